@@ -45,7 +45,7 @@ from littrainer.evaluation.results import (
     TrainOutput,
     speed_metrics,
 )
-from littrainer.hub.model_card import Texts, write_card
+from littrainer.hub.model_card import Texts, badges_of, write_card
 from littrainer.hub.push_to_hub import END_OF_TRAINING, push_model
 from littrainer.hub.repository import make_repository
 from littrainer.lightning.conversion import checkpoint_of_trainer
@@ -737,7 +737,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             huggingface_hub.errors.HfHubHTTPError: the Hub refuses it; a note says what to do.
         """
         if self.is_world_process_zero():
-            make_repository(self, token, private)
+            self.hub_model_id = make_repository(self.args, token, private)
 
     def push_to_hub(
         self,
@@ -796,18 +796,22 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         Raises:
             ValueError: the Hub would refuse the metadata.
         """
-        write_card(
-            self,
-            language=language,
-            license=license,
-            tags=tags,
-            model_name=model_name,
-            finetuned_from=finetuned_from,
-            tasks=tasks,
-            dataset_tags=dataset_tags,
-            dataset=dataset,
-            dataset_args=dataset_args,
-        )
+        if not self.is_world_process_zero():
+            return
+        model = self.accelerator.unwrap_model(self.model)
+        evaluated_on = self.train_dataset if self.eval_dataset is None else self.eval_dataset
+        given = {
+            "language": language,
+            "license": license,
+            "tags": tags,
+            "model_name": model_name,
+            "finetuned_from": finetuned_from,
+            "tasks": tasks,
+            "dataset_tags": dataset_tags,
+            "dataset": dataset,
+            "dataset_args": dataset_args,
+        }
+        write_card(self.args, self.state, model, evaluated_on, badges_of(self.callback_handler.callbacks), given)
 
     # ---- Logging ----------------------------------------------------------------------------------------------------
 

@@ -30,4 +30,3 @@ def turn_client_to(hub: Hub, home: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(constants, "HF_HUB_CACHE", str(home / "cache"))
     patch.setenv("HF_ENDPOINT", hub.endpoint)
     patch.setattr(_http, "time", types.SimpleNamespace(sleep=lambda seconds: None))
-    patch.setattr("littrainer.hub.repository.WAITS", (0.0, 0.0))

@@ -9,7 +9,7 @@ from littrainer import Trainer, TrainerCallback
 from tests.hub.server import GOOD_TOKEN
 from tests.scenarios.trainers import quiet_trainer
 
-# Three saves, each with files on either side of the limit of LFS.
+# Three saves.
 PUSHING: dict[str, Any] = {
     "push_to_hub": True,
     "hub_token": GOOD_TOKEN,

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from littrainer.hub.repository import advice_for, is_lasting
+from littrainer.hub.repository import advice_for
 from littrainer.hub.snapshot import SNAPSHOT_DIR
-from littrainer.hub.timeouts import SilentHubError
 from tests.hub.runs import AtStep, files_below, pushing_trainer
 from tests.hub.server import MAIN, Fault, Hub
 from tests.hub.test_pushing import SAVES, WITH_CHECKPOINTS, below
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
-COMMIT, LARGE_FILE, BATCH = "POST .*/commit/", "PUT /lfs/", "POST .*/objects/batch"
+COMMIT, PREUPLOAD = "POST .*/commit/", "POST .*/preupload/"
 
 # Name -> what goes wrong with every request of one kind, and what the error says to do.
 LASTING: dict[str, tuple[Fault, str]] = {
     "500 at the commit": (Fault(COMMIT, 500), "push again later"),
-    "403 for a full storage": (Fault(BATCH, 403, body={"error": "Private storage limit reached"}), "free storage"),
-    "cut while a large file is sent": (Fault(LARGE_FILE, cuts=True), "connection was cut"),
+    "403 for a full storage": (Fault(PREUPLOAD, 403, body={"error": "Private storage limit reached"}), "free storage"),
+    "cut while files are sent": (Fault(COMMIT, cuts=True), "connection was cut"),
 }
 
 
@@ -42,13 +40,11 @@ def test_each_error_comes_with_what_to_do() -> None:
         Answered(429): "push less often",
         Answered(503): "push again later",
         ConnectionResetError(): "connection was cut",
-        SilentHubError("nothing came"): "The Hub was silent (nothing came)",
         RuntimeError("hf_xet: no route"): "HF_HUB_DISABLE_XET=1",
         ValueError("other"): "",
     }
     for error, advice in errors.items():
         assert advice in advice_for(error) and bool(advice) == bool(advice_for(error))
-    assert is_lasting(Answered(403)) and is_lasting(SilentHubError()) and not is_lasting(Answered(500))
 
 
 NOT_PUSHED = "push_to_hub_error"
@@ -74,18 +70,13 @@ def test_a_push_that_always_fails_is_a_warning_at_each_save_and_an_entry_in_the_
     assert len(earlier) in (2, 3) and all("Training goes on" in message for message in earlier)
     assert last.startswith(f"{found} What was saved last is in output_dir")
     assert hub.repository().messages() == []
-
-
-def test_what_a_failed_push_lacked_comes_with_the_next_save(
-    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    hub.faults.append(Fault(COMMIT, 500, times=1))
-    pushing_trainer(tmp_path).train()
-    # Where the client tries for long, training is over by then.
-    assert re.search("Training goes on; the next save is pushed again|tried once more", caplog.text)
-    assert hub.repository().messages()[-1] == SAVES[-1]
-    pushed = hub.repository().files()["model.safetensors"]
-    assert pushed == (tmp_path / "run" / "checkpoint-6" / "model.safetensors").read_bytes()
+    with pytest.raises(Exception) as caught:
+        trainer.push_to_hub()
+    assert any(advice in note for note in caught.value.__notes__)
+    # A training after a failed one is not blamed for it.
+    hub.faults.clear()
+    assert NOT_PUSHED not in trainer.train().metrics
+    assert hub.repository().messages()[::2] == SAVES
 
 
 def test_the_last_push_is_tried_once_more_before_it_is_given_up(
@@ -108,41 +99,6 @@ def test_a_checkpoint_that_was_not_pushed_comes_later_where_all_of_them_are_want
     assert not (tmp_path / "run" / SNAPSHOT_DIR).exists()
 
 
-def test_a_checkpoint_whose_push_could_not_be_prepared_comes_later_where_all_of_them_are_wanted(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from littrainer.hub import push_to_hub as pushing
-
-    take_beside_model, seen = pushing.take_beside_model, list[int]()
-
-    def full_at_first(*args: Any) -> None:
-        seen.append(1)
-        if len(seen) == 1:
-            raise OSError(28, "No space left on device")
-        take_beside_model(*args)
-
-    monkeypatch.setattr(pushing, "take_beside_model", full_at_first)
-    pushing_trainer(tmp_path, hub_strategy="all_checkpoints", save_total_limit=1).train()
-    assert sorted(hub.repository().messages()) == sorted(WITH_CHECKPOINTS[1:])
-    files = hub.repository().files()
-    assert below("checkpoint-2/", files).keys() == below("checkpoint-6/", files).keys()
-    assert not (tmp_path / "run" / SNAPSHOT_DIR).exists()
-
-
-def test_a_hub_that_says_nothing_any_more_is_a_failed_push_and_not_a_training_without_an_end(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = pushing_trainer(tmp_path, max_steps=2)
-    # Whatever a loaded machine takes to answer before, the push ends by this fault alone.
-    monkeypatch.setattr("littrainer.hub.timeouts.LONGEST_SILENCE_SECONDS", 0.2)
-    hub.faults.append(Fault(LARGE_FILE, until=threading.Event()))
-    found = trainer.train().metrics[NOT_PUSHED]
-    assert "The Hub was silent (nothing came or went for 0.2 s); look at the network" in found
-    # It is tried once more when training ends; the client by itself would ask six times for each.
-    paths = [request.path for request in hub.requested(LARGE_FILE)]
-    assert len(paths) <= 2 * len(set(paths))
-
-
 def test_what_a_training_that_has_ended_waits_for_is_told_now_and_then(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,25 +119,6 @@ def test_what_a_training_that_has_ended_waits_for_is_told_now_and_then(
         logger.removeHandler(handler)
     assert 'The push of "Training in progress, step 2" to someone/run is on its way, and is waited for, ' in told[0]
     assert hub.repository().messages() == SAVES[:1]
-
-
-def test_a_training_after_a_failed_one_is_not_blamed_for_it(hub: Hub, tmp_path: Path) -> None:
-    hub.faults.append(Fault(COMMIT, 500))
-    trainer = pushing_trainer(tmp_path)
-    assert NOT_PUSHED in trainer.train().metrics
-    hub.faults.clear()
-    assert NOT_PUSHED not in trainer.train().metrics
-    assert hub.repository().messages() == SAVES
-
-
-def test_a_push_by_hand_that_is_refused_raises_what_the_client_raises_with_what_to_do(hub: Hub, tmp_path: Path) -> None:
-    from huggingface_hub.errors import HfHubHTTPError
-
-    trainer = pushing_trainer(tmp_path, save_strategy="no")
-    hub.faults.append(Fault(COMMIT, 403))
-    with pytest.raises(HfHubHTTPError) as caught:
-        trainer.push_to_hub()
-    assert any("use a token with write access" in note for note in getattr(caught.value, "__notes__", []))
 
 
 def test_a_push_by_hand_that_fails_in_the_background_is_a_warning_and_the_error_of_its_future(

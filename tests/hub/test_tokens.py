@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from littrainer.hub.repository import text_of
-from littrainer.hub.tokens import SEARCHED_BYTES, remove_files_with_secrets, secrets_of, shows_token, without_tokens
-from tests.hub.runs import files_below
+from littrainer.hub.repository import (
+    secrets_of,
+    shows_token,
+    text_of,
+    without_tokens,
+)
 
 TOKEN = "hf_" + "q9Zz" * 8
 SECRET = b"not like a token of the Hub"
@@ -39,15 +42,3 @@ def test_the_token_that_is_logged_in_is_in_no_text_of_an_error(tmp_path: Path, m
 def test_what_looks_like_a_token_is_in_no_text_of_an_error_whosever_it_is() -> None:
     assert without_tokens(f"[{TOKEN}] and hf_short") == "[<HUB_TOKEN>] and hf_short"
     assert shows_token(TOKEN) and not shows_token("hf_short")
-
-
-def test_files_with_a_token_are_removed_from_what_is_pushed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "a").mkdir()
-    for name, content in (("a/arguments.json", b"token: " + SECRET), ("a/config.json", b"{}"), ("log", SECRET)):
-        (tmp_path / name).write_bytes(content)
-    with (tmp_path / "model.safetensors").open("wb") as file:
-        file.seek(SEARCHED_BYTES)
-        file.write(SECRET)
-    remove_files_with_secrets(tmp_path, (b"another", SECRET))
-    assert set(files_below(tmp_path)) == {"a/config.json", "model.safetensors"}
-    assert f"{Path('a', 'arguments.json')} is not pushed to the Hub: an access token is in it." in caplog.text

@@ -21,12 +21,9 @@ def test_a_power_of_the_decay_chooses_the_polynomial_schedule(tmp_path: Path) ->
     assert TFTrainingArguments(str(tmp_path)).lr_scheduler_type is SchedulerType.LINEAR
 
 
-@pytest.mark.parametrize(
-    ("power", "error", "message"),
-    [(0.0, ValueError, "above 0"), (float("nan"), ValueError, "above 0"), ("two", TypeError, "a number")],
-)
-def test_a_power_that_is_none_is_refused(tmp_path: Path, power: object, error: type, message: str) -> None:
-    with pytest.raises(error, match=f"poly_power.*{message}"):
+@pytest.mark.parametrize("power", [0.0, float("nan"), "two"])
+def test_a_power_that_is_none_is_refused(tmp_path: Path, power: object) -> None:
+    with pytest.raises(ValueError, match=r"poly_power.* has to be a number above 0"):
         TFTrainingArguments(str(tmp_path), poly_power=power)  # type: ignore[arg-type]
 
 

@@ -1,24 +1,12 @@
 from collections.abc import Iterator
 from typing import Any
 
-import datasets
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from littrainer.keras.data import (
-    BatchedPairs,
-    PairDataset,
-    PairStream,
-    as_tensor,
-    collate_pairs,
-    count_samples,
-    dataset_of_pairs,
-    loader_of,
-    named_parts,
-    reader_of_samples,
-)
+from littrainer.keras.data import BatchedPairs, PairDataset, as_tensors, collate_pairs, dataset_of_pairs, loader_of
 
 
 class StandInDataset:
@@ -47,86 +35,58 @@ class Repeatable:
 PAIR = (np.zeros(2, "float32"), 1)
 
 
-def test_a_dataset_of_tensorflow_that_knows_its_length_is_read_once() -> None:
-    dataset = dataset_of_pairs(StandInDataset([PAIR, PAIR]), named_parts, "train_dataset")
+def test_datasets_of_tensorflow_and_torch_are_taken() -> None:
+    dataset = dataset_of_pairs(StandInDataset([PAIR, PAIR]), "train_dataset")
     assert isinstance(dataset, PairDataset)
     assert (len(dataset), dataset[1]["labels"]) == (2, 1)
-
-
-def test_one_of_unknown_length_is_a_stream_and_one_without_end_cannot_be_evaluated() -> None:
-    unknown = dataset_of_pairs(StandInDataset([PAIR] * 3, -2), named_parts, "eval_dataset")
-    assert isinstance(unknown, PairStream)
-    assert count_samples(unknown, "eval_dataset") == 3
-    endless = dataset_of_pairs(StandInDataset([PAIR], -1), named_parts, "eval_dataset")
-    with pytest.raises(ValueError, match=r"eval_dataset is a tf.data.Dataset without end: call take"):
-        count_samples(endless, "eval_dataset")
-
-
-def test_torch_datasets_and_iterables_are_taken() -> None:
-    of_tensors = dataset_of_pairs(TensorDataset(torch.ones(2, 3), torch.arange(2)), named_parts, "train_dataset")
+    of_tensors = dataset_of_pairs(TensorDataset(torch.ones(2, 3), torch.arange(2)), "train_dataset")
+    assert of_tensors is not None
     assert collate_pairs([of_tensors[0], of_tensors[1]])["labels"].tolist() == [0, 1]
-    stream = dataset_of_pairs(Repeatable([PAIR]), named_parts, "train_dataset")
-    assert [len(list(stream)), len(list(stream))] == [1, 1]
-
-
-def test_rows_of_a_dataset_are_split_into_columns_of_features_and_labels(keras: Any, arguments: Any) -> None:
-    rows = datasets.Dataset.from_dict({"x": [[1.0, 2.0]], "text": ["a"], "label": [1]})
-    model = keras.Sequential([keras.layers.Input((2,), name="x"), keras.layers.Dense(1)])
-    read = reader_of_samples(model, arguments())
-    assert dataset_of_pairs(rows, read, "train_dataset")[0] == {"features": [1.0, 2.0], "labels": 1}
-    read = reader_of_samples(model, arguments(remove_unused_columns=False))
-    assert dataset_of_pairs(rows, read, "train_dataset")[0]["features"] == {"x": [1.0, 2.0], "text": "a"}
-    read = reader_of_samples(model, arguments(label_names=["label", "text"]))
-    assert dataset_of_pairs(rows, read, "train_dataset")[0]["labels"] == {"label": 1, "text": "a"}
-
-
-def test_a_row_of_labels_alone_and_sample_weights_are_refused() -> None:
-    with pytest.raises(ValueError, match="no features: its columns are labels"):
-        named_parts({"labels": 1})
     with pytest.raises(TypeError, match=r"tuple of 3.*sample weights into the loss that run_model returns"):
-        named_parts((1, 2, 3))
+        PairDataset([(1, 2, 3)])[0]
 
 
 @pytest.mark.parametrize(
     "source",
-    [DataLoader([1]), {"train": [PAIR]}, (np.ones((2, 2)), np.ones(2)), "data.csv", 3, iter([PAIR])],
+    [
+        *(DataLoader([1]), {"train": [PAIR]}, (np.ones((2, 2)), np.ones(2)), "data.csv", 3, iter([PAIR])),
+        StandInDataset([PAIR], cardinality=-1),
+    ],
     ids=lambda source: type(source).__name__,
 )
 def test_what_is_no_dataset_of_samples_is_refused_with_what_to_pass(source: Any) -> None:
     with pytest.raises(
         TypeError, match=rf"train_dataset is a {type(source).__name__}.*TensorDataset\(features, labels\)"
     ):
-        dataset_of_pairs(source, named_parts, "train_dataset")
+        dataset_of_pairs(source, "train_dataset")
 
 
 def test_a_batch_keeps_dicts_and_tuples_and_makes_numbers_float32() -> None:
-    samples = [{"features": {"a": [1.0, 2.0], "b": (np.ones(2), 3)}, "labels": 1} for _ in range(2)]
+    samples = [{"features": {"a": [1.0, 2.0], "b": (np.ones(2), 3), "c": (1, 2)}, "labels": 1} for _ in range(2)]
     batch = collate_pairs(samples)
     assert batch["features"]["a"].dtype == torch.float32
     assert [tuple(part.shape) for part in batch["features"]["b"]] == [(2, 2), (2,)]
+    assert batch["features"]["c"].tolist() == [[1, 2], [1, 2]]
     assert batch["labels"].dtype == torch.int64
     assert "labels" not in collate_pairs([{"features": 1.0, "labels": 1}, {"features": 1.0}])
+    array = np.arange(3, dtype="float32")
+    array.flags.writeable = False
+    assert as_tensors(array, "features").tolist() == [0.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(
     ("values", "error", "message"),
     [
-        ([[1, 2], [1]], ValueError, r"features of a batch differ in shape: \(1,\), \(2,\). Pad them"),
+        ([[1, 2], [1]], ValueError, r"features of a batch differ in shape or structure: \(1,\), \(2,\). Pad them"),
         ([[[1], [1, 2]]], ValueError, "lists of unequal length"),
         (["text"], TypeError, "The features hold 'text'"),
-        ([{"a": 1}, {"b": 1}], ValueError, "differ in the structure of their features"),
-        ([(np.ones(1), np.ones(1)), (np.ones(1),)], ValueError, "differ in the structure of their features"),
+        ([{"a": 1}, {"b": 1}], ValueError, "The features of a batch differ in shape or structure"),
+        ([(np.ones(1), np.ones(1)), (np.ones(1),)], ValueError, "differ in shape or structure: .*a tuple of 2"),
     ],
 )
 def test_samples_that_cannot_be_stacked_are_named(values: list[Any], error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         collate_pairs([{"features": value} for value in values])
-
-
-def test_arrays_that_may_not_be_written_to_are_copied() -> None:
-    array = np.arange(3, dtype="float32")
-    array.flags.writeable = False
-    assert as_tensor(array, "features").tolist() == [0.0, 1.0, 2.0]
 
 
 def test_batches_of_a_script_are_read_as_far_as_it_says() -> None:

@@ -11,7 +11,6 @@ import littrainer
 from tests.scenarios.data import Rows, token_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.models import tiny_bert_classifier
-from tests.scenarios.pruners import prunes_the_second_trial
 from tests.scenarios.trainers import quiet_arguments
 
 SIDES = ("transformers", "littrainer")
@@ -58,22 +57,6 @@ def trainer_of(side: str, folder: Path, **changes: Any) -> Any:
     )
 
 
-def search_on(side: str, folder: Path, hp_name: Any = None, **changes: Any) -> Any:
-    """A search over three trials, of which the second is pruned at its first evaluation; returns the Trainer."""
-    import optuna
-
-    trainer = trainer_of(side, folder, model_init=lambda: tiny_bert_classifier(), **changes)
-    trainer.hyperparameter_search(
-        lambda trial: {"learning_rate": trial.suggest_float("learning_rate", 1e-3, 1e-1)},
-        n_trials=3,
-        backend="optuna",
-        hp_name=hp_name,
-        sampler=optuna.samplers.RandomSampler(seed=0),
-        pruner=prunes_the_second_trial(),
-    )
-    return trainer
-
-
 def same_on_both_machines(values: dict[str, Any]) -> dict[str, Any]:
     """What does not depend on how fast the machine was."""
     return {name: value for name, value in values.items() if not name.endswith(TIMED)}
@@ -84,8 +67,8 @@ def comparable_arguments(shown: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in shown.items() if name not in ("output_dir", "logging_dir")}
 
 
-def assert_token_is_masked(folder: Path) -> None:
-    """The files of a tracker below a folder have the arguments of a run, and not the token that is one of them."""
-    contents = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+def assert_token_is_masked(place: Path) -> None:
+    """A tracker's file, or the files below its folder, have the arguments of a run, and not the token among them."""
+    contents = [path.read_bytes() for path in (place, *place.rglob("*")) if path.is_file()]
     assert any(b"HUB_TOKEN" in content for content in contents)
     assert not any(HUB_TOKEN.encode() in content for content in contents)

@@ -11,12 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from littrainer.callbacks.base import EVENTS, listens_to
-from littrainer.tracking import SERVICES, TrackerCallback, base
-from littrainer.tracking.base import as_number, hyperparameters, only_numbers, survives_failure, with_tracked_names
-from littrainer.tracking.selection import tracker_class
-from littrainer.tracking.services import SwanLabCallback
-from tests.scenarios.trainers import quiet_trainer
+from littrainer.tracking import TrackerCallback, base
+from littrainer.tracking.base import as_number, hyperparameters, only_numbers, with_tracked_names
+from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 LOGGED: dict[str, Any] = {"logging_strategy": "steps", "logging_steps": 1, "max_steps": 3}
 
@@ -51,58 +48,37 @@ class NotingTracker(TrackerCallback):
         self.note("release")
 
 
-def test_a_run_is_set_up_once_and_each_log_is_written(tmp_path: Path) -> None:
-    tracker = NotingTracker()
+def test_a_run_is_set_up_once_with_the_keywords_that_setup_takes_and_each_log_is_written(tmp_path: Path) -> None:
+    class Named(NotingTracker):
+        def setup(self, args: Any, state: Any, model: Any, optimizer: Any = None) -> None:  # type: ignore[override]
+            self.note(f"setup with {type(optimizer).__name__}")
+
+    tracker = Named()
     trainer = quiet_trainer(tmp_path, given={"callbacks": [tracker]}, **LOGGED)
     trainer.train()
     trainer.predict(trainer.eval_dataset)
-    assert tracker.calls == ["setup", *["write_logs"] * 4, "write_prediction_metrics"]
-
-
-def test_an_evaluation_without_training_sets_the_run_up(tmp_path: Path) -> None:
-    tracker = NotingTracker()
-    quiet_trainer(tmp_path, given={"callbacks": [tracker]}).evaluate()
-    assert tracker.calls == ["setup", "write_logs"]
+    assert tracker.calls == ["setup with AdamW", *["write_logs"] * 4, "write_prediction_metrics"]
 
 
 @pytest.mark.parametrize("breaks_at", ["setup", "write_logs"])
-def test_a_failure_is_told_once_with_service_and_cause_and_training_goes_on(
+def test_a_failure_is_told_once_with_service_and_cause_and_the_next_training_tries_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, breaks_at: str
 ) -> None:
     tracker = NotingTracker(breaks_at)
     trainer = quiet_trainer(tmp_path, given={"callbacks": [tracker]}, **LOGGED)
-    with caplog.at_level(logging.WARNING, "littrainer"):
+    for _ in range(2):
+        caplog.clear()
         assert trainer.train().global_step == 3
         trainer.evaluate()
-    assert [record.getMessage() for record in caplog.records if "Reporting" in record.getMessage()] == [
-        "Reporting to NotingTracker failed (ConnectionError: no route). Training goes on, and nothing more is reported "
-        "there."
-    ]
-    assert tracker.has_failed
-    assert tracker.calls[-2:] == [breaks_at, "release"]
-
-
-def test_the_next_training_tries_a_tracker_that_failed_again_and_tells_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    tracker = NotingTracker("setup")
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [tracker]}, **LOGGED)
+        assert [record.getMessage() for record in caplog.records if "Reporting" in record.getMessage()] == [
+            "Reporting to NotingTracker failed (ConnectionError: no route). Training goes on, and nothing more is "
+            "reported there."
+        ]
+        assert tracker.has_failed
+        assert tracker.calls[-2:] == [breaks_at, "release"]
+    tracker.breaks_at, tracker.calls = "", []
     trainer.train()
-    trainer.train()
-    assert tracker.calls == ["setup", "release"] * 2
-    assert caplog.text.count("Reporting to NotingTracker failed") == 2
-    tracker.breaks_at = ""
-    trainer.train()
-    assert tracker.calls[4:] == ["setup", *["write_logs"] * 4]
-
-
-def test_an_error_in_letting_go_of_a_run_is_not_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class HoldsOn(NotingTracker):
-        def release(self) -> None:
-            raise OSError("cannot let go")
-
-    assert quiet_trainer(tmp_path, given={"callbacks": [HoldsOn("setup")]}, **LOGGED).train().global_step == 3
-    assert "cannot let go" not in caplog.text
+    assert tracker.calls == ["setup", *["write_logs"] * 4]
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt(), SystemExit(3)])
@@ -125,16 +101,6 @@ def test_a_tracker_hears_of_a_training_that_failed(tmp_path: Path) -> None:
     assert tracker.calls == ["setup", "end_failed_run: broken"]
 
 
-def test_setup_of_a_subclass_gets_the_keywords_that_it_takes(tmp_path: Path) -> None:
-    class Named(NotingTracker):
-        def setup(self, args: Any, state: Any, model: Any, optimizer: Any) -> None:  # type: ignore[override]
-            self.note(type(optimizer).__name__)
-
-    tracker = Named()
-    quiet_trainer(tmp_path, given={"callbacks": [tracker]}, max_steps=1).train()
-    assert tracker.calls[0] == "AdamW"
-
-
 def test_only_the_first_process_writes(tmp_path: Path) -> None:
     tracker = NotingTracker()
     trainer = quiet_trainer(tmp_path, given={"callbacks": [tracker]})
@@ -143,38 +109,19 @@ def test_only_the_first_process_writes(tmp_path: Path) -> None:
     assert tracker.calls == ["setup"]
 
 
-def test_hyperparameters_are_the_model_config_and_the_arguments_over_it(tmp_path: Path) -> None:
-    config = {"hidden_size": 8, "learning_rate": "of the config"}
-    model = SimpleNamespace(config=config, peft_config={"default": "lora"})
-    shown = hyperparameters(quiet_trainer(tmp_path, hub_token="very secret").args, model)
-    assert (shown["hidden_size"], shown["learning_rate"]) == (8, 0.01)
-    assert shown["peft_config"] == {"default": "lora"}
-    assert "very secret" not in str(shown)
-
-
-def test_secrets_are_masked_in_nested_arguments_and_in_the_model_config(tmp_path: Path) -> None:
-    args = quiet_trainer(
-        tmp_path, lr_scheduler_kwargs={"token": "very secret"}, run_name="http://me:very-secret@h"
-    ).args
-    shown = hyperparameters(args, SimpleNamespace(config={"loader": {"API_KEY": "very secret"}, "pad_token": "<pad>"}))
-    assert shown["lr_scheduler_kwargs"] == {"token": "<TOKEN>"}
+def test_hyperparameters_are_the_model_config_and_the_arguments_over_it_without_secrets(tmp_path: Path) -> None:
+    args = quiet_arguments(
+        tmp_path,
+        hub_token="very secret",
+        lr_scheduler_kwargs={"token": "very secret"},
+        run_name="http://me:very-secret@h",
+    )
+    config = {"learning_rate": "of the config", "loader": {"API_KEY": "very secret"}, "pad_token": "<pad>"}
+    shown = hyperparameters(args, SimpleNamespace(config=config, peft_config={"default": "lora"}))
+    assert (shown["learning_rate"], shown["peft_config"]) == (0.01, {"default": "lora"})
     assert (shown["loader"], shown["pad_token"]) == ({"API_KEY": "<API_KEY>"}, "<pad>")
-    assert shown["run_name"] == "http://h"
-
-
-def test_no_tracker_listens_to_what_happens_at_each_step() -> None:
-    at_each_step = [name for name in EVENTS if "step" in name]
-    for name in ("tensorboard", "wandb", "mlflow", "trackio"):
-        callback = tracker_class(name)()
-        assert not [event for event in at_each_step if listens_to(callback, event)]
-    assert set(SERVICES) >= {"tensorboard", "wandb", "mlflow", "trackio"}
-
-
-def test_a_wrapped_event_keeps_its_name_and_documentation() -> None:
-    def on_save(self: Any) -> None:
-        """Saved."""
-
-    assert (survives_failure(on_save).__name__, survives_failure(on_save).__doc__) == ("on_save", "Saved.")
+    assert (shown["lr_scheduler_kwargs"], shown["run_name"]) == ({"token": "<TOKEN>"}, "http://h")
+    assert "very secret" not in str(shown)
 
 
 NAMES = {
@@ -232,19 +179,3 @@ def test_what_is_no_number_is_named_once_for_each_service(
         f"{service}: the logged value 'matrix' is left out, since it is a list and no number: [[1]]."
         for service in ("one", "two")
     ]
-
-
-def badge(log_model: str | None, run: Any) -> str | None:
-    """What the callback says of a run, without SwanLab, which it asks for when it is made."""
-    callback = SwanLabCallback.__new__(SwanLabCallback)
-    callback._swanlab, callback._log_model = SimpleNamespace(get_run=lambda: run), log_model
-    return callback.card_badge()
-
-
-def test_a_badge_links_to_a_run_in_the_cloud_where_the_environment_asks_for_it() -> None:
-    address = "https://swanlab.cn/@me/mine/runs/1"
-    run = SimpleNamespace(public=SimpleNamespace(cloud=SimpleNamespace(experiment_url=address)))
-    assert str(badge("checkpoint", run)).endswith(f"({address})")
-    assert badge(None, run) is None
-    assert badge("checkpoint", None) is None
-    assert badge("checkpoint", SimpleNamespace(public=None)) is None

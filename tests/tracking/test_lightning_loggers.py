@@ -15,7 +15,7 @@ from littrainer.tracking import TensorBoardCallback
 from littrainer.tracking.lightning_loggers import loggers_of
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 from tests.tracking.both_sides import trainer_of
-from tests.tracking.test_tensorboard import read_events
+from tests.tracking.stores import read_events
 
 
 class NotedLogger(Logger):
@@ -114,21 +114,6 @@ def test_one_that_fails_is_told_once_and_the_others_go_on(tmp_path: Path, caplog
     ]
     assert (len(broken.rows), len(whole.rows)) == (0, 3)
     assert broken.calls == ["failed"]
-
-
-def test_the_next_training_tries_a_logger_that_failed_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    broken = NotedLogger(fails="train/")
-    trainer = quiet_trainer(tmp_path, report_to=broken, given={"callbacks": [LearningRateMonitor()]}, **LOGGED)
-    trainer.train()
-    trainer.train()
-    assert caplog.text.count("Reporting to NotedLogger failed") == 2
-    broken.fails, broken.rows, broken.calls, broken.parameters = None, [], [], {}
-    trainer.train()
-    assert caplog.text.count("Reporting to NotedLogger failed") == 2
-    assert [step for step, row in broken.rows if "train/loss" in row] == [1, 2]
-    assert any(RATES[0] in row for _, row in broken.rows)
-    assert broken.parameters["max_steps"] == 2
-    assert broken.calls == ["success"]
 
 
 def test_what_lightnings_callbacks_log_lands_in_the_same_run(tmp_path: Path) -> None:

@@ -10,96 +10,13 @@ from mlflow.tracking import MlflowClient
 from littrainer import TrainerCallback
 from littrainer.tracking import MLflowCallback
 from tests.scenarios.trainers import quiet_trainer
-from tests.tracking.both_sides import (
-    SIDES,
-    assert_token_is_masked,
-    comparable_arguments,
-    same_on_both_machines,
-    trainer_of,
-)
-
-
-@pytest.fixture(scope="module")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with its tables, which take a second to make."""
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").create_experiment("trials", artifact_location=str(path.parent / "artifacts"))
-    return path
+from tests.tracking.stores import mlflow_store, runs_in
 
 
 @pytest.fixture
-def store(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MlflowClient]:
-    """A client on a store of the test's own, to which MLflow writes."""
-    with local_store(tmp_path, empty_store, monkeypatch) as client:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MlflowClient]:
+    with mlflow_store(tmp_path, monkeypatch) as client:
         yield client
-
-
-class local_store:
-    def __init__(self, folder: Path, empty_store: Path, patch: pytest.MonkeyPatch) -> None:
-        path = folder / "mlflow.db"
-        path.write_bytes(empty_store.read_bytes())
-        self.uri = f"sqlite:///{path}"
-        patch.setenv("MLFLOW_TRACKING_URI", self.uri)
-        patch.setenv("MLFLOW_EXPERIMENT_NAME", "trials")
-        for name in ("MLFLOW_RUN_ID", "MLFLOW_TAGS", "MLFLOW_NESTED_RUN", "MLFLOW_FLATTEN_PARAMS"):
-            patch.delenv(name, raising=False)
-
-    def __enter__(self) -> MlflowClient:
-        mlflow.set_tracking_uri(self.uri)
-        return MlflowClient(self.uri)
-
-    def __exit__(self, *exception: Any) -> None:
-        while mlflow.active_run() is not None:
-            mlflow.end_run()
-        mlflow.set_tracking_uri("")
-
-
-def runs_in(client: MlflowClient) -> list[Any]:
-    """The runs of the experiment, oldest first."""
-    experiment = client.get_experiment_by_name("trials")
-    return client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
-
-
-def metrics_of(client: MlflowClient, run: Any) -> dict[str, list[tuple[int, float]]]:
-    # The store keeps one row of equal rows that were written within the same millisecond.
-    return {
-        name: list(
-            dict.fromkeys((metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name))
-        )
-        for name in run.data.metrics
-    }
-
-
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> dict[str, Any]:
-    """The run that each side left behind, its metrics, and the folder of its store."""
-    found = {}
-    for side in SIDES:
-        folder = tmp_path_factory.mktemp(side)
-        with pytest.MonkeyPatch.context() as patch, local_store(folder, empty_store, patch) as client:
-            trainer_of(side, folder / "out", report_to="mlflow").train()
-            (run,) = runs_in(client)
-            found[side] = run, metrics_of(client, run), folder
-    return found
-
-
-def test_metrics_steps_and_values_are_those_of_transformers(both: dict[str, Any]) -> None:
-    theirs, ours = (same_on_both_machines(both[side][1]) for side in SIDES)
-    assert theirs == ours
-    assert [step for step, _ in ours["loss"]] == [2, 4, 6]
-    assert {"eval_accuracy", "train_loss", "total_flos", "grad_norm"} <= ours.keys()
-
-
-def test_the_store_has_no_token(both: dict[str, Any]) -> None:
-    assert_token_is_masked(both["littrainer"][2])
-
-
-def test_parameters_name_and_status_are_those_of_transformers(both: dict[str, Any]) -> None:
-    theirs, ours = (both[side][0] for side in SIDES)
-    expected = comparable_arguments(theirs.data.params)
-    assert {name: ours.data.params.get(name) for name in expected} == expected
-    assert theirs.info.run_name == ours.info.run_name == "one short run"
-    assert theirs.info.status == ours.info.status == "FINISHED"
 
 
 class Breaks(TrainerCallback):
@@ -137,16 +54,6 @@ def test_an_evaluation_after_training_belongs_to_its_run_and_a_second_training_h
     assert second.data.params["max_steps"] == "1"
 
 
-def test_an_active_run_is_used_and_left_open(tmp_path: Path, store: MlflowClient) -> None:
-    mlflow.set_experiment("trials")
-    with mlflow.start_run(run_name="mine") as active:
-        quiet_trainer(tmp_path / "out", report_to="mlflow", run_name="other", max_steps=1).train()
-        assert mlflow.active_run().info.run_id == active.info.run_id
-    (run,) = runs_in(store)
-    assert run.info.run_name == "mine"
-    assert "train_loss" in run.data.metrics
-
-
 def test_the_environment_continues_a_run_and_sets_tags_limits_and_artifacts(
     tmp_path: Path, store: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,34 +72,23 @@ def test_the_environment_continues_a_run_and_sets_tags_limits_and_artifacts(
     assert "checkpoint-1/trainer_state.json" in names
 
 
-def test_nested_parameters_are_written_one_by_one_where_the_environment_asks(
-    tmp_path: Path, store: MlflowClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_FLATTEN_PARAMS", "1")
-    quiet_trainer(tmp_path / "out", report_to="mlflow", max_steps=1).train()
-    (run,) = runs_in(store)
-    assert run.data.params["accelerator_config.split_batches"] == "False"
-
-
-def test_a_nested_run_has_the_active_one_as_parent(
+def test_an_active_run_is_used_and_left_open_or_the_parent_of_a_nested_one(
     tmp_path: Path, store: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_NESTED_RUN", "TRUE")
     mlflow.set_experiment("trials")
     with mlflow.start_run() as parent:
         quiet_trainer(tmp_path / "out", report_to="mlflow", max_steps=1).train()
-    _, child = runs_in(store)
+        monkeypatch.delenv("MLFLOW_NESTED_RUN")
+        monkeypatch.setenv("MLFLOW_FLATTEN_PARAMS", "1")
+        trainer = quiet_trainer(tmp_path / "out", report_to="mlflow", max_steps=1)
+        trainer.train()
+        trainer.log({"recall(at 5)": 0.5})
+        assert mlflow.active_run().info.run_id == parent.info.run_id
+    parent, child = runs_in(store)
     assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
-
-
-def test_a_metric_with_other_characters_in_its_name_is_written_with_underscores(
-    tmp_path: Path, store: MlflowClient
-) -> None:
-    trainer = quiet_trainer(tmp_path / "out", report_to="mlflow", max_steps=1)
-    trainer.train()
-    trainer.log({"recall(at 5)": 0.5})
-    (run,) = runs_in(store)
-    assert run.data.metrics["recall_at 5_"] == 0.5
+    assert parent.data.params["accelerator_config.split_batches"] == "False"
+    assert parent.data.metrics["recall_at 5_"] == 0.5
 
 
 def test_a_store_that_breaks_during_training_is_told_once_and_training_goes_on(

@@ -14,10 +14,9 @@ import pytest
 
 from littrainer import TrainerCallback, TrainingArguments, tracking
 from littrainer.arguments import report_to as table
-from littrainer.arguments.report_to import SERVICES, TAKEN_ELSEWHERE, available_services, is_installed
+from littrainer.arguments.report_to import SERVICES, TAKEN_ELSEWHERE, available_services
 from littrainer.tracking import MLflowCallback, TensorBoardCallback, TrackioCallback, WandbCallback
-from littrainer.tracking.base import TrackerCallback
-from littrainer.tracking.selection import tracker_class, tracker_classes, trackers_for
+from littrainer.tracking.selection import tracker_class, trackers_for
 from tests.scenarios.trainers import quiet_trainer
 
 FOUR = ["mlflow", "tensorboard", "wandb", "trackio"]
@@ -37,49 +36,31 @@ def only_importable(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", find_spec)
 
 
-@pytest.mark.parametrize("nothing", [None, "none", ["none"], [], ()])
-def test_nothing_is_reported_to_where_nothing_is_named(nothing: Any) -> None:
-    assert trackers_for(nothing) == []
-
-
 def test_names_become_callbacks_in_their_order_each_once() -> None:
+    for nothing in (None, "none", ["none"], [], ()):
+        assert trackers_for(nothing) == []
     chosen = trackers_for(["wandb", "tensorboard", "wandb"])
     assert [type(callback) for callback in chosen] == [WandbCallback, TensorBoardCallback]
 
 
-def test_all_is_what_is_installed(four_installed: None) -> None:
-    assert [type(callback) for callback in trackers_for("all")] == [
-        MLflowCallback,
-        TensorBoardCallback,
-        WandbCallback,
-        TrackioCallback,
-    ]
-    assert TrainingArguments(report_to="all").report_to == FOUR
-    assert TrainingArguments(report_to=["all"]).report_to == FOUR
-
-
-def test_all_leaves_out_what_the_environment_switches_off(
-    four_installed: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_is_what_is_installed_and_not_switched_off(four_installed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = [MLflowCallback, TensorBoardCallback, WandbCallback, TrackioCallback]
+    assert [type(callback) for callback in trackers_for("all")] == kinds
+    assert TrainingArguments(report_to="all").report_to == TrainingArguments(report_to=["all"]).report_to == FOUR
     monkeypatch.setenv("DISABLE_MLFLOW_INTEGRATION", "TRUE")
     monkeypatch.setenv("WANDB_DISABLED", "true")
     assert available_services() == ["tensorboard", "trackio"]
 
 
-def test_all_writes_to_azure_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "is_installed", lambda name: name in ("azure_ml", "mlflow"))
-    assert available_services() == ["mlflow"]
-    monkeypatch.setattr(table, "is_installed", lambda name: name == "azure_ml")
-    assert available_services() == ["azure_ml"]
-
-
-def test_all_includes_comet_only_where_it_has_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "is_installed", lambda name: name == "comet_ml")
+def test_all_writes_to_azure_once_and_to_comet_only_where_it_has_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     keys: dict[str, str] = {}
     monkeypatch.setitem(sys.modules, "comet_ml", SimpleNamespace(config=SimpleNamespace(get_config=keys.get)))
-    assert available_services() == []
+    installed = {"azure_ml", "mlflow", "comet_ml"}
+    monkeypatch.setattr(table, "is_installed", installed.__contains__)
+    assert available_services() == ["mlflow"]
+    installed.remove("mlflow")
     keys["comet.api_key"] = "key"
-    assert available_services() == ["comet_ml"]
+    assert available_services() == ["azure_ml", "comet_ml"]
 
 
 def test_the_names_are_those_that_transformers_documents() -> None:
@@ -88,6 +69,8 @@ def test_the_names_are_those_that_transformers_documents() -> None:
     assert {*SERVICES, *TAKEN_ELSEWHERE} == INTEGRATION_TO_CALLBACK.keys()
     classes = {name: service.callback.partition(":")[2] for name, service in SERVICES.items()}
     assert classes == {name: INTEGRATION_TO_CALLBACK[name].__name__ for name in SERVICES}
+    assert [tracker_class(name).service for name in SERVICES] == list(SERVICES)
+    assert set(dir(tracking)) > set(classes.values())
 
 
 def test_the_installed_ones_are_those_that_transformers_finds() -> None:
@@ -131,21 +114,6 @@ def test_a_missing_package_is_an_error_at_construction_with_how_to_install_it(
     assert f'pip install "{SERVICES[name].install}"' in str(caught.value)
 
 
-def test_one_of_several_packages_is_enough_for_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
-    only_importable(monkeypatch, "tensorboardX")
-    assert is_installed("tensorboard")
-    only_importable(monkeypatch, "dagshub")
-    assert not is_installed("dagshub")
-
-
-def test_a_package_without_its_parent_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def find_spec(name: str, package: Any = None) -> Any:
-        raise ModuleNotFoundError(name)
-
-    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
-    assert not is_installed("azure_ml")
-
-
 def test_a_name_that_a_script_enters_into_transformers_table_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.integrations import integration_utils
 
@@ -154,11 +122,6 @@ def test_a_name_that_a_script_enters_into_transformers_table_is_known(monkeypatc
 
     monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "own", Own)
     assert isinstance(trackers_for(["own"])[0], Own)
-
-
-def test_classes_can_be_asked_for_without_making_callbacks() -> None:
-    assert tracker_classes("tensorboard") == [TensorBoardCallback]
-    assert tracker_classes(None) == []
 
 
 def test_trackers_stand_between_the_flow_and_the_callbacks_of_the_script(tmp_path: Path) -> None:
@@ -170,12 +133,6 @@ def test_trackers_stand_between_the_flow_and_the_callbacks_of_the_script(tmp_pat
     assert names == ["DefaultFlowCallback", "TensorBoardCallback", "Mine", "PrinterCallback"]
     trainer.remove_callback(TensorBoardCallback)
     assert "TensorBoardCallback" not in trainer.callback_handler.callback_list
-
-
-def test_report_to_set_after_construction_of_the_arguments_counts(tmp_path: Path) -> None:
-    args = TrainingArguments(str(tmp_path), use_cpu=True)
-    args.report_to = "tensorboard"
-    assert [type(callback) for callback in trackers_for(args.report_to)] == [TensorBoardCallback]
 
 
 def test_wandb_switched_off_is_told_once_for_each_trainer(
@@ -207,18 +164,3 @@ def test_the_page_names_each_environment_variable_of_its_services() -> None:
             re.findall(r'(?:environ\.get|environment_says)\(\s*"([A-Z]+(?:_[A-Z]+)+)"', path.read_text("utf-8"))
         )
     assert {"DISABLE_MLFLOW_INTEGRATION", "WANDB_LOG_MODEL"} < read <= described
-
-
-@pytest.mark.parametrize("name", SERVICES)
-def test_each_service_has_a_callback_that_names_it(name: str) -> None:
-    callback = tracker_class(name)
-    assert issubclass(callback, TrackerCallback)
-    assert callback.service == name
-    assert getattr(tracking, callback.__name__) is callback
-
-
-def test_the_package_offers_its_callbacks_and_nothing_unknown() -> None:
-    assert "WandbCallback" in dir(tracking)
-    with pytest.raises(AttributeError, match="NeptuneCallback"):
-        tracking.NeptuneCallback  # noqa: B018
-    assert not set(TAKEN_ELSEWHERE) & set(SERVICES)

@@ -1,66 +1,16 @@
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from littrainer import TrainerCallback, TrainingArguments
 from littrainer.tracking import TensorBoardCallback
 from tests.scenarios.models import tiny_bert_classifier
 from tests.scenarios.trainers import quiet_trainer
-from tests.tracking.both_sides import SIDES, same_on_both_machines, trainer_of
-
-
-def read_events(folder: Path) -> dict[str, Any]:
-    """Scalars as (step, value) pairs and texts, by tag, over all event files in a folder."""
-    scalars: dict[str, list[tuple[int, float]]] = {}
-    texts: dict[str, str] = {}
-    # A file's name ends in a number that counts the files of the process: the tenth comes after the ninth.
-    for path in sorted(folder.glob("events.*"), key=lambda path: int(path.suffix.removeprefix("."))):
-        events = EventAccumulator(str(path)).Reload()
-        for tag in events.Tags()["scalars"]:
-            scalars.setdefault(tag, []).extend((event.step, event.value) for event in events.Scalars(tag))
-        for tag in events.Tags()["tensors"]:
-            texts[tag] = events.Tensors(tag)[0].tensor_proto.string_val[0].decode()
-    return {"scalars": scalars, "texts": texts}
-
-
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What each side left behind: training, then an evaluation."""
-    found = {}
-    for side in SIDES:
-        folder = tmp_path_factory.mktemp(side)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("TENSORBOARD_LOGGING_DIR", str(folder / "events"))
-            trainer = trainer_of(side, folder / "out", report_to="tensorboard")
-            trainer.train()
-            trainer.evaluate()
-        found[side] = read_events(folder / "events")
-    return found
-
-
-def test_tags_steps_and_values_are_those_of_transformers(both: dict[str, dict[str, Any]]) -> None:
-    theirs, ours = (both[side]["scalars"] for side in SIDES)
-    assert list(theirs) == list(ours)
-    assert {"train/loss", "train/grad_norm", "eval/accuracy", "train/total_flos", "train/train_loss"} <= ours.keys()
-    assert same_on_both_machines(theirs) == same_on_both_machines(ours)
-    assert [step for step, _ in ours["eval/loss"]] == [3, 6, 6]
-
-
-def test_arguments_and_model_config_are_the_texts_of_transformers(both: dict[str, dict[str, Any]]) -> None:
-    theirs, ours = (both[side]["texts"] for side in SIDES)
-    tags = ["args/text_summary", "model_config/text_summary"]
-    assert [tag for tag in theirs if tag in tags] == tags
-    assert theirs["model_config/text_summary"] == ours["model_config/text_summary"]
-    shown = json.loads(ours["args/text_summary"])
-    expected = json.loads(theirs["args/text_summary"])
-    assert {name: shown[name] for name in expected if name != "output_dir"} == {
-        name: value for name, value in expected.items() if name != "output_dir"
-    }
+from tests.tracking.both_sides import trainer_of
+from tests.tracking.stores import read_events
 
 
 def test_the_folder_is_that_of_logging_dir_before_the_environments(
@@ -70,14 +20,6 @@ def test_the_folder_is_that_of_logging_dir_before_the_environments(
     quiet_trainer(tmp_path, report_to="tensorboard", max_steps=1, logging_dir=str(tmp_path / "argument")).train()
     assert list((tmp_path / "argument").glob("events.*"))
     assert not (tmp_path / "environment").exists()
-
-
-def test_without_a_wish_the_folder_is_a_new_one_in_the_output_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("TENSORBOARD_LOGGING_DIR", raising=False)
-    quiet_trainer(tmp_path, report_to="tensorboard", max_steps=1).train()
-    assert len(list(tmp_path.glob("runs/*/events.*"))) == 1
 
 
 def test_a_writer_that_is_given_is_written_with(tmp_path: Path) -> None:
@@ -163,15 +105,3 @@ def test_secrets_in_arguments_of_a_subclass_are_not_written(tmp_path: Path) -> N
     written = b"".join(path.read_bytes() for path in (tmp_path / "events").iterdir())
     assert b"<SERVICE_API_KEY>" in written
     assert b"very secret" not in written
-
-
-def test_the_callback_of_transformers_itself_works_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, both: dict[str, dict[str, Any]]
-) -> None:
-    from transformers.integrations import TensorBoardCallback as TheirCallback
-
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
-    trainer_of("littrainer", tmp_path / "out", callbacks=[TheirCallback()]).train()
-    written, expected = read_events(tmp_path / "events"), both["transformers"]
-    assert written["scalars"]["train/loss"] == expected["scalars"]["train/loss"]
-    assert written["texts"]["model_config/text_summary"] == expected["texts"]["model_config/text_summary"]

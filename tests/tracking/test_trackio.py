@@ -6,69 +6,18 @@ from typing import Any
 
 import pytest
 import trackio
-from trackio import sqlite_storage, utils
 from trackio.sqlite_storage import SQLiteStorage
 
 from littrainer import TrainerCallback
 from littrainer.tracking.trackio import TrackioCallback, static_space_name
 from tests.scenarios.trainers import quiet_trainer
-from tests.tracking.both_sides import (
-    SIDES,
-    assert_token_is_masked,
-    comparable_arguments,
-    same_on_both_machines,
-    trainer_of,
-)
-
-ADDED_BY_TRACKIO = ("timestamp", "step")
+from tests.tracking.stores import kept_in
 
 
 @pytest.fixture(scope="module", autouse=True)
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder for Trackio's store; it reads its environment when it is imported."""
-    folder = tmp_path_factory.mktemp("trackio")
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (trackio, utils, sqlite_storage):
-            patch.setattr(module, "TRACKIO_DIR", folder)
-        patch.delenv("TRACKIO_SPACE_ID", raising=False)
-        yield folder
-
-
-def rows_of(project: str, run: str) -> list[dict[str, Any]]:
-    rows = SQLiteStorage.get_logs(project, run)
-    return [{name: value for name, value in row.items() if name not in ADDED_BY_TRACKIO} for row in rows]
-
-
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory, store: Path) -> dict[str, Any]:
-    """Rows and configuration of the run that each side left behind: training, an evaluation, a prediction."""
-    found = {}
-    for side in SIDES:
-        trainer = trainer_of(side, tmp_path_factory.mktemp(side), report_to="trackio", project=side)
-        trainer.train()
-        trainer.evaluate()
-        trainer.predict(trainer.eval_dataset)
-        trackio.finish()
-        found[side] = rows_of(side, "one short run"), SQLiteStorage.get_run_config(side, "one short run")
-    return found
-
-
-def test_rows_are_those_of_transformers(both: dict[str, Any]) -> None:
-    theirs, ours = ([same_on_both_machines(row) for row in both[side][0]] for side in SIDES)
-    assert theirs == ours
-    assert {"train/loss", "train/global_step"} <= ours[0].keys()
-    assert ours[-1]["test/accuracy"] == ours[-2]["eval/accuracy"]
-
-
-def test_the_store_has_no_token(both: dict[str, Any], store: Path) -> None:
-    assert_token_is_masked(store)
-
-
-def test_the_configuration_is_that_of_transformers(both: dict[str, Any]) -> None:
-    theirs, ours = (comparable_arguments(both[side][1]) for side in SIDES)
-    expected = {name: value for name, value in theirs.items() if not name.startswith("_") and name != "project"}
-    assert {name: ours.get(name) for name in expected} == expected
-    assert expected["model/num_parameters"] > 0
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with kept_in(tmp_path_factory.mktemp("trackio")):
+        yield
 
 
 def test_an_evaluation_after_training_belongs_to_its_run_and_a_second_training_has_its_own(tmp_path: Path) -> None:

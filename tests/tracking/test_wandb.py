@@ -9,83 +9,20 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 
 from littrainer import TrainerCallback
 from littrainer.tracking import WandbCallback
-from littrainer.tracking.selection import trackers_for
-from tests.scenarios.other_processes import wait_until
 from tests.scenarios.trainers import quiet_trainer
-from tests.tracking.both_sides import (
-    SIDES,
-    assert_token_is_masked,
-    comparable_arguments,
-    same_on_both_machines,
-    trainer_of,
-)
-from tests.tracking.wandb_records import WandbRun, read_run
-
-UNSET = ("WANDB_PROJECT", "WANDB_LOG_MODEL", "WANDB_WATCH", "WANDB_DISABLED", "WANDB_NAME", "WANDB_RUN_ID")
+from tests.tracking.stores import finished_run, kept_in
 
 
 @pytest.fixture(scope="module", autouse=True)
-def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Keep wandb to a folder; it reads its environment once in a process."""
-    folder = tmp_path_factory.mktemp("wandb")
-    with pytest.MonkeyPatch.context() as patch:
-        for name in UNSET:
-            patch.delenv(name, raising=False)
-        patch.setenv("WANDB_MODE", "offline")
-        patch.setenv("WANDB_SILENT", "true")
-        for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
-            patch.setenv(name, str(folder))
-        wandb.teardown()
-        yield folder
-        wandb.teardown()
+def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with kept_in(tmp_path_factory.mktemp("wandb")):
+        yield
 
 
 @pytest.fixture(autouse=True)
 def no_run_left_open() -> Iterator[None]:
     yield
     wandb.finish()
-
-
-def finished_run() -> WandbRun:
-    """Finish the run and read what it left on the disk, which wandb's service may still be writing."""
-    folder = Path(wandb.run.settings.sync_dir)
-    wandb.finish()
-    wait_until(lambda: read_run(folder).exit_code is not None, "wandb's service has written the end of the run")
-    return read_run(folder)
-
-
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory, offline: Path) -> dict[str, WandbRun]:
-    """The run that each side left behind: training, an evaluation, a prediction."""
-    found = {}
-    for side in SIDES:
-        trainer = trainer_of(side, tmp_path_factory.mktemp(side), report_to="wandb")
-        trainer.train()
-        trainer.evaluate()
-        trainer.predict(trainer.eval_dataset)
-        found[side] = finished_run()
-    return found
-
-
-def test_rows_of_the_history_are_those_of_transformers(both: dict[str, WandbRun]) -> None:
-    theirs, ours = ([same_on_both_machines(row) for row in both[side].history] for side in SIDES)
-    assert theirs == ours
-    assert {"train/loss", "train/global_step"} <= ours[0].keys()
-    assert ours[-1]["test/accuracy"] == ours[-2]["eval/accuracy"]
-
-
-def test_config_summary_and_name_are_those_of_transformers(both: dict[str, WandbRun]) -> None:
-    theirs, ours = (both[side] for side in SIDES)
-    expected = comparable_arguments(theirs.config)
-    assert {name: ours.config.get(name) for name in expected} == expected
-    assert expected["model/num_parameters"] > 0
-    assert same_on_both_machines(theirs.summary) == same_on_both_machines(ours.summary)
-    assert "train_loss" in ours.summary
-    assert (theirs.name, theirs.project) == (ours.name, ours.project) == ("one short run", "huggingface")
-
-
-def test_the_record_has_no_token(both: dict[str, WandbRun], offline: Path) -> None:
-    assert_token_is_masked(offline)
 
 
 def test_what_lightnings_callbacks_log_is_drawn_at_its_step(tmp_path: Path) -> None:
@@ -172,14 +109,6 @@ def test_a_subclass_sets_the_run_up_in_its_own_way(tmp_path: Path) -> None:
     run = finished_run()
     assert run.project == "of the subclass"
     assert "max_steps" not in run.config
-
-
-def test_wandb_that_is_switched_off_is_told_and_left_out(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("WANDB_DISABLED", "true")
-    assert trackers_for(["wandb"]) == []
-    assert "Nothing is reported to wandb: the environment variable WANDB_DISABLED switches it off." in caplog.text
 
 
 def test_a_run_that_is_finished_during_training_is_told_and_training_goes_on(

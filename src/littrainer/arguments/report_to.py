@@ -88,11 +88,12 @@ TAKEN_ELSEWHERE: dict[str, str] = {
 def is_installed(name: str) -> bool:
     """Whether the packages of a service are importable; none of them is imported."""
     return all(
-        any(map(_is_importable, (module,) if isinstance(module, str) else module)) for module in SERVICES[name].modules
+        any(map(is_importable, (module,) if isinstance(module, str) else module)) for module in SERVICES[name].modules
     )
 
 
-def _is_importable(module: str) -> bool:
+def is_importable(module: str) -> bool:
+    """Whether a module can be found; it is not imported."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError, AttributeError):

@@ -55,7 +55,6 @@ class TrainerAttributes:
     is_fsdp_xla_v2_enabled: Any = None
     is_distributed_loading_by_transformers = False
     hub_model_id: str | None = None
-    _hub_model_id_asked_for: tuple[str | None] | None = None
     push_in_progress: Any = None
     _loggers_initialized = False
 

@@ -5,10 +5,10 @@ The card notes a digest of itself in a comment, which tells whether it has been 
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import hashlib
 import importlib
+import itertools
 import json
 import logging
 import math
@@ -24,14 +24,13 @@ from typing import TYPE_CHECKING, Any
 from littrainer.arguments.destinations import DESTINATIONS, Place, lightning_precision
 from littrainer.arguments.secrets import holds_a_secret
 from littrainer.arguments.shown_arguments import as_text, away_from_defaults, default_texts
-from littrainer.callbacks.log_history import COSTS, EVALUATION, OF_THE_WHOLE_TRAINING, TRAINING, read_history
+from littrainer.callbacks.log_history import COSTS, EVALUATION, OF_THE_WHOLE_TRAINING, TRAINING, Point, read_history
 from littrainer.distributed.layout import data_parallel_size
 from littrainer.errors.atomic_files import write_whole
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.errors.version import __version__
-from littrainer.hub.repository import is_silent, text_of
+from littrainer.hub.repository import text_of, without_tokens
 from littrainer.hub.snapshot import CARD_NAME
-from littrainer.hub.tokens import without_tokens
 from littrainer.model.facts import base_model
 from littrainer.strategies.choice import strategy_name
 
@@ -84,38 +83,29 @@ Texts = str | list[str] | None
 # ---- Writing, and keeping what somebody has edited -------------------------------------------------------------------
 
 
-def write_card(trainer: Any, **given: Any) -> None:
-    """Write the card of a Trainer's model as README.md into its `output_dir`; only the first process writes.
+def write_card(
+    args: TrainingArguments, state: TrainerState, model: Any, evaluated_on: Any, badges: Iterable[str], given: Any
+) -> None:
+    """Write the card of a model as README.md into `output_dir`; one that somebody has written or edited is kept.
 
-    A card that somebody has written or edited is kept, with a warning; one that is a block of metadata alone, as the
-    Hub makes it with a repository, is taken over.
+    Metadata that huggingface_hub refuses are a ValueError.
 
     Parameters:
+        evaluated_on: the dataset that the model was evaluated on.
+        badges: links to the runs of trackers.
         given: keywords of `create_model_card`.
-
-    Raises:
-        ValueError: huggingface_hub refuses the metadata.
-        OSError: the file cannot be read or written.
     """
-    if not trainer.is_world_process_zero():
-        return
-    args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
     path = Path(args.output_dir) / CARD_NAME
     before = path.read_text("utf-8", errors="replace") if path.is_file() else ""
-    is_chosen = _has_metadata_alone(before)
-    if before.strip() and not (is_chosen or is_as_written(before) or _is_of_peft(model, before)):
+    if before.strip() and not is_as_written(before) and not _is_of_peft(model, before):
         logger.warning("%s is kept as it is, since it has been edited; delete it to have a new model card.", path)
         return
-    evaluated_on = trainer.eval_dataset if trainer.eval_dataset is not None else trainer.train_dataset
-    badges = filter(None, map(_badge_of, trainer.callback_handler.callbacks))
-    entries, text = _generated(args, trainer.state, model, datasets_of(evaluated_on, given), badges, given)
-    if is_chosen:
-        entries = _with_entries_of(before, entries)
+    entries, text = _generated(args, state, model, datasets_of(evaluated_on, given), badges, given)
     # Wherever they come from, the Hub shows them to everybody.
     secrets = [getattr(args, field.name, None) for field in dataclasses.fields(args) if holds_a_secret(field.name)]
-    content = without_tokens(_as_file(entries, text), *secrets)
+    content = _completed_by_peft(model, without_tokens(_as_file(entries, text), *secrets))
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, _signed(_completed_by_peft(model, content)))
+    write_whole(path, MARK_PATTERN.sub(MARK.format(_digest(content)), content))
 
 
 def is_as_written(content: str) -> bool:
@@ -124,45 +114,25 @@ def is_as_written(content: str) -> bool:
     return mark is not None and mark[1] == _digest(content)
 
 
-def card_left_out(folder: Path, repository: str, revision: str | None, token: str | None) -> list[str]:
-    """README.md if it must not be pushed from a folder: a generated card never replaces one that was edited on the Hub.
-
-    Metadata that the Hub has without a text, as of a licence that the repository was made with, go into the card.
-
-    Parameters:
-        revision: the branch; None is the main one.
-
-    Raises:
-        Exception: the Hub says nothing any more, so that what follows would wait as long.
-    """
+def leave_out_generated_card(folder: Path, repository: str, revision: str | None, token: str | None) -> None:
+    """Remove a generated card from a folder that is pushed if the Hub's was edited, or that is not known."""
     path = folder / CARD_NAME
-    content = path.read_text("utf-8", errors="replace") if path.is_file() else ""
     # A person's card is pushed as it is.
-    if not is_as_written(content):
-        return []
+    if not path.is_file() or not is_as_written(path.read_text("utf-8", errors="replace")):
+        return
     try:
         there = card_on_the_hub(repository, revision, token)
+        if not there.strip() or is_as_written(there):
+            return
+        reason = "was edited on the Hub and stays as it is"
     except Exception as error:
-        if is_silent(error):
-            raise
-        told = "%s is not pushed, since %s did not say whether its card was edited (%s)."
-        logger.warning(told, path, repository, text_of(error, token))
-        return [CARD_NAME]
-    if not there.strip() or is_as_written(there):
-        return []
-    if _has_metadata_alone(there):
-        write_whole(path, _signed(_as_file(_with_entries_of(there, _entries(content) or {}), _text(content))))
-        return []
-    logger.warning("%s is not pushed: the card of %s was edited on the Hub and stays as it is.", path, repository)
-    return [CARD_NAME]
+        reason = f"may have been edited, and the Hub did not say it ({text_of(error, token)})"
+    path.unlink()
+    logger.warning("%s is not pushed: the card of %s %s.", path, repository, reason)
 
 
 def card_on_the_hub(repository: str, revision: str | None = None, token: str | None = None) -> str:
-    """The card that a repository has; empty if it has none, or is not there.
-
-    Raises:
-        huggingface_hub.errors.HfHubHTTPError, huggingface_hub.errors.LocalEntryNotFoundError: the Hub does not say.
-    """
+    """The card that a repository has; empty if it has none, or is not there. No answer is an error."""
     from huggingface_hub import HfApi, errors
 
     with tempfile.TemporaryDirectory() as folder:
@@ -177,17 +147,14 @@ def card_on_the_hub(repository: str, revision: str | None = None, token: str | N
         return Path(folder, CARD_NAME).read_text("utf-8", errors="replace")
 
 
-def _entries(content: str) -> dict[str, Any] | None:
-    """The metadata of a card; None if they cannot be read."""
+def _entries(content: str) -> dict[str, Any]:
+    """The metadata of a card; none if they cannot be read."""
     from huggingface_hub import ModelCard
 
-    if BLOCK.match(content) is None:
-        return {}
-    try:
-        entries: dict[str, Any] = ModelCard(content).data.to_dict()
-    except Exception:
-        # It fails in many ways.
-        return None
+    entries: dict[str, Any] = {}
+    # It fails in many ways, and warns where there is no block.
+    with suppress(Exception):
+        entries = ModelCard(content).data.to_dict() if BLOCK.match(content) else {}
     return entries
 
 
@@ -195,22 +162,7 @@ def _text(content: str) -> str:
     return BLOCK.sub("", content, count=1)
 
 
-def _has_metadata_alone(content: str) -> bool:
-    return bool(_entries(content)) and not _text(content).strip()
-
-
-def _with_entries_of(content: str, entries: dict[str, Any]) -> dict[str, Any]:
-    """Entries of a new card, with those of one that has metadata alone, which somebody has chosen; tags of both."""
-    chosen = _entries(content) or {}
-    return {**entries, **chosen, "tags": _each_once(entries.get("tags"), chosen.get("tags"))}
-
-
 def _as_file(entries: dict[str, Any], text: str) -> str:
-    """A README.md.
-
-    Raises:
-        ValueError: huggingface_hub refuses the metadata.
-    """
     from huggingface_hub import ModelCardData
 
     try:
@@ -220,13 +172,9 @@ def _as_file(entries: dict[str, Any], text: str) -> str:
         raise ValueError(f"the Hub would refuse the metadata of the model card: {error}") from error
 
 
-def _signed(content: str) -> str:
-    return MARK_PATTERN.sub(MARK.format(_digest(content)), content)
-
-
 def _digest(content: str) -> str:
     """Of the metadata, in whatever order, and of the lines of the text, for editors change their ends."""
-    entries = _entries(content) or {}
+    entries = _entries(content)
     if entries.get("library_name") == "peft":
         entries = {name: entry for name, entry in entries.items() if name not in PEFT_ENTRIES}
     lines = [line.rstrip() for line in MARK_PATTERN.sub("", _text(content)).strip().splitlines()]
@@ -242,8 +190,8 @@ def _completed_by_peft(model: Any, content: str) -> str:
     """The card with what PEFT adds to it, with the tags that it takes away, and without folders of this machine."""
     if not hasattr(model, "create_or_update_model_card"):
         return content
-    before, found = _entries(content) or {}, _by_peft(model, content)
-    after = _entries(found) or {}
+    before, found = _entries(content), _by_peft(model, content)
+    after = _entries(found)
     after |= {"tags": _each_once(before.get("tags"), after.get("tags")), "base_model": before.get("base_model")}
     return _as_file(after, _text(found))
 
@@ -286,8 +234,7 @@ def _generated(
     }
     entries = {name: entry for name, entry in entries.items() if entry}
     tasks = _as_list(given.get("tasks")) or tasks_of(model)
-    metrics = {tag: (label(*key), value) for tag, (key, value) in known.items()}
-    entries |= {"model_name": name, "eval_results": list(_eval_results(tasks, data, metrics))}
+    entries |= {"model_name": name, "eval_results": list(_eval_results(tasks, data, known))}
     started = "trained from scratch"
     if base is not None:
         folder = Path(base.replace("\\", "/")).name
@@ -313,18 +260,17 @@ def _generated(
 
 
 def _eval_results(
-    tasks: list[str], data: list[dict[str, Any]], metrics: dict[str, tuple[str, float]]
+    tasks: list[str], data: list[dict[str, Any]], known: dict[str, tuple[tuple[str, str], float]]
 ) -> Iterable[EvalResult]:
     # The Hub refuses a result that lacks its task, its dataset or its metric.
     from huggingface_hub import EvalResult
 
     names = _of_transformers("TASK_TAG_TO_NAME_MAPPING")
-    for task in tasks:
-        for one in data:
-            for tag, (name, value) in metrics.items():
-                if task in names and one["dataset_type"]:
-                    about = {"task_type": task, "task_name": names[task], "metric_type": tag, "metric_name": name}
-                    yield EvalResult(metric_value=value, **about, **one)
+    for task, one, tag in itertools.product(filter(names.get, tasks), data, known):
+        if one["dataset_type"]:
+            key, value = known[tag]
+            about = {"task_type": task, "task_name": names[task], "metric_type": tag, "metric_name": label(*key)}
+            yield EvalResult(metric_value=value, **about, **one)
 
 
 def hyperparameters(args: TrainingArguments, state: TrainerState) -> dict[str, str]:
@@ -372,28 +318,28 @@ def framework_versions() -> dict[str, str]:
 
 def last_results(log_history: list[Any]) -> dict[tuple[str, str], float]:
     """(metric, evaluation set) -> what the last evaluation found."""
+    return {key: points[-1].value for key, points in _evaluations(log_history).items()}
+
+
+def _evaluations(log_history: list[Any]) -> dict[tuple[str, str], list[Point]]:
     curves = read_history(log_history).curves.items()
-    return {key: points[-1].value for key, points in curves if key[1] != TRAINING and key[0] not in COSTS}
+    return {key: points for key, points in curves if key[1] != TRAINING and key[0] not in COSTS}
 
 
 def _table_of_results(log_history: list[Any]) -> list[str]:
     """The evaluations during training, a row for each step and a column for each metric and evaluation set."""
     ends = [place for place, entry in enumerate(log_history) if OF_THE_WHOLE_TRAINING in entry]
-    history = read_history(log_history[: ends[-1]] if ends else log_history)
-    losses = history.curves.get(("loss", TRAINING), [])
-    evaluated = {key: points for key, points in history.curves.items() if key[1] != TRAINING and key[0] not in COSTS}
-    epochs = {point.step: point.epoch for points in evaluated.values() for point in points}
+    during = log_history[: ends[-1]] if ends else log_history
+    losses = read_history(during).curves.get(("loss", TRAINING), [])
+    evaluated = {key: {point.step: point for point in points} for key, points in _evaluations(during).items()}
+    epochs = {step: point.epoch for points in evaluated.values() for step, point in points.items()}
     if not epochs or not (ends or losses):
         return []
-    values = {key: {point.step: point.value for point in points} for key, points in evaluated.items()}
-    steps_of_losses = [point.step for point in losses]
     titles = ("Validation Loss" if key == ("loss", EVALUATION) else label(*key) for key in evaluated)
     rows = [["Training Loss", "Epoch", "Step", *titles]]
-    for step in sorted(epochs):
-        before = bisect.bisect_right(steps_of_losses, step)
-        loss = rounded(losses[before - 1].value) if before else "No log"
-        epoch = epochs[step]
-        cells = (rounded(found[step]) if step in found else "" for found in values.values())
+    for step, epoch in sorted(epochs.items()):
+        loss = next((rounded(point.value) for point in reversed(losses) if point.step <= step), "No log")
+        cells = (rounded(points[step].value) if step in points else "" for points in evaluated.values())
         rows.append([loss, "" if epoch is None else rounded(epoch), str(step), *cells])
     lines = ["| " + " | ".join(_safe(cell).replace("|", r"\|") for cell in row) + " |" for row in rows]
     lines.insert(1, "|" + ":---:|" * len(rows[0]))
@@ -461,44 +407,41 @@ def license_of(repository: str) -> str | None:
 def datasets_of(dataset: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
     """The datasets that a script names, else what a dataset of the `datasets` library says of itself.
 
-    Returns:
-        for each the keywords of an `EvalResult`; `dataset_type` is None if it is no repository's name.
+    For each the keywords of an `EvalResult`; `dataset_type` is None if it is no repository's name.
     """
     if isinstance(dataset, Mapping) and not is_a(dataset, "datasets.Dataset"):
         dataset = next(iter(dataset.values()), None)
-    found: dict[str, Any] = {}
+    found = None
     if is_a(dataset, "datasets.Dataset") or is_a(dataset, "datasets.IterableDataset"):
-        split = None if dataset.split is None else str(dataset.split)
-        if dataset.builder_name and dataset.builder_name not in READ_FROM_FILES:
-            found = {"name": dataset.builder_name, "config": dataset.config_name, "split": split}
-    names, tags = _as_list(given.get("dataset")), _as_list(given.get("dataset_tags"))
-    arguments = _as_list(given.get("dataset_args"))
-    if not names and not tags:
-        names = tags = [found["name"]] if found else []
+        found = None if dataset.builder_name in READ_FROM_FILES else dataset.builder_name
+    names, tags, arguments = (_as_list(given.get(key)) for key in ("dataset", "dataset_tags", "dataset_args"))
+    if not names and not tags and found:
+        names = tags = [found]
     shown = []
-    for place in range(max(len(names), len(tags))):
-        tag = tags[place] if place < len(tags) and REPOSITORY.fullmatch(tags[place]) else None
-        own = found if tag is not None and found.get("name") == tag else {}
+    for name, tag, argument in itertools.zip_longest(names, tags, arguments[: max(len(names), len(tags))]):
+        tag_there = tag if tag is not None and REPOSITORY.fullmatch(tag) else None
+        of_dataset = dataset if found and tag_there == found else None
+        split, config = getattr(of_dataset, "split", None), getattr(of_dataset, "config_name", None)
         shown.append(
             {
-                "dataset_type": tag,
-                "dataset_name": names[place] if place < len(names) else tags[place],
-                "dataset_config": own.get("config"),
-                "dataset_split": own.get("split"),
-                "dataset_args": arguments[place] if place < len(arguments) else own.get("config"),
+                "dataset_type": tag_there,
+                "dataset_name": tag if name is None else name,
+                "dataset_config": config,
+                "dataset_split": None if split is None else str(split),
+                "dataset_args": config if argument is None else argument,
             }
         )
     return shown
 
 
-def _badge_of(callback: Any) -> str | None:
-    badge = getattr(callback, "card_badge", None)
-    try:
-        return badge() if callable(badge) else None
-    except Exception:
+def badges_of(callbacks: Iterable[Any]) -> list[str]:
+    """What leads readers of the card to the runs of the trackers among callbacks."""
+    found: list[str] = []
+    for callback in callbacks:
         # What a tracker cannot say is no reason to have no card.
-        logger.info("%s has no badge for the model card:", type(callback).__name__, exc_info=True)
-        return None
+        with suppress(Exception):
+            found.extend(filter(None, [getattr(callback, "card_badge", str)()]))
+    return found
 
 
 def _section(title: str, lines: Mapping[str, str], separator: str = ": ") -> list[str]:

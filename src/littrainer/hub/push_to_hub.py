@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,27 +16,25 @@ from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.atomic_write import own_place
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
 from littrainer.distributed.agreement import agreed, are_several, failing_together, from_first, longest_wait
-from littrainer.hub.model_card import card_left_out
 from littrainer.hub.repository import (
     explaining,
-    is_repository_made,
-    make_branch,
+    remove_files_with_secrets,
     repository_name,
+    secrets_of,
     text_of,
     token_for,
 )
 from littrainer.hub.snapshot import (
     LAST_CHECKPOINT,
     SNAPSHOT_DIR,
-    new_snapshot,
+    filled_snapshot,
     remove_abandoned_snapshots,
     remove_snapshots,
     take_beside_model,
     take_checkpoint,
     take_model,
 )
-from littrainer.hub.tokens import remove_files_with_secrets, secrets_of
-from littrainer.hub.uploads import Push, PushInProgress, Upload
+from littrainer.hub.uploads import PushInProgress, Upload
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -54,47 +53,27 @@ END_OF_TRAINING = "End of training"
 def push_save(trainer: Any, checkpoint: str) -> None:
     """Begin to push a checkpoint that was just written, as `hub_strategy` asks for it.
 
-    While an earlier push is on its way it is left out, unless `hub_always_push` is set; see `push_left_out`.
-
-    Parameters:
-        checkpoint: its folder.
+    While an earlier push is on its way it is left out, unless `hub_always_push` is set.
     """
     args = trainer.args
     if not trainer.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
         return
-    pushes = trainer.push_in_progress
-    is_left_out = pushes is not None and not pushes.is_done() and not args.hub_always_push
-    if is_left_out:
+    earlier = trainer.push_in_progress
+    if earlier is not None and not earlier.is_done() and not args.hub_always_push:
         logger.info("%s is left out: the push before it is still on its way (hub_always_push).", checkpoint)
-        if not isinstance(pushes, PushInProgress):
-            # A subclass has put one of transformers' there.
-            return
-    else:
-        trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
+        return
+    trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
     pushes = pushes_of(trainer)
     message = _message_of_save(args, trainer.state, Path(checkpoint))
     try:
-        if not is_repository_made(trainer):
+        if trainer.hub_model_id is None:
             trainer.init_hf_repo()
-        push = _taken(args, str(trainer.hub_model_id), Path(checkpoint), message)
+        uploads = _set_aside(args, trainer.hub_model_id, Path(checkpoint), message)
     except Exception as error:
         # A full disk must not end a training that can go on.
         pushes.note_failure(f'Preparing the push "{message}"', error, token_for(args))
-        return
-    if is_left_out:
-        pushes.leave_out(push)
     else:
-        pushes.begin(push)
-
-
-def push_left_out(trainer: Any) -> None:
-    """Training ends: begin to push the newest save if it was left out."""
-    pushes = trainer.push_in_progress
-    push = pushes.taken_left_out() if isinstance(pushes, PushInProgress) else None
-    if push is not None:
-        logger.info("%s was left out while an earlier push was on its way, and follows.", push.uploads[0].described())
-        trainer.callback_handler.on_push_begin(trainer.args, trainer.state, trainer.control)
-        pushes.begin(push)
+        pushes.begin(uploads)
 
 
 def pushes_of(trainer: Any) -> PushInProgress:
@@ -106,47 +85,27 @@ def pushes_of(trainer: Any) -> PushInProgress:
     return pushes
 
 
-def _taken(args: TrainingArguments, repository: str, checkpoint: Path, message: str) -> Push:
+def _set_aside(args: TrainingArguments, repository: str, checkpoint: Path, message: str) -> list[Upload]:
     output_dir = Path(args.output_dir)
-    token = token_for(args)
-    place = new_snapshot(output_dir, checkpoint.name)
-    shared: dict[str, Any] = {
-        "repository": repository,
-        "token": token,
-        "revision": args.hub_revision,
-        "checkpoint": checkpoint,
-    }
-    uploads = [Upload(folder=place / "model", message=message, **shared)]
-    try:
+    with filled_snapshot(output_dir, checkpoint.name) as place:
         take_model(checkpoint, place / "model")
         if args.hub_strategy in WITH_CHECKPOINTS:
             take_checkpoint(checkpoint, place / "checkpoint")
-            is_last = args.hub_strategy == HubStrategy.CHECKPOINT
-            uploads.append(
-                Upload(
-                    folder=place / "checkpoint",
-                    message=f"{message}, checkpoint",
-                    path_in_repo=LAST_CHECKPOINT if is_last else checkpoint.name,
-                    stays_wanted=not is_last,
-                    **shared,
-                )
-            )
-    except BaseException:
-        remove_snapshots(place)
-        raise
-
-    def add_what_lies_beside() -> None:
-        take_beside_model(output_dir, place / "model")
-        _make_ready(place / "model", repository, shared["revision"], token)
-
-    return Push(uploads, add_what_lies_beside)
-
-
-def _make_ready(folder: Path, repository: str, revision: str | None, token: str | None) -> None:
-    """Make the branch, and take a card out of the folder that must not replace the Hub's."""
-    make_branch(repository, revision, token)
-    for name in card_left_out(folder, repository, revision, token):
-        (folder / name).unlink()
+    upload = functools.partial(
+        Upload, repository=repository, token=token_for(args), revision=args.hub_revision, checkpoint=checkpoint
+    )
+    beside = functools.partial(take_beside_model, output_dir, place / "model")
+    of_model = upload(folder=place / "model", message=message, prepare=beside)
+    if args.hub_strategy not in WITH_CHECKPOINTS:
+        return [of_model]
+    is_last = args.hub_strategy == HubStrategy.CHECKPOINT
+    of_checkpoint = upload(
+        folder=place / "checkpoint",
+        message=f"{message}, checkpoint",
+        path_in_repo=LAST_CHECKPOINT if is_last else checkpoint.name,
+        stays_wanted=not is_last,
+    )
+    return [of_model, of_checkpoint]
 
 
 def _message_of_save(args: TrainingArguments, state: TrainerState, checkpoint: Path) -> str:
@@ -183,11 +142,8 @@ def finish_together(trainer: Any) -> str | None:
         what the Hub lacks, and why; None if it lacks nothing.
     """
     if not trainer.args.push_to_hub or not are_several():
-        push_left_out(trainer)
         trainer._finish_current_push()
         return getattr(trainer.push_in_progress, "failure_at_end", None)
-    with failing_together("pushing the newest save"):
-        push_left_out(trainer)
     pool = ThreadPoolExecutor(1)
     finished = pool.submit(trainer._finish_current_push)
     pool.shutdown(wait=False)
@@ -199,31 +155,21 @@ def finish_together(trainer: Any) -> str | None:
 
 
 @contextlib.contextmanager
-def pushes_during_training(trainer: Any) -> Iterator[None]:
-    """A training, in whose steps the Hub's client draws no bars; if it ends by an error, a line names the pushes.
+def pushes_during_training(args: TrainingArguments, pushes: Callable[[], Any]) -> Iterator[None]:
+    """A training; if it ends by an error, a line names the pushes that are on their way.
 
     Raises:
         OSError: a link has the name of the folder from which pushes are sent.
     """
-    if not trainer.args.push_to_hub:
-        yield
-        return
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    with failing_together("preparing pushes"):
-        own_place(Path(trainer.args.output_dir, SNAPSHOT_DIR))
-    shows_bars = not are_progress_bars_disabled()
-    if shows_bars:
-        disable_progress_bars()
+    if args.push_to_hub:
+        with failing_together("preparing pushes"):
+            own_place(Path(args.output_dir, SNAPSHOT_DIR))
     try:
         yield
     except BaseException:
-        if isinstance(trainer.push_in_progress, PushInProgress):
-            trainer.push_in_progress.go_on_without_training()
+        if isinstance(on_their_way := pushes(), PushInProgress):
+            on_their_way.go_on_without_training()
         raise
-    finally:
-        if shows_bars:
-            enable_progress_bars()
 
 
 # ---- A push that the script asks for ---------------------------------------------------------------------------------
@@ -259,7 +205,7 @@ def push_model(
     inspect.signature(trainer.create_model_card).bind(**card)
     trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
     token = token_for(args, token)
-    if not is_repository_made(trainer):
+    if trainer.hub_model_id is None:
         trainer.init_hf_repo(token=token, private=private)
     trainer.save_model(_internal_call=True)
     if not trainer.is_world_process_zero():
@@ -268,26 +214,19 @@ def push_model(
     # If that fails, what is pushed next takes its place.
     trainer._finish_current_push()
     pushes = pushes_of(trainer)
-    # It would go over a newer model.
-    pushes.drop_left_out()
     output_dir, repository = Path(args.output_dir), str(trainer.hub_model_id)
     branch = args.hub_revision if revision is None else revision
-    place = new_snapshot(output_dir, "by-hand")
-    folder = place / "model"
-    try:
-        folder.mkdir()
+    with filled_snapshot(output_dir, "by-hand") as place:
+        (place / "model").mkdir()
         # The script may save or train again before it is sent in the background.
-        take_beside_model(output_dir, folder, links=blocking)
-    except BaseException:
-        remove_snapshots(place)
-        raise
+        take_beside_model(output_dir, place / "model", links=blocking)
+    upload = Upload(repository, place / "model", commit_message, token, branch)
 
     def send() -> Any:
         try:
             with explaining(f"pushing to {repository}", token):
-                _make_ready(folder, repository, branch, token)
-                remove_files_with_secrets(folder, secrets_of(args.hub_token))
-                return Upload(repository, folder, commit_message, token, branch).send()
+                remove_files_with_secrets(upload.folder, secrets_of(args.hub_token))
+                return upload.send()
         except Exception as error:
             if not blocking:
                 logger.warning("Pushing to %s failed (%s).", repository, text_of(error, token))

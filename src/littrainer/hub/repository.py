@@ -1,27 +1,29 @@
-"""The repository on the Hub: its name, its branch, who signs in, and what errors mean to who trains."""
+"""The repository on the Hub: its name and branch, who signs in, what errors mean to who trains, and texts and files
+without access tokens.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Iterator
+import logging
+import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from littrainer.arguments.secrets import masked, without_secrets
 from littrainer.errors.notes import add_note
-from littrainer.hub.timeouts import SilentHubError, bound_silence
-from littrainer.hub.tokens import shows_token, without_tokens
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
-Answer = TypeVar("Answer")
+logger = logging.getLogger(__name__)
 
+TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 MAIN_BRANCH = "main"
 # What begins so is made by the Hub itself, as for a pull request.
 OWN_REFERENCES = "refs/"
-# Seconds before each further try to reach the Hub when a Trainer is made.
-WAITS = (1.0, 3.0)
 # Status of an answer -> what to do about it.
 ADVICE: dict[int, str] = {
     401: "The token is missing, wrong or expired: log in with `hf auth login`, or set hub_token to one that may write.",
@@ -33,13 +35,14 @@ ADVICE: dict[int, str] = {
     413: "What is pushed is larger than the Hub takes: free storage, or push less often (hub_strategy, save_steps).",
     429: "Too many requests were sent: push less often (save_steps).",
 }
-# Of them, what the next upload is answered with as well.
-LASTING = (401, 402, 403, 404, 413, 429)
 SERVER_FAILS = "The Hub has a problem of its own; push again later."
 # As behind a firewall that lets only the Hub itself through.
 XET_FAILS = "Xet, which sends large files, does not get through: set HF_HUB_DISABLE_XET=1 to send them by LFS."
 NO_ANSWER = "The Hub was not reached, or the connection was cut; look at the network, and at HF_ENDPOINT."
-SILENT = "The Hub was silent ({}); look at the network, and at HF_ENDPOINT."
+# What a token of the Hub looks like, whosever it is.
+HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
+# Of each file so many bytes are searched: names and pickled values stand before tensors.
+SEARCHED_BYTES = 16 << 20
 # If a class has one of these in its name, there was no answer.
 OF_CONNECTIONS = ("Connect", "Timeout", "Network", "Protocol", "ReadError", "WriteError", "Offline")
 
@@ -54,67 +57,34 @@ def repository_name(args: TrainingArguments) -> str:
 
 
 def token_for(args: TrainingArguments, token: str | None = None) -> str | None:
-    """The token to sign in with; None lets the Hub's client take the one that is logged in.
-
-    Parameters:
-        token: one in the place of `hub_token`.
-    """
+    """The token to sign in with, one in the place of `hub_token`; None lets the Hub's client take the one logged in."""
     chosen = args.hub_token if token is None else token
     # White space around it, as a file's last line has it, would be refused with an error that shows the token.
     return (chosen.strip() or None) if isinstance(chosen, str) else chosen
 
 
-def make_repository(trainer: Any, token: str | None = None, private: bool | None = None) -> None:
-    """Create the repository unless there is one, and the branch of `hub_revision`; note its id on the Trainer.
+def make_repository(args: TrainingArguments, token: str | None = None, private: bool | None = None) -> str:
+    """Create the repository unless there is one, and the branch of `hub_revision`; return its id.
 
-    Parameters:
-        token: one in the place of `hub_token`.
-        private: in the place of `hub_private_repo`; without effect on a repository that is there.
-
-    Raises:
-        huggingface_hub.errors.HfHubHTTPError: the Hub refuses it; a note says what to do.
+    Token and privacy may be given in the place of `hub_token` and `hub_private_repo`.
     """
-    args = trainer.args
+    from huggingface_hub import HfApi
+
     token = token_for(args, token)
     private = args.hub_private_repo if private is None else private
     name = repository_name(args)
     with explaining(f"creating the repository {name}", token):
-        created = _with_patience(lambda: client().create_repo(name, token=token, private=private, exist_ok=True))
-        trainer.hub_model_id, trainer._hub_model_id_asked_for = created.repo_id, (args.hub_model_id,)
-        make_branch(created.repo_id, args.hub_revision, token)
-
-
-def is_repository_made(trainer: Any) -> bool:
-    """Whether there is the repository that the arguments name; a script may set them after it has made the Trainer."""
-    # An override of init_hf_repo, or the script, may have set hub_model_id by itself.
-    asked_for = trainer._hub_model_id_asked_for or (trainer.args.hub_model_id,)
-    return trainer.hub_model_id is not None and asked_for == (trainer.args.hub_model_id,)
+        found: str = HfApi().create_repo(name, token=token, private=private, exist_ok=True).repo_id
+        make_branch(found, args.hub_revision, token)
+    return found
 
 
 def make_branch(repository: str, revision: str | None, token: str | None) -> None:
     """Create a branch unless it is there, or is none that can be created."""
     if revision is not None and revision != MAIN_BRANCH and not revision.startswith(OWN_REFERENCES):
-        _with_patience(lambda: client().create_branch(repository, branch=revision, token=token, exist_ok=True))
+        from huggingface_hub import HfApi
 
-
-def client() -> Any:
-    """The Hub's client, for the endpoint that is set, which does not wait for ever."""
-    from huggingface_hub import HfApi
-
-    bound_silence()
-    return HfApi()
-
-
-def _with_patience(ask: Callable[[], Answer]) -> Answer:
-    """Ask the Hub again if it fails by itself; the client does so for uploads only."""
-    for wait in WAITS:
-        try:
-            return ask()
-        except Exception as error:
-            if (_status_of(error) or 0) < 500:
-                raise
-            time.sleep(wait)
-    return ask()
+        HfApi().create_branch(repository, branch=revision, token=token, exist_ok=True)
 
 
 # ---- Errors ----------------------------------------------------------------------------------------------------------
@@ -122,11 +92,7 @@ def _with_patience(ask: Callable[[], Answer]) -> Answer:
 
 @contextlib.contextmanager
 def explaining(doing: str, token: str | None) -> Iterator[None]:
-    """A block whose errors get a note that says what to do; one that shows the token is replaced.
-
-    Raises:
-        PushError: in the place of an error with the token in it.
-    """
+    """A block whose errors get a note that says what to do; one that shows the token is replaced by a PushError."""
     try:
         yield
     except Exception as error:
@@ -142,8 +108,6 @@ def explaining(doing: str, token: str | None) -> Iterator[None]:
 def advice_for(error: BaseException) -> str:
     """What to do about an error of a push; empty if its text has to do."""
     for link in causes(error):
-        if isinstance(link, SilentHubError):
-            return SILENT.format(link)
         status = _status_of(link)
         if status is not None:
             return SERVER_FAILS if status >= 500 else ADVICE.get(status, "")
@@ -152,17 +116,6 @@ def advice_for(error: BaseException) -> str:
         if isinstance(link, ConnectionError) or any(part in type(link).__name__ for part in OF_CONNECTIONS):
             return NO_ANSWER
     return ""
-
-
-def is_silent(error: BaseException) -> bool:
-    """Whether the Hub has said nothing for too long."""
-    return any(isinstance(link, SilentHubError) for link in causes(error))
-
-
-def is_lasting(error: BaseException) -> bool:
-    """Whether what is sent next would fare no better: the Hub has refused it, or says nothing."""
-    status = next((status for link in causes(error) if (status := _status_of(link)) is not None), None)
-    return status in LASTING or is_silent(error)
 
 
 def text_of(error: BaseException, *tokens: Any) -> str:
@@ -184,3 +137,50 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 def _status_of(error: BaseException) -> int | None:
     status = getattr(getattr(error, "response", None), "status_code", None)
     return status if isinstance(status, int) else None
+
+
+# ---- Access tokens ---------------------------------------------------------------------------------------------------
+
+
+def known_tokens(*given: Any) -> list[str]:
+    """Tokens that the process could sign in with: those that are given, and those that are logged in."""
+    found = [*given, *(os.environ.get(name) for name in TOKEN_VARIABLES)]
+    # If the client cannot find out who is logged in, its own error says so when it signs in.
+    with contextlib.suppress(Exception):
+        from huggingface_hub import get_token
+
+        found.append(get_token())
+    stripped = (token.strip() for token in found if isinstance(token, str))
+    return list(dict.fromkeys(token for token in stripped if token))
+
+
+def without_tokens(text: str, *given: Any) -> str:
+    """A text without any of the tokens that are given or logged in, and without what looks like one."""
+    for token in known_tokens(*given):
+        text = text.replace(token, masked("hub_token"))
+    plain: str = without_secrets(HUB_TOKEN.sub(masked("hub_token"), text))
+    return plain
+
+
+def shows_token(text: str, *given: Any) -> bool:
+    """Whether one of the tokens, or what looks like one, is in a text."""
+    return HUB_TOKEN.search(text) is not None or any(token in text for token in known_tokens(*given))
+
+
+def secrets_of(*given: Any) -> tuple[bytes, ...]:
+    """What must be in no file that is pushed: the tokens that are given, and those that are logged in."""
+    return tuple(token.encode() for token in known_tokens(*given))
+
+
+def remove_files_with_secrets(folder: Path, secrets: tuple[bytes, ...]) -> None:
+    """Remove each file with one of the secrets in it from a folder that is about to be pushed, with a warning."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and _holds_secret(path, secrets):
+            path.unlink()
+            logger.warning("%s is not pushed to the Hub: an access token is in it.", path.relative_to(folder))
+
+
+def _holds_secret(path: Path, secrets: tuple[bytes, ...]) -> bool:
+    with path.open("rb") as file:
+        content = file.read(SEARCHED_BYTES)
+    return any(secret in content for secret in secrets)

@@ -80,11 +80,7 @@ COPIED_BYTES = 16 << 20
 
 
 def take_checkpoint(checkpoint: Path, folder: Path) -> None:
-    """Take a whole checkpoint into a folder.
-
-    Raises:
-        OSError: a file could not be linked or copied.
-    """
+    """Take a whole checkpoint into a folder."""
     for name in _files_in(checkpoint):
         _take(checkpoint / name, folder / name)
 
@@ -100,10 +96,8 @@ def take_model(checkpoint: Path, folder: Path) -> None:
 def take_beside_model(output_dir: Path, folder: Path, links: bool = False) -> None:
     """Add to a folder, which may have the model of a checkpoint, what else of output_dir is pushed: card, logs.
 
-    Files that are there already stay, since the model in output_dir is an earlier one.
-
-    Parameters:
-        links: nothing writes into output_dir until it is sent.
+    Files that are there already stay, since the model in output_dir is an earlier one. Links will do if nothing writes
+    into output_dir until it is sent.
     """
     # A folder with this file is a checkpoint of a `lightning.Trainer`, whose name is up to its user.
     for name in _files_in(output_dir, is_left_out=lambda folder: (folder / LIGHTNING_STATE_NAME).is_file()):
@@ -115,15 +109,19 @@ def take_beside_model(output_dir: Path, folder: Path, links: bool = False) -> No
 
 
 def new_snapshot(output_dir: Path, name: str) -> Path:
-    """Make the folder of one push, which other runs in output_dir leave alone as long as this process lives.
-
-    Parameters:
-        name: what its own name begins with.
-
-    Raises:
-        OSError: nothing can be written there.
-    """
+    """Make the folder of one push, which other runs in output_dir leave alone as long as this process lives."""
     return take_claim(own_place(output_dir / SNAPSHOT_DIR) / f"{name}-{uuid.uuid4().hex[:8]}")
+
+
+@contextlib.contextmanager
+def filled_snapshot(output_dir: Path, name: str) -> Iterator[Path]:
+    """A block that fills the folder of one push, which goes again if that fails, as on a full disk."""
+    place = new_snapshot(output_dir, name)
+    try:
+        yield place
+    except BaseException:
+        remove_snapshots(place)
+        raise
 
 
 def remove_abandoned_snapshots(output_dir: Path) -> None:
@@ -145,11 +143,7 @@ def remove_snapshots(*folders: Path) -> None:
 
 
 def _files_in(folder: Path, is_left_out: Callable[[Path], bool] = lambda folder: False) -> Iterator[str]:
-    """Paths of the files below a folder.
-
-    Parameters:
-        is_left_out: says of a folder in it that what is below that does not count.
-    """
+    """Paths of the files below a folder, but for what is below one in it that is left out."""
     for parent, folders, names in os.walk(folder):
         folders.sort()
         # Neither is it walked through nor does a snapshot hold another one.

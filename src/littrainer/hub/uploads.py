@@ -17,9 +17,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from littrainer.hub.repository import advice_for, client, is_lasting, text_of
+from littrainer.hub.model_card import leave_out_generated_card
+from littrainer.hub.repository import advice_for, make_branch, remove_files_with_secrets, secrets_of, text_of
 from littrainer.hub.snapshot import remove_snapshots
-from littrainer.hub.tokens import remove_files_with_secrets, secrets_of
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ class Upload:
         path_in_repo: folder there, whose other files are deleted in the same commit; None is the root.
         stays_wanted: send it later too, even when there is a newer one.
         checkpoint: the one that the files are of; once it is deleted, they take room on the disk.
+        prepare: completes the folder, by the thread that sends.
     """
 
     repository: str
@@ -60,6 +61,7 @@ class Upload:
     path_in_repo: str | None = None
     stays_wanted: bool = False
     checkpoint: Path | None = None
+    prepare: Callable[[], object] = lambda: None
 
     def described(self) -> str:
         """What is sent where, for readers."""
@@ -70,13 +72,15 @@ class Upload:
         return self.checkpoint is None or not self.checkpoint.exists()
 
     def send(self) -> Any:
-        """Make the commit.
+        """Make the commit, and before it the branch, unless that is there; an edited card there stays."""
+        from huggingface_hub import HfApi
 
-        Raises:
-            huggingface_hub.errors.HfHubHTTPError: the Hub refuses it.
-        """
+        self.prepare()
+        make_branch(self.repository, self.revision, self.token)
+        if self.path_in_repo is None:
+            leave_out_generated_card(self.folder, self.repository, self.revision, self.token)
         remove_files_with_secrets(self.folder, secrets_of(self.token))
-        return client().upload_folder(
+        return HfApi().upload_folder(
             repo_id=self.repository,
             folder_path=self.folder,
             path_in_repo=self.path_in_repo,
@@ -85,14 +89,6 @@ class Upload:
             revision=self.revision,
             delete_patterns=None if self.path_in_repo is None else "*",
         )
-
-
-@dataclass
-class Push:
-    """What is sent for one save: commits in order, and what makes their folders, called by the thread that sends."""
-
-    uploads: list[Upload]
-    prepare: Callable[[], object] = lambda: None
 
 
 class PushInProgress:
@@ -115,9 +111,6 @@ class PushInProgress:
         # What becomes of a push that fails; None if who waits for it says so.
         self._outlook: str | None = GOES_ON
         self._sent_at_the_moment: Upload | None = None
-        # Oldest first; those that have begun are among them until the next one is added.
-        self._waiting: list[tuple[Future[Any], Push]] = []
-        self._left_out: Push | None = None
         # What is set aside is of use only as long as this is there to send it.
         self._set_aside: set[Path] = set()
         weakref.finalize(self, _remove_all, self._set_aside, os.getpid())
@@ -152,37 +145,13 @@ class PushInProgress:
             _waited_for.add(self)
         return job
 
-    def begin(self, push: Push) -> None:
-        """Send a push, and what failed before and is still wanted, in the background."""
+    def begin(self, uploads: list[Upload]) -> None:
+        """Send the uploads of a push, and what failed before and is still wanted, in the background."""
         self._outlook = GOES_ON
-        self.drop_left_out()
-        self._sent_at_the_moment = self._sent_at_the_moment or push.uploads[0]
-        places = _places(push.uploads)
+        self._sent_at_the_moment = self._sent_at_the_moment or uploads[0]
+        places = _places(uploads)
         self._set_aside |= places
-        job = self.run(lambda: self._carry_out(push))
-        job.add_done_callback(functools.partial(_remove_cancelled, places))
-        waiting = [(one, its) for one, its in self._waiting if not (one.running() or one.done())]
-        self._waiting = [*waiting, (job, push)]
-        for earlier, superseded in self._waiting[:-MOST_DELETED]:
-            if superseded.uploads[0].takes_room() and earlier.cancel():
-                _warn_of_given_up(superseded.uploads[-1])
-
-    def leave_out(self, push: Push) -> None:
-        """Note a push that is not to be sent as long as a newer one may take its place."""
-        self.drop_left_out()
-        self._left_out = push
-        self._set_aside |= _places(push.uploads)
-
-    def taken_left_out(self) -> Push | None:
-        """The newest push that was left out, which is for the caller to begin; None if a newer one was begun."""
-        push, self._left_out = self._left_out, None
-        return push
-
-    def drop_left_out(self) -> None:
-        """Forget what was left out."""
-        push = self.taken_left_out()
-        if push is not None:
-            self._remove(_places(push.uploads))
+        self.run(lambda: self._carry_out(uploads)).add_done_callback(functools.partial(_remove_cancelled, places))
 
     def note_failure(self, doing: str, error: Exception, token: str | None = None) -> None:
         """Note that a push could not even begin, after what is on its way."""
@@ -199,7 +168,7 @@ class PushInProgress:
         if self._failure is not None and self._unsent:
             logger.warning("The last push to the Hub had failed and is tried once more.")
             unsent, self._unsent = self._unsent, []
-            self.run(lambda: self._carry_out(Push(unsent)))
+            self.run(lambda: self._carry_out(unsent))
             self._wait()
         self.failure_at_end, self._failure, self._outlook = self._failure, None, GOES_ON
         if self.failure_at_end is not None:
@@ -211,19 +180,15 @@ class PushInProgress:
         """Send, in the background, what failed and stays wanted; a failure is a warning. Nothing else is on its way."""
         if self._unsent:
             self._outlook = STAYS
-            self.run(lambda: self._carry_out(Push([])))
+            self.run(lambda: self._carry_out([]))
 
     def go_on_without_training(self) -> None:
         """Training has ended by an error: what is on its way goes on, and no further save brings what fails."""
         self._outlook = STAYS
-        left_out = self._left_out
-        self.drop_left_out()
         if self.is_at_work():
             logger.warning("%s, and goes on though training has ended.", self._description())
         elif self._failure is not None:
             logger.error("%s %s", self._failure, STAYS)
-        if left_out is not None:
-            logger.warning("%s was left out meanwhile. %s", left_out.uploads[0].described(), STAYS)
 
     def is_at_work(self) -> bool:
         """Whether something is on its way in this process; in a fork of it the thread does not go on."""
@@ -248,36 +213,23 @@ class PushInProgress:
         upload = self._sent_at_the_moment
         return f"{'A push to the Hub' if upload is None else f'The push of {upload.described()}'} is on its way"
 
-    def _carry_out(self, push: Push) -> None:
+    def _carry_out(self, newest: list[Upload]) -> None:
         before, self._unsent = self._unsent, []
-        uploads = [*push.uploads, *(upload for upload in before if upload.stays_wanted)]
-        unsent: list[Upload] = []
-        failure: str | None = None
-        is_hopeless = False
+        unsent = uploads = [*newest, *(upload for upload in before if upload.stays_wanted)]
+        failure = None
         try:
-            push.prepare()
-            for number, upload in enumerate(uploads):
-                # What is of earlier pushes does not hold up training's end, or the next save, by failing one by one.
-                if is_hopeless or (failure is not None and number >= len(push.uploads) > 0):
-                    unsent.append(upload)
-                    continue
-                self._sent_at_the_moment = upload
-                try:
-                    upload.send()
-                except Exception as error:
-                    # The first one is of the newest save.
-                    failure = failure or _failure_of(upload, error)
-                    is_hopeless = is_lasting(error)
-                    unsent.append(upload)
+            while unsent:
+                self._sent_at_the_moment, *others = unsent
+                self._sent_at_the_moment.send()
+                unsent = others
         except Exception as error:
-            # Of what needs no preparing, the next push brings what is wanted even then.
-            failure = _failure_of(uploads[0], error)
-            unsent = [upload for upload in uploads if upload.stays_wanted]
+            # What follows would most likely fail as well, and hold up the next save.
+            failure = f"Pushing {unsent[0].described()} failed ({text_of(error, unsent[0].token)}). {advice_for(error)}"
         self._sent_at_the_moment, self._unsent = None, _within_room(unsent)
         self._remove(_places([*before, *uploads]) - _places(self._unsent))
         self._failure = None
         if failure is not None:
-            self._fail(failure)
+            self._fail(failure.rstrip())
 
     def _fail(self, failure: str) -> None:
         self._failure = failure
@@ -320,16 +272,12 @@ def _within_room(uploads: list[Upload]) -> list[Upload]:
     wanted = [upload for upload in uploads if upload.stays_wanted]
     given_up = [upload for upload in wanted[MOST_DELETED:] if upload.takes_room()]
     for upload in given_up:
-        _warn_of_given_up(upload)
-    return [upload for upload in uploads if not any(upload is one for one in given_up)]
-
-
-def _warn_of_given_up(upload: Upload) -> None:
-    logger.warning(
-        "The push of %s is given up: its checkpoint is deleted here, newer ones wait for the Hub, and what waits would "
-        "fill the disk.",
-        upload.described(),
-    )
+        logger.warning(
+            "The push of %s is given up: its checkpoint is deleted here, newer ones wait for the Hub, and what waits "
+            "would fill the disk.",
+            upload.described(),
+        )
+    return [upload for upload in uploads if upload not in given_up]
 
 
 def _places(uploads: list[Upload]) -> set[Path]:
@@ -345,7 +293,3 @@ def _remove_all(places: set[Path], owner: int) -> None:
     # In a fork of the process they are still those of the first one.
     if os.getpid() == owner:
         remove_snapshots(*places)
-
-
-def _failure_of(upload: Upload, error: Exception) -> str:
-    return f"Pushing {upload.described()} failed ({text_of(error, upload.token)}). {advice_for(error)}".rstrip()

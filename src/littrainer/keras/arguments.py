@@ -18,7 +18,7 @@ class TFTrainingArguments(TrainingArguments):
 
     Raises:
         NotImplementedError: a TPU or XLA is asked for.
-        TypeError, ValueError: as TrainingArguments, or `poly_power` is no positive number, or contradicts the schedule.
+        TypeError, ValueError: as TrainingArguments, or `poly_power` is no positive number or contradicts the schedule.
     """
 
     tpu_name: str | None = argument(None, "A TPU's name; refused, since it needs TensorFlow.")
@@ -41,10 +41,10 @@ class TFTrainingArguments(TrainingArguments):
 
     def _choose_schedule(self) -> None:
         power = self.poly_power
-        if isinstance(power, bool) or not isinstance(power, (int, float)):
-            raise TypeError(f"poly_power={power!r} has to be a number.")
-        if not power > 0:
-            raise ValueError(f"poly_power={power!r} has to be above 0: it is the power of the learning rate's decay.")
+        if not (isinstance(power, (int, float)) and power > 0):
+            raise ValueError(
+                f"poly_power={power!r} has to be a number above 0: it is the power of the learning rate's decay."
+            )
         if power == 1:
             return
         schedule = SchedulerType(self.lr_scheduler_type)

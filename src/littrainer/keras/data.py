@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,154 +13,60 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from littrainer.data.loaders import has_length
 
 FEATURES, LABELS = "features", "labels"
-# Columns that are labels in samples that are dicts, if the arguments name none; the first that is there counts.
-LABEL_COLUMNS = ("labels", "label", "label_ids")
-# What tf.data.Dataset.cardinality() returns for a dataset without end.
-INFINITE = -1
-WHAT_TO_PASS = (
-    "Pass samples (features, labels): a list, a torch dataset such as TensorDataset(features, labels), a "
-    "datasets.Dataset, an iterable, or a tf.data.Dataset."
-)
 
 Sample = Mapping[str, Any]
-ReadSample = Callable[[Any], Sample]
 
 
-# ---- Samples ---------------------------------------------------------------------------------------------------------
-
-
-def reader_of_samples(model: Any, args: Any) -> ReadSample:
-    """Return the function that makes `{"features": ..., "labels": ...}` of a sample for a model.
-
-    Parameters:
-        model: the Keras model, whose inputs' names choose columns among those of a sample that is a dict.
-        args: `label_names` and `remove_unused_columns` count.
-    """
-    import keras
-
-    # A model that has not been built has no inputs yet.
-    inputs = (getattr(model, "inputs", None) or []) if model.built else []
-    return partial(
-        named_parts,
-        label_names=tuple(args.label_names or ()),
-        input_names=tuple(str(one.name) for one in inputs) if args.remove_unused_columns else (),
-        takes_one_tensor=len(inputs) == 1 or isinstance(model, keras.Sequential),
-    )
-
-
-def named_parts(
-    sample: Any, label_names: Sequence[str] = (), input_names: Sequence[str] = (), takes_one_tensor: bool = False
-) -> dict[str, Any]:
-    """Return a sample as `{"features": ..., "labels": ...}`, without labels if it has none.
-
-    Parameters:
-        sample: a pair (features, labels); a row of columns, a dict; or features alone.
-        label_names: columns that are labels; by default the first of `labels`, `label` and `label_ids` there is.
-        input_names: columns to take alone, if the row has some of them.
-        takes_one_tensor: one column that is left is the features, and not a dict with it.
-
-    Raises:
-        TypeError: a tuple of another length, such as one with sample weights.
-        ValueError: a row without any column but labels.
-    """
-    if isinstance(sample, (tuple, list)):
-        if len(sample) != 2:
-            raise TypeError(
-                f"A sample is a {type(sample).__name__} of {len(sample)}, and TFTrainer takes pairs (features, "
-                "labels). Several inputs go into the first as a dict or tuple; sample weights into the loss that "
-                "run_model returns."
-            )
-        return {FEATURES: sample[0], LABELS: sample[1]}
-    if not isinstance(sample, Mapping):
+def named_parts(sample: Any) -> dict[str, Any]:
+    """Return a pair (features, labels) as `{"features": ..., "labels": ...}`, features alone without labels."""
+    if not isinstance(sample, (tuple, list)):
         return {FEATURES: sample}
-    usual = [name for name in LABEL_COLUMNS if name in sample][:1]
-    labels = [name for name in label_names if name in sample] if label_names else usual
-    columns = [name for name in sample if name not in labels]
-    columns = [name for name in columns if name in input_names] or columns
-    if not columns:
-        raise ValueError(
-            f"A sample has no features: its columns are {', '.join(map(str, sample))}, and "
-            f"{', '.join(map(str, labels))} are labels."
+    if len(sample) != 2:
+        raise TypeError(
+            f"A sample is a {type(sample).__name__} of {len(sample)}, and TFTrainer takes pairs (features, labels). "
+            "Several inputs go into the first as a dict or tuple; sample weights into the loss that run_model returns."
         )
-    is_tensor = len(columns) == 1 and takes_one_tensor
-    parts: dict[str, Any] = {FEATURES: sample[columns[0]] if is_tensor else {name: sample[name] for name in columns}}
-    if labels:
-        parts[LABELS] = sample[labels[0]] if len(labels) == 1 else {name: sample[name] for name in labels}
-    return parts
-
-
-# ---- Datasets --------------------------------------------------------------------------------------------------------
+    return {FEATURES: sample[0], LABELS: sample[1]}
 
 
 class PairDataset(Dataset[Sample]):
-    """Samples of a sequence or a map-style dataset.
+    """Samples of a sequence or a map-style dataset."""
 
-    Parameters:
-        source: has a length and items by number.
-        read: makes features and labels of an item.
-    """
-
-    def __init__(self, source: Any, read: ReadSample):
-        self.source, self.read = source, read
+    def __init__(self, source: Any):
+        self.source = source
 
     def __len__(self) -> int:
         return len(self.source)
 
     def __getitem__(self, index: int) -> Sample:
-        return self.read(self.source[index])
+        return named_parts(self.source[index])
 
 
-class PairStream(IterableDataset[Sample]):
-    """Samples of an iterable, or batches that a script makes itself; read from the start for each epoch.
-
-    Parameters:
-        source: gives items when it is iterated over, each time from the first on; may be a tf.data.Dataset.
-        read: makes features and labels of an item.
-        most: items to read at most; all by default.
-    """
-
-    def __init__(self, source: Any, read: ReadSample, most: int | None = None):
-        self.source, self.read, self.most = source, read, most
-
-    def __iter__(self) -> Iterator[Sample]:
-        items = self.source.as_numpy_iterator() if is_tensorflow_dataset(self.source) else self.source
-        return map(self.read, itertools.islice(items, self.most))
-
-
-def dataset_of_pairs(source: Any, read: ReadSample, name: str) -> Any:
+def dataset_of_pairs(source: Any, name: str) -> PairDataset | None:
     """Return a dataset as the Trainer takes it; None stays None.
 
-    A tf.data.Dataset that knows its length is read into memory, from where it is shuffled as a whole; one that does
-    not is a stream.
-
     Parameters:
-        source: a sequence, a torch or `datasets` dataset, an iterable, or a tf.data.Dataset that is not batched.
-        read: makes features and labels of its items.
+        source: a sequence, a torch dataset with a length, or a tf.data.Dataset that is not batched and knows its
+            length; it is read into memory, from where it is shuffled as a whole.
         name: the argument that it is, for errors.
-
-    Raises:
-        TypeError: it is none of these.
     """
-    if source is None or isinstance(source, (PairDataset, PairStream)):
+    if source is None or isinstance(source, PairDataset):
         return source
-    if is_tensorflow_dataset(source):
-        known = source.cardinality() >= 0
-        return PairDataset(list(source.as_numpy_iterator()), read) if known else PairStream(source, read)
-    is_pair = isinstance(source, (tuple, list)) and len(source) == 2
-    are_columns = is_pair and all(isinstance(part, (np.ndarray, torch.Tensor)) and part.ndim > 0 for part in source)
-    holds_no_samples = (
-        are_columns
-        or isinstance(source, (str, Mapping, DataLoader))
-        or not (hasattr(source, "__iter__") or hasattr(source, "__getitem__"))
-    )
-    if holds_no_samples or iter(source) is source:
+    if is_tensorflow_dataset(source) and source.cardinality() >= 0:
+        return PairDataset(list(source.as_numpy_iterator()))
+    are_columns = isinstance(source, (tuple, list)) and len(source) == 2 and all(map(_is_array, source))
+    if are_columns or isinstance(source, (str, Mapping)) or not (has_length(source) and hasattr(source, "__getitem__")):
         raise TypeError(
             f"{name} is a {type(source).__name__}{' of two arrays' if are_columns else ''}, not a dataset of samples "
-            f"that each epoch reads from the start. {WHAT_TO_PASS} Batches are what an override of get_train_tfdataset "
-            "or get_eval_tfdataset returns."
+            "with a length. Pass samples (features, labels): a list, a torch dataset such as TensorDataset(features, "
+            "labels), or a tf.data.Dataset of known cardinality. Batches, and what has no length, are what an override "
+            "of get_train_tfdataset or get_eval_tfdataset returns."
         )
-    is_sequence = has_length(source) and hasattr(source, "__getitem__")
-    return PairDataset(source, read) if is_sequence else PairStream(source, read)
+    return PairDataset(source)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim > 0
 
 
 def is_tensorflow_dataset(source: Any) -> bool:
@@ -170,67 +75,43 @@ def is_tensorflow_dataset(source: Any) -> bool:
     return is_of_tensorflow and hasattr(source, "as_numpy_iterator")
 
 
-def count_samples(dataset: Any, name: str) -> int:
-    """Return the number of samples to evaluate on; those of a stream are counted by reading it once.
-
-    Raises:
-        ValueError: it has no end.
-    """
-    if has_length(dataset):
-        return len(dataset)
-    source = getattr(dataset, "source", dataset)
-    if is_tensorflow_dataset(source) and source.cardinality() == INFINITE:
-        raise ValueError(f"{name} is a tf.data.Dataset without end: call take(...) on it.")
-    return sum(1 for _ in dataset)
-
-
 # ---- Batches ---------------------------------------------------------------------------------------------------------
 
 
 def collate_pairs(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Return a batch of samples: torch tensors, in dicts and tuples as in the samples; `labels` if all have some.
-
-    Raises:
-        ValueError: the samples differ in shape or structure.
-        TypeError: something is neither a number nor an array of numbers.
-    """
-    batch = {FEATURES: _stacked([sample[FEATURES] for sample in samples], FEATURES)}
-    if all(sample.get(LABELS) is not None for sample in samples):
-        batch[LABELS] = _stacked([sample[LABELS] for sample in samples], LABELS)
-    return batch
+    """Return a batch of samples: torch tensors, in dicts and tuples as in the samples; `labels` if all have some."""
+    has_labels = all(sample.get(LABELS) is not None for sample in samples)
+    names = (FEATURES, LABELS) if has_labels else (FEATURES,)
+    return {name: _stacked([as_tensors(sample[name], name) for sample in samples], name) for name in names}
 
 
 def _stacked(values: list[Any], place: str) -> Any:
-    first = values[0]
-    is_row_of_numbers = isinstance(first, tuple) and all(isinstance(part, (int, float, np.generic)) for part in first)
-    if isinstance(first, (Mapping, tuple)) and not is_row_of_numbers:
-        names = list(first) if isinstance(first, Mapping) else range(len(first))
-        if any(type(value) is not type(first) or len(value) != len(first) for value in values) or (
-            isinstance(first, Mapping) and any(value.keys() != first.keys() for value in values)
-        ):
-            raise ValueError(
-                f"The samples of a batch differ in the structure of their {place}: the first one has {list(names)}. "
-                "Give all samples the same."
-            )
-        parts = {name: _stacked([value[name] for value in values], f"{place}[{name!r}]") for name in names}
-        return parts if isinstance(first, Mapping) else tuple(parts.values())
-    tensors = [as_tensor(value, place) for value in values]
-    shapes = sorted({tuple(tensor.shape) for tensor in tensors})
-    if len(shapes) > 1:
+    if len({_shape(value) for value in values}) > 1:
+        shapes = sorted({str(_shape(value)) for value in values})
         raise ValueError(
-            f"The {place} of a batch differ in shape: {', '.join(map(str, shapes))}. Pad them in the dataset, or "
+            f"The {place} of a batch differ in shape or structure: {', '.join(shapes)}. Pad them in the dataset, or "
             "override get_train_tfdataset and get_eval_tfdataset to return padded batches."
         )
-    return torch.stack(tensors)
+    first = values[0]
+    if isinstance(first, Mapping):
+        return {name: _stacked([value[name] for value in values], f"{place}[{name!r}]") for name in first}
+    if isinstance(first, tuple):
+        return tuple(_stacked([value[part] for value in values], f"{place}[{part}]") for part in range(len(first)))
+    return torch.stack(values)
 
 
-def as_tensor(value: Any, place: str) -> torch.Tensor:
-    """Return a number or array as a tensor; float64, which Python's numbers are, becomes float32, as in Keras.
+def _shape(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return frozenset(value)
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else tuple(value.shape)
 
-    Raises:
-        ValueError: nested lists of unequal length.
-        TypeError: it holds text or anything else that is no number.
-    """
+
+def as_tensors(value: Any, place: str) -> Any:
+    """Return numbers and arrays, in dicts and tuples, as tensors; float64, which Python's are, becomes float32."""
+    if isinstance(value, Mapping):
+        return {name: as_tensors(part, f"{place}[{name!r}]") for name, part in value.items()}
+    if isinstance(value, tuple) and not all(isinstance(part, (int, float, np.generic)) for part in value):
+        return tuple(as_tensors(part, place) for part in value)
     try:
         # Tensors of TensorFlow and JAX become arrays too.
         array = value if isinstance(value, torch.Tensor) else np.asarray(value)
@@ -247,23 +128,8 @@ def as_tensor(value: Any, place: str) -> torch.Tensor:
     return array.float() if array.dtype == torch.float64 else array
 
 
-def named_tensors(batch: Any) -> dict[str, Any]:
-    """Return a batch (features, labels) that a script makes itself as named torch tensors."""
-    return {name: _tensors(part, name) for name, part in named_parts(batch).items() if part is not None}
-
-
-def _tensors(value: Any, place: str) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _tensors(part, f"{place}[{name!r}]") for name, part in value.items()}
-    return tuple(_tensors(part, place) for part in value) if isinstance(value, tuple) else as_tensor(value, place)
-
-
 class BatchedPairs:
-    """A Trainer's loader as the first edition's methods hand it out: its batches are pairs (features, labels).
-
-    Parameters:
-        loader: batches with `features` and, if there are some, `labels`.
-    """
+    """A Trainer's loader as the first edition's methods hand it out: its batches are pairs (features, labels)."""
 
     def __init__(self, loader: Any):
         self.loader = loader
@@ -272,25 +138,30 @@ class BatchedPairs:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        for batch in self.loader:
-            yield batch[FEATURES], batch.get(LABELS)
+        return ((batch[FEATURES], batch.get(LABELS)) for batch in self.loader)
+
+
+class ScriptBatches(IterableDataset[Sample]):
+    """Batches that a script makes itself, at most so many, read from the start for each epoch."""
+
+    def __init__(self, source: Any, most: int | None):
+        self.source, self.most = source, most
+
+    def __iter__(self) -> Iterator[Sample]:
+        items = self.source.as_numpy_iterator() if is_tensorflow_dataset(self.source) else self.source
+        for batch in itertools.islice(items, self.most):
+            yield {name: as_tensors(part, name) for name, part in named_parts(batch).items() if part is not None}
 
 
 class LoaderOfBatches(DataLoader[Sample]):
-    """A loader of batches that a script makes itself.
-
-    Parameters:
-        batches: an iterable of (features, labels), or a tf.data.Dataset of batches.
-        steps: how many of them are read; None if nobody knows.
-        num_examples: samples in them, if they are known.
-    """
+    """A loader of batches that a script makes itself; how many of them are read, and the samples in them, if known."""
 
     # Class attributes, since DataLoader's own constructor watches assignments.
     steps: int | None = None
     num_examples: int | None = None
 
     def __init__(self, batches: Any, steps: int | None, num_examples: int | None):
-        super().__init__(PairStream(batches, named_tensors, steps), batch_size=None)
+        super().__init__(ScriptBatches(batches, steps), batch_size=None)
         self.steps, self.num_examples = steps, num_examples
 
     def __len__(self) -> int:
@@ -300,17 +171,7 @@ class LoaderOfBatches(DataLoader[Sample]):
 
 
 def loader_of(batches: Any, name: str, steps: int | None = None, num_examples: int | None = None) -> Any:
-    """Return what the Trainer goes through for the batches that one of the `get_*_tfdataset` methods returned.
-
-    Parameters:
-        batches: what it returned.
-        name: the method's, for errors.
-        steps: batches to read; by default all.
-        num_examples: samples in them.
-
-    Raises:
-        TypeError: it cannot be iterated over.
-    """
+    """Return what the Trainer goes through for the batches that a `get_*_tfdataset` method of this name returned."""
     known = len(batches) if has_length(batches) else None
     if isinstance(batches, BatchedPairs) and steps in (None, known):
         return batches.loader

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
+import itertools
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -27,34 +27,23 @@ ON_TORCH = (
 
 
 def check_model(model: Any) -> None:
-    """Refuse what is no Keras 3 model on the torch backend.
-
-    Raises:
-        NotImplementedError: a model of TensorFlow, of JAX, or of Keras on another backend than torch.
-        TypeError: anything else that is no Keras model.
-    """
+    """Refuse what is no Keras 3 model on the torch backend."""
     name = type(model).__name__
     packages = [base.__module__.partition(".")[0] for base in type(model).__mro__]
-    frameworks = [OTHER_FRAMEWORKS[package] for package in packages if package in OTHER_FRAMEWORKS]
+    backend = next((OTHER_FRAMEWORKS[package] for package in packages if package in OTHER_FRAMEWORKS), None)
     # A model of Keras cannot be here before it is imported.
     keras: Any = sys.modules.get("keras")
-    is_of_keras = keras is not None and isinstance(model, keras.Model)
-    if not frameworks and not is_of_keras:
+    if backend is None and keras is not None and isinstance(model, keras.Model):
+        backend = keras.config.backend()
+    if backend is None:
         advice = "Pass it to Trainer" if isinstance(model, nn.Module) else f"Pass a keras.Model. {ON_TORCH}"
         raise TypeError(f"TFTrainer takes a Keras model, and model is a {name}. {advice}.")
-    if not frameworks and hasattr(keras, "config") and keras.config.backend() == "torch":
-        return
-    # Keras 2, which has no choice of a backend, is TensorFlow's.
-    backend = frameworks[0] if frameworks else keras.config.backend() if hasattr(keras, "config") else "tensorflow"
-    raise NotImplementedError(f"{name} is a model of {backend}, and littrainer trains on torch. {ON_TORCH}.")
+    if backend != "torch":
+        raise NotImplementedError(f"{name} is a model of {backend}, and littrainer trains on torch. {ON_TORCH}.")
 
 
 def check_training_of(model: Any) -> None:
-    """Refuse a model that would be trained otherwise than it says, unless run_model is overridden.
-
-    Raises:
-        NotImplementedError: it has its own train_step, or its losses are added up.
-    """
+    """Refuse a model that would be trained otherwise than it says, unless run_model is overridden."""
     import keras
 
     if type(model).train_step is not keras.Model.train_step:
@@ -97,18 +86,21 @@ class KerasModule(nn.Module):
         """Register the variables that the model has at present, statistics as buffers, which processes share."""
         self._parameters.clear()
         self._buffers.clear()
-        statistics = statistics_in(self.keras_model)
+        layers = self.keras_model._flatten_layers()
+        # What a layer computes itself, such as moving means; those of a frozen layer that are not stay parameters.
+        computed = {id(one) for layer in layers for one in layer._non_trainable_variables}
         for name, variable in stable_names(self.keras_model).items():
-            register: Any = self.register_buffer if id(variable) in statistics else self.register_parameter
+            is_statistic = id(variable) in computed and torch.is_floating_point(variable.value)
+            register: Any = self.register_buffer if is_statistic else self.register_parameter
             register(name, variable.value)
         # Variables are all that Keras knows of; modules of torch inside the model have buffers too.
-        buffers = {id(buffer): buffer for layer in layers_in(self.keras_model) for buffer in layer.buffers()}
+        buffers = {id(one): one for layer in layers for one in layer.buffers()}
         for number, buffer in enumerate(buffers.values()):
             self.register_buffer(f"torch_buffer_{number}", buffer)
 
     def _apply(self, fn: Any, recurse: bool = True) -> KerasModule:
         # The parameters stay the same objects; buffers do not.
-        for layer in layers_in(self.keras_model):
+        for layer in self.keras_model._flatten_layers():
             layer._apply(fn, recurse)
         self.take_variables()
         return self
@@ -120,15 +112,7 @@ class KerasModule(nn.Module):
                 variable.assign(variable.constraint(variable))
 
     def forward(self, features: Any, labels: Any = None, num_items_in_batch: Any = None) -> dict[str, Any]:
-        """Return loss and logits of a micro-batch.
-
-        Parameters:
-            labels: None for logits alone.
-            num_items_in_batch: instances of the whole window, as `count_instances` counts; by default of this batch.
-
-        Raises:
-            ValueError: there are no labels to train on, or the model gives no loss.
-        """
+        """Return loss and logits of a micro-batch, of which the window has so many instances; logits without labels."""
         loss, logits = self.run(features, labels, self.training)
         if labels is not None:
             return {"loss": mean_over_window(loss, labels, num_items_in_batch), "logits": logits}
@@ -137,20 +121,6 @@ class KerasModule(nn.Module):
                 "A batch to train on has no labels: let each sample of train_dataset be a pair (features, labels)."
             )
         return {"logits": logits}
-
-
-def layers_in(model: Any) -> Iterator[Any]:
-    """Yield a Keras model and the layers in it, which torch need not count among its modules."""
-    yield model
-    for layer in getattr(model, "layers", ()):
-        yield from layers_in(layer)
-
-
-def statistics_in(model: Any) -> set[int]:
-    """Return the ids of variables that a layer computes itself, such as moving means: never trained."""
-    # Only these lists tell them from variables of a frozen layer, which stay parameters.
-    variables = (one for layer in model._flatten_layers() for one in layer._non_trainable_variables)
-    return {id(variable) for variable in variables if torch.is_floating_point(variable.value)}
 
 
 def stable_names(model: Any) -> dict[str, Any]:
@@ -178,7 +148,7 @@ def stable_names(model: Any) -> dict[str, Any]:
 
 
 def _not_in(taken: Any, name: str) -> str:
-    numbered: Iterator[str] = (f"{name}_{number}" for number in range(1, len(taken) + 1))
+    numbered = (f"{name}_{number}" for number in itertools.count(1))
     return name if name not in taken else next(one for one in numbered if one not in taken)
 
 
@@ -190,74 +160,35 @@ def run_keras_model(model: Any, features: Any, labels: Any, training: bool) -> t
 
     The loss is the one that the model was compiled with, or of its own `compute_loss`, with its regularization; else
     the one it returns itself, called with the labels if its `call` takes them.
-
-    Raises:
-        ValueError: there are labels, and no loss; or the batch does not fit the model.
     """
     import keras
 
     is_compiled = getattr(model, "compiled", False) and getattr(model, "loss", None) is not None
-    has_loss = is_compiled or type(model).compute_loss is not keras.Model.compute_loss
-    with _errors_name_the_batch(model, features, labels, training):
-        if not has_loss:
-            keywords = _labels_for_call(model, labels)
-            loss, logits = _loss_and_logits(model(features, training=training, **keywords), bool(keywords))
-        else:
-            loss, logits = None, model(features, training=training)
-            if labels is not None:
-                # One written for an earlier Keras takes no `training`, and may want the weights.
-                accepted = inspect.signature(model.compute_loss).parameters
-                given = {"sample_weight": None, "training": training}
-                known = {name: value for name, value in given.items() if name in accepted}
-                return model.compute_loss(features, labels, logits, **known), logits
-    if labels is not None and not isinstance(loss, torch.Tensor):
+    if labels is None:
+        return None, _loss_and_logits(model(features, training=training), False)[1]
+    if is_compiled or type(model).compute_loss is not keras.Model.compute_loss:
+        logits = model(features, training=training)
+        return model._compute_loss(features, labels, logits, None, training), logits
+    accepted = inspect.signature(model.call).parameters
+    given = dict(labels) if isinstance(labels, Mapping) and "labels" not in accepted else {"labels": labels}
+    keywords = given if accepted.keys() >= given.keys() else {}
+    loss, logits = _loss_and_logits(model(features, training=training, **keywords), bool(keywords))
+    if not isinstance(loss, torch.Tensor):
         raise ValueError(
             f"{type(model).__name__} has no loss: it was not compiled with one, and its call returned none. Call "
             "model.compile(loss=...), return (loss, logits) from a call that takes `labels`, or override run_model."
         )
-    return (None if labels is None else loss), logits
-
-
-def _labels_for_call(model: Any, labels: Any) -> dict[str, Any]:
-    accepted = inspect.signature(model.call).parameters
-    if labels is not None and "labels" in accepted:
-        return {"labels": labels}
-    return dict(labels) if isinstance(labels, Mapping) and all(name in accepted for name in labels) else {}
-
-
-@contextlib.contextmanager
-def _errors_name_the_batch(model: Any, features: Any, labels: Any, training: bool) -> Iterator[None]:
-    try:
-        yield
-    except (IndexError, ValueError) as error:
-        import keras
-
-        def describe(one: Any) -> Any:
-            return f"{tuple(one.shape)} of {one.dtype}" if isinstance(one, torch.Tensor) else one
-
-        shapes = keras.tree.map_structure(describe, {"x": features, "y": labels})
-        dataset = "train_dataset" if training else "the dataset to evaluate or predict"
-        raise ValueError(
-            f"{type(model).__name__} failed on a batch of {dataset} with features {shapes['x']} and labels "
-            f"{shapes['y']}: {error}\nCheck that its features have the shapes that the model was built for, that "
-            "its labels are structured as the outputs are, and that labels of classes are below the number of classes."
-        ) from error
+    return loss, logits
 
 
 def _loss_and_logits(outputs: Any, was_given_labels: bool) -> tuple[Any, Any]:
-    if isinstance(outputs, Mapping):
-        others = [value for name, value in outputs.items() if name != "loss"]
-        if "loss" in outputs or len(others) == 1:
-            return outputs.get("loss"), _alone_or_all(others)
-        return None, dict(outputs)
-    is_row = isinstance(outputs, (tuple, list)) and len(outputs) > 1
-    if is_row and isinstance(outputs[0], torch.Tensor) and (was_given_labels or outputs[0].dim() == 0):
-        return outputs[0], _alone_or_all(outputs[1:])
-    return None, outputs
-
-
-def _alone_or_all(values: Any) -> Any:
-    return values[0] if len(values) == 1 else tuple(values)
+    if isinstance(outputs, Mapping) and "loss" in outputs:
+        loss, others = outputs["loss"], [value for name, value in outputs.items() if name != "loss"]
+    elif isinstance(outputs, (tuple, list)) and len(outputs) > 1 and was_given_labels:
+        loss, *others = outputs
+    else:
+        return None, outputs
+    return loss, others[0] if len(others) == 1 else tuple(others)
 
 
 # ---- The mean of losses ----------------------------------------------------------------------------------------------

@@ -30,8 +30,8 @@ def survives_failure(event: Event) -> Event:
 
     @functools.wraps(event)
     def guarded(self: TrackerCallback, *args: Any, **kwargs: Any) -> Any:
-        if event.__name__ == "on_train_begin":
-            self.forget_failure()
+        if event.__name__ == "on_train_begin" and self.has_failed:
+            self.has_failed = self._initialized = False
         if self.has_failed:
             return None
         try:
@@ -46,8 +46,8 @@ def survives_failure(event: Event) -> Event:
 class TrackerCallback(TrainerCallback):
     """Reports a training to an experiment tracker. Services derive from it; users override `setup` of theirs.
 
-    A service overrides `setup`, which starts its run, and `write_logs`; further events where it needs them, each
-    wrapped in `survives_failure`.
+    A service overrides `start_run` and `write_logs`; further events where it needs them, each wrapped in
+    `survives_failure`.
 
     Raises:
         ImportError: the service's package is not installed.
@@ -79,15 +79,21 @@ class TrackerCallback(TrainerCallback):
         return self.service or type(self).__name__
 
     def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
-        """Start a run and write what is known of it; called once, on every process.
-
-        Override it to start the run otherwise; only the process with `state.is_world_process_zero` reports.
+        """Begin to report; called once, on every process. Override it to start the run otherwise.
 
         Parameters:
-            args: the training arguments.
-            state: the Trainer's state.
-            model: the model, or None.
+            args, state, model: the training arguments, the Trainer's state, and the model, or None.
             kwargs: what else events are given by keyword, such as `processing_class`; an override names what it needs.
+        """
+        self._initialized = True
+        if state.is_world_process_zero:
+            self.start_run(args, state, model)
+
+    def start_run(self, args: Any, state: Any, model: Any) -> None:
+        """Start a run and write what is known of it; called on the first process only.
+
+        Parameters:
+            args, state, model: the training arguments, the Trainer's state, and the model, or None.
         """
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
@@ -95,8 +101,7 @@ class TrackerCallback(TrainerCallback):
 
         Parameters:
             logs: values by name, as `Trainer.log` got them.
-            args: the training arguments.
-            state: the Trainer's state, whose `global_step` counts the optimizer steps.
+            args, state: the training arguments and the Trainer's state, whose `global_step` counts optimizer steps.
             model: the model, or None.
         """
 
@@ -105,17 +110,16 @@ class TrackerCallback(TrainerCallback):
 
         Parameters:
             metrics: values by name.
-            args: the training arguments.
-            state: the Trainer's state.
+            args, state: the training arguments and the Trainer's state.
         """
 
     @survives_failure
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Start the run, unless there is one."""
-        self.part_from_trial(state)
+        self.begin_training(args, state)
         self.set_up_once(args, state, model, **kwargs)
 
-    def part_from_trial(self, state: Any) -> None:
+    def begin_training(self, args: Any, state: Any) -> None:
         """A training begins: where it is a trial, or follows one, let it have a run of its own."""
         follows_trial, self._is_trial = self._is_trial, state.is_hyper_param_search
         if self._is_trial or follows_trial:
@@ -131,8 +135,7 @@ class TrackerCallback(TrainerCallback):
         """What a run is called: `args.run_name`, and after it the name of the trial, in a search.
 
         Parameters:
-            args: the training arguments.
-            state: the Trainer's state.
+            args, state: the training arguments and the Trainer's state.
         """
         return "-".join(part for part in (args.run_name, self.trial_name(state)) if part) or None
 
@@ -143,15 +146,7 @@ class TrackerCallback(TrainerCallback):
         return state.trial_name or (None if self.trial_folder is None else self.trial_folder.name)
 
     @survives_failure
-    def on_log(
-        self,
-        args: Any,
-        state: Any,
-        control: Any,
-        model: Any = None,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, model: Any = None, logs: Any = None, **kwargs: Any) -> None:
         """Report logged values."""
         self.set_up_once(args, state, model, **kwargs)
         if state.is_world_process_zero:
@@ -159,20 +154,13 @@ class TrackerCallback(TrainerCallback):
 
     @survives_failure
     def on_predict(
-        self,
-        args: Any,
-        state: Any,
-        control: Any,
-        metrics: dict[str, Any] | None = None,
-        model: Any = None,
-        **kwargs: Any,
+        self, args: Any, state: Any, control: Any, metrics: Any = None, model: Any = None, **kwargs: Any
     ) -> None:
         """Report the metrics of a prediction, where the service takes them."""
-        if not self.reports_predictions:
-            return
-        self.set_up_once(args, state, model, **kwargs)
-        if state.is_world_process_zero:
-            self.write_prediction_metrics(dict(metrics or {}), args, state)
+        if self.reports_predictions:
+            self.set_up_once(args, state, model, **kwargs)
+            if state.is_world_process_zero:
+                self.write_prediction_metrics(dict(metrics or {}), args, state)
 
     @survives_failure
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -187,8 +175,7 @@ class TrackerCallback(TrainerCallback):
 
         Parameters:
             folder: the checkpoint's.
-            args: the training arguments.
-            state: the Trainer's state.
+            args, state: the training arguments and the Trainer's state.
         """
 
     @survives_failure
@@ -203,10 +190,8 @@ class TrackerCallback(TrainerCallback):
         """Write what belongs to a training that is complete, and end its run; called on the first process only.
 
         Parameters:
-            args: the training arguments.
-            state: the Trainer's state.
-            model: the model.
-            processing_class: the tokenizer or processor, or None.
+            args, state, model, processing_class: the training arguments, the Trainer's state, the model, and the
+                tokenizer or processor, or None.
         """
 
     @survives_failure
@@ -219,23 +204,18 @@ class TrackerCallback(TrainerCallback):
         """Mark the run as failed; called on the first process only. By default it ends as `release` does.
 
         Parameters:
-            args: the training arguments.
-            state: the Trainer's state.
+            args, state: the training arguments and the Trainer's state.
             error: what ended the training.
         """
-        if self._is_trial:
-            self.end_trial()
-        else:
-            self.release()
+        (self.end_trial if self._is_trial else self.release)()
 
     def set_up_once(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
         """Call `setup`, with the keywords that it takes, unless it has been called."""
         if not self._initialized:
             parameters = inspect.signature(self.setup).parameters
             takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-            self.setup(
-                args, state, model, **{name: value for name, value in kwargs.items() if takes_all or name in parameters}
-            )
+            taken = kwargs if takes_all else {name: value for name, value in kwargs.items() if name in parameters}
+            self.setup(args, state, model, **taken)
             self._initialized = True
 
     def give_up(self, error: BaseException) -> None:
@@ -254,11 +234,6 @@ class TrackerCallback(TrainerCallback):
 
     def release(self) -> None:
         """Close the file or end the run that is open, since the training or the service has failed."""
-
-    def forget_failure(self) -> None:
-        """Be ready to set up again, if the service has failed."""
-        if self.has_failed:
-            self.has_failed = self._initialized = False
 
     def card_badge(self) -> str | None:
         """What leads readers of the model card to the run, in Markdown; None where nothing is to be shown."""
@@ -287,15 +262,14 @@ def shown_arguments(args: Any) -> dict[str, Any]:
 
 
 def _plain_or_class_name(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
     if isinstance(value, dict):
         return {name: _plain_or_class_name(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain_or_class_name(item) for item in value]
-    return getattr(value, "__name__", type(value).__name__)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    is_plain = value is None or isinstance(value, (bool, int, float, str))
+    return value if is_plain else getattr(value, "__name__", type(value).__name__)
 
 
 def flattened(nested: dict[str, Any], separator: str, prefix: str = "") -> dict[str, Any]:
@@ -317,43 +291,36 @@ def hyperparameters(args: Any, model: Any) -> dict[str, Any]:
 
 # ---- Names and values of metrics -------------------------------------------------------------------------------------
 
-
-logger = logging.getLogger(__name__)
-
 # Splits whose metrics carry their name as a prefix; all else belongs to the training.
 PREFIXED_SPLITS = ("eval", "test")
 
 # Results of a whole training: some services keep them as the summary of the run and not as a curve.
-SUMMARY_VALUES = (
-    "train_loss",
-    "total_flos",
-    "train_runtime",
-    *(f"train_{unit}_per_second" for unit in ("samples", "steps")),
-)
+SUMMARY_VALUES = ("train_loss", "total_flos", "train_runtime", "train_samples_per_second", "train_steps_per_second")
 
 # What has been warned about: service and name.
 _told: set[tuple[str, str]] = set()
 
 
-def tracked_name(name: str) -> str:
-    """A metric's name with its split in front: `loss` is `train/loss`, `eval_accuracy` is `eval/accuracy`."""
-    for split in PREFIXED_SPLITS:
-        if name.startswith(f"{split}_"):
-            return f"{split}/{name.removeprefix(f'{split}_')}"
-    return f"train/{name}"
+def split_and_name(name: str) -> tuple[str, str]:
+    """The split of a metric, and its name in it: `eval_accuracy` is `accuracy` of `eval`, `loss` is of `train`."""
+    split = next((split for split in PREFIXED_SPLITS if name.startswith(f"{split}_")), "train")
+    return split, name.removeprefix(f"{split}_") if split in PREFIXED_SPLITS else name
 
 
 def with_tracked_names(logs: dict[str, Any]) -> dict[str, Any]:
-    """Logged values under the names that trackers show."""
-    return {tracked_name(name): value for name, value in logs.items()}
+    """Logged values under the names that trackers show, with the split in front: `train/loss`, `eval/accuracy`."""
+    return {"/".join(split_and_name(name)): value for name, value in logs.items()}
+
+
+def without_summary(logs: dict[str, Any]) -> dict[str, Any]:
+    """Logged values without the results of a whole training, under the names that trackers show."""
+    return with_tracked_names({name: value for name, value in logs.items() if name not in SUMMARY_VALUES})
 
 
 def as_number(value: Any) -> float | int | None:
     """A value as a plain number: tensors and arrays of one number too; None for everything else."""
-    if isinstance(value, (int, float)):
-        return value
     if isinstance(value, numbers.Real):
-        return float(value)
+        return value if isinstance(value, (int, float)) else float(value)
     if getattr(value, "size", None) == 1 or (hasattr(value, "numel") and value.numel() == 1):
         number = value.item()
         return number if isinstance(number, (int, float)) else None
@@ -380,21 +347,11 @@ def warn_of_left_out(service: str, name: str, value: Any) -> None:
     """Say once for each service and name that a value is not reported, since it is no number."""
     if (service, name) not in _told:
         _told.add((service, name))
-        logger.warning(
-            "%s: the logged value %r is left out, since it is a %s and no number: %.80r.",
-            service,
-            name,
-            type(value).__name__,
-            value,
-        )
+        told = "%s: the logged value %r is left out, since it is a %s and no number: %.80r."
+        logger.warning(told, service, name, type(value).__name__, value)
 
 
 # ---- Models and checkpoints as files ---------------------------------------------------------------------------------
-
-
-logger = logging.getLogger(__name__)
-
-ARCHITECTURE_NAME = "model_architecture.txt"
 
 
 def newest_checkpoint(args: Any, state: Any, trial_folder: Path | None = None) -> Path | None:
@@ -419,8 +376,3 @@ def write_final_model(folder: str, args: Any, model: Any, processing_class: Any)
     if processing_class is not None:
         processing_class.save_pretrained(folder)
     write_arguments(args, os.path.join(folder, TRAINING_ARGS_NAME))
-
-
-def write_architecture(folder: str, model: Any) -> None:
-    """Write a model's modules as text."""
-    Path(folder, ARCHITECTURE_NAME).write_text(f"{model}\n", encoding="utf-8")

@@ -11,14 +11,13 @@ from littrainer.arguments.report_to import TRUE_VALUES
 from littrainer.arguments.secrets import holds_a_secret
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.tracking.base import (
-    PREFIXED_SPLITS,
     SUMMARY_VALUES,
     TrackerCallback,
     flattened,
     model_config_of,
     only_numbers,
     shown_arguments,
-    survives_failure,
+    split_and_name,
 )
 
 logger = logging.getLogger(__name__)
@@ -31,13 +30,10 @@ IGNORE_DESCRIPTION = "If true, values changed on the server have no effect when 
 
 
 class ClearMLCallback(TrackerCallback):
-    """Reports to ClearML; see `setup` for what the environment decides.
+    """Reports to ClearML; see `start_run` for what the environment decides.
 
     A task that is current (`clearml.Task.init`) is used and left open. One that this callback starts is closed when
     the training ends, and what is logged later goes to it too; the next training starts another.
-
-    Raises:
-        ImportError: ClearML is not installed.
     """
 
     service = "clearml"
@@ -58,24 +54,19 @@ class ClearMLCallback(TrackerCallback):
         self._closes_task = False
         self._checkpoints_saved: list[Any] = []
 
-    @survives_failure
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Start a task, unless one is current."""
+    def begin_training(self, args: Any, state: Any) -> None:
+        """A task that was closed is followed by another."""
+        super().begin_training(args, state)
         self._checkpoints_saved = []
-        self.part_from_trial(state)
         if self._clearml_task is not None and self._clearml.Task.current_task() is None:
             self._initialized = False
-        self.set_up_once(args, state, model, **kwargs)
 
-    def setup(self, args: Any, state: Any, model: Any, processing_class: Any = None, **kwargs: Any) -> None:
+    def start_run(self, args: Any, state: Any, model: Any) -> None:
         """Start a task, unless one is current, and write arguments and the model's configuration.
 
         Environment variables: CLEARML_PROJECT and CLEARML_TASK name the task that is started; CLEARML_LOG_MODEL says
         whether checkpoints are uploaded: by default they are to such a task, and not to one that the script started.
         """
-        self._initialized = True
-        if not state.is_world_process_zero:
-            return
         task_class = self._clearml.Task
         self._clearml_task = task_class.current_task() if task_class.running_locally() else None
         started_here = self._clearml_task is None
@@ -94,40 +85,32 @@ class ClearMLCallback(TrackerCallback):
         ClearMLCallback._train_run_counter += 1
         count = ClearMLCallback._train_run_counter
         self.log_suffix = "" if count == 1 else f"_{count}"
-        self._write_arguments(args)
-        if getattr(model, "config", None) is not None:
-            self._write_model_config(model, count)
+        arguments = {name: value for name, value in shown_arguments(args).items() if not holds_a_secret(name)}
+        section = self._hparams_section + self.log_suffix
+        if self._server_decides(IGNORE_ARGUMENTS):
+            self._clearml_task.connect(args, section)
+        else:
+            self._clearml_task.update_parameters(flattened(arguments, "/", f"{section}/"))
+        if getattr(model, "config", None) is None:
+            return
+        name = self._model_config_section + self.log_suffix
+        if self._server_decides(IGNORE_MODEL_CONFIG):
+            model.config = model.config.from_dict(self._clearml_task.get_configuration_object_as_dict(name))
+        else:
+            about = f"The configuration of model number {count}."
+            config = model_config_of(model)
+            self._clearml_task.set_configuration_object(name=name, config_dict=config, description=about)
 
     def _task_name(self, state: Any) -> str:
         name, trial = os.environ.get("CLEARML_TASK", "Trainer"), self.trial_name(state)
         return name if trial is None else f"{name}-{trial}"
 
-    def _write_arguments(self, args: Any) -> None:
-        section = self._hparams_section + self.log_suffix
-        ignore = f"{section}/{IGNORE_ARGUMENTS}"
-        local = self._clearml.Task.running_locally()
-        if local:
-            self._clearml_task.set_parameter(name=ignore, value=True, value_type=bool, description=IGNORE_DESCRIPTION)
-        elif not self._clearml_task.get_parameter(ignore, default=True, cast=True):
-            self._clearml_task.connect(args, section)
-            return
-        shown = {
-            f"{section}/{name}": value for name, value in shown_arguments(args).items() if not holds_a_secret(name)
-        }
-        self._clearml_task.update_parameters(flattened(shown, "/"))
-
-    def _write_model_config(self, model: Any, count: int) -> None:
-        name = self._model_config_section + self.log_suffix
-        ignore = f"{self._hparams_section}{self.log_suffix}/{IGNORE_MODEL_CONFIG}"
-        task = self._clearml_task
+    def _server_decides(self, switch: str) -> bool:
+        name, task = f"{self._hparams_section}{self.log_suffix}/{switch}", self._clearml_task
         if self._clearml.Task.running_locally():
-            task.set_parameter(name=ignore, value=True, value_type=bool, description=IGNORE_DESCRIPTION)
-        elif not task.get_parameter(ignore, default=True, cast=True):
-            model.config = model.config.from_dict(task.get_configuration_object_as_dict(name))
-            return
-        task.set_configuration_object(
-            name=name, config_dict=model_config_of(model), description=f"The configuration of model number {count}."
-        )
+            task.set_parameter(name=name, value=True, value_type=bool, description=IGNORE_DESCRIPTION)
+            return False
+        return not task.get_parameter(name, default=True, cast=True)
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
         """Write numbers as curves of their split, and the results of the whole training as single values."""
@@ -135,38 +118,27 @@ class ClearMLCallback(TrackerCallback):
         for name, value in only_numbers(logs, self.service).items():
             if name in SINGLE_VALUES:
                 reports.report_single_value(name=name + self.log_suffix, value=value)
-                continue
-            split = next((split for split in PREFIXED_SPLITS if name.startswith(f"{split}_")), "train")
-            reports.report_scalar(
-                title=split + self.log_suffix,
-                series=name.removeprefix(f"{split}_") if split in PREFIXED_SPLITS else name,
-                value=value,
-                iteration=state.global_step,
-            )
+            else:
+                split, series = split_and_name(name)
+                title = split + self.log_suffix
+                reports.report_scalar(title=title, series=series, value=value, iteration=state.global_step)
 
     def write_checkpoint(self, folder: Path, args: Any, state: Any) -> None:
         """Upload the checkpoint, and delete those beyond `save_total_limit` from the server."""
         model = self._clearml.OutputModel(task=self._clearml_task, name=folder.name + self.log_suffix)
         model.connect(task=self._clearml_task, name=folder.name + self.log_suffix)
         model.update_weights_package(
-            weights_path=str(folder),
-            target_filename=folder.name,
-            iteration=state.global_step,
-            auto_delete_file=False,
+            weights_path=str(folder), target_filename=folder.name, iteration=state.global_step, auto_delete_file=False
         )
         self._checkpoints_saved.append(model)
         while args.save_total_limit and len(self._checkpoints_saved) > args.save_total_limit:
-            if not self._delete(self._checkpoints_saved[0]):
+            oldest = self._checkpoints_saved[0]
+            try:
+                self._clearml.model.Model.remove(oldest, delete_weights_file=True, force=True, raise_on_errors=True)
+            except Exception as error:
+                logger.warning("clearml: the older checkpoint %s could not be deleted: %s.", oldest.name, error)
                 break
             del self._checkpoints_saved[0]
-
-    def _delete(self, model: Any) -> bool:
-        try:
-            self._clearml.model.Model.remove(model, delete_weights_file=True, force=True, raise_on_errors=True)
-        except Exception as error:
-            logger.warning("clearml: the older checkpoint %s could not be deleted: %s.", model.name, error)
-            return False
-        return True
 
     def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
         """Close the task, if this callback started it."""

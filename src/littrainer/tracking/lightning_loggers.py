@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from littrainer.callbacks.handler import CallbackHandler
 from littrainer.data.limits import HasKeywords, development_batches, further_keywords
@@ -12,23 +13,21 @@ from littrainer.tracking.base import (
     TrackerCallback,
     hyperparameters,
     only_numbers,
-    survives_failure,
     with_tracked_names,
 )
 
-if TYPE_CHECKING:
-    pass
-
-
 # What Lightning reads of a logger -> its value as long as the run has not started.
 BEFORE_ITS_RUN = {"name": "", "version": "", "save_dir": None, "log_dir": None, "group_separator": "/"}
+# Methods of a shared logger by which Lightning writes, and those that are its tracker's business. What Lightning trains
+# is a wrapper around the model, whose graph nobody wants.
+WRITING = ("log_metrics", "log_hyperparams", "after_save_checkpoint")
+OF_THE_TRACKER = ("log_graph", "save", "finalize")
 
 
 class SharedLogger:
     """A Lightning logger that a `lightning.Trainer` may write to, but neither ends nor brings down the training.
 
-    It stands for the logger, `isinstance` included. Its tracker callback starts and ends the run: Lightning's own
-    `finalize`, `save` and `log_graph` do nothing.
+    It stands for the logger, `isinstance` included. Its tracker callback starts and ends the run.
 
     Parameters:
         tracker: the callback that it belongs to, told of failures.
@@ -60,31 +59,14 @@ class SharedLogger:
         raise AttributeError("the class of a shared logger is that of its logger")
 
     def __getattr__(self, name: str) -> Any:
+        if name in WRITING:
+            return functools.partial(self._guarded, name)
+        if name in OF_THE_TRACKER:
+            return _nothing
         found = self._found()
         if found is None and name not in BEFORE_ITS_RUN:
             raise AttributeError(f"{name!r}: the run of {self._tracker.shown_name} has not started")
         return BEFORE_ITS_RUN[name] if found is None else getattr(found, name)
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Write metrics at an optimizer step."""
-        self._guarded("log_metrics", metrics, step)
-
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Write hyperparameters."""
-        self._guarded("log_hyperparams", params, *args, **kwargs)
-
-    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        """Lightning's ModelCheckpoint has saved."""
-        self._guarded("after_save_checkpoint", checkpoint_callback)
-
-    def log_graph(self, model: Any, input_array: Any = None) -> None:
-        """Nothing: the module that Lightning trains is a wrapper around the model."""
-
-    def save(self) -> None:
-        """Nothing: the tracker callback does."""
-
-    def finalize(self, status: str) -> None:
-        """Nothing: the tracker callback does, after Lightning's part of a training."""
 
     def _guarded(self, method: str, *args: Any, **kwargs: Any) -> None:
         found = self._found()
@@ -117,32 +99,25 @@ class LightningLoggersCallback(TrackerCallback):
         """The loggers as they were given."""
         return [tracker.lightning_logger for tracker in self.trackers]
 
-    @survives_failure
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(self, *event: Any, **kwargs: Any) -> None:
         """Write the hyperparameters to those that have none, and try those again that failed."""
-        self._initialized = True
-        for tracker in self.trackers:
-            tracker.on_train_begin(args, state, control, model)
+        self._tell_each("on_train_begin", *event, **kwargs)
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
-        """Write the hyperparameters."""
-        for tracker in self.trackers:
-            tracker.begin(args, state, model)
-
-    def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
+    def on_log(self, *event: Any, **kwargs: Any) -> None:
         """Write metrics under the names that trackers show."""
-        for tracker in self.trackers:
-            tracker.write(logs, state)
+        self._tell_each("on_log", *event, **kwargs)
 
-    def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
+    def on_train_end(self, *event: Any, **kwargs: Any) -> None:
         """End each logger's run."""
-        for tracker in self.trackers:
-            tracker.finalize("success", state)
+        self._tell_each("on_train_end", *event, **kwargs)
 
-    def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
+    def on_training_failed(self, *event: Any, **kwargs: Any) -> None:
         """End each logger's run as a failed one, unless it was pruned."""
+        self._tell_each("on_training_failed", *event, **kwargs)
+
+    def _tell_each(self, name: str, *event: Any, **kwargs: Any) -> None:
         for tracker in self.trackers:
-            tracker.finalize("success" if is_a(error, "pruned trial") else "failed", state)
+            getattr(tracker, name)(*event, **kwargs)
 
     def lightning_loggers(self) -> list[Any]:
         """The loggers, for a `lightning.Trainer`."""
@@ -160,36 +135,32 @@ class _OneLogger(TrackerCallback):
     def shown_name(self) -> str:
         return type(self.lightning_logger).__name__
 
-    @survives_failure
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def begin_training(self, args: Any, state: Any) -> None:
+        # All trials are one run.
         self._is_over = False
-        self.set_up_once(args, state, model)
 
-    @survives_failure
-    def begin(self, args: Any, state: Any, model: Any) -> None:
-        self.set_up_once(args, state, model)
+    def start_run(self, args: Any, state: Any, model: Any) -> None:
+        self.lightning_logger.log_hyperparams(hyperparameters(args, model))
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            self.lightning_logger.log_hyperparams(hyperparameters(args, model))
-
-    @survives_failure
-    def write(self, logs: dict[str, Any], state: Any) -> None:
+    def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
         self.lightning_logger.log_metrics(with_tracked_names(only_numbers(logs, self.shown_name)), state.global_step)
         if self._is_over:
             # Some loggers keep values back, and no end of a training follows.
             getattr(self.lightning_logger, "save", _nothing)()
 
-    @survives_failure
-    def finalize(self, status: str, state: Any) -> None:
-        was_over, self._is_over = self._is_over, True
-        if state.is_world_process_zero and not was_over:
-            self.lightning_logger.finalize(status)
+    def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
+        self._finalize("success")
+
+    def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
+        self._finalize("success" if is_a(error, "pruned trial") else "failed")
 
     def release(self) -> None:
+        self._finalize("failed")
+
+    def _finalize(self, status: str) -> None:
         if not self._is_over:
             self._is_over = True
-            self.lightning_logger.finalize("failed")
+            self.lightning_logger.finalize(status)
 
     def lightning_loggers(self) -> list[Any]:
         return [SharedLogger(self, lambda: self.lightning_logger)]
@@ -217,14 +188,10 @@ def adopt_loggers(source: HasKeywords, handler: CallbackHandler) -> None:
         return
     if given is True:
         given = source.lightning_keywords["logger"] = [_lightnings_choice_of_logger(source.args.output_dir)]
-    known = [
-        logger
-        for callback in handler.callbacks
-        if isinstance(callback, LightningLoggersCallback)
-        for logger in callback.loggers
-    ]
+    callbacks = (one for one in handler.callbacks if isinstance(one, LightningLoggersCallback))
+    known = {id(logger) for callback in callbacks for logger in callback.loggers}
     several = given if isinstance(given, (list, tuple)) else [given] if given else []
-    new = [logger for logger in several if all(logger is not one for one in known)]
+    new = [logger for logger in several if id(logger) not in known]
     if new:
         handler.add_callback(LightningLoggersCallback(new))
 

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from littrainer.tracking.base import (
     model_config_of,
     only_numbers,
     shown_arguments,
-    survives_failure,
 )
 from littrainer.tracking.lightning_loggers import SharedLogger
 
@@ -29,7 +27,7 @@ NOT_IN_NAMES = re.compile(r"[^0-9A-Za-z_\-. :/]")
 
 
 class MLflowCallback(TrackerCallback):
-    """Reports to MLflow; see `setup` for what the environment decides.
+    """Reports to MLflow; see `start_run` for what the environment decides.
 
     An active run (`mlflow.start_run`) is used and left open. One that this callback starts ends with the training, as
     failed where the training fails; what is logged later goes to it too, unless another run is active.
@@ -54,19 +52,16 @@ class MLflowCallback(TrackerCallback):
         self._auto_end_run = False
         self._pending: Any = None
 
-    @survives_failure
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Start the run, unless there is one."""
+    def begin_training(self, args: Any, state: Any) -> None:
+        """A run of an earlier training is not gone on with where it has ended, or the script has started another."""
         was_initialized = self._initialized
-        self.part_from_trial(state)
-        # The run of an earlier training may have ended, or the script have started another one since. One that the
-        # script has open takes all trials, and the parameters of the first: MLflow lets none be changed.
+        super().begin_training(args, state)
+        # One that the script has open takes all trials, and the parameters of the first: MLflow lets none be changed.
         is_same = self._active_run_id() == self._run_id_written_to()
         is_nested = self._is_trial and environment_says("MLFLOW_NESTED_RUN")
         self._initialized = was_initialized and is_same and not is_nested
-        self.set_up_once(args, state, model, **kwargs)
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def start_run(self, args: Any, state: Any, model: Any) -> None:
         """Start a run, unless one is active, and write arguments and the model's configuration as its parameters.
 
         Environment variables: MLFLOW_TRACKING_URI is the server or store; MLFLOW_EXPERIMENT_NAME the experiment,
@@ -74,18 +69,15 @@ class MLflowCallback(TrackerCallback):
         active one; MLFLOW_TAGS holds tags as a JSON object; MLFLOW_FLATTEN_PARAMS writes nested parameters one by one;
         MLFLOW_MAX_LOG_PARAMS limits their number; HF_MLFLOW_LOG_ARTIFACTS uploads each checkpoint.
         """
-        self._initialized = True
         self.uploads_checkpoints = environment_says("HF_MLFLOW_LOG_ARTIFACTS")
-        if not state.is_world_process_zero:
-            return
-        self._start_run(args, state)
+        self._open_run(args, state)
         self._run_logger()
         self._log_parameters({**model_config_of(model), **shown_arguments(args)})
         tags = os.environ.get("MLFLOW_TAGS")
         if tags:
             self._ml_flow.set_tags(json.loads(tags))
 
-    def _start_run(self, args: Any, state: Any) -> None:
+    def _open_run(self, args: Any, state: Any) -> None:
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if uri and not self._ml_flow.is_tracking_uri_set():
             self._ml_flow.set_tracking_uri(uri)
@@ -119,19 +111,12 @@ class MLflowCallback(TrackerCallback):
             self._ml_flow.log_params(batch, synchronous=False)
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
-        """Write numbers as metrics, under the names that they were logged with."""
-        from mlflow.entities import Metric
-
         self._raise_earlier_failure()
-        now = int(time.time() * 1000)
-        metrics = [
-            Metric(key=NOT_IN_NAMES.sub("_", name), value=value, timestamp=now, step=state.global_step)
-            for name, value in only_numbers(logs, self.service).items()
-        ]
-        run_logger = self._run_logger()
+        run_id = self._run_logger().run_id
         # The end of a run waits for what is being written to it; nothing would wait for what comes after the end.
         has_ended = self._active_run_id() is None
-        self._pending = run_logger.experiment.log_batch(run_logger.run_id, metrics=metrics, synchronous=has_ended)
+        numbers = {NOT_IN_NAMES.sub("_", name): value for name, value in only_numbers(logs, self.service).items()}
+        self._pending = self._ml_flow.log_metrics(numbers, step=state.global_step, synchronous=has_ended, run_id=run_id)
 
     def _raise_earlier_failure(self) -> None:
         # MLflow writes in the background, and tells of what went wrong only those who ask.
@@ -166,7 +151,6 @@ class MLflowCallback(TrackerCallback):
         return [SharedLogger(self, lambda: self._run_logger() if self._initialized else None)]
 
     def write_checkpoint(self, folder: Path, args: Any, state: Any) -> None:
-        """Upload the checkpoint as artifacts in a folder of its name."""
         run_logger = self._run_logger()
         run_logger.experiment.log_artifacts(run_logger.run_id, str(folder), artifact_path=folder.name)
 
@@ -195,11 +179,7 @@ class MLflowCallback(TrackerCallback):
 
 
 class DagsHubCallback(MLflowCallback):
-    """Reports to the MLflow server of a DagsHub repository, as `MLflowCallback` does to any.
-
-    Raises:
-        ImportError: dagshub or MLflow is not installed.
-    """
+    """Reports to the MLflow server of a DagsHub repository, as `MLflowCallback` does to any."""
 
     service = "dagshub"
 
@@ -213,8 +193,8 @@ class DagsHubCallback(MLflowCallback):
         self.log_artifacts = False
         self.path = Path("artifacts")
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
-        """Start a run, as `MLflowCallback.setup` does.
+    def start_run(self, args: Any, state: Any, model: Any) -> None:
+        """Start a run, as `MLflowCallback.start_run` does.
 
         Environment variables beside those: MLFLOW_TRACKING_URI names the repository, and has to be set, as
         `dagshub.init()` does it; HF_DAGSHUB_LOG_ARTIFACTS uploads the output_dir when training ends, into the branch
@@ -232,7 +212,7 @@ class DagsHubCallback(MLflowCallback):
         if not owner or not repository:
             raise RuntimeError(f"MLFLOW_TRACKING_URI={self.remote!r} does not end in /OWNER/REPOSITORY.mlflow")
         self.repo = self.Repo(owner=owner, name=repository.partition(".")[0], branch=os.environ.get("BRANCH") or "main")
-        super().setup(args, state, model, **kwargs)
+        super().start_run(args, state, model)
 
     def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
         """Upload the output_dir, if HF_DAGSHUB_LOG_ARTIFACTS asks for it, and end the run."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 from pathlib import Path
 from typing import Any, Literal
 
-from littrainer.arguments.report_to import environment_says
+from littrainer.arguments.report_to import environment_says, is_importable
 from littrainer.tracking.base import (
     SUMMARY_VALUES,
     TrackerCallback,
@@ -19,9 +18,12 @@ from littrainer.tracking.base import (
     survives_failure,
     warn_of_left_out,
     with_tracked_names,
+    without_summary,
     write_final_model,
 )
 from littrainer.tracking.lightning_loggers import SharedLogger
+
+logger = logging.getLogger(__name__)
 
 
 class AzureMLCallback(TrackerCallback):
@@ -29,9 +31,6 @@ class AzureMLCallback(TrackerCallback):
 
     Parameters:
         azureml_run: the run; by default that of the job that this process belongs to.
-
-    Raises:
-        ImportError: azureml-core is not installed.
     """
 
     service = "azure_ml"
@@ -49,7 +48,6 @@ class AzureMLCallback(TrackerCallback):
             self.azureml_run = Run.get_context()
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
-        """Write numbers as metrics."""
         if self.azureml_run is None:
             return
         for name, value in only_numbers(logs, self.service).items():
@@ -63,7 +61,6 @@ class CodeCarbonCallback(TrackerCallback):
     script's own, an `OfflineEmissionsTracker` say, before the callback is given to a Trainer.
 
     Raises:
-        ImportError: CodeCarbon is not installed.
         RuntimeError: torch runs on ROCm, whose devices CodeCarbon does not measure.
     """
 
@@ -88,21 +85,19 @@ class CodeCarbonCallback(TrackerCallback):
             self.tracker = self._codecarbon.EmissionsTracker(output_dir=args.output_dir)
 
     @survives_failure
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, *event: Any, **kwargs: Any) -> None:
         """Begin to measure."""
         if self.tracker is not None and state.is_local_process_zero:
             self.tracker.start()
             self._measures = True
 
     @survives_failure
-    def on_train_end(
-        self, args: Any, state: Any, control: Any, model: Any = None, processing_class: Any = None, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, *event: Any, **kwargs: Any) -> None:
         """Stop to measure, and write the emissions."""
         self.release()
 
     @survives_failure
-    def on_training_failed(self, args: Any, state: Any, error: BaseException) -> None:
+    def on_training_failed(self, *event: Any, **kwargs: Any) -> None:
         """Stop to measure, and write the emissions so far."""
         self.release()
 
@@ -113,18 +108,13 @@ class CodeCarbonCallback(TrackerCallback):
             self.tracker.stop()
 
 
-logger = logging.getLogger(__name__)
-
 MODES = ("get", "get_or_create", "create")
 
 
 class CometCallback(TrackerCallback):
-    """Reports to Comet; see `setup` for what the environment decides.
+    """Reports to Comet; see `start_run` for what the environment decides.
 
     The experiment stays open after training, for the script to log more to; the end of the process closes it.
-
-    Raises:
-        ImportError: comet_ml is not installed.
     """
 
     service = "comet_ml"
@@ -135,17 +125,14 @@ class CometCallback(TrackerCallback):
         self._experiment: Any = None
         self._log_assets = False
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def start_run(self, args: Any, state: Any, model: Any) -> None:
         """Start an experiment, or go on with one, and write arguments and the model's configuration.
 
         Environment variables: COMET_MODE is `get`, `create` or `get_or_create` (the default); COMET_EXPERIMENT_KEY the
         experiment to get; COMET_START_ONLINE=False keeps it in a file (in COMET_OFFLINE_DIRECTORY); COMET_PROJECT_NAME
         the project; COMET_LOG_ASSETS uploads `output_dir` when training ends.
         """
-        self._initialized = True
         self._log_assets = environment_says("COMET_LOG_ASSETS")
-        if not state.is_world_process_zero:
-            return
         mode: Any = os.environ.get("COMET_MODE", "").lower() or None
         if mode is not None and mode not in MODES:
             raise ValueError(f"the environment variable COMET_MODE={mode} is none of {', '.join(MODES)}")
@@ -157,24 +144,18 @@ class CometCallback(TrackerCallback):
         self.lightning_logger = CometLogger(mode=mode, name=self.run_name(args, state))
         self._experiment = self.lightning_logger.experiment
         self._experiment.log_other("Created from", "littrainer")
-        parameters = {
-            "args": shown_arguments(args),
-            "config": model_config_of(model) or None,
-            "peft_config": getattr(model, "peft_config", None),
-        }
-        known = {name: value for name, value in parameters.items() if value is not None}
-        self.lightning_logger.log_hyperparams(known)
+        parameters = {"args": shown_arguments(args), "config": model_config_of(model) or None}
+        parameters["peft_config"] = getattr(model, "peft_config", None)
+        self.lightning_logger.log_hyperparams({name: value for name, value in parameters.items() if value is not None})
         if model is not None:
             self._experiment.set_model_graph(str(model))
         if state.is_hyper_param_search:
             self._experiment.log_optimization(optimization_id=state.trial_name, parameters=state.trial_params)
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
-        """Write metrics at their step and epoch."""
         self.lightning_logger.log_metrics({**with_tracked_names(logs), "epoch": state.epoch}, step=state.global_step)
 
     def write_prediction_metrics(self, metrics: dict[str, Any], args: Any, state: Any) -> None:
-        """Write the metrics of `predict()`."""
         self.write_logs(metrics, args, state)
 
     def lightning_loggers(self) -> list[Any]:
@@ -184,15 +165,13 @@ class CometCallback(TrackerCallback):
     def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
         """Upload `output_dir`, if COMET_LOG_ASSETS asks for it, and hand over what waits in memory."""
         if self._log_assets:
-            self._experiment.log_asset_folder(
-                args.output_dir, recursive=True, log_file_name=True, step=state.global_step
-            )
+            step = state.global_step
+            self._experiment.log_asset_folder(args.output_dir, recursive=True, log_file_name=True, step=step)
         self.lightning_logger.finalize("success")
         if state.is_hyper_param_search:
             self.end_trial()
 
     def end_trial(self) -> None:
-        """End the experiment."""
         self._experiment.clean()
         self._initialized = False
 
@@ -210,7 +189,6 @@ class DVCLiveCallback(TrackerCallback):
             `output_dir` at each checkpoint. By default the environment variable HF_DVCLIVE_LOG_MODEL says it.
 
     Raises:
-        ImportError: DVCLive is not installed.
         TypeError: `live` is something else.
     """
 
@@ -230,25 +208,20 @@ class DVCLiveCallback(TrackerCallback):
             is_all = os.environ.get("HF_DVCLIVE_LOG_MODEL", "").lower() == "all"
             log_model = "all" if is_all else environment_says("HF_DVCLIVE_LOG_MODEL")
         self._log_model = log_model
+        self.uploads_checkpoints = log_model == "all"
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def start_run(self, args: Any, state: Any, model: Any) -> None:
         """Make a `dvclive.Live`, unless there is one, and write the arguments.
 
         The environment variable HF_DVCLIVE_LOG_MODEL, true or all, is `log_model` where that is not given.
         """
-        self._initialized = True
-        if not state.is_world_process_zero:
-            return
         if self.live is None:
             from dvclive import Live
 
-            self.live = Live(**self._folder_of_trial(state))
+            trial = self.trial_name(state)
+            self.live = Live() if trial is None else Live(dir=os.path.join("dvclive", trial))
             self._made_here = True
         self.live.log_params(shown_arguments(args))
-
-    def _folder_of_trial(self, state: Any) -> dict[str, str]:
-        trial = self.trial_name(state)
-        return {} if trial is None else {"dir": os.path.join("dvclive", trial)}
 
     def end_trial(self) -> None:
         """Part from the run, if it was made here: the next trial has another one."""
@@ -257,7 +230,6 @@ class DVCLiveCallback(TrackerCallback):
             self.live, self._made_here = None, False
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
-        """Write what DVCLive can log, as one of its steps."""
         from dvclive.plots import Metric
         from dvclive.utils import standardize_metric_name
 
@@ -268,11 +240,8 @@ class DVCLiveCallback(TrackerCallback):
                 warn_of_left_out(self.service, name, value)
         self.live.next_step()
 
-    @survives_failure
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Track the output_dir, where all checkpoints are wanted."""
-        if self._log_model == "all" and self._initialized and state.is_world_process_zero:
-            self.live.log_artifact(args.output_dir)
+    def write_checkpoint(self, folder: Path, args: Any, state: Any) -> None:
+        self.live.log_artifact(args.output_dir)
 
     def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
         """Track the model in `output_dir/best` or `output_dir/last`, if it is wanted, and end DVCLive's run."""
@@ -290,10 +259,6 @@ class DVCLiveCallback(TrackerCallback):
             self.live.end()
 
 
-# What a table on a Deck takes beside flytekit itself.
-DECK_MODULES = ("flytekitplugins.deck", "pandas")
-
-
 class FlyteCallback(TrackerCallback):
     """Shows a training on a Deck of the Flyte task that it runs in, and saves its checkpoints there.
 
@@ -302,30 +267,24 @@ class FlyteCallback(TrackerCallback):
             and pandas.
         sync_checkpoints: save each checkpoint, from which the task resumes after an interruption with
             `trainer.train(resume_from_checkpoint=current_context().checkpoint.restore())`.
-
-    Raises:
-        ImportError: flytekit is not installed.
     """
 
     service = "flyte"
 
     def __init__(self, save_log_history: bool = True, sync_checkpoints: bool = True) -> None:
         super().__init__()
-        missing = [name for name in DECK_MODULES if not _is_importable(name)]
-        if save_log_history and missing:
+        has_decks = is_importable("flytekitplugins.deck") and is_importable("pandas")
+        if save_log_history and not has_decks:
             logger.warning(
-                "flyte: the log history is not shown, since %s is not installed: run `pip install "
-                "flytekitplugins-deck-standard pandas`.",
-                " and ".join(missing),
+                "flyte: the log history is not shown: run `pip install flytekitplugins-deck-standard pandas`."
             )
         from flytekit import current_context
 
         self.cp: Any = current_context().checkpoint
-        self.save_log_history = save_log_history and not missing
+        self.save_log_history = save_log_history and has_decks
         self.uploads_checkpoints = sync_checkpoints
 
     def write_checkpoint(self, folder: Path, args: Any, state: Any) -> None:
-        """Save the checkpoint in the task."""
         self.cp.save(str(folder))
 
     def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
@@ -339,27 +298,14 @@ class FlyteCallback(TrackerCallback):
         Deck("Log History", TableRenderer().to_html(pandas.DataFrame(state.log_history)))
 
 
-def _is_importable(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ImportError:
-        # The package it would lie in is missing.
-        return False
-
-
-logger = logging.getLogger(__name__)
-
 BADGE_PICTURE = "https://raw.githubusercontent.com/SwanHubX/assets/main/badge1.svg"
 
 
 class SwanLabCallback(TrackerCallback):
-    """Reports to SwanLab; see `setup` for what the environment decides.
+    """Reports to SwanLab; see `start_run` for what the environment decides.
 
     A run that is active (`swanlab.init`) is used. The run stays open after training, for what is logged later; SwanLab
     ends it with the process.
-
-    Raises:
-        ImportError: SwanLab is not installed.
     """
 
     service = "swanlab"
@@ -373,7 +319,7 @@ class SwanLabCallback(TrackerCallback):
         self._swanlab: Any = swanlab
         self._log_model = os.environ.get("SWANLAB_LOG_MODEL")
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def start_run(self, args: Any, state: Any, model: Any) -> None:
         """Start a run, unless one is active, and write arguments and the model's configuration.
 
         Environment variables: SWANLAB_PROJECT is the project; SWANLAB_RUN_ID a run to go on with, as SWANLAB_RESUME
@@ -381,9 +327,6 @@ class SwanLabCallback(TrackerCallback):
         SWANLAB_LOG_DIR which. SwanLab itself reads SWANLAB_API_KEY, SWANLAB_API_HOST and SWANLAB_WEB_HOST.
         SWANLAB_LOG_MODEL has no effect, since SwanLab keeps no models.
         """
-        self._initialized = True
-        if not state.is_world_process_zero:
-            return
         if self._log_model is not None:
             logger.warning("swanlab: SWANLAB_LOG_MODEL has no effect, since SwanLab keeps no models.")
         if self._active_run() is None:
@@ -412,16 +355,14 @@ class SwanLabCallback(TrackerCallback):
             return None
 
     def _settings(self, args: Any, state: Any) -> dict[str, Any]:
-        settings: dict[str, Any] = {"project": os.environ.get("SWANLAB_PROJECT")}
-        name = self.run_name(args, state)
-        if name is not None:
-            settings["experiment_name"] = name
-        if "SWANLAB_RUN_ID" in os.environ:
-            settings["id"] = os.environ["SWANLAB_RUN_ID"]
         resume = os.environ.get("SWANLAB_RESUME") or ("allow" if args.resume_from_checkpoint else None)
-        if resume is not None:
-            settings["resume"] = resume
-        return settings
+        settings = {
+            "experiment_name": self.run_name(args, state),
+            "id": os.environ.get("SWANLAB_RUN_ID"),
+            "resume": resume,
+        }
+        known = {name: value for name, value in settings.items() if value is not None}
+        return {"project": os.environ.get("SWANLAB_PROJECT"), **known}
 
     def card_badge(self) -> str | None:
         """A link to the run in the cloud, where SWANLAB_LOG_MODEL is set."""
@@ -433,9 +374,8 @@ class SwanLabCallback(TrackerCallback):
         """Write numbers as curves, and the results of the whole training as single values."""
         found = only_numbers(logs, self.service)
         singles = {f"single_value/{name}": value for name, value in found.items() if name in SUMMARY_VALUES}
-        curves = with_tracked_names({name: value for name, value in found.items() if name not in SUMMARY_VALUES})
-        self._swanlab.log({**singles, **curves, "train/global_step": state.global_step}, step=state.global_step)
+        values = {**singles, **without_summary(found), "train/global_step": state.global_step}
+        self._swanlab.log(values, step=state.global_step)
 
     def write_prediction_metrics(self, metrics: dict[str, Any], args: Any, state: Any) -> None:
-        """Write the metrics of `predict()`."""
         self._swanlab.log(with_tracked_names(only_numbers(metrics, self.service)))

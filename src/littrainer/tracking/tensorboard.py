@@ -13,7 +13,6 @@ from littrainer.tracking.base import (
     TrackerCallback,
     as_number,
     shown_arguments,
-    survives_failure,
     warn_of_left_out,
     with_tracked_names,
 )
@@ -28,9 +27,6 @@ class TensorBoardCallback(TrackerCallback):
 
     Parameters:
         tb_writer: a SummaryWriter to write with; by default one is made when training begins.
-
-    Raises:
-        ImportError: TensorBoard is not installed.
     """
 
     service = "tensorboard"
@@ -50,18 +46,16 @@ class TensorBoardCallback(TrackerCallback):
         self.lightning_logger = TensorBoardLogger(folder, name="", version="")
         self.tb_writer = self.lightning_logger.experiment
 
-    @survives_failure
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Open the event file, and write the arguments and the model's configuration."""
+    def begin_training(self, args: Any, state: Any) -> None:
+        """Each training has event files of its own, and each trial a folder."""
         if not self._is_trial:
             self._outside_search = self.logging_dir
         if self.lightning_logger is not None and (self._is_trial or state.is_hyper_param_search):
             # An evaluation may have opened a file again.
             self.release()
-        self.part_from_trial(state)
+        super().begin_training(args, state)
         self._initialized = False
         self.logging_dir = self._folder_of_trial(args, state) if self._is_trial else self._outside_search
-        self.set_up_once(args, state, model, **kwargs)
 
     def _folder_of_trial(self, args: Any, state: Any) -> str | None:
         if state.trial_name is not None:
@@ -72,10 +66,7 @@ class TensorBoardCallback(TrackerCallback):
         folder, trial = args.logging_dir or self._outside_search, self.trial_name(state)
         return folder if trial is None else os.path.join(folder, trial)
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
-        """Open the event file, and write the arguments and the model's configuration."""
-        if not state.is_world_process_zero:
-            return
+    def start_run(self, args: Any, state: Any, model: Any) -> None:
         if self.tb_writer is None:
             self._init_summary_writer(args)
         self.tb_writer.add_text("args", json.dumps(shown_arguments(args), indent=2, default=str))
@@ -87,7 +78,6 @@ class TensorBoardCallback(TrackerCallback):
             self.tb_writer.add_text("model_config", text)
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
-        """Write numbers as scalars and text as text."""
         if self.tb_writer is None:
             self._init_summary_writer(args)
         for name, value in with_tracked_names(logs).items():

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import secrets
 from typing import Any
 
 from littrainer.tracking.base import (
-    SUMMARY_VALUES,
     TrackerCallback,
     hyperparameters,
     survives_failure,
     with_tracked_names,
+    without_summary,
 )
-
-logger = logging.getLogger(__name__)
 
 SPACE_ADDRESS = "https://huggingface.co/spaces/"
 SPACE_TAG = f"trackio:{SPACE_ADDRESS}"
@@ -28,9 +25,6 @@ class TrackioCallback(TrackerCallback):
     """Reports to Trackio: `args.project`, `args.run_name` and the `trackio_*` arguments name where.
 
     Without `trackio_space_id`, or the environment variable TRACKIO_SPACE_ID, it writes to the local store.
-
-    Raises:
-        ImportError: Trackio is not installed.
     """
 
     service = "trackio"
@@ -46,25 +40,21 @@ class TrackioCallback(TrackerCallback):
         self._run_name: str | None = None
         self._training_is_over = False
 
-    @survives_failure
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Start a run."""
+    def begin_training(self, args: Any, state: Any) -> None:
+        """Each training has a run of its own."""
         if self._training_is_over:
             # An evaluation may have opened its run again.
             if self._initialized and state.is_world_process_zero:
                 self.release()
             self._initialized = self._training_is_over = False
             self._run_name = None
-        self.set_up_once(args, state, model, **kwargs)
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def start_run(self, args: Any, state: Any, model: Any) -> None:
         """Start a run, or go on with one of that name, and write arguments and the model's configuration."""
-        self._initialized = True
-        if not state.is_world_process_zero:
-            return
         run = self._trackio.init(
             project=args.project,
-            name=self._name(args, state) or self._run_name,
+            # Trackio goes on with a run of that name, as the trials of another search may have.
+            name=(self.run_name(args, state) if args.run_name or state.trial_name else None) or self._run_name,
             space_id=args.trackio_space_id,
             resume="allow",
             private=args.hub_private_repo,
@@ -77,33 +67,24 @@ class TrackioCallback(TrackerCallback):
         if hasattr(model, "num_parameters"):
             self._trackio.config["model/num_parameters"] = model.num_parameters()
 
-    def _name(self, args: Any, state: Any) -> str | None:
-        # Trackio goes on with a run of that name, as the trials of another search may have.
-        return self.run_name(args, state) if args.run_name or state.trial_name else None
-
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
         """Write values, all but the results of the whole training."""
-        curves = {name: value for name, value in logs.items() if name not in SUMMARY_VALUES}
-        self._trackio.log({**with_tracked_names(curves), "train/global_step": state.global_step})
+        self._trackio.log({**without_summary(logs), "train/global_step": state.global_step})
 
     def write_prediction_metrics(self, metrics: dict[str, Any], args: Any, state: Any) -> None:
-        """Write the metrics of `predict()`."""
         self._trackio.log(with_tracked_names(metrics))
 
     def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
         """Finish the run, and publish a Space's results as a static one, unless `trackio_static_space_id` is False."""
         self.release()
         if self._space_id and args.trackio_static_space_id is not False:
+            name, private = self._name_of_static_space(args), args.hub_private_repo
             self._static_space_id = self._trackio.freeze(
-                space_id=self._space_id,
-                project=args.project,
-                new_space_id=self._name_of_static_space(args),
-                private=args.hub_private_repo,
+                space_id=self._space_id, project=args.project, new_space_id=name, private=private
             )
             self._tag_model(model)
 
     def release(self) -> None:
-        """Finish the run."""
         self._training_is_over = True
         try:
             self._trackio.finish()
@@ -114,9 +95,8 @@ class TrackioCallback(TrackerCallback):
     def on_push_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Publish local results as a static Space, unless `trackio_static_space_id` is False."""
         project = self._trackio.context_vars.current_project.get()
-        if not state.is_world_process_zero or project is None:
-            return
-        if self._space_id or args.trackio_static_space_id is False:
+        is_local = not self._space_id and args.trackio_static_space_id is not False
+        if not state.is_world_process_zero or project is None or not is_local:
             return
         self._static_space_id = self._trackio.sync(
             project=project,

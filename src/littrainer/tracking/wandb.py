@@ -16,9 +16,8 @@ from littrainer.tracking.base import (
     TrackerCallback,
     hyperparameters,
     model_config_of,
-    survives_failure,
     with_tracked_names,
-    write_architecture,
+    without_summary,
     write_final_model,
 )
 from littrainer.tracking.lightning_loggers import SharedLogger
@@ -29,6 +28,7 @@ DEFAULT_PROJECT = "huggingface"
 STEP_METRIC = "train/global_step"
 BADGE_PICTURE = "https://raw.githubusercontent.com/wandb/assets/main/wandb-github-badge-28.svg"
 PARAMETER_COUNT = "model/num_parameters"
+ARCHITECTURE_NAME = "model_architecture.txt"
 WATCHED = ("all", "parameters", "gradients")
 # wandb.watch draws histograms; more of them than this makes a step slow.
 FEWEST_STEPS_BETWEEN_HISTOGRAMS = 100
@@ -58,17 +58,14 @@ class SharedWandbLogger(SharedLogger):
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Write metrics at an optimizer step."""
-        super().log_metrics(metrics if step is None else {**metrics, STEP_METRIC: step})
+        self._guarded("log_metrics", metrics if step is None else {**metrics, STEP_METRIC: step})
 
 
 class WandbCallback(TrackerCallback):
-    """Reports to Weights & Biases; see `setup` for what the environment decides.
+    """Reports to Weights & Biases; see `start_run` for what the environment decides.
 
     A run that is there when training begins (`wandb.init`) is used. The run stays open after training, for the script
     to log more to; `wandb.finish()` or the end of the process closes it.
-
-    Raises:
-        ImportError: wandb is not installed.
     """
 
     service = "wandb"
@@ -82,23 +79,16 @@ class WandbCallback(TrackerCallback):
         self._log_model = WandbLogModel(os.environ.get("WANDB_LOG_MODEL", "false"))
         self.uploads_checkpoints = self._log_model is WandbLogModel.CHECKPOINT
 
-    @survives_failure
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Start the run, unless there is one; each trial of a search has its own."""
-        self.part_from_trial(state)
+    def begin_training(self, args: Any, state: Any) -> None:
+        """Each trial of a search has its own run, which is not called as the others."""
+        super().begin_training(args, state)
         if state.is_hyper_param_search:
-            if not self._is_sweep_run():
-                self._wandb.finish()
+            self.end_trial()
             args.run_name = None
-        self.set_up_once(args, state, model, **kwargs)
-
-    def _is_sweep_run(self) -> bool:
-        # The agent of a sweep has started it for this trial.
-        return bool(getattr(self._wandb.run, "sweep_id", None))
 
     def end_trial(self) -> None:
-        """Finish the run."""
-        if not self._is_sweep_run():
+        """Finish the run, unless the agent of a sweep has started it for this trial."""
+        if not getattr(self._wandb.run, "sweep_id", None):
             self._wandb.finish()
 
     def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
@@ -107,16 +97,13 @@ class WandbCallback(TrackerCallback):
             self._wandb.finish(exit_code=int(not is_a(error, "pruned trial")))
             self._initialized = False
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def start_run(self, args: Any, state: Any, model: Any) -> None:
         """Start a run, unless wandb has one, and write arguments and the model's configuration into its config.
 
         Environment variables: WANDB_PROJECT names the project (`huggingface` by default); WANDB_LOG_MODEL uploads the
         model at the `end` or each `checkpoint`; WANDB_WATCH draws histograms of `gradients`, `parameters` or `all`.
         What wandb itself reads (WANDB_MODE, WANDB_ENTITY, WANDB_DIR and others) holds too.
         """
-        self._initialized = True
-        if not state.is_world_process_zero:
-            return
         if self._wandb.run is None:
             self._wandb.init(project=os.environ.get("WANDB_PROJECT", DEFAULT_PROJECT), **self._names(args, state))
         self._wandb.config.update(hyperparameters(args, model), allow_val_change=True)
@@ -148,11 +135,9 @@ class WandbCallback(TrackerCallback):
         for name in SUMMARY_VALUES:
             if name in logs:
                 run.summary[name] = logs[name]
-        curves = {name: value for name, value in logs.items() if name not in SUMMARY_VALUES}
-        self._run_logger().log_metrics({**with_tracked_names(curves), STEP_METRIC: state.global_step})
+        self._run_logger().log_metrics({**without_summary(logs), STEP_METRIC: state.global_step})
 
     def write_prediction_metrics(self, metrics: dict[str, Any], args: Any, state: Any) -> None:
-        """Write the metrics of `predict()` as a row of the history."""
         self._run_logger().log_metrics(with_tracked_names(metrics))
 
     def _run_logger(self) -> Any:
@@ -171,7 +156,6 @@ class WandbCallback(TrackerCallback):
         return [SharedWandbLogger(self, lambda: self._run_logger() if self._initialized and self._wandb.run else None)]
 
     def write_checkpoint(self, folder: Path, args: Any, state: Any) -> None:
-        """Upload the checkpoint."""
         metadata = {**self._summary_numbers(), PARAMETER_COUNT: self._wandb.config.get(PARAMETER_COUNT)}
         artifact = self._wandb.Artifact(name=self._model_name(args), type="model", metadata=metadata)
         artifact.add_dir(str(folder))
@@ -192,8 +176,7 @@ class WandbCallback(TrackerCallback):
             metadata = self._summary_numbers()
         with tempfile.TemporaryDirectory() as folder:
             write_final_model(folder, args, model, processing_class)
-            write_architecture(folder, model)
-            self._log_model_files(args, folder, {**metadata, "final_model": True}, "final_model")
+            self._log_model_files(args, folder, model, {**metadata, "final_model": True}, "final_model")
 
     def _log_initial_model(self, args: Any, model: Any) -> None:
         metadata = {
@@ -202,10 +185,10 @@ class WandbCallback(TrackerCallback):
             "initial_model": True,
         }
         with tempfile.TemporaryDirectory() as folder:
-            write_architecture(folder, model)
-            self._log_model_files(args, folder, metadata, "base_model")
+            self._log_model_files(args, folder, model, metadata, "base_model")
 
-    def _log_model_files(self, args: Any, folder: str, metadata: dict[str, Any], alias: str) -> None:
+    def _log_model_files(self, args: Any, folder: str, model: Any, metadata: dict[str, Any], alias: str) -> None:
+        Path(folder, ARCHITECTURE_NAME).write_text(f"{model}\n", encoding="utf-8")
         artifact = self._wandb.Artifact(name=self._model_name(args), type="model", metadata=metadata)
         for path in sorted(Path(folder).iterdir()):
             if path.is_file():
@@ -220,9 +203,5 @@ class WandbCallback(TrackerCallback):
         return f"model-{run.id if is_unnamed else run.name}"
 
     def _summary_numbers(self) -> dict[str, Any]:
-        summary = dict(self._wandb.run.summary)
-        return {
-            name: value
-            for name, value in summary.items()
-            if isinstance(value, numbers.Number) and not name.startswith("_")
-        }
+        summary = dict(self._wandb.run.summary).items()
+        return {name: one for name, one in summary if isinstance(one, numbers.Number) and not name.startswith("_")}
