@@ -77,7 +77,7 @@ def checkpoint_for_all(
         with failing_together("looking for the checkpoint to resume from"):
             if args.process_index == 0:
                 folder = checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed, passed_over)
-                found = None if folder is None else _Found(str(folder), _absolute(folder), _identity(folder))
+                found = None if folder is None else _Found(str(folder), os.path.abspath(folder), _identity(folder))
         found = from_first(found)
         if found is None:
             return None
@@ -101,10 +101,6 @@ def checkpoint_for_all(
 def _identity(folder: Path) -> tuple[int, int]:
     status = os.stat(folder)
     return status.st_ino, status.st_mtime_ns
-
-
-def _absolute(folder: Path) -> str:
-    return os.path.abspath(folder)
 
 
 def _seen_here(found: _Found, args: TrainingArguments) -> Path | None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,17 +38,15 @@ except ImportError:  # as on Windows
 CLAIM_NAME = ".littrainer_running"
 # How often a claim is tried whose file is deleted by its holder at that moment.
 TRIES = 10
-# A link is refused before; where one is put there meanwhile, it is not followed either.
-NOT_THROUGH_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
+@dataclass
 class _Held:
     """A claim of this process: its file's descriptor, the thread that took it, and how often it took it."""
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self.thread = threading.get_ident()
-        self.times = 1
+    descriptor: int
+    thread: int = field(default_factory=threading.get_ident)
+    times: int = 1
 
 
 _held: dict[Path, _Held] = {}
@@ -127,7 +125,7 @@ def take_claim(run_dir: Path) -> Path:
                 held.times += 1
                 return key
             if held is not None:
-                raise _taken(run_dir, _description())
+                raise _taken(run_dir, _this_process())
             descriptor, is_locked = _lock(key / CLAIM_NAME, run_dir)
             _held[key] = _Held(descriptor)
     except OSError as error:
@@ -140,7 +138,7 @@ def take_claim(run_dir: Path) -> Path:
 def is_claimed(run_dir: Path) -> bool | None:
     """Whether some process holds the claim on a folder; None where that cannot be told, for want of locks or rights."""
     try:
-        descriptor = os.open(run_dir / CLAIM_NAME, os.O_RDWR | NOT_THROUGH_LINKS)
+        descriptor = os.open(run_dir / CLAIM_NAME, os.O_RDWR)
     except FileNotFoundError:
         return False
     except OSError:
@@ -176,21 +174,21 @@ def give_back_claim(key: Path) -> None:
 
 def _lock(path: Path, run_dir: Path) -> tuple[int, bool]:
     for _ in range(TRIES):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NOT_THROUGH_LINKS, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             is_locked = _try_lock(descriptor)
             if is_locked is False:
-                raise _taken(run_dir, _read(path))
+                raise _taken(run_dir, os.read(descriptor, 1000).decode() or "a process")
             # Its holder may have deleted it meanwhile.
             if path.exists() and os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 os.ftruncate(descriptor, 0)
-                os.write(descriptor, json.dumps(_description()).encode())
+                os.write(descriptor, _this_process().encode())
                 return descriptor, bool(is_locked)
         except BaseException:
             os.close(descriptor)
             raise
         os.close(descriptor)
-    raise _taken(run_dir, _read(path))
+    raise _taken(run_dir, "a process that has just begun")
 
 
 def _try_lock(descriptor: int) -> bool | None:
@@ -207,21 +205,12 @@ def _try_lock(descriptor: int) -> bool | None:
     return True
 
 
-def _description() -> dict[str, str | int]:
-    return {"pid": os.getpid(), "host": socket.gethostname()}
+def _this_process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
-def _read(path: Path) -> dict[str, str | int]:
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _taken(run_dir: Path, holder: dict[str, str | int]) -> RuntimeError:
-    who = f"process {holder.get('pid', '(unknown)')} on {holder.get('host', 'an unknown host')}"
+def _taken(run_dir: Path, holder: str) -> RuntimeError:
     return RuntimeError(
-        f"Another run, {who}, is writing its checkpoints to {run_dir}, and two runs there would delete and resume from "
-        "each other's. Give this run another output_dir, or wait for that one to end."
+        f"Another run, {holder}, is writing its checkpoints to {run_dir}, and two runs there would delete and resume "
+        "from each other's. Give this run another output_dir, or wait for that one to end."
     )

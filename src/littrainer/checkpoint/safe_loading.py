@@ -41,6 +41,24 @@ def load_tensors(path: Path, allowed: Sequence[Any] = ()) -> Any:
         raise ValueError(f"{path} is damaged: {_first_line(error)}. {OTHER_CHECKPOINT}") from None
 
 
+def refuse_unsafe(path: Path, advice: str) -> None:
+    """Refuse a file that has just been written with `torch.save` if it could not be loaded safely.
+
+    Raises:
+        ValueError: it holds other things than tensors, numbers, text and containers.
+    """
+    try:
+        # What tensors hold is not read.
+        torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        forbidden = FORBIDDEN.search(str(error))
+        path.unlink()
+        raise ValueError(
+            f"The checkpoint is not written: {path.name} would hold something that could not be loaded safely"
+            f"{f' ({forbidden.group(1)})' if forbidden else ''}. {advice}"
+        ) from error
+
+
 def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a safetensors file.
 

@@ -28,12 +28,14 @@ from littrainer.checkpoint.layout import (
 )
 from littrainer.checkpoint.reader import load_optimizer, read_optimizer_state, refuse_other_optimizer
 from littrainer.checkpoint.weights import (
+    Differences,
     adapter_weights,
     carries_adapters,
     fitted,
     holds_weights,
     load_weights,
     log_names_that_differ,
+    other_shape,
     read_weights,
     refuse_other_weights,
     without_wrappers,
@@ -327,22 +329,22 @@ def _without_base(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any
 
 
 def _load_parts(model: nn.Module, folder: Path, to_resume: bool, tell: Callable[[Any], None]) -> None:
-    from littrainer.checkpoint.sharded_files import read_weights_into
+    from littrainer.checkpoint.sharded_files import WEIGHTS_KEY, read_into, stored_weights
 
     free_gathered(model)
     with failing_together(f"reading {folder}"):
-        own = model.state_dict()
-        missing, unexpected = read_weights_into(folder, own)
-        base = _base_of_adapters(model)
-        missing = [name for name in missing if name not in base]
-        if to_resume and (missing or unexpected):
-            raise RuntimeError(
-                f"The weights in {folder} are not those of this model: {', '.join([*missing, *unexpected][:8])} "
-                "are only on one side. Make the model as it was when the checkpoint was written."
-            )
+        own, stored, base = model.state_dict(), stored_weights(folder), _base_of_adapters(model)
+        shapes = {name: (entry.size, own[name].shape) for name, entry in stored.items() if entry and name in own}
+        differences = Differences(
+            [name for name in own if name not in stored and name not in base],
+            [name for name in stored if name not in own],
+            [other_shape(name, *both) for name, both in shapes.items() if both[0] != both[1]],
+        )
+        refuse_other_weights(model, folder, differences, to_resume)
+        read_into(folder, {f"{WEIGHTS_KEY}.{name}": value for name, value in own.items() if name in stored})
         # Offloaded and plain ones alike: what was read stands in copies where state_dict() gives such.
         result = model.load_state_dict(own, strict=False)
-    tell(type(result)(missing, unexpected))
+    tell(type(result)(differences.missing, differences.unexpected))
 
 
 class EngineStorage(WholeStorage):

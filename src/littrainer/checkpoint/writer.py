@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import nn
 
 from littrainer.callbacks.state import TrainerState, exported_states, is_exportable
 from littrainer.checkpoint.arguments_file import write_arguments
 from littrainer.checkpoint.atomic_write import StagedCheckpoint, name_final_folder
-from littrainer.checkpoint.checksums import save_and_sum
 from littrainer.checkpoint.distributed_save import distributed_checkpoint, place_of
 from littrainer.checkpoint.layout import (
-    OPTIMIZER_NAME,
     RESUME_RECORD_NAME,
     TRAINER_STATE_NAME,
     TRAINING_ARGS_NAME,
     checkpoint_folder,
     resume_record_name,
 )
+from littrainer.checkpoint.safe_loading import refuse_unsafe
 from littrainer.checkpoint.weights import write_weights, writes_given_weights
 from littrainer.distributed.agreement import are_several, from_each
 
@@ -143,10 +143,8 @@ class CheckpointFiles:
 
     def _write_objects(self) -> None:
         for name, value in self.objects.items():
-            path = self.folder / name
-            record = save_and_sum(value, path, without_inner_sums=self.seal is not None and name == OPTIMIZER_NAME)
-            if self.seal is not None:
-                self.seal.add(path, record)
+            torch.save(value, self.folder / name)
+            self.add_to_seal()
         self.objects = {}
 
     def _write_state(self) -> None:
@@ -204,13 +202,15 @@ def write_checkpoint(
     folder: Path | None = None,
     is_complete: bool = False,
     further: dict[str, Any] | None = None,
+    advice: str = "",
 ) -> str:
     """Write all that resuming needs, and return the folder; all processes call this together.
 
     Parameters:
         folder: by default `checkpoint-<step>` among the training's.
         is_complete: write what resuming needs, whatever `save_only_model` says.
-        further: objects to write with torch.save, by file name.
+        further: objects to write with torch.save, by file name, if they can be loaded safely.
+        advice: the end of the error if they cannot.
 
     Raises:
         OSError: a file could not be written; earlier checkpoints are as they were.
@@ -221,6 +221,8 @@ def write_checkpoint(
         files = CheckpointFiles(staged)
         collect_files(training, files, is_complete)
         files.take(further or {})
+        for name in further or {}:
+            refuse_unsafe(files.folder / name, advice)
     return str(final)
 
 
