@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertForMaskedLM
+from transformers import BertForSequenceClassification
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint import async_save, writer
@@ -22,7 +22,9 @@ from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.verification import damage_in
 from littrainer.checkpoint.weights import read_weights
 from littrainer.checkpoint.writer import CheckpointFiles
-from tests.scenarios.models import NoisyClassifier
+from tests.scenarios.collators import pad_tokens
+from tests.scenarios.data import token_rows
+from tests.scenarios.models import NoisyClassifier, tiny_bert_classifier
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_trainer
 
@@ -294,34 +296,7 @@ def test_a_subclass_that_writes_by_itself_does_so_on_the_main_thread_and_is_told
     assert ("save", 2, ["checkpoint-2"]) in watcher.seen
 
 
-def tied_bert() -> BertForMaskedLM:
-    config = BertConfig(
-        vocab_size=40,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-    )
-    torch.manual_seed(0)
-    return BertForMaskedLM(config)
-
-
-@pytest.mark.parametrize("flag", [False, True])
-def test_tied_weights_of_a_transformers_model_are_written_once_and_load(tmp_path: Path, flag: bool) -> None:
-    tokens = torch.arange(5, 13)
-    rows: Any = [{"input_ids": tokens, "labels": tokens}] * 8
-    given = {"train_dataset": rows, "eval_dataset": None}
-    trainer = quiet_trainer(tmp_path, tied_bert(), given=given, max_steps=2, async_save=flag, save_strategy="steps")
-    trainer.train()
-    folder = tmp_path / "checkpoint-2"
-    names = set(read_weights(folder))
-    assert len(names & {"cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"}) == 1
-    loaded = BertForMaskedLM.from_pretrained(folder)
-    for name, tensor in trainer.model.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], tensor)
-
-
-class OwnWriter(BertForMaskedLM):
+class OwnWriter(BertForSequenceClassification):
     """Writes its weights itself, whatever it is given."""
 
     def save_pretrained(self, save_directory: Any, **_: Any) -> None:  # type: ignore[override]
@@ -330,12 +305,9 @@ class OwnWriter(BertForMaskedLM):
 
 
 def test_a_model_with_its_own_way_of_saving_is_asked_before_training_goes_on(tmp_path: Path) -> None:
-    model = OwnWriter(tied_bert().config)
-    tokens = torch.arange(5, 13)
-    rows: Any = [{"input_ids": tokens, "labels": tokens}] * 8
-    quiet_trainer(
-        tmp_path, model, given={"train_dataset": rows}, max_steps=2, async_save=True, save_strategy="steps"
-    ).train()
+    model = OwnWriter(tiny_bert_classifier().config)
+    given = {"train_dataset": token_rows(8), "data_collator": pad_tokens}
+    quiet_trainer(tmp_path, model, given=given, max_steps=2, async_save=True, save_strategy="steps").train()
     assert (tmp_path / "checkpoint-2" / "thread.txt").read_text() == threading.main_thread().name
     assert damage_in(tmp_path / "checkpoint-2") == []
 

@@ -15,7 +15,7 @@ import pytest
 
 from littrainer.checkpoint import run_lock
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
-from littrainer.checkpoint.run_lock import CLAIM_NAME, claimed, is_claimed
+from littrainer.checkpoint.run_lock import CLAIM_NAME, claimed, is_abandoned
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_trainer
 
@@ -54,17 +54,15 @@ def test_another_live_run_is_refused_and_a_dead_one_is_not(tmp_path: Path, other
     assert set(os.listdir(tmp_path)) == {"checkpoint-1", RUN_RECORD_NAME}, "what the dead run left is gone"
 
 
-def test_whether_a_claim_is_held_can_be_told_without_taking_it(
+def test_whether_a_folder_is_abandoned_can_be_told_without_claiming_it(
     tmp_path: Path, other_run: subprocess.Popen[str]
 ) -> None:
-    assert is_claimed(tmp_path) is True
+    assert not is_abandoned(tmp_path) and is_abandoned(tmp_path / "nowhere")
     os.kill(other_run.pid, signal.SIGKILL)
     other_run.wait(LONGEST_WAIT_SECONDS)
-    assert is_claimed(tmp_path) is False, "what a killed process leaves is no claim"
+    assert is_abandoned(tmp_path), "what a killed process leaves is no claim"
     with claimed(tmp_path):
-        assert is_claimed(tmp_path) is True, "one of this process counts too"
-    assert is_claimed(tmp_path) is False
-    assert is_claimed(tmp_path / "nowhere") is False
+        assert not is_abandoned(tmp_path), "one of this process counts too"
 
 
 def test_the_claim_ends_though_the_wait_for_deletions_is_interrupted(
@@ -139,7 +137,7 @@ def test_a_file_system_without_locks_refuses_nothing_and_cleans_nothing(
     with claimed(tmp_path):
         # It may be another run's that is alive.
         assert (tmp_path / ".unfinished" / "checkpoint-4").is_dir()
-        assert is_claimed(tmp_path) is None
+        assert not is_abandoned(tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_to_is_told_before_training(

@@ -43,23 +43,13 @@ def own(foreign: Path) -> Path:
 
 def test_whole_checkpoints_have_no_damage(foreign: Path) -> None:
     assert damage_in(foreign) == []
+    os.rename(foreign / "rng_state.pth", foreign / "rng_state_0.pth")
+    assert damage_in(foreign) == []
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth"):
+        (foreign / name).unlink()
+    assert damage_in(foreign) == [], "of the model only"
     write_manifest(foreign)
     assert damage_in(foreign) == []
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
-def test_every_changed_bit_and_length_of_a_sealed_file_is_found(own: Path, name: str) -> None:
-    path = own / name
-    data = path.read_bytes()
-    for bit in (0, 7, len(data) * 4, len(data) * 8 - 1):
-        changed = bytearray(data)
-        changed[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(changed)
-        assert damage_in(own) == [f"{name} is not as it was written (its checksum differs)."]
-    path.write_bytes(data[:-1])
-    assert damage_in(own) == [f"{name} has {len(data) - 1:,} bytes and was written with {len(data):,}."]
-    path.unlink()
-    assert damage_in(own) == [f"{name} is missing."]
 
 
 def test_what_no_resume_reads_may_change(own: Path) -> None:
@@ -193,17 +183,6 @@ def test_a_missing_file_is_found_without_a_manifest(foreign: Path, name: str) ->
     (foreign / name).unlink()
     (sentence,) = damage_in(foreign)
     assert name in sentence
-
-
-def test_a_checkpoint_of_the_model_only_lacks_nothing(foreign: Path) -> None:
-    for name in STATES:
-        (foreign / name).unlink()
-    assert damage_in(foreign) == []
-
-
-def test_random_states_may_be_one_file_for_each_process(foreign: Path) -> None:
-    os.rename(foreign / "rng_state.pth", foreign / "rng_state_0.pth")
-    assert damage_in(foreign) == []
 
 
 def write_shards(folder: Path, files: dict[str, str]) -> None:

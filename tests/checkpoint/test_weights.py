@@ -309,14 +309,6 @@ class Renaming(VectorClassifier):
         return super().load_state_dict(state_dict, strict, assign)
 
 
-class Taking(VectorClassifier):
-    """Takes a tensor by itself, of which torch then says that it is missing."""
-
-    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        self.head.weight.data = state_dict.pop("head.weight")
-        return super().load_state_dict(state_dict, strict, assign)
-
-
 class ByHook(VectorClassifier):
     """Takes a head of any size, through torch's hook."""
 
@@ -363,7 +355,6 @@ def seen_and_by_earlier_names(state: dict[str, Any]) -> dict[str, Any]:
     ("build", "stored_as", "back"),
     [
         (Renaming, renamed, lambda state: {name.replace("earlier.", "head."): v for name, v in state.items()}),
-        (Taking, dict, dict),
         (ByHook, with_two_more, dict),
         (
             growing,
@@ -371,7 +362,7 @@ def seen_and_by_earlier_names(state: dict[str, Any]) -> dict[str, Any]:
             lambda state: {name.replace("gamma", "weight"): v for name, v in state.items()},
         ),
     ],
-    ids=["renaming", "taking", "by a hook", "of transformers"],
+    ids=["renaming", "by a hook", "of transformers"],
 )
 @pytest.mark.parametrize("to_resume", [True, False])
 def test_a_models_own_way_of_loading_is_taken(

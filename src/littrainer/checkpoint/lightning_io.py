@@ -91,8 +91,17 @@ class TransformersCheckpointIO(CheckpointIO):
             refuse_unsafe(staged / LIGHTNING_STATE_NAME, ADVICE)
 
     def _weights_and_state(self, checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        weights, further = self._divided(checkpoint["state_dict"])
+        """The model's weights under its own names; and Lightning's state, with further weights of the module."""
+        prefix, own = f"{self.attribute}.", checkpoint["state_dict"]
+        weights = {name.removeprefix(prefix): value for name, value in own.items() if name.startswith(prefix)}
+        if not weights:
+            known = ", ".join(sorted({name.partition(".")[0] for name in own})) or "none"
+            raise ValueError(
+                f"The LightningModule has no weights below {self.attribute!r} (it has: {known}): give "
+                "TransformersCheckpointIO(..., attribute=...) the name under which it carries the model."
+            )
         state = {name: _plain(value) for name, value in checkpoint.items() if name != "state_dict"}
+        further = {name: value for name, value in own.items() if not name.startswith(prefix)}
         return weights, {**state, FURTHER_WEIGHTS: further}
 
     def load_checkpoint(
@@ -168,18 +177,6 @@ class TransformersCheckpointIO(CheckpointIO):
                 "TransformersCheckpointIO(model)."
             )
         return model
-
-    def _divided(self, state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The model's weights under its own names, and those of the LightningModule beside it."""
-        prefix = f"{self.attribute}."
-        weights = {name[len(prefix) :]: value for name, value in state_dict.items() if name.startswith(prefix)}
-        if not weights:
-            known = ", ".join(sorted({name.partition(".")[0] for name in state_dict})) or "none"
-            raise ValueError(
-                f"The LightningModule has no weights below {self.attribute!r} (it has: {known}): give "
-                "TransformersCheckpointIO(..., attribute=...) the name under which it carries the model."
-            )
-        return weights, {name: value for name, value in state_dict.items() if not name.startswith(prefix)}
 
 
 class TrainerCheckpointIO(TransformersCheckpointIO):

@@ -71,16 +71,14 @@ def read_state(folder: Path) -> TrainerState:
 
 def read_optimizer_state(folder: Path) -> tuple[Path, Any]:
     """The whole state of the optimizer, with numbers or names of parameters, and the path where it was found."""
-    if (folder / OPTIMIZER_NAME).is_file() or not (
-        (folder / FSDP_OPTIMIZER_NAME).is_file() or holds_parts(folder / OPTIMIZER_FOLDER)
-    ):
-        return folder / OPTIMIZER_NAME, load_tensors(folder / OPTIMIZER_NAME)
-    if (folder / FSDP_OPTIMIZER_NAME).is_file():
-        return folder / FSDP_OPTIMIZER_NAME, load_tensors(folder / FSDP_OPTIMIZER_NAME)
+    path = folder / OPTIMIZER_NAME
+    if not path.is_file() and (folder / FSDP_OPTIMIZER_NAME).is_file():
+        path = folder / FSDP_OPTIMIZER_NAME
+    elif not path.is_file() and holds_parts(folder / OPTIMIZER_FOLDER):
+        from littrainer.checkpoint.sharded_files import nested_state, read_whole
 
-    from littrainer.checkpoint.sharded_files import nested_state, read_whole
-
-    return folder / OPTIMIZER_FOLDER, nested_state(read_whole(folder / OPTIMIZER_FOLDER))
+        return folder / OPTIMIZER_FOLDER, nested_state(read_whole(folder / OPTIMIZER_FOLDER))
+    return path, load_tensors(path)
 
 
 def load_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:

@@ -135,25 +135,20 @@ def take_claim(run_dir: Path) -> Path:
     return key
 
 
-def is_claimed(run_dir: Path) -> bool | None:
-    """Whether some process holds the claim on a folder; None where that cannot be told, for want of locks or rights."""
+def is_abandoned(run_dir: Path) -> bool:
+    """Whether no process holds the claim on a folder; False where that cannot be told, for want of locks or rights."""
+    # On a network's file system a second look at a lock of this process would end it.
+    with _held_lock:
+        if run_dir.resolve() in _held:
+            return False
     try:
         descriptor = os.open(run_dir / CLAIM_NAME, os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return None
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
     try:
-        is_locked = _try_lock(descriptor)
-        return None if is_locked is None else not is_locked
+        return _try_lock(descriptor) is True
     finally:
         os.close(descriptor)
-
-
-def is_held_here(run_dir: Path) -> bool:
-    """Whether this process holds the claim on a folder."""
-    with _held_lock:
-        return run_dir.resolve() in _held
 
 
 def give_back_claim(key: Path) -> None:

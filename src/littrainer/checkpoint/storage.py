@@ -165,9 +165,10 @@ class WholeFromShards(WholeStorage):
 
     def save_model(self, output_dir: str) -> None:
         """Write the whole model."""
-        weights = whole_state_dict(self.trained.model)
+        model = self.trained.as_sharded
+        weights = {"state_dict": whole_state_dict(model)} if is_sharded(model) else {}
         if self.is_first:
-            self._save(output_dir, state_dict=weights)
+            self._save(output_dir, **weights)
 
     def save_optimizer(self, folder: Path) -> None:
         """Write the whole optimizer's state."""
@@ -181,8 +182,7 @@ class WholeFromShards(WholeStorage):
         state: dict[str, Any] = {}
         with failing_together(f"reading the weights in {folder}"):
             if self.is_first:
-                state, differences = fitted(model, read_weights(folder))
-                refuse_other_weights(model, folder, differences, to_resume)
+                state = _whole_weights(model, folder, to_resume)
         load_whole_state_dict(model, state)
 
     def load_optimizer(self, folder: Path) -> None:
@@ -206,13 +206,6 @@ class FsdpStorage(WholeFromShards):
     """
 
     can_be_copied = False
-
-    def save_model(self, output_dir: str) -> None:
-        """Write the whole model."""
-        model = self.trained.as_sharded
-        weights = {"state_dict": whole_state_dict(model)} if is_sharded(model) else {}
-        if self.is_first:
-            self._save(output_dir, **weights)
 
     def save_optimizer(self, folder: Path) -> None:
         """Write the weights as FSDP of transformers reads them, and the optimizer's state with names of parameters."""
@@ -241,22 +234,8 @@ class FsdpStorage(WholeFromShards):
                 WholeStorage.load_model(self, model, folder, to_resume)
         elif has_parts and not has_flat_shards(model):
             _load_parts(model, folder / WEIGHTS_FOLDER, to_resume, self.trained.tell)
-        elif carries_adapters(without_wrappers(model)):
-            self._load_adapters(model, folder, to_resume)
         else:
             super().load_model(model, folder, to_resume)
-
-    def _load_adapters(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
-        from littrainer.checkpoint.sharded_files import read_fsdp_weights
-
-        state: dict[str, Any] = {}
-        with failing_together(f"reading the weights in {folder}"):
-            if self.is_first and (folder / FSDP_WEIGHTS_NAME).is_file():
-                state, differences = fitted(model, read_fsdp_weights(folder))
-                refuse_other_weights(model, folder, differences, to_resume)
-            elif self.is_first:
-                state = adapter_weights(without_wrappers(model), folder)
-        load_whole_state_dict(model, state)
 
     def load_optimizer(self, folder: Path) -> None:
         """Load the optimizer's state, and weights that were left to be read into shards."""
@@ -314,6 +293,15 @@ class PartsStorage(FsdpStorage):
         else:
             state = by_name(optimizer.state_dict(), names_of_parameters(model, optimizer))
         write_parts(folder / OPTIMIZER_FOLDER, {OPTIMIZER_KEY: state})
+
+
+def _whole_weights(model: nn.Module, folder: Path, to_resume: bool) -> dict[str, Any]:
+    """The weights of a checkpoint, or of its adapters, under the names of a model."""
+    if carries_adapters(without_wrappers(model)) and not (folder / FSDP_WEIGHTS_NAME).is_file():
+        return adapter_weights(without_wrappers(model), folder)
+    state, differences = fitted(model, read_weights(folder))
+    refuse_other_weights(model, folder, differences, to_resume)
+    return state
 
 
 def _base_of_adapters(model: nn.Module) -> set[str]:

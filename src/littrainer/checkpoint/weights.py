@@ -376,11 +376,9 @@ def _converted(inner: Any, stored: Mapping[str, Any]) -> tuple[dict[str, Any], l
         for each name whose shape differs.
     """
     wide = any(parameter.dtype == torch.float64 for parameter in inner.parameters())
-    # transformers prints what does not match, which the caller says in its own words, and what it does not shard.
-    names = [name for name in logging.Logger.manager.loggerDict if name.partition(".")[0] == "transformers"]
-    levels = {one: one.level for one in map(logging.getLogger, names) if one.level}
-    for library_logger in levels:
-        library_logger.setLevel(logging.ERROR)
+    # transformers warns of what does not match, which the caller says in its own words, and of what it does not shard.
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         # What it initialises by itself must not move the random numbers of the training.
         with torch.random.fork_rng(devices=[]):
@@ -393,8 +391,7 @@ def _converted(inner: Any, stored: Mapping[str, Any]) -> tuple[dict[str, Any], l
                 ignore_mismatched_sizes=True,
             )
     finally:
-        for library_logger, level in levels.items():
-            library_logger.setLevel(level)
+        logging.disable(before)
     shapes = {name: other_shape(name, theirs, own) for name, theirs, own in notes["mismatched_keys"]}
     initialised = {*notes["missing_keys"], *shapes}
     # What it has no place for, the model's own loading may have one for.
