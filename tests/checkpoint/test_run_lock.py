@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,25 +85,6 @@ def test_trainings_one_after_the_other_one_inside_the_other_and_in_folders_below
         assert os.listdir(tmp_path) == ["run-1"]
 
 
-def test_a_training_in_another_thread_is_refused(tmp_path: Path) -> None:
-    errors: list[BaseException] = []
-
-    def claim() -> None:
-        try:
-            with claimed(tmp_path):
-                pass
-        except RuntimeError as error:
-            errors.append(error)
-
-    with claimed(tmp_path):
-        thread = threading.Thread(target=claim)
-        thread.start()
-        thread.join(LONGEST_WAIT_SECONDS)
-        assert str(os.getpid()) in str(errors)
-    claim()
-    assert len(errors) == 1
-
-
 def _wait(connection: Any) -> None:
     connection.send(run_lock._held)
     connection.recv()
@@ -137,7 +117,8 @@ def test_a_file_system_without_locks_refuses_nothing_and_cleans_nothing(
     with claimed(tmp_path):
         # It may be another run's that is alive.
         assert (tmp_path / ".unfinished" / "checkpoint-4").is_dir()
-        assert not is_abandoned(tmp_path)
+    (tmp_path / CLAIM_NAME).touch()
+    assert not is_abandoned(tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_to_is_told_before_training(

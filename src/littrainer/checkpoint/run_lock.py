@@ -11,9 +11,7 @@ import errno
 import logging
 import os
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,24 +38,15 @@ CLAIM_NAME = ".littrainer_running"
 TRIES = 10
 
 
-@dataclass
-class _Held:
-    """A claim of this process: its file's descriptor, the thread that took it, and how often it took it."""
-
-    descriptor: int
-    thread: int = field(default_factory=threading.get_ident)
-    times: int = 1
-
-
-_held: dict[Path, _Held] = {}
-_held_lock = threading.Lock()
+# The folders that this process has claimed, each with the descriptor of its lock.
+_held: dict[Path, int] = {}
 
 
 def _forget_in_child() -> None:
     # A forked worker would hold the lock on after its parent was killed; closing its copy does not release it.
-    for held in _held.values():
+    for descriptor in _held.values():
         with contextlib.suppress(OSError):
-            os.close(held.descriptor)
+            os.close(descriptor)
     _held.clear()
 
 
@@ -91,6 +80,8 @@ def claimed_for_training(args: TrainingArguments, run_dir: Callable[[], str]) ->
 def claimed(run_dir: Path) -> Iterator[None]:
     """Hold the claim on a folder, made where it is not there, and first remove what a killed run left unfinished in it.
 
+    Within another claim of this process on the same folder nothing more is done.
+
     Parameters:
         run_dir: the folder that holds a run's checkpoints.
 
@@ -98,6 +89,9 @@ def claimed(run_dir: Path) -> Iterator[None]:
         OSError: nothing can be written there, or a link has the name of what this package writes there.
         RuntimeError: another run writes there; it is named.
     """
+    if run_dir.resolve() in _held:
+        yield
+        return
     key = take_claim(run_dir)
     try:
         yield
@@ -119,15 +113,7 @@ def take_claim(run_dir: Path) -> Path:
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         key = run_dir.resolve()
-        with _held_lock:
-            held = _held.get(key)
-            if held is not None and held.thread == threading.get_ident():
-                held.times += 1
-                return key
-            if held is not None:
-                raise _taken(run_dir, _this_process())
-            descriptor, is_locked = _lock(key / CLAIM_NAME, run_dir)
-            _held[key] = _Held(descriptor)
+        _held[key], is_locked = _lock(key / CLAIM_NAME, run_dir)
     except OSError as error:
         raise not_writable(run_dir, error) from error
     if is_locked:
@@ -138,9 +124,8 @@ def take_claim(run_dir: Path) -> Path:
 def is_abandoned(run_dir: Path) -> bool:
     """Whether no process holds the claim on a folder; False where that cannot be told, for want of locks or rights."""
     # On a network's file system a second look at a lock of this process would end it.
-    with _held_lock:
-        if run_dir.resolve() in _held:
-            return False
+    if run_dir.resolve() in _held:
+        return False
     try:
         descriptor = os.open(run_dir / CLAIM_NAME, os.O_RDWR)
     except OSError as error:
@@ -152,19 +137,14 @@ def is_abandoned(run_dir: Path) -> bool:
 
 
 def give_back_claim(key: Path) -> None:
-    """End a claim; the last one of several in one thread ends it for all."""
-    with _held_lock:
-        held = _held.get(key)
-        if held is None:
-            return
-        held.times -= 1
-        if held.times:
-            return
-        del _held[key]
+    """End a claim, if there is one."""
+    descriptor = _held.pop(key, None)
+    if descriptor is None:
+        return
     # Deleted before it is released: whoever waits for it sees that the file is no longer the one with this name.
     with contextlib.suppress(OSError):
         (key / CLAIM_NAME).unlink()
-    os.close(held.descriptor)
+    os.close(descriptor)
 
 
 def _lock(path: Path, run_dir: Path) -> tuple[int, bool]:

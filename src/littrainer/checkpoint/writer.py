@@ -116,17 +116,12 @@ class CheckpointFiles:
         else:
             write(weights)
 
-    def take(self, objects: dict[str, Any]) -> None:
-        """Write objects with torch.save, by file name."""
+    def take(self, objects: dict[str, Any], trainer_state: str | None = None) -> None:
+        """Write objects with torch.save, by file name, and the text of trainer_state.json."""
         self.objects.update(objects)
-        if not self.is_deferred:
-            self._write_objects()
-
-    def take_state(self, trainer_state: str) -> None:
-        """Write the text of trainer_state.json."""
         self._trainer_state = trainer_state
         if not self.is_deferred:
-            self._write_state()
+            self.write()
 
     def add_to_seal(self) -> None:
         """Seal what is there so far."""
@@ -137,17 +132,11 @@ class CheckpointFiles:
         """Write what was deferred."""
         if self._write_weights is not None:
             self._write_weights(self.weights)
-        self.add_to_seal()
-        self._write_objects()
-        self._write_state()
-
-    def _write_objects(self) -> None:
+            self.add_to_seal()
         for name, value in self.objects.items():
             torch.save(value, self.folder / name)
             self.add_to_seal()
         self.objects = {}
-
-    def _write_state(self) -> None:
         if self._trainer_state is not None:
             (self.folder / TRAINER_STATE_NAME).write_text(self._trainer_state, "utf-8")
 
@@ -245,7 +234,7 @@ def collect_files(training: SavedTraining, files: CheckpointFiles, is_complete: 
             files.take(_resume_record(training))
         if training.args.should_save:
             _note_exported_states(training)
-            files.take_state(training.state.to_json())
+            files.take({}, training.state.to_json())
     finally:
         del _open[files.folder]
 
