@@ -17,7 +17,7 @@ from littrainer.checkpoint.reader import load_optimizer, load_random_states, loa
 from littrainer.checkpoint.weights import write_weights
 from tests.checkpoint.malicious import Creates
 from tests.scenarios.models import VectorClassifier
-from tests.scenarios.trainers import quiet_trainer
+from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 
 def complete_checkpoint(folder: Path) -> Path:
@@ -159,10 +159,10 @@ def test_an_optimizer_state_of_other_shapes_is_refused_with_the_name_of_the_para
         quiet_trainer(tmp_path, max_steps=4).train(resume_from_checkpoint=str(folder))
 
 
-def test_the_state_of_processes_that_are_not_here_leaves_the_random_numbers_with_a_warning(
+def test_a_checkpoint_without_random_states_leaves_the_random_numbers_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    load_random_states(tmp_path)
+    load_random_states(tmp_path, quiet_arguments(tmp_path))
     assert "has no rng_state.pth" in caplog.text
 
 

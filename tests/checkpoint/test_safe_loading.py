@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from littrainer.checkpoint.safe_loading import file_inside, load_json, load_safetensors, load_tensors
+from littrainer.checkpoint.safe_loading import file_inside, load_safetensors, load_tensors
 from tests.checkpoint.malicious import Creates
 
 
@@ -44,14 +44,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
             load(tmp_path / "file")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe"])
-def test_what_is_no_json_is_named(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "file.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"file\.json is not readable as JSON"):
-        load_json(tmp_path / "file.json")
-
-
-@pytest.mark.parametrize("load", [load_tensors, load_safetensors, load_json])
+@pytest.mark.parametrize("load", [load_tensors, load_safetensors])
 def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path: Path, load: Any) -> None:
     with pytest.raises(FileNotFoundError):
         load(tmp_path / "file")

@@ -18,7 +18,6 @@ from littrainer.checkpoint.layout import (
     FSDP_OPTIMIZER_NAME,
     OPTIMIZER_FOLDER,
     OPTIMIZER_NAME,
-    RANDOM_STATE_NAME,
     RESUME_RECORD_NAME,
     SCALER_NAME,
     SCHEDULER_NAME,
@@ -133,16 +132,16 @@ def load_scaler(scaler: Any, folder: Path) -> None:
     scaler.load_state_dict(state)
 
 
-def load_random_states(folder: Path, args: Any = None) -> None:
+def load_random_states(folder: Path, args: Any) -> None:
     """Put the random number generators where the checkpoint left them.
 
     Parameters:
         args: training arguments, which say which of several processes this is.
     """
-    name = RANDOM_STATE_NAME if args is None else random_state_name(args)
+    name = random_state_name(args)
     if (folder / name).is_file():
         restore_random_states(folder / name)
-    elif args is None or processes_that_wrote(folder) == args.world_size:
+    elif processes_that_wrote(folder) == args.world_size:
         # Of another number of processes the resume has told.
         logger.warning("%s has no %s. Random numbers go on from the seed.", folder, name)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,19 +72,6 @@ def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
         return load_file(path)
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged: {_first_line(error)}. {OTHER_CHECKPOINT}") from None
-
-
-def load_json(path: Path) -> Any:
-    """The content of a JSON file.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: it is not JSON.
-    """
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not readable as JSON ({_first_line(error)}). {OTHER_CHECKPOINT}") from error
 
 
 def file_inside(folder: Path, name: Any, named_by: Path) -> Path:

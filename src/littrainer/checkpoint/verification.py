@@ -33,6 +33,7 @@ from littrainer.checkpoint.layout import (
     WEIGHT_PARTS,
     WEIGHTS_NAME,
     checkpoint_step,
+    shards_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -115,8 +116,11 @@ def _inspected(folder: Path) -> Findings:
     key = folder.resolve()
     if key not in _found or _found[key][:2] != (stamps, manifest):
         present = set(stamps)
-        by_format = Findings(_damage_by_format(folder, present), []) if manifest is None else None
-        _found[key] = stamps, manifest, by_format or _compare(folder, manifest, present)
+        if manifest is None:
+            found = Findings(_damage_by_format(folder, present), [])
+        else:
+            found = _compare(folder, manifest, present)
+        _found[key] = stamps, manifest, found
     return _found[key][2]
 
 
@@ -219,10 +223,10 @@ def missing_from(present: set[str], needed: Iterable[str]) -> list[str]:
 
 def _missing_shards(folder: Path, index: str) -> list[str]:
     try:
-        shards = sorted(set(json.loads((folder / index).read_text("utf-8"))["weight_map"].values()))
-        return [f"{shard}, a shard in {index}, is missing." for shard in shards if not (folder / shard).is_file()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return [f"{index} is no readable index of shards ({error})."]
+        shards = shards_of(folder / index)
+    except ValueError as error:
+        return [f"{index} {error}."]
+    return [f"{shard}, a shard in {index}, is missing." for shard in shards if not (folder / shard).is_file()]
 
 
 def json_damage(path: Path) -> str | None:

@@ -15,11 +15,16 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from littrainer.checkpoint.layout import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME, holds_fsdp_weights
+from littrainer.checkpoint.layout import (
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    WEIGHTS_NAME,
+    holds_fsdp_weights,
+    shards_of,
+)
 from littrainer.checkpoint.safe_loading import (
     OTHER_CHECKPOINT,
     file_inside,
-    load_json,
     load_safetensors,
     load_tensors,
     refuse_unsafe,
@@ -196,16 +201,13 @@ def holds_weights(folder: Path) -> bool:
 
 
 def _read_shards(index: Path) -> dict[str, Any]:
-    content = load_json(index)
-    places = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(places, dict):
-        raise ValueError(f"{index} is no index of weights: it has no weight_map. {OTHER_CHECKPOINT}")
-    shards = {name: file_inside(index.parent, name, index) for name in sorted(set(map(str, places.values())))}
-    missing = [name for name, path in shards.items() if not path.is_file()]
-    if missing:
-        raise ValueError(f"{index} names {_listed(missing)}, which is missing. {OTHER_CHECKPOINT}")
+    try:
+        shards = shards_of(index)
+    except ValueError as error:
+        raise ValueError(f"{index} {error}. {OTHER_CHECKPOINT}") from error
     load = load_safetensors if index.name == SAFE_WEIGHTS_INDEX_NAME else load_tensors
-    return {name: tensor for path in shards.values() for name, tensor in load(path).items()}
+    paths = [file_inside(index.parent, shard, index) for shard in shards]
+    return {name: tensor for path in paths for name, tensor in load(path).items()}
 
 
 # By name, in the order in which they are looked for.
