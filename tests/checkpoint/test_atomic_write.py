@@ -26,8 +26,8 @@ from littrainer.checkpoint.atomic_write import (
     staged_folder,
     wait_for_deletions,
 )
-from littrainer.checkpoint.checksums import file_record, read_manifest, write_manifest
-from littrainer.checkpoint.verification import damage_in
+from littrainer.checkpoint.checksums import read_manifest, write_manifest
+from littrainer.checkpoint.verification import damage_in, edits_in
 
 
 def write(final: Path, **files: str) -> None:
@@ -64,70 +64,17 @@ def test_after_an_exception_everything_is_as_it_was(tmp_path: Path, error: BaseE
     assert not existed or contents(final) == {"a": "before"}
 
 
-def test_an_earlier_folder_of_that_name_is_replaced(tmp_path: Path) -> None:
-    final = tmp_path / "checkpoint-5"
-    write(final, a="before", outdated="x")
-    write(final, a="after")
-    assert contents(final) == {"a": "after"} and damage_in(final) == []
-    assert os.listdir(tmp_path) == ["checkpoint-5"]
-
-
-def test_what_a_user_added_to_the_folder_that_is_replaced_is_kept(tmp_path: Path) -> None:
-    final = tmp_path / "checkpoint-5"
-    write(final, a="before")
-    (final / "notes").write_text("mine")
-    write(final, a="after")
-    assert contents(final) == {"a": "after", "notes": "mine"} and damage_in(final) == []
-
-
-def test_what_an_override_wrote_there_beforehand_is_kept(tmp_path: Path) -> None:
+def test_an_earlier_folder_of_that_name_is_replaced_but_for_what_a_user_put_there(tmp_path: Path) -> None:
     final = tmp_path / "checkpoint-5"
     final.mkdir()
-    (final / "card").write_text("before super()")
-    write(final, a="x")
-    assert contents(final) == {"a": "x", "card": "before super()"} and damage_in(final) == []
-
-
-@pytest.mark.parametrize("call", range(2))
-def test_a_kill_at_each_rename_loses_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int) -> None:
-    final = tmp_path / "checkpoint-5"
-    write(final, a="before")
-    original, calls = os.rename, []
-
-    class Killed(BaseException):
-        pass
-
-    def kill(source: Path, target: Path) -> None:
-        calls.append(target)
-        if len(calls) > call:
-            raise Killed
-        original(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", kill)
-        # A killed process tidies nothing up.
-        patch.setattr(atomic_write.shutil, "rmtree", lambda *_, **__: None)
-        with pytest.raises(Killed):
-            write(final, a="after")
-    clean_unfinished(tmp_path)
-    assert contents(final) == {"a": "before"} and damage_in(final) == []
+    # As an override of `_save_checkpoint` does before it calls `super()`.
+    (final / "card").write_text("mine")
+    write(final, a="before", outdated="x")
+    assert contents(final) == {"a": "before", "outdated": "x", "card": "mine"} and edits_in(final) == []
+    (final / "notes").write_text("mine too")
+    write(final, a="after")
+    assert contents(final) == {"a": "after", "notes": "mine too"} and edits_in(final) == damage_in(final) == []
     assert os.listdir(tmp_path) == ["checkpoint-5"]
-
-
-def is_in_place(folder: Path) -> bool:
-    """As in an overlay, whose lower layer has what an earlier run wrote."""
-    return folder.parent.name != UNFINISHED_DIR
-
-
-def cannot_rename_folders(patch: pytest.MonkeyPatch, is_in_lower: Callable[[Path], bool] = lambda folder: True) -> None:
-    original = os.rename
-
-    def rename(source: Path, target: Path) -> None:
-        if is_in_lower(source):
-            raise OSError(errno.EXDEV, "Invalid cross-device link", str(source), None, str(target))
-        original(source, target)
-
-    patch.setattr(os, "rename", rename)
 
 
 class Killed(BaseException):
@@ -137,10 +84,7 @@ class Killed(BaseException):
 class Kill:
     """Ends the process, so to say, after a number of calls that change the disk."""
 
-    CALLS = (
-        *((os, name) for name in ("mkdir", "unlink", "rmdir", "rename")),
-        (atomic_write, "to_disk"),
-    )
+    CALLS = tuple((os, name) for name in ("mkdir", "unlink", "rmdir", "rename", "replace"))
 
     def __init__(self, patch: pytest.MonkeyPatch, after: int) -> None:
         self.calls, self.after = 0, after
@@ -154,17 +98,31 @@ class Kill:
         return change(*arguments, **keywords)
 
 
+def cannot_rename(patch: pytest.MonkeyPatch, is_kept: Callable[[Path], bool]) -> None:
+    """Let folders stay where they are, as those in the lower layer of an overlay do."""
+    original = os.rename
+
+    def rename(source: Path, target: Path) -> None:
+        if is_kept(Path(source)):
+            raise OSError(errno.EXDEV, "Invalid cross-device link", str(source), None, str(target))
+        original(source, target)
+
+    patch.setattr(os, "rename", rename)
+
+
 def is_half(folder: Path) -> bool:
     return not any((folder / name).exists() for name in atomic_write.TELLING_FILES)
 
 
+@pytest.mark.parametrize("is_in_overlay", [False, True])
 @pytest.mark.parametrize("with_manifest", [True, False], ids=["ours", "of transformers"])
-def test_a_kill_anywhere_while_folders_go_file_by_file_leaves_whole_ones_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_manifest: bool
+def test_a_kill_anywhere_while_folders_are_replaced_and_deleted_leaves_whole_ones_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_manifest: bool, is_in_overlay: bool
 ) -> None:
-    cannot_rename_folders(monkeypatch, is_in_place)
+    if is_in_overlay:
+        cannot_rename(monkeypatch, lambda folder: folder.parent.name != UNFINISHED_DIR)
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    files = {"b": "x", "trainer_state.json": "{}"}
+    files = {"b": "x", "trainer_state.json": '{"global_step": 5}'}
     ends = []
     for after in itertools.count():
         run_dir = tmp_path / str(after)
@@ -189,64 +147,52 @@ def test_a_kill_anywhere_while_folders_go_file_by_file_leaves_whole_ones_only(
                 clean_unfinished(run_dir)
         clean_unfinished(run_dir)
         assert contents(final) in ({"a": "before", **files}, {"a": "after", **files}), after
-        whole = [folder for folder in (final, older) if folder.exists() and not is_half(folder)]
-        assert older not in whole or contents(older) == {"a": "before", **files}, after
-        assert set(os.listdir(run_dir)) <= {"checkpoint-4", "checkpoint-5"}, after
-        for folder in whole:
-            manifest = read_manifest(folder)
-            # What a kill stopped the deletion of may lack its manifest, and be complete.
-            has_manifest = with_manifest or contents(folder)["a"] == "after"
-            assert (manifest is not None) == has_manifest or folder == older, after
-            records = {name: file_record(folder / name) for name in contents(folder)}
-            assert manifest is None or manifest.files == records, after
-        ends.append((contents(final)["a"], older in whole))
+        assert not is_half(final) and set(os.listdir(run_dir)) <= {"checkpoint-4", "checkpoint-5"}, after
+        is_there = older.exists() and not is_half(older)
+        assert not is_there or contents(older) == {"a": "before", **files}, after
+        assert read_manifest(final) is None or edits_in(final) == damage_in(final) == [], after
+        ends.append((contents(final)["a"], is_there))
         if kill.calls <= after:
             break
     assert list(dict.fromkeys(ends)) == [("before", True), ("after", True), ("after", False)]
 
 
-def test_a_copy_is_on_the_disk_before_the_folder_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    final = tmp_path / "checkpoint-5"
-    write(final, a="before")
-    (final / "link").symlink_to("nowhere")
-    cannot_rename_folders(monkeypatch, is_in_place)
-    unlink, on_disk, were_on_disk = os.unlink, set[Path](), list[set[Path]]()
-    monkeypatch.setattr(atomic_write, "to_disk", on_disk.add)
-
-    def noting(path: Path, **keywords: Any) -> None:
-        if Path(path) == final / "littrainer_manifest.json":
-            were_on_disk.append(set(on_disk))
-        unlink(path, **keywords)
-
-    monkeypatch.setattr(os, "unlink", noting)
-    write(final, a="after")
-    copy = tmp_path / UNFINISHED_DIR / "checkpoint-5.copy"
-    assert were_on_disk == [{copy.parent, copy, copy / "a", copy / "littrainer_manifest.json"}]
-    assert contents(final) == {"a": "after"}
-
-
-@pytest.mark.parametrize("is_in_lower", [True, False])
-def test_a_new_folder_that_cannot_be_put_in_place_leaves_the_earlier_one_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_lower: bool
+@pytest.mark.parametrize("kept", ["new", "both"])
+def test_a_new_folder_that_cannot_be_put_in_place_leaves_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str
 ) -> None:
     final = tmp_path / "checkpoint-5"
     write(final, a="before")
     new = tmp_path / UNFINISHED_DIR / final.name
-    cannot_rename_folders(monkeypatch, lambda folder: folder == new or (is_in_lower and folder == final))
-    with pytest.raises(OSError, match="cross-device"):
-        write(final, a="after")
-    assert os.listdir(tmp_path) == ["checkpoint-5"]
-    assert contents(final) == {"a": "before"} and damage_in(final) == []
-
-
-def test_no_folder_is_deleted_for_the_name_of_what_lies_among_unfinished_ones(tmp_path: Path) -> None:
-    (tmp_path / "mydata-2024").mkdir()
-    (tmp_path / "checkpoint-5").mkdir()
-    (tmp_path / "checkpoint-5" / "model.safetensors").touch()
-    for name in ("mydata-2024.deleted", "mydata-2024.copy", "checkpoint-5.deleted"):
-        (tmp_path / UNFINISHED_DIR / name).mkdir(parents=True)
+    with monkeypatch.context() as patch:
+        cannot_rename(patch, lambda folder: folder == new or (kept == "both" and folder == final))
+        with pytest.raises(OSError, match="cross-device"):
+            write(final, a="after")
     clean_unfinished(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == ["checkpoint-5", "mydata-2024"]
+    assert os.listdir(tmp_path) == ["checkpoint-5"] and damage_in(final) == []
+    assert contents(final) == {"a": "before" if kept == "new" else "after"}
+
+
+def test_only_what_training_left_unfinished_is_removed_and_what_is_complete_is_put_in_its_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for folder in ("mydata-2024", "checkpoint-2", "checkpoint-5"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "checkpoint-2" / "trainer_state.json").touch()
+    unfinished = tmp_path / UNFINISHED_DIR
+    whole, half = ("checkpoint-2", "checkpoint-5", "checkpoint-7"), ("checkpoint-4", "mydata-2024")
+    for name in (*whole, *half, "checkpoint-6.process1", "checkpoint-8.deleted", "mydata-2024.deleted", "somebody's"):
+        (unfinished / name).mkdir(parents=True)
+        (unfinished / name / "file").touch()
+        if name in whole or name == "checkpoint-8.deleted":
+            write_manifest(unfinished / name)
+    clean_unfinished(tmp_path)
+    assert os.listdir(unfinished) == ["somebody's"]
+    assert sorted(path.name for path in tmp_path.glob("*-*")) == [*whole, "mydata-2024"]
+    assert os.listdir(tmp_path / "checkpoint-2") == ["trainer_state.json"]
+    for name in ("checkpoint-5", "checkpoint-7"):
+        assert contents(tmp_path / name) == {"file": ""} and f"{name} is complete" in caplog.text
+    clean_unfinished(tmp_path / "nowhere")
 
 
 @pytest.fixture
@@ -292,18 +238,6 @@ def test_a_link_or_a_file_where_unfinished_checkpoints_lie_is_refused_and_nothin
 
 def set_aside_in(run_dir: Path) -> None:
     set_aside_and_delete(run_dir / "checkpoint-2")
-
-
-def test_what_killed_runs_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    write(tmp_path / "checkpoint-2", a="x")
-    unfinished = tmp_path / UNFINISHED_DIR
-    for name in ("checkpoint-4", "checkpoint-1.deleted", "checkpoint-2.replaced", "somebody's"):
-        (unfinished / name).mkdir(parents=True)
-        (unfinished / name / "file").touch()
-    clean_unfinished(tmp_path)
-    assert os.listdir(unfinished) == ["somebody's"]
-    assert contents(tmp_path / "checkpoint-2") == {"a": "x"}
-    clean_unfinished(tmp_path / "nowhere")
 
 
 def test_checkpoints_are_numbered_in_the_order_of_writing(tmp_path: Path) -> None:
@@ -352,24 +286,17 @@ def test_a_deletion_is_waited_for_again_after_ctrl_c_has_interrupted_the_wait(
         OSError(errno.EDQUOT, "Disk quota exceeded"),
         RuntimeError("I/O error: No space left on device (os error 28)"),
         RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"),
+        OSError(errno.ENOSPC, "No space left on device", "optimizer.pt"),
     ],
     ids=repr,
 )
-def test_a_full_disk_is_told_with_checkpoint_file_room_and_what_to_do(tmp_path: Path, error: Exception) -> None:
-    told = r"checkpoint-5 could not be written beyond weights.*7 bytes.*are free"
+def test_a_full_disk_is_told_with_checkpoint_file_room_and_what_to_do(tmp_path: Path, error: Any) -> None:
+    file = getattr(error, "filename", None) or "weights"
+    told = rf"checkpoint-5 could not be written beyond {file}.*7 bytes.*are free"
     with pytest.raises(OSError, match=told) as caught, staged_folder(tmp_path / "checkpoint-5") as folder:
         (folder / "weights").write_text("written")
         raise error
     assert caught.value.errno == errno.ENOSPC and caught.value.__cause__ is error
     assert "resume_from_checkpoint=True" in str(caught.value)
+    assert caught.value.filename == str(tmp_path / "checkpoint-5" / file)
     assert os.listdir(tmp_path) == []
-
-
-def test_a_file_that_the_system_names_is_the_one_that_is_told(tmp_path: Path) -> None:
-    with (
-        pytest.raises(OSError, match=r"beyond optimizer\.pt") as caught,
-        staged_folder(tmp_path / "checkpoint-5") as folder,
-    ):
-        (folder / "config.json").write_text("written")
-        raise OSError(errno.ENOSPC, "No space left on device", str(folder / "optimizer.pt"))
-    assert caught.value.filename == str(tmp_path / "checkpoint-5" / "optimizer.pt")

@@ -224,16 +224,30 @@ def test_an_attribute_that_holds_no_model_is_an_error_that_names_the_modules(tmp
         TransformersCheckpointIO(module, attribute="net")._model()
 
 
-@pytest.mark.parametrize("method", ["save_checkpoint", "load_checkpoint", "remove_checkpoint"])
-def test_a_path_that_is_not_local_is_refused(method: str) -> None:
+def test_places_that_hold_no_folder_of_this_plugin_are_named(tmp_path: Path) -> None:
     io = TransformersCheckpointIO(VectorClassifier())
-    arguments = ({"state_dict": {}},) if method == "save_checkpoint" else ()
-    with pytest.raises(ValueError, match=r"s3://bucket/run is not on the local disk"):
-        getattr(io, method)(*arguments, "s3://bucket/run")
+    for method, arguments in (
+        ("save_checkpoint", ({"state_dict": {}},)),
+        ("load_checkpoint", ()),
+        ("remove_checkpoint", ()),
+    ):
+        with pytest.raises(ValueError, match=r"s3://bucket/run is not on the local disk"):
+            getattr(io, method)(*arguments, "s3://bucket/run")
+    with pytest.raises(TypeError, match="storage_options"):
+        io.save_checkpoint({"state_dict": {}}, tmp_path, storage_options={})
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint folder .*gone"):
+        io.load_checkpoint(tmp_path / "gone")
+    (tmp_path / "epoch=0.ckpt").touch()
+    with pytest.raises(ValueError, match=r"epoch=0\.ckpt is a file"):
+        io.load_checkpoint(tmp_path / "epoch=0.ckpt")
+    saved(tmp_path / "a")
+    (tmp_path / "a" / "lightning_state.pt").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"a is damaged: lightning_state\.pt"):
+        io.load_checkpoint(tmp_path / "a")
 
 
 def test_hyper_parameters_that_could_not_be_loaded_safely_are_refused_when_saving(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"'hyper_parameters' .*save_hyperparameters\(ignore="):
+    with pytest.raises(ValueError, match=r"CrossEntropyLoss.*save_hyperparameters\(ignore="):
         saved(tmp_path / "a", VectorModule(loss=nn.CrossEntropyLoss()))
     assert not (tmp_path / "a").exists()
 
@@ -242,30 +256,6 @@ def test_paths_and_enumerations_among_hyper_parameters_are_kept_as_text(tmp_path
     saved(tmp_path / "a", VectorModule(data=Path("somewhere"), kind=littrainer.IntervalStrategy.STEPS))
     state = torch.load(tmp_path / "a" / "lightning_state.pt", weights_only=True)
     assert state["hyper_parameters"] == {"data": "somewhere", "kind": "steps"}
-
-
-def test_storage_options_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="storage_options"):
-        TransformersCheckpointIO(VectorClassifier()).save_checkpoint({"state_dict": {}}, tmp_path, storage_options={})
-
-
-def test_a_damaged_folder_is_refused_with_the_name_of_the_file(tmp_path: Path) -> None:
-    saved(tmp_path / "a")
-    content = (tmp_path / "a" / "lightning_state.pt").read_bytes()
-    (tmp_path / "a" / "lightning_state.pt").write_bytes(content[:-9])
-    with pytest.raises(ValueError, match=r"a is damaged: lightning_state\.pt"):
-        TransformersCheckpointIO(VectorClassifier()).load_checkpoint(tmp_path / "a")
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint folder .*gone"):
-        TransformersCheckpointIO(VectorClassifier()).load_checkpoint(tmp_path / "gone")
-
-
-def test_a_file_in_the_format_of_lightning_is_refused_as_such(tmp_path: Path) -> None:
-    (tmp_path / "epoch=0.ckpt").touch()
-    with pytest.raises(ValueError, match=r"epoch=0\.ckpt is a file"):
-        TransformersCheckpointIO(VectorClassifier()).load_checkpoint(tmp_path / "epoch=0.ckpt")
 
 
 def test_only_a_checkpoint_is_deleted(tmp_path: Path) -> None:
@@ -312,25 +302,3 @@ def test_lightnings_own_plugin_is_left_in_its_place(tmp_path: Path) -> None:
     plugin = TorchCheckpointIO()
     quiet_trainer(tmp_path, max_steps=1, given={"lightning": {"plugins": [plugin], "callbacks": [keeper]}}).train()
     assert Path(keeper.best_model_path).is_file()
-
-
-def test_a_module_with_other_optimizers_than_a_trainer_has_is_refused(tmp_path: Path) -> None:
-    class TwoOptimizers(VectorModule):
-        def configure_optimizers(self) -> Any:
-            self.automatic_optimization = False
-            names = dict(self.model.named_parameters())
-            decayed = [names["inner.weight"], names["head.weight"]]
-            others = [p for p in names.values() if not any(p is member for member in decayed)]
-            groups = [{"params": decayed}, {"params": others}]
-            return [torch.optim.AdamW(groups), torch.optim.SGD(self.parameters(), lr=0.1)]
-
-    class OneGroup(VectorModule):
-        def configure_optimizers(self) -> Any:
-            return torch.optim.AdamW(self.parameters())
-
-    quiet_trainer(tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
-    for kind, message in ((TwoOptimizers, "the LightningModule has several"), (OneGroup, "number of parameter groups")):
-        module = kind(has_temperature=False)
-        trainer = pl.Trainer(plugins=[TransformersCheckpointIO(module)], max_epochs=2, **QUIET)
-        with pytest.raises(ValueError, match=message):
-            trainer.fit(module, batches(), ckpt_path=tmp_path / "checkpoint-1")

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from littrainer.checkpoint.random_state import capture_random_states, restore_random_states
@@ -23,16 +22,6 @@ def draws() -> list[Any]:
         torch.rand(1).item(),
         torch.randn(1).item(),
     ]
-
-
-def test_generators_go_on_from_a_file_where_they_were(tmp_path: Path) -> None:
-    set_seed(3)
-    draws()
-    torch.save(capture_random_states(), tmp_path / "rng_state.pth")
-    expected = draws()
-    set_seed(99)
-    restore_random_states(tmp_path / "rng_state.pth")
-    assert draws() == expected
 
 
 def test_capturing_draws_nothing() -> None:
@@ -55,8 +44,3 @@ def test_the_file_that_transformers_writes_is_read_and_has_the_same_entries(tmp_
     assert draws() == expected
     theirs = torch.load(tmp_path / "rng_state.pth", weights_only=False)
     assert set(capture_random_states()) == set(theirs)
-
-
-def test_a_missing_file_is_an_error_with_its_name(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="rng_state"):
-        restore_random_states(tmp_path / "rng_state.pth")

@@ -6,23 +6,19 @@ from typing import Any
 import pytest
 import torch
 
-from littrainer.checkpoint.safe_loading import file_inside, load_json, load_safetensors, load_tensors
+from littrainer.checkpoint.safe_loading import file_inside, load_safetensors, load_tensors
 from tests.checkpoint.malicious import Creates
 
 
-def test_tensors_numbers_and_text_are_loaded(tmp_path: Path) -> None:
-    torch.save({"a": torch.ones(2), "b": [1, 0.5, "text", None, True]}, tmp_path / "file.pt")
-    loaded = load_tensors(tmp_path / "file.pt")
-    assert loaded["a"].tolist() == [1, 1] and loaded["b"] == [1, 0.5, "text", None, True]
-
-
-@pytest.mark.parametrize("parts", range(2, 9))
-def test_a_file_of_torch_that_is_cut_off_is_named(tmp_path: Path, parts: int) -> None:
+def test_a_file_of_torch_that_is_cut_off_is_named(tmp_path: Path) -> None:
     path = tmp_path / "file.pt"
-    torch.save({"a": list(range(3000))}, path)
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // parts])
-    with pytest.raises(ValueError, match=r"file\.pt is damaged"):
-        load_tensors(path)
+    torch.save({"a": list(range(3000)), "b": [1, 0.5, "text", None, True, torch.ones(2)]}, path)
+    assert load_tensors(path)["b"][:5] == [1, 0.5, "text", None, True]
+    content = path.read_bytes()
+    for parts in range(2, 9):
+        path.write_bytes(content[: len(content) // parts])
+        with pytest.raises(ValueError, match=r"file\.pt is damaged"):
+            load_tensors(path)
 
 
 def test_code_is_refused_and_has_not_run(tmp_path: Path) -> None:
@@ -48,14 +44,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
             load(tmp_path / "file")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe"])
-def test_what_is_no_json_is_named(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "file.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"file\.json is not readable as JSON"):
-        load_json(tmp_path / "file.json")
-
-
-@pytest.mark.parametrize("load", [load_tensors, load_safetensors, load_json])
+@pytest.mark.parametrize("load", [load_tensors, load_safetensors])
 def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path: Path, load: Any) -> None:
     with pytest.raises(FileNotFoundError):
         load(tmp_path / "file")

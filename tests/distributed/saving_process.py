@@ -7,6 +7,7 @@ Rank and world size come from the environment, as a launcher sets them. Each pro
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import logging
 import os
@@ -17,7 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,9 @@ import torch
 import torch.distributed as dist
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.checkpoint import distributed_resume, distributed_save, weights, writer
+from littrainer.checkpoint import distributed_save, weights
 from littrainer.checkpoint.checksums import read_manifest
-from littrainer.checkpoint.run_lock import give_back_claim, take_claim
+from littrainer.checkpoint.run_lock import CLAIM_NAME
 from littrainer.checkpoint.verification import damage_in
 from littrainer.distributed.agreement import from_each, wait_for_each_other
 from littrainer.engine.run_lightning import import_lightning
@@ -201,7 +202,7 @@ def failures(folder: Path) -> Any:
     found: dict[str, Any] = {}
     places: dict[str, tuple[Any, str, int, int]] = {
         "weights of the first": (weights, "_write_plain", 0, errno.ENOSPC),
-        "random states of the second": (writer, "save_and_sum", 1, errno.EACCES),
+        "random states of the second": (torch, "save", 1, errno.EACCES),
         "folder of the first": (distributed_save, "staged_checkpoint", 0, errno.EROFS),
     }
     for name, (owner, function, rank, number) in places.items():
@@ -263,8 +264,7 @@ def own_disk(folder: Path, first_of_its_node: bool) -> Iterator[Path]:
     if first_of_its_node:
         os.environ["LOCAL_RANK"] = "0"
     try:
-        with mock.patch.object(distributed_resume, "_absolute", lambda path: f"/disk-of-node-{RANK}/{path}"):
-            yield node
+        yield node
     finally:
         os.environ["LOCAL_RANK"] = local_rank
         os.chdir(before)
@@ -325,20 +325,14 @@ def signals(folder: Path) -> Any:
 
 def claims(folder: Path) -> Any:
     """The folder belongs to another run."""
-    key = None
-    if RANK == 0:
-        (folder / "taken").mkdir(parents=True)
-        import threading
-
-        holder = threading.Thread(target=lambda: keys.append(take_claim(folder / "taken")))
-        keys: list[Path] = []
-        holder.start()
-        holder.join()
-        key = keys[0]
-    wait_for_each_other()
-    found = error_of(make(folder / "taken").train)
-    if key is not None:
-        give_back_claim(key)
+    claim = folder / "taken" / CLAIM_NAME
+    with ExitStack() as other_run:
+        if RANK == 0:
+            claim.parent.mkdir(parents=True)
+            # As another process has it.
+            fcntl.flock(other_run.enter_context(claim.open("w")), fcntl.LOCK_EX)
+        wait_for_each_other()
+        found = error_of(make(folder / "taken").train)
     wait_for_each_other()
     make(folder / "taken", StopAfter(2)).train()
     if RANK == 0:

@@ -212,8 +212,8 @@ def test_a_signal_to_one_process_saves_once_stops_both_and_training_goes_on_exac
 
 def test_the_folder_of_another_run_is_refused_in_both_and_free_afterwards(found: Found) -> None:
     first, second = (one["claims"] for one in found)
-    assert first["error"].startswith("RuntimeError: Another run, process")
-    assert "failed in process 0" in second["error"] and "Another run, process" in second["error"]
+    assert first["error"].startswith("RuntimeError: Another run, a process")
+    assert "failed in process 0" in second["error"] and "Another run, a process" in second["error"]
     check_state(first["after"], ["checkpoint-2"])
 
 

@@ -171,29 +171,17 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def print_table(
-    matrix: Matrix, damages: dict[str, Callable[[Path], object]], by_name: bool
+def print_outcomes(
+    matrix: Matrix, damages: dict[str, Callable[[Path], object]], by_name: bool, without: str = ""
 ) -> collections.Counter[str]:
-    """Run all cases and print a row for each file."""
-    counts: collections.Counter[str] = collections.Counter()
-    print(f"\nresume_from_checkpoint={DAMAGED!r}" if by_name else "\nresume_from_checkpoint=True")
-    print(f"| file | {' | '.join(damages)} |\n| --- |{' --- |' * len(damages)}")
-    for file in matrix.files:
-        outcomes = [matrix.outcome(file, damage, by_name) for damage in damages.values()]
-        counts.update(outcomes)
-        print(f"| {file} | {' | '.join(outcomes)} |", flush=True)
-    return counts
-
-
-def count_bits(matrix: Matrix, damages: dict[str, Callable[[Path], object]], by_name: bool) -> collections.Counter[str]:
-    """Run all cases but those of trainer_state.json and print for each file how often each outcome was found."""
+    """Run all cases, but for those of a file that is left out, and print a line for each file."""
     total: collections.Counter[str] = collections.Counter()
     print(f"\nresume_from_checkpoint={DAMAGED!r}" if by_name else "\nresume_from_checkpoint=True")
-    # One with a flipped bit that parses is taken for an edited one, as in transformers.
-    for file in [name for name in matrix.files if name != "trainer_state.json"]:
-        counts = collections.Counter(matrix.outcome(file, damage, by_name) for damage in damages.values())
+    for file in [name for name in matrix.files if name != without]:
+        outcomes = {name: matrix.outcome(file, damage, by_name) for name, damage in damages.items()}
+        counts = collections.Counter(outcomes.values())
         total.update(counts)
-        print(f"{file}: {dict(counts)}", flush=True)
+        print(f"{file}: {outcomes if damages is DAMAGES else dict(counts)}", flush=True)
     return total
 
 
@@ -210,12 +198,11 @@ def main() -> None:
         print(f"Resumed by {options.trainer}; written by {options.written_by or options.trainer}")
         for by_name in (False, True):
             if options.bits:
-                counts = count_bits(matrix, random_bits(options.bits), by_name)
+                # A trainer_state.json with a flipped bit that parses is taken for an edited one, as in transformers.
+                counts = print_outcomes(matrix, random_bits(options.bits), by_name, "trainer_state.json")
             else:
-                counts = print_table(matrix, DAMAGES, by_name)
-            print(
-                f"{sum(counts.values())} cases: " + ", ".join(f"{n} {outcome}" for outcome, n in sorted(counts.items()))
-            )
+                counts = print_outcomes(matrix, DAMAGES, by_name)
+            print(f"{sum(counts.values())} cases: {', '.join(f'{n} {one}' for one, n in sorted(counts.items()))}")
             wrong |= counts.keys() - {"exact", "earlier", "error"}
     if wrong and options.trainer == SIDES[0] and options.written_by in (None, SIDES[0]):
         sys.exit(f"not as it should be: {', '.join(sorted(wrong))}")

@@ -53,11 +53,7 @@ def in_collator(folder: Path, fuse: Fuse, **changes: Any) -> Trainer:
 
 
 def in_metrics(folder: Path, fuse: Fuse, **changes: Any) -> Trainer:
-    def compute_metrics(_: Any) -> dict[str, float]:
-        fuse()
-        return {}
-
-    return quiet_trainer(folder, given={"compute_metrics": compute_metrics}, **{**EVERY_STEP, **changes})
+    return quiet_trainer(folder, given={"compute_metrics": lambda _: fuse() or {}}, **{**EVERY_STEP, **changes})
 
 
 class FusedClassifier(VectorClassifier):
@@ -71,30 +67,20 @@ class FusedClassifier(VectorClassifier):
         return super().forward(x, labels)
 
 
-def in_forward(folder: Path, fuse: Fuse, **changes: Any) -> Trainer:
-    return quiet_trainer(folder, FusedClassifier(fuse), **{**EVERY_STEP, "eval_strategy": "no", **changes})
+def in_forward(**settings: Any) -> Callable[..., Trainer]:
+    def build(folder: Path, fuse: Fuse, **changes: Any) -> Trainer:
+        return quiet_trainer(folder, FusedClassifier(fuse), **{**EVERY_STEP, **settings, **changes})
+
+    return build
 
 
-def in_forward_of_an_evaluation(folder: Path, fuse: Fuse, **changes: Any) -> Trainer:
-    # The first call is a training step, the others are the batches of the evaluation after it.
-    return quiet_trainer(folder, FusedClassifier(fuse), **{**EVERY_STEP, **changes})
-
-
-def in_manual_training_step(folder: Path, fuse: Fuse, **changes: Any) -> Trainer:
-    return quiet_trainer(folder, FusedClassifier(fuse), kind=StepwiseTrainer, **{**EVERY_STEP, **changes})
-
-
+EVENTS = ("on_step_begin", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
 PLACES: dict[str, Callable[..., Trainer]] = {
-    "on_step_begin": in_event("on_step_begin"),
-    "on_pre_optimizer_step": in_event("on_pre_optimizer_step"),
-    "on_optimizer_step": in_event("on_optimizer_step"),
-    "on_step_end": in_event("on_step_end"),
-    "on_log": in_event("on_log"),
-    "on_evaluate": in_event("on_evaluate"),
-    "on_prediction_step": in_event("on_prediction_step"),
+    **{event: in_event(event) for event in (*EVENTS, "on_log", "on_evaluate", "on_prediction_step")},
     "collator": in_collator,
     "compute_metrics": in_metrics,
-    "forward": in_forward,
-    "forward of an evaluation": in_forward_of_an_evaluation,
-    "training_step in manual optimization": in_manual_training_step,
+    "forward": in_forward(eval_strategy="no"),
+    # The first call is a training step, the others are the batches of the evaluation after it.
+    "forward of an evaluation": in_forward(),
+    "training_step in manual optimization": in_forward(kind=StepwiseTrainer),
 }

@@ -86,12 +86,39 @@ def train(library: str, folder: Path, report: Callable[[int], object] = lambda s
 
 
 def _train_plainly(folder: Path, report: Callable[[int], object]) -> None:
-    from tests.faults import lightning_runs
+    """The same run as a plain Lightning program: `lightning.Trainer` with a ModelCheckpoint, then ckpt_path."""
+    import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from torch.utils.data import DataLoader
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Dropping()
+
+        def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+            return self.model(**batch)["loss"]
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=5e-5)
+
+    class Checkpoints(ModelCheckpoint):
+        FILE_EXTENSION = ""
+
+        def _save_checkpoint(self, trainer: lightning.Trainer, filepath: str) -> None:
+            super()._save_checkpoint(trainer, filepath)
+            report(trainer.global_step)
 
     torch.manual_seed(0)
-    model = Dropping()
-    lightning_runs.train(model, samples(), folder, report, steps=STEPS, save_steps=SAVE_STEPS, kept=KEPT)
-    torch.save(model.state_dict(), folder / FINISHED)
+    names: dict[str, Any] = {"filename": "checkpoint-{step}", "auto_insert_metric_name": False, "dirpath": folder}
+    saving = Checkpoints(every_n_train_steps=SAVE_STEPS, monitor="step", mode="max", save_top_k=KEPT, **names)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = lightning.Trainer(accelerator="cpu", max_steps=STEPS, callbacks=[saving], gradient_clip_val=1.0, **quiet)
+    newest = max(steps_in(folder), default=None)
+    loader = DataLoader(samples(), batch_size=4, shuffle=True)  # type: ignore[arg-type]
+    module = Module()
+    trainer.fit(module, loader, ckpt_path=None if newest is None else folder / f"checkpoint-{newest}")
+    torch.save(module.model.state_dict(), folder / FINISHED)
 
 
 @dataclass
@@ -209,7 +236,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     if options.trainer == PLAIN:
-        importlib.import_module("tests.faults.lightning_runs")
+        importlib.import_module("lightning.pytorch.callbacks")
     else:
         names = importlib.import_module(options.trainer)
         for name in ("Trainer", "TrainingArguments", "TrainerCallback"):

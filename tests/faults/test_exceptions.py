@@ -62,12 +62,15 @@ def test_a_training_after_an_error_has_the_numbers_of_one_that_followed_no_error
     assert logs[0] == logs[1] and len(logs[0]) == 3
 
 
+@pytest.mark.parametrize("error", [OwnError(2, detail=""), KeyboardInterrupt("stop"), SystemExit(3)], ids=repr)
 @pytest.mark.parametrize("event", ["on_train_begin", "on_epoch_begin", "on_epoch_end", "on_train_end", "on_save"])
-def test_errors_at_the_edges_of_a_training_reach_the_user_too(tmp_path: Path, event: str) -> None:
-    trainer = in_event(event)(tmp_path, Fuse(OwnError(2, detail=""), at_call=1), save_strategy="steps")
-    with pytest.raises(OwnError):
+def test_errors_interrupts_and_exits_at_the_edges_of_a_training_reach_the_user_too(
+    tmp_path: Path, event: str, error: BaseException
+) -> None:
+    trainer = in_event(event)(tmp_path, Fuse(error, at_call=1), save_strategy="steps")
+    with pytest.raises(type(error)) as caught:
         trainer.train()
-    assert is_at_rest(trainer)
+    assert caught.value is error and is_at_rest(trainer)
     assert trainer.train().global_step == 3
 
 
@@ -96,10 +99,3 @@ def test_an_error_that_a_callback_handles_itself_does_not_end_training(tmp_path:
     callback = Evaluating()
     trainer = quiet_trainer(tmp_path, given={"callbacks": [callback]}, max_steps=3)
     assert trainer.train().global_step == 3 and callback.failed == 3
-
-
-def test_an_exit_asked_for_by_a_callback_keeps_its_status(tmp_path: Path) -> None:
-    trainer = in_event("on_step_end")(tmp_path, Fuse(SystemExit(3)))
-    with pytest.raises(SystemExit) as caught:
-        trainer.train()
-    assert caught.value.code == 3 and is_at_rest(trainer)

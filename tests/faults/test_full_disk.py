@@ -12,8 +12,8 @@ import pytest
 import safetensors.torch
 import torch
 
+from littrainer import Trainer
 from littrainer.checkpoint import writer
-from littrainer.checkpoint.checksums import SummingFile
 from littrainer.checkpoint.verification import damage_in
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
@@ -44,12 +44,6 @@ def fill_disk_at(
     monkeypatch.setattr(owner, name, write)
 
 
-def with_torch(only: str) -> Callable[[pytest.MonkeyPatch, int], None]:
-    return lambda patch, step: fill_disk_at(
-        patch, step, SummingFile, "write", lambda file, _: file._file.name, only=only
-    )
-
-
 def path_of_descriptor(descriptor: int) -> str:
     return os.readlink(f"/proc/self/fd/{descriptor}")
 
@@ -58,9 +52,7 @@ FULL: dict[str, Callable[[pytest.MonkeyPatch, int], None]] = {
     "folder": lambda patch, step: fill_disk_at(patch, step, Path, "mkdir", lambda path, *_: path / "x"),
     "weights": lambda patch, step: fill_disk_at(patch, step, safetensors.torch, "save_file", lambda _, path: path),
     "arguments": lambda patch, step: fill_disk_at(patch, step, writer, "write_arguments", lambda _, path: path),
-    "optimizer": with_torch("optimizer.pt"),
-    "schedule": with_torch("scheduler.pt"),
-    "random states": with_torch("rng_state.pth"),
+    "optimizer": lambda patch, step: fill_disk_at(patch, step, torch, "save", lambda _, path: path, "optimizer.pt"),
     "state": lambda patch, step: fill_disk_at(patch, step, Path, "write_text", lambda path, *_: path),
     "manifest": lambda patch, step: fill_disk_at(patch, step, os, "replace", lambda _, path: path),
     # File systems may put off to find room until the data goes to the disk.
@@ -68,13 +60,18 @@ FULL: dict[str, Callable[[pytest.MonkeyPatch, int], None]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    """A training on a disk that is large enough."""
+    trainer = quiet_trainer(tmp_path_factory.mktemp("whole"), logging_steps=1, **SETTINGS)
+    trainer.train()
+    return trainer
+
+
 @pytest.mark.parametrize("what", FULL)
 def test_a_full_disk_is_an_error_and_the_checkpoint_before_it_still_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Trainer, what: str
 ) -> None:
-    whole = quiet_trainer(tmp_path / "whole", logging_steps=1, **SETTINGS)
-    whole.train()
-
     trainer = quiet_trainer(tmp_path / "full", logging_steps=1, save_total_limit=1, **SETTINGS)
     with monkeypatch.context() as patch:
         FULL[what](patch, FULL_AT)

@@ -18,7 +18,6 @@ import torch
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint.verification import damage_in
 from littrainer.checkpoint.weights import read_weights
-from tests.faults.failing import PLACES, Fuse
 from tests.faults.signals import SignalIn
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
@@ -74,30 +73,12 @@ def press_in(event: str, step: int, times: int = 1) -> SignalIn:
     return SignalIn(event, step, signal.SIGINT, times)
 
 
-@pytest.mark.parametrize("place", ["on_step_end", "forward", "collator", "on_prediction_step", "compute_metrics"])
-def test_an_interrupt_anywhere_in_training_reaches_the_caller_as_one(tmp_path: Path, handler: Any, place: str) -> None:
-    trainer = PLACES[place](tmp_path, Fuse(KeyboardInterrupt("stop")))
-    with pytest.raises(KeyboardInterrupt, match="stop"):
-        trainer.train()
-    assert not trainer.is_in_train and trainer.lightning_module is None
-    assert signal.getsignal(signal.SIGINT) is handler
-    assert trainer.train().global_step == 3
-
-
 def test_a_signal_is_answered_by_the_handler_that_was_there(tmp_path: Path, handler: Any) -> None:
     trainer = quiet_trainer(tmp_path, given={"callbacks": [press_in("on_step_end", 2)]}, max_steps=5)
     with pytest.raises(KeyboardInterrupt, match="by the user's own handler"):
         trainer.train()
     assert trainer.state.global_step == 2
     assert signal.getsignal(signal.SIGINT) is handler
-
-
-def test_checkpoints_made_before_an_interrupt_resume(tmp_path: Path, handler: Any) -> None:
-    settings: dict[str, Any] = {"max_steps": 5, "save_strategy": "steps", "save_steps": 2}
-    with pytest.raises(KeyboardInterrupt):
-        quiet_trainer(tmp_path, given={"callbacks": [press_in("on_step_end", 3)]}, **settings).train()
-    resumed = quiet_trainer(tmp_path, **settings)
-    assert resumed.train(resume_from_checkpoint=True).global_step == 5
 
 
 def test_a_training_in_another_thread_leaves_the_handler_alone(tmp_path: Path, handler: Any) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from littrainer import Trainer, TrainerCallback, TrainingArguments
 from littrainer.checkpoint.verification import get_last_checkpoint
+from tests.faults.failing import Fuse, in_event
 from tests.faults.signals import SignalIn
 from tests.scenarios.models import NoisyClassifier
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
@@ -120,15 +121,30 @@ def test_training_stops_with_a_checkpoint_from_which_it_goes_on_as_if_it_had_not
     assert resumed.preemption.agreed is None
 
 
-@pytest.mark.parametrize(("event", "step"), [("on_step_end", 3), ("on_prediction_step", 3), ("on_step_begin", 3)])
-def test_what_is_due_at_the_end_of_an_epoch_is_made_up_for_too(tmp_path: Path, event: str, step: int) -> None:
-    settings: dict[str, Any] = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
+EACH_EPOCH: dict[str, Any] = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
+EACH_SECOND_STEP: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True}
+
+
+@pytest.mark.parametrize(
+    ("event", "step", "settings"),
+    [
+        ("on_step_end", 3, EACH_EPOCH),
+        ("on_prediction_step", 3, EACH_EPOCH),
+        ("on_step_begin", 3, EACH_EPOCH),
+        ("on_prediction_step", 4, EACH_SECOND_STEP),
+        ("on_step_end", 4, EACH_SECOND_STEP),
+    ],
+)
+def test_what_is_due_is_made_up_for_and_the_best_evaluation_is_known(
+    tmp_path: Path, event: str, step: int, settings: dict[str, Any]
+) -> None:
     whole = make(tmp_path / "whole", **settings)
     whole.train()
     make(tmp_path / "stopped", SignalIn(event, step), **settings).train()
     resumed = make(tmp_path / "stopped", **settings)
     resumed.train(resume_from_checkpoint=True)
     check_same_training(resumed, whole)
+    assert resumed.state.best_metric == whole.state.best_metric
     assert resumed.state.best_global_step == whole.state.best_global_step
 
 
@@ -151,19 +167,6 @@ def test_an_evaluation_is_broken_off_and_made_up_for(tmp_path: Path) -> None:
     assert again.seen[BATCHES_PER_EVALUATION] == ("step", 5)
 
 
-@pytest.mark.parametrize("event", ["on_prediction_step", "on_step_end"])
-def test_the_best_evaluation_is_known_though_it_was_broken_off(tmp_path: Path, event: str) -> None:
-    settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True}
-    whole = make(tmp_path / "whole", **settings)
-    whole.train()
-    make(tmp_path / "stopped", SignalIn(event, 4), **settings).train()
-    resumed = make(tmp_path / "stopped", **settings)
-    resumed.train(resume_from_checkpoint=True)
-    assert resumed.state.best_metric == whole.state.best_metric
-    assert resumed.state.best_global_step == whole.state.best_global_step
-    check_same_training(resumed, whole)
-
-
 def test_a_step_that_has_just_been_saved_is_not_saved_again(tmp_path: Path) -> None:
     recorder = Recorder()
     trainer = make(tmp_path, recorder, SignalIn("on_step_end", 2), save_strategy="steps", save_steps=2)
@@ -181,11 +184,6 @@ def test_a_signal_during_a_save_lets_it_finish_and_stops_after_the_next_step(tmp
     assert trainer.train().global_step == 3
     names = sorted(path.name for path in tmp_path.glob("checkpoint-*"))
     assert names == ["checkpoint-2", "checkpoint-3"]
-
-
-def test_old_checkpoints_go_once_that_of_the_signal_is_there(tmp_path: Path) -> None:
-    make(tmp_path, SignalIn("on_step_end", 5), save_strategy="steps", save_steps=2, save_total_limit=1).train()
-    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-5"]
 
 
 @pytest.mark.parametrize("event", ["on_train_begin", "on_prediction_step"])
@@ -208,24 +206,19 @@ def test_several_signals_save_once_and_reach_the_handler_of_the_script_each_time
     assert signal.getsignal(signal.SIGTERM) is own
 
 
-def test_handlers_are_put_back_after_an_error_too(tmp_path: Path) -> None:
-    class Failing(TrainerCallback):
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            raise OverflowError
-
-    own = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(OverflowError):
-        make(tmp_path, Failing()).train()
-    assert signal.getsignal(signal.SIGTERM) is own
-
-
-def test_a_handler_that_a_script_sets_during_training_is_left_to_it(tmp_path: Path) -> None:
+def test_handlers_are_put_back_after_an_error_and_one_that_a_script_sets_meanwhile_is_left_to_it(
+    tmp_path: Path,
+) -> None:
     def later(*_: Any) -> None: ...
 
     class Setting(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
             signal.signal(signal.SIGTERM, later)
 
+    own = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(OverflowError):
+        in_event("on_step_end")(tmp_path, Fuse(OverflowError()), enable_jit_checkpoint=True).train()
+    assert signal.getsignal(signal.SIGTERM) is own
     make(tmp_path, Setting()).train()
     assert signal.getsignal(signal.SIGTERM) is later
 
@@ -285,17 +278,9 @@ def test_lightning_on_a_cluster_takes_no_signal_and_writes_no_checkpoint_of_its_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As under `srun --ntasks=1`, where Lightning would requeue the job on SIGUSR1.
-    for name, value in {
-        "SLURM_JOB_ID": "1",
-        "SLURM_JOB_NAME": "train",
-        "SLURM_NTASKS": "1",
-        "SLURM_NTASKS_PER_NODE": "1",
-        "SLURM_PROCID": "0",
-        "SLURM_LOCALID": "0",
-        "SLURM_NODEID": "0",
-        "SLURM_JOB_NODELIST": "node1",
-    }.items():
-        monkeypatch.setenv(name, value)
+    numbers = {"JOB_ID": 1, "NTASKS": 1, "NTASKS_PER_NODE": 1, "PROCID": 0, "LOCALID": 0, "NODEID": 0}
+    for name, value in {**numbers, "JOB_NAME": "train", "JOB_NODELIST": "node1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
     handlers: list[Any] = []
 
     class Looking(TrainerCallback):

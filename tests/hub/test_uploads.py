@@ -133,8 +133,9 @@ def test_snapshots_of_a_push_that_goes_on_are_left_alone_and_those_of_a_killed_r
     remove_abandoned_snapshots(tmp_path)
     assert [entry.name for entry in (tmp_path / SNAPSHOT_DIR).iterdir()] == [own.name]
     # As another process, which sees the lock.
-    monkeypatch.setattr("littrainer.hub.snapshot.is_held_here", lambda folder: False)
-    remove_abandoned_snapshots(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(run_lock, "_held", {})
+        remove_abandoned_snapshots(tmp_path)
     assert [entry.name for entry in (tmp_path / SNAPSHOT_DIR).iterdir()] == [own.name]
     run_lock._forget_in_child()
     remove_abandoned_snapshots(tmp_path)

@@ -6,6 +6,7 @@ The first names transformers' classes, and so opens where littrainer is not inst
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import pickle
 import sys
@@ -63,15 +64,20 @@ def write_run_record(args: TrainingArguments, run_dir: Path | str) -> None:
     Raises:
         OSError: it cannot be written.
     """
+    names = [field.name for field in dataclasses.fields(args) if field.init and not holds_a_secret(field.name)]
     # `lightning` may hold objects of any size.
-    shown = {name: value for name, value in args.to_dict().items() if name != "lightning" and not holds_a_secret(name)}
+    shown = {name: getattr(args, name) for name in names if name != "lightning"}
     versions = {
         name: getattr(sys.modules.get(name), "__version__", None) for name in ("torch", "lightning", "transformers")
     }
     record = {"versions": {"littrainer": __version__, **versions}, "arguments": without_secrets(shown)}
-    text = json.dumps(record, indent=2, default=as_text, skipkeys=True)
+    text = json.dumps(record, indent=2, default=_as_json, skipkeys=True)
     # Not by another file, which a killed run would leave: half a record is written again by the next run.
     Path(run_dir, RUN_RECORD_NAME).write_text(f"{text}\n", "utf-8")
+
+
+def _as_json(value: Any) -> Any:
+    return without_secrets(value.to_dict()) if hasattr(value, "to_dict") else as_text(value)
 
 
 def _naming_transformers() -> ModuleType:

@@ -192,8 +192,7 @@ class HostCopies:
             self._idle.setdefault((buffer.numel(), buffer.is_pinned()), []).append(buffer)
         self._in_use, self._pieces = [], {}
 
-    def buffer(self, size: int, pinned: bool) -> torch.Tensor:
-        """Host memory of `size` bytes; pinned, so that a GPU can copy into it on its own."""
+    def _buffer(self, size: int, pinned: bool) -> torch.Tensor:
         idle = self._idle.get((size, pinned))
         found = idle.pop() if idle else torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
         self._in_use.append(found)
@@ -214,13 +213,13 @@ class HostCopies:
 
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-        if not plain or tensor.is_meta or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
-            return tensor if tensor.is_meta else tensor.detach().clone().cpu()
+        if not plain or tensor.is_conj() or tensor.is_neg():
+            return tensor.detach().clone().cpu()
         storage = tensor.untyped_storage()
         key = (tensor.device, storage.data_ptr(), storage.nbytes())
         if key not in self._pieces:
             on_gpu = storage.device.type == "cuda"
             source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-            self._pieces[key] = self.buffer(storage.nbytes(), pinned=on_gpu).copy_(source, non_blocking=on_gpu)
+            self._pieces[key] = self._buffer(storage.nbytes(), pinned=on_gpu).copy_(source, non_blocking=on_gpu)
         view = torch.empty(0, dtype=tensor.dtype)
         return view.set_(self._pieces[key].untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())

@@ -14,20 +14,12 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from littrainer.checkpoint.checksums import (
-    MANIFEST_NAME,
-    DamagedManifest,
-    Seal,
-    files_in,
-    read_manifest,
-    to_disk,
-)
+from littrainer.checkpoint.checksums import MANIFEST_NAME, DamagedManifest, Seal, files_in, read_manifest, to_disk
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME
 
 logger = logging.getLogger(__name__)
@@ -38,7 +30,7 @@ T = TypeVar("T")
 SMALLEST_TELLING_SPREAD = 1.0
 
 UNFINISHED_DIR = ".unfinished"
-REPLACED, DELETED, COPY = ".replaced", ".deleted", ".copy"
+DELETED = ".deleted"
 # Before the rank of one of several processes, which writes its part of a checkpoint there.
 PART = ".process"
 # Freeing the room of large files takes the system as long as a part of writing them.
@@ -49,7 +41,7 @@ OF_OTHER_PROCESSES = re.compile(r"(rng_state|littrainer_resume)_[1-9]\d*\.pth?")
 TELLING_FILES = (MANIFEST_NAME, TRAINER_STATE_NAME)
 IN_STAGING = re.compile(rf"{re.escape(UNFINISHED_DIR + os.sep)}|(?<=\d){re.escape(PART)}\d+")
 # What this package puts into the folder for unfinished ones; anything else there is left alone.
-OWN_ENTRY = re.compile(rf".+-\d+({'|'.join(map(re.escape, (REPLACED, DELETED, COPY)))}|{re.escape(PART)}\d+)?")
+OWN_ENTRY = re.compile(rf".+-\d+({re.escape(DELETED)}|{re.escape(PART)}\d+)?")
 
 
 class DiskFull(OSError):
@@ -91,7 +83,7 @@ def staged_checkpoint(final: Path) -> Iterator[StagedCheckpoint]:
     """
     unfinished = own_place(final.parent / UNFINISHED_DIR)
     folder = unfinished / final.name
-    seal = Seal(folder)
+    seal, is_complete = Seal(folder), False
     for handler in [*logging.getLogger("transformers").handlers, *logging.getLogger().handlers]:
         handler.addFilter(name_final_folder)
     try:
@@ -103,11 +95,14 @@ def staged_checkpoint(final: Path) -> Iterator[StagedCheckpoint]:
             yield StagedCheckpoint(folder, seal)
             _carry_over(final, folder)
             seal.complete(_next_sequence(final))
+            is_complete = True
             _put_in_place(folder, final)
     except BaseException:
         # The threads may still read what is deleted next.
         seal.close()
-        shutil.rmtree(folder, ignore_errors=True)
+        # One that is complete and could not take its place is put there by the next run.
+        if final.exists() or not is_complete:
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     finally:
         seal.close()
@@ -160,7 +155,7 @@ def own_place(path: Path, is_folder: bool = True) -> Path:
 
 
 def clean_unfinished(run_dir: Path) -> None:
-    """Remove what a run that was killed left half-written or half-deleted, and put back what it was about to replace.
+    """Remove what a run that was killed left half-written or half-deleted, and put in its place what was complete.
 
     Only for a folder that no other run writes to now.
     """
@@ -168,15 +163,18 @@ def clean_unfinished(run_dir: Path) -> None:
     if not unfinished.is_dir():
         return
     for entry in sorted(unfinished.iterdir()):
-        if not OWN_ENTRY.fullmatch(entry.name):
+        match = OWN_ENTRY.fullmatch(entry.name)
+        final = run_dir / entry.name
+        if match is None:
             continue
-        original = run_dir / entry.name.removesuffix(REPLACED)
-        if entry.name.endswith(REPLACED) and (
-            not original.exists() or _telling_files(entry) > _telling_files(original)
+        if (
+            match[1] is None
+            and (entry / MANIFEST_NAME).exists()
+            and not any(map(os.path.exists, _telling_files(final)))
         ):
-            delete_folder(original)
-            os.rename(entry, original)
-            logger.warning("%s is back: a run was stopped when it was about to replace it.", original)
+            delete_folder(final)
+            os.rename(entry, final)
+            logger.warning("%s is complete: a run was stopped when it was about to put it in its place.", final)
             continue
         logger.info("Removing %s, which a run left behind that was stopped while it wrote.", entry)
         try:
@@ -199,13 +197,10 @@ def set_aside_and_delete(folder: Path, in_background: bool = False) -> None:
     unfinished = own_place(folder.parent / UNFINISHED_DIR)
     # Two may have the same name, one after the other.
     wait_for_deletions()
-    aside = unfinished / f"{folder.name}{DELETED}"
     unfinished.mkdir(exist_ok=True)
     try:
-        delete_folder(aside)
-        if not _renamed(folder, aside):
-            _delete_in_place(folder)
-        elif in_background:
+        aside = _set_aside(folder)
+        if in_background:
             _deletions.append(in_thread(functools.partial(_delete_or_warn, aside), f"deleting {folder.name}"))
         else:
             delete_folder(aside)
@@ -217,10 +212,9 @@ def set_aside_and_delete(folder: Path, in_background: bool = False) -> None:
 def wait_for_deletions() -> None:
     """Return when no deletion goes on in the background."""
     for deletion in tuple(_deletions):
-        futures.wait([deletion])
+        deletion.result()
         with contextlib.suppress(ValueError):
             _deletions.remove(deletion)
-        deletion.result()
 
 
 def in_thread(work: Callable[[], T], name: str) -> Future[T]:
@@ -253,57 +247,39 @@ def delete_folder(path: Path) -> None:
         shutil.rmtree(path)
 
 
-def _renamed(source: Path, target: Path) -> bool:
-    """Rename a folder; False where that crosses file systems, as for one in the lower layer of an overlay."""
+def _telling_files(folder: Path) -> list[Path]:
+    return [folder / name for name in TELLING_FILES]
+
+
+def _set_aside(folder: Path) -> Path:
+    """Move a folder to where nobody takes it for a checkpoint, and return that place."""
+    aside = folder.parent / UNFINISHED_DIR / f"{folder.name}{DELETED}"
+    delete_folder(aside)
     try:
-        os.rename(source, target)
+        os.rename(folder, aside)
     except OSError as error:
+        # A folder in the lower layer of an overlay can only be deleted.
         if error.errno != errno.EXDEV:
             raise
-        return False
-    return True
-
-
-def _telling_files(folder: Path) -> int:
-    return sum((folder / name).exists() for name in TELLING_FILES)
-
-
-def _delete_in_place(folder: Path) -> None:
-    if not folder.is_symlink():
-        for name in TELLING_FILES:
-            (folder / name).unlink(missing_ok=True)
-    delete_folder(folder)
-
-
-def _set_aside(final: Path, aside: Path) -> None:
-    """Move a folder away; one that cannot be renamed is copied, and its copy is on the disk before it goes."""
-    if _renamed(final, aside):
-        return
-    copied = final.parent / UNFINISHED_DIR / f"{final.name}{COPY}"
-    delete_folder(copied)
-    shutil.copytree(final, copied, symlinks=True)
-    for path in (copied, *copied.rglob("*")):
-        if not path.is_symlink():
-            to_disk(path)
-    os.rename(copied, aside)
-    to_disk(aside.parent)
-    _delete_in_place(final)
+        for path in _telling_files(folder):
+            path.unlink(missing_ok=True)
+        delete_folder(folder)
+    return aside
 
 
 def _put_in_place(folder: Path, final: Path) -> None:
-    aside = folder.with_name(f"{final.name}{REPLACED}")
-    delete_folder(aside)
+    aside = None
     try:
         if final.is_symlink() or final.exists():
-            _set_aside(final, aside)
+            aside = _set_aside(final)
         os.rename(folder, final)
     except BaseException:
-        if aside.exists() and _telling_files(aside) >= _telling_files(final):
-            delete_folder(final)
+        if aside is not None and aside.exists() and not final.exists():
             os.rename(aside, final)
         raise
     to_disk(final.parent)
-    _delete_or_warn(aside)
+    if aside is not None:
+        _delete_or_warn(aside)
 
 
 def _carry_over(earlier: Path, folder: Path) -> None:
@@ -330,8 +306,6 @@ def _next_sequence(final: Path) -> int:
 
 def sequence_of(folder: Path) -> int | None:
     """The place of a checkpoint in the order of writing; None where it has no readable manifest."""
-    if not (folder / MANIFEST_NAME).is_file():
-        return None
     try:
         manifest = read_manifest(folder)
     except DamagedManifest:

@@ -1,32 +1,26 @@
-"""The manifest of a checkpoint: size and checksum of each file, taken while the files are written.
+"""The manifest of a checkpoint: size and checksum of each file, taken while the next ones are written.
 
 The checksum is the CRC-32 of zlib: it finds every single flipped bit, and is the fastest that Python brings along.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import io
 import json
 import os
-import threading
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
-
-import torch
 
 MANIFEST_NAME = "littrainer_manifest.json"
 UNFINISHED_MANIFEST_NAME = f"{MANIFEST_NAME}.unfinished"
+MANIFEST_NAMES = (MANIFEST_NAME, UNFINISHED_MANIFEST_NAME)
 MANIFEST_VERSION = 1
 # Bytes read at a time: large enough that summing them up leaves other threads to run, small enough for the cache.
 BYTES_AT_A_TIME = 1 << 20
-# After this many bytes the disk begins to take them, while the next ones are written.
-BYTES_BETWEEN_SYNCS = 1 << 26
 # What file systems answer that cannot do it, some for folders only.
 NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 
@@ -75,20 +69,19 @@ def file_record(path: Path) -> FileRecord:
     return FileRecord(size, crc32)
 
 
-def files_in(folder: Path, with_links: bool = False) -> Iterator[str]:
+def files_in(folder: Path, with_links: bool = False) -> list[str]:
     """The paths of the files that a manifest lists, relative to the folder.
 
     Parameters:
         with_links: links to files too, of which a folder may consist that was downloaded or is kept under versions.
             Those to nothing are left out.
     """
+    found = []
     for parent, folders, names in os.walk(folder):
         folders.sort()
-        for name in sorted(names):
-            path = Path(parent, name)
-            is_wanted = path.is_file() if with_links else not path.is_symlink()
-            if is_wanted and path not in (folder / MANIFEST_NAME, folder / UNFINISHED_MANIFEST_NAME):
-                yield path.relative_to(folder).as_posix()
+        paths = [Path(parent, name) for name in sorted(names) if parent != str(folder) or name not in MANIFEST_NAMES]
+        found += [path for path in paths if (path.is_file() if with_links else not path.is_symlink())]
+    return [path.relative_to(folder).as_posix() for path in found]
 
 
 def write_manifest(folder: Path, files: Mapping[str, FileRecord] | None = None, sequence: int = 0) -> None:
@@ -118,7 +111,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of a folder; None where there is none, as in checkpoints of transformers.
 
     Raises:
-        DamagedManifest: it is not as it was written, or names files outside of the folder.
+        DamagedManifest: it is not as it was written.
     """
     try:
         text = (folder / MANIFEST_NAME).read_text("utf-8")
@@ -137,18 +130,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         sequence = int(content["sequence"])
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise DamagedManifest(f"{MANIFEST_NAME} is not readable ({error})") from error
-    outside = [name for name in files if leaves_folder(name)]
-    if outside:
-        raise DamagedManifest(f"{MANIFEST_NAME} names {outside[0]!r}, which is outside of the checkpoint")
     return Manifest(files, sequence)
-
-
-def leaves_folder(name: str) -> bool:
-    """Whether a relative path, as a file names it, would leave the folder that it is relative to."""
-    path = PurePosixPath(name.replace("\\", "/"))
-    if not path.parts or path.is_absolute():
-        return True
-    return ".." in path.parts or ":" in path.parts[0]
 
 
 def _own_checksum(content: Mapping[str, Any]) -> str:
@@ -158,10 +140,10 @@ def _own_checksum(content: Mapping[str, Any]) -> str:
 # ---- Complete files, summed up and brought onto the disk beside the writing of the next one --------------------------
 
 
-def stamp_of(path: Path) -> tuple[int, int, int]:
-    """What changes when a file is written again: size in bytes, modification time in nanoseconds, inode."""
-    status = os.stat(path)
-    return status.st_size, status.st_mtime_ns, status.st_ino
+def stamps_in(folder: Path, with_links: bool = False) -> dict[str, tuple[int, int, int]]:
+    """What changes when a file is written again, of all in `files_in`: size, modification time in ns, inode."""
+    found = {name: os.stat(folder / name) for name in files_in(folder, with_links)}
+    return {name: (status.st_size, status.st_mtime_ns, status.st_ino) for name, status in found.items()}
 
 
 def to_disk(path: Path) -> None:
@@ -183,9 +165,6 @@ def to_disk(path: Path) -> None:
 class Seal:
     """Collects the records of a folder's files for its manifest, and brings them onto the disk.
 
-    `add` may be called for a file that is complete; those it was not called for are dealt with at the end, as are those
-    that were written again.
-
     Parameters:
         folder: the folder that is written.
     """
@@ -194,24 +173,15 @@ class Seal:
         self.folder = folder
         # One thread sums up while another waits for the disk.
         self._threads = ThreadPoolExecutor(2)
-        self._added: dict[str, tuple[Any, Future[FileRecord] | FileRecord, Future[None]]] = {}
-
-    def add(self, path: Path, record: FileRecord | None = None) -> None:
-        """Begin to seal a file that is complete.
-
-        Parameters:
-            record: its size and checksum, where they are known.
-        """
-        stamp = stamp_of(path)
-        summed = self._threads.submit(file_record, path) if record is None else record
-        self._added[path.relative_to(self.folder).as_posix()] = stamp, summed, self._threads.submit(to_disk, path)
+        self._added: dict[str, tuple[Any, Future[FileRecord], Future[None]]] = {}
 
     def add_all(self) -> None:
-        """Begin to seal the files that are in the folder now and are new or written again."""
-        for name in files_in(self.folder):
-            path = self.folder / name
-            if name not in self._added or self._added[name][0] != stamp_of(path):
-                self.add(path)
+        """Begin to seal the files that are in the folder now, each of them complete, and are new or written again."""
+        for name, stamp in stamps_in(self.folder).items():
+            if name not in self._added or self._added[name][0] != stamp:
+                path = self.folder / name
+                summed = self._threads.submit(file_record, path)
+                self._added[name] = stamp, summed, self._threads.submit(to_disk, path)
 
     def complete(self, sequence: int = 0) -> None:
         """Write the manifest; everything is on the disk when this returns."""
@@ -220,7 +190,7 @@ class Seal:
         for name in files_in(self.folder):
             _, summed, synced = self._added[name]
             synced.result()
-            records[name] = summed if isinstance(summed, FileRecord) else summed.result()
+            records[name] = summed.result()
         write_manifest(self.folder, records, sequence)
         for parent, _, _ in os.walk(self.folder):
             to_disk(Path(parent))
@@ -252,77 +222,3 @@ def note_changes(folder: Path) -> None:
             to_disk(folder / name)
     write_manifest(folder, records, manifest.sequence)
     to_disk(folder)
-
-
-# ---- Files of torch.save, summed up while they are written -----------------------------------------------------------
-
-
-class SummingFile(io.RawIOBase):
-    """A file to write to, front to back, that knows the checksum of what was written.
-
-    A long file goes to the disk while it grows.
-
-    Parameters:
-        path: the file, made anew.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._file = open(path, "wb", buffering=0)  # noqa: SIM115
-        self._syncing = ThreadPoolExecutor(1)
-        self._synced: Future[None] | None = None
-        self._bytes_at_sync = 0
-        self.record = FileRecord(0, 0)
-
-    def writable(self) -> bool:
-        """It is."""
-        return True
-
-    def write(self, data: Any) -> int:
-        """Write a piece, as much of it as the system takes at a time."""
-        piece = memoryview(data).cast("B")
-        count = self._file.write(piece)
-        self.record = FileRecord(self.record.size + count, zlib.crc32(piece[:count], self.record.crc32))
-        is_syncing = self._synced is not None and not self._synced.done()
-        if self.record.size - self._bytes_at_sync >= BYTES_BETWEEN_SYNCS and not is_syncing:
-            if self._synced is not None:
-                self._synced.result()
-            self._bytes_at_sync = self.record.size
-            self._synced = self._syncing.submit(os.fsync, self._file.fileno())
-        return count
-
-    def close(self) -> None:
-        """End what was begun."""
-        self._syncing.shutdown()
-        self._file.close()
-        super().close()
-
-
-def save_and_sum(value: Any, path: Path | str, without_inner_sums: bool = False) -> FileRecord:
-    """`torch.save` to a file.
-
-    Parameters:
-        without_inner_sums: leave out the checksums that torch puts into its archives, which take half as long again as
-            the writing. For large files with a record in a manifest.
-
-    Returns:
-        the file's size and checksum.
-    """
-    file = SummingFile(Path(path))
-    # torch writes many small pieces beside the tensors.
-    with io.BufferedWriter(file, BYTES_AT_A_TIME) as buffered, _inner_sums(not without_inner_sums):
-        torch.save(value, buffered)
-    return file.record
-
-
-@contextlib.contextmanager
-def _inner_sums(wanted: bool) -> Iterator[None]:
-    before = torch.serialization.get_crc32_options()
-    # It is one setting for all threads, and another one may be saving a file of the user's own.
-    if wanted or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    torch.serialization.set_crc32_options(False)
-    try:
-        yield
-    finally:
-        torch.serialization.set_crc32_options(before)

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from littrainer.checkpoint.checksums import files_in
 from littrainer.checkpoint.layout import (
@@ -36,20 +36,6 @@ LAST_CHECKPOINT = "last-checkpoint"
 SEES_NONE = "finds no such folder"
 
 
-class _Found(NamedTuple):
-    """A checkpoint as the first process sees it.
-
-    Parameters:
-        given: its path as it was given; it may be a relative one.
-        absolute: its path from the root.
-        identity: what tells it from a folder of the same name on another disk.
-    """
-
-    given: str
-    absolute: str
-    identity: tuple[int, int]
-
-
 def checkpoint_for_all(
     resume_from_checkpoint: str | bool | None, args: TrainingArguments, needed: Sequence[str]
 ) -> Path | None:
@@ -73,54 +59,43 @@ def checkpoint_for_all(
     takes_the_newest = from_first(resume_from_checkpoint is True or resume_from_checkpoint == LAST_CHECKPOINT)
     passed_over: set[str] = set()
     while True:
-        found: _Found | None = None
+        found: tuple[Path, tuple[int, int]] | None = None
         with failing_together("looking for the checkpoint to resume from"):
             if args.process_index == 0:
                 folder = checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed, passed_over)
-                found = None if folder is None else _Found(str(folder), _absolute(folder), _identity(folder))
+                found = None if folder is None else (folder, _identity(folder))
         found = from_first(found)
         if found is None:
             return None
-        own = _seen_here(found, args)
-        problems = from_each(_problem(found, own, args))
+        folder, identity = found
+        problems = from_each(_problem(folder, identity, args))
         text = " ".join(f"Process {rank} on {problem}" for rank, problem in enumerate(problems) if problem is not None)
         if not text:
-            return own
+            return folder
         if not takes_the_newest:
-            raise ValueError(f"The checkpoint {found.given} cannot be resumed in all processes. {text}")
+            raise ValueError(f"The checkpoint {folder} cannot be resumed in all processes. {text}")
         if SEES_NONE in text:
             raise ValueError(
-                f"The newest checkpoint of the first process is {found.absolute}. {text} Write checkpoints to a disk "
-                "that all nodes share, copy the folder to the others, or train with save_on_each_node=True."
+                f"The newest checkpoint of the first process is {os.path.abspath(folder)}. {text} Write checkpoints to "
+                "a disk that all nodes share, copy the folder to the others, or train with save_on_each_node=True."
             )
         if args.process_index == 0:
-            logger.warning("Passing over the checkpoint %s, which is not intact on all disks. %s", found.given, text)
-        passed_over.add(Path(found.absolute).name)
+            logger.warning("Passing over the checkpoint %s, which is not intact on all disks. %s", folder, text)
+        passed_over.add(folder.name)
 
 
 def _identity(folder: Path) -> tuple[int, int]:
+    """What tells a folder from one of the same name on another disk."""
     status = os.stat(folder)
     return status.st_ino, status.st_mtime_ns
 
 
-def _absolute(folder: Path) -> str:
-    return os.path.abspath(folder)
-
-
-def _seen_here(found: _Found, args: TrainingArguments) -> Path | None:
-    """The folder as this process sees it: where not each node saves, rather the first process's one than another."""
-    paths = [Path(path) for path in (found.given, found.absolute) if Path(path).is_dir()]
-    if args.save_on_each_node:
-        return paths[0] if paths else None
-    return next((path for path in paths if _identity(path) == found.identity), paths[0] if paths else None)
-
-
-def _problem(found: _Found, own: Path | None, args: TrainingArguments) -> str | None:
-    if own is None:
+def _problem(folder: Path, identity: tuple[int, int], args: TrainingArguments) -> str | None:
+    if not folder.is_dir():
         return f"{socket.gethostname()} {SEES_NONE}."
-    if args.local_process_index != 0 or _identity(own) == found.identity:
+    if args.local_process_index != 0 or _identity(folder) == identity:
         return None
-    damage = damage_in(own)
+    damage = damage_in(folder)
     return f"{socket.gethostname()}: {' '.join(damage)}" if damage else None
 
 

@@ -185,7 +185,6 @@ def parts_of_checkpoint(
 @contextlib.contextmanager
 def _folder_for_part(final: Path, rank: int) -> Iterator[Path]:
     unfinished = own_place(final.parent / UNFINISHED_DIR)
-    was_there = final.parent.exists()
     folder = unfinished / f"{final.name}{PART}{rank}"
     delete_folder(folder)
     folder.mkdir(parents=True)
@@ -195,8 +194,6 @@ def _folder_for_part(final: Path, rank: int) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             unfinished.rmdir()
-            if not was_there:
-                final.parent.rmdir()
 
 
 def _bring(folder: Path, place: Place, writing: str) -> None:

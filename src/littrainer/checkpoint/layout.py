@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -70,6 +71,21 @@ def make_output_dir(folder: str) -> None:
             f"output_dir={folder!r} {reason}. Give the path of a folder that can be written to",
             error.filename,
         ) from None
+
+
+def shards_of(index: Path) -> list[str]:
+    """What an index of weights names, which should be files beside it.
+
+    Raises:
+        ValueError: it is no such index; the error does not name it.
+    """
+    try:
+        shards = sorted({*json.loads(index.read_text("utf-8"))["weight_map"].values()})
+        if not all(isinstance(shard, str) for shard in shards):
+            raise TypeError("its weight_map names other things than files")
+        return shards
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"is no readable index of shards ({error!r})") from error
 
 
 def holds_fsdp_weights(folder: Path) -> bool:

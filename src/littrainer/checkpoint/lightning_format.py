@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,35 +94,14 @@ def lightning_checkpoint(states: TrainingStates, accumulate_grad_batches: int = 
     record = states.record or {}
     if record.get("lightning_callbacks"):
         checkpoint["callbacks"] = dict(record["lightning_callbacks"])
-    kept = states.optimizer is not None
-    checkpoint["optimizer_states"] = StatesOfOneOptimizer([states.optimizer]) if kept else StatesLeftOut()
+    # Where there is none, Lightning says that the checkpoint contains only the model.
+    if states.optimizer is not None:
+        checkpoint["optimizer_states"] = [states.optimizer]
     if states.schedule is not None:
         checkpoint["lr_schedulers"] = [states.schedule]
     if states.scaling is not None:
         checkpoint[LOSS_SCALING] = states.scaling
     return checkpoint
-
-
-class StatesOfOneOptimizer(list[Any]):
-    """The state of the one optimizer that a Trainer has, which refuses to be loaded into several."""
-
-    # Lightning pairs optimizers with states and would leave a second optimizer as it was made, without a word.
-    def __iter__(self) -> Iterator[Any]:
-        yield from super().__iter__()
-        raise ValueError(
-            f"The checkpoint has the state of one optimizer ({OPTIMIZER_NAME}), and the LightningModule has several. "
-            "Load its model with from_pretrained and start a new training."
-        )
-
-
-class StatesLeftOut(list[Any]):
-    """Stands for the optimizer's state in a checkpoint without one, which is refused where a training asks for it."""
-
-    def __iter__(self) -> Iterator[Any]:
-        raise ValueError(
-            f"The checkpoint has no {OPTIMIZER_NAME}, as where it was saved with save_only_model=True, and a training "
-            "cannot go on from it. Load its model with from_pretrained and start a new training."
-        )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import enum
-import io
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ from littrainer.checkpoint.atomic_write import set_aside_and_delete, staged_fold
 from littrainer.checkpoint.checksums import MANIFEST_NAME
 from littrainer.checkpoint.layout import LIGHTNING_STATE_NAME, TRAINER_STATE_NAME
 from littrainer.checkpoint.lightning_format import lightning_checkpoint, states_in
-from littrainer.checkpoint.safe_loading import load_tensors
+from littrainer.checkpoint.safe_loading import load_tensors, refuse_unsafe
 from littrainer.checkpoint.verification import refuse_damage
 from littrainer.checkpoint.weights import load_weights, write_weights
 from littrainer.checkpoint.writer import SavedTraining, note_best_checkpoint, write_checkpoint
@@ -33,6 +32,10 @@ from littrainer.distributed.agreement import are_several, failing_together
 FURTHER_WEIGHTS = "further_weights"
 # Parts of Lightning's checkpoint that a Trainer's has in files of its own.
 IN_FILES_OF_A_TRAINER = ("optimizer_states", "lr_schedulers")
+ADVICE = (
+    "Keep tensors, numbers, text and containers of them in Lightning's state, and leave out other hyper-parameters "
+    "with save_hyperparameters(ignore=[...])."
+)
 
 
 class TransformersCheckpointIO(CheckpointIO):
@@ -75,7 +78,8 @@ class TransformersCheckpointIO(CheckpointIO):
             TypeError: storage options are given; there are none.
             ValueError: the path is not local, the model is not known, or the state holds what is not safe to load.
         """
-        _refuse_storage_options(storage_options)
+        if storage_options is not None:
+            raise TypeError("TransformersCheckpointIO takes no storage_options: it writes to local folders.")
         folder = _local(path)
         weights, state = self._weights_and_state(checkpoint)
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -84,13 +88,21 @@ class TransformersCheckpointIO(CheckpointIO):
             if self.processing_class is not None:
                 self.processing_class.save_pretrained(staged)
             torch.save(state, staged / LIGHTNING_STATE_NAME)
+            refuse_unsafe(staged / LIGHTNING_STATE_NAME, ADVICE)
 
     def _weights_and_state(self, checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        weights, further = self._divided(checkpoint["state_dict"])
+        """The model's weights under its own names; and Lightning's state, with further weights of the module."""
+        prefix, own = f"{self.attribute}.", checkpoint["state_dict"]
+        weights = {name.removeprefix(prefix): value for name, value in own.items() if name.startswith(prefix)}
+        if not weights:
+            known = ", ".join(sorted({name.partition(".")[0] for name in own})) or "none"
+            raise ValueError(
+                f"The LightningModule has no weights below {self.attribute!r} (it has: {known}): give "
+                "TransformersCheckpointIO(..., attribute=...) the name under which it carries the model."
+            )
         state = {name: _plain(value) for name, value in checkpoint.items() if name != "state_dict"}
-        state[FURTHER_WEIGHTS] = further
-        _check_loadable(state)
-        return weights, state
+        further = {name: value for name, value in own.items() if not name.startswith(prefix)}
+        return weights, {**state, FURTHER_WEIGHTS: further}
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
@@ -117,22 +129,15 @@ class TransformersCheckpointIO(CheckpointIO):
         if not folder.is_dir():
             raise FileNotFoundError(f"There is no checkpoint folder {folder}. TransformersCheckpointIO reads folders.")
         # A folder with a model alone is no checkpoint of either kind, and as good.
-        marks = (MANIFEST_NAME, TRAINER_STATE_NAME)
-        if any((folder / name).is_file() for name in marks):
+        if any((folder / name).is_file() for name in (MANIFEST_NAME, TRAINER_STATE_NAME)):
             refuse_damage(folder, "Resume from another one.")
         states = states_in(folder)
-        # Of a folder with a model alone nothing but that.
         checkpoint: dict[str, Any] = {"pytorch-lightning_version": lightning_version}
         if states is not None:
             checkpoint = lightning_checkpoint(states, self.accumulate_grad_batches)
-        if _is_own(folder):
+        if (folder / LIGHTNING_STATE_NAME).is_file():
             # A Lightning callback of a Trainer leaves optimizer and schedule to the Trainer, which has files for them.
-            own_state = load_tensors(folder / LIGHTNING_STATE_NAME)
-            if not isinstance(own_state, dict):
-                raise ValueError(
-                    f"{folder / LIGHTNING_STATE_NAME} holds no state of Lightning. Resume from another checkpoint."
-                )
-            checkpoint.update(own_state)
+            checkpoint.update(load_tensors(folder / LIGHTNING_STATE_NAME))
         further = checkpoint.pop(FURTHER_WEIGHTS, {})
         model = self._model()
         load_weights(model, folder, to_resume=True)
@@ -152,7 +157,7 @@ class TransformersCheckpointIO(CheckpointIO):
         if folder.is_symlink() or folder.is_file():
             folder.unlink()
         elif folder.is_dir():
-            if not _is_own(folder):
+            if not (folder / LIGHTNING_STATE_NAME).is_file():
                 raise ValueError(f"{folder} is not deleted: it has no {LIGHTNING_STATE_NAME}, so it is no checkpoint.")
             set_aside_and_delete(folder)
 
@@ -173,18 +178,6 @@ class TransformersCheckpointIO(CheckpointIO):
             )
         return model
 
-    def _divided(self, state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The model's weights under its own names, and those of the LightningModule beside it."""
-        prefix = f"{self.attribute}."
-        weights = {name[len(prefix) :]: value for name, value in state_dict.items() if name.startswith(prefix)}
-        if not weights:
-            known = ", ".join(sorted({name.partition(".")[0] for name in state_dict})) or "none"
-            raise ValueError(
-                f"The LightningModule has no weights below {self.attribute!r} (it has: {known}): give "
-                "TransformersCheckpointIO(..., attribute=...) the name under which it carries the model."
-            )
-        return weights, {name: value for name, value in state_dict.items() if not name.startswith(prefix)}
-
 
 class TrainerCheckpointIO(TransformersCheckpointIO):
     """What a Lightning callback inside our Trainer saves with: a checkpoint that the Trainer resumes from too.
@@ -200,7 +193,6 @@ class TrainerCheckpointIO(TransformersCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write a folder, as the Trainer writes its own; all processes call this together."""
-        _refuse_storage_options(storage_options)
         folder, training = _local(path), self.training()
         state: dict[str, Any] = {}
         with failing_together(f"collecting {folder}"):
@@ -210,7 +202,7 @@ class TrainerCheckpointIO(TransformersCheckpointIO):
                 state = {LIGHTNING_STATE_NAME: self._weights_and_state(others)[1]}
                 folder.parent.mkdir(parents=True, exist_ok=True)
         note_best_checkpoint(training)
-        write_checkpoint(training, folder, further=state)
+        write_checkpoint(training, folder, further=state, advice=ADVICE)
 
 
 def save_in_each_process(strategy: Any) -> None:
@@ -232,18 +224,10 @@ def with_checkpoint_io(plugins: list[Any], model: nn.Module, training: Callable[
     Parameters:
         model, training: as `TrainerCheckpointIO` takes them.
     """
-    own = [plugin for plugin in plugins if isinstance(plugin, CheckpointIO) and not _stands_for_ours(plugin)]
-    others = [plugin for plugin in plugins if not _stands_for_ours(plugin)]
-    return others if own else [*others, TrainerCheckpointIO(model, training)]
-
-
-def _refuse_storage_options(storage_options: Any) -> None:
-    if storage_options is not None:
-        raise TypeError("TransformersCheckpointIO takes no storage_options: it writes to local folders.")
-
-
-def _stands_for_ours(plugin: Any) -> bool:
-    return type(plugin) is TransformersCheckpointIO and plugin.model is None
+    others = [one for one in plugins if type(one) is not TransformersCheckpointIO or one.model is not None]
+    if any(isinstance(plugin, CheckpointIO) for plugin in others):
+        return others
+    return [*others, TrainerCheckpointIO(model, training)]
 
 
 def _local(path: str | Path) -> Path:
@@ -254,10 +238,6 @@ def _local(path: str | Path) -> Path:
             "Copy the folder, or save to one that is mounted."
         )
     return Path(text)
-
-
-def _is_own(folder: Path) -> bool:
-    return (folder / LIGHTNING_STATE_NAME).is_file()
 
 
 def _plain(value: Any) -> Any:
@@ -272,29 +252,4 @@ def _plain(value: Any) -> Any:
         return _plain(value.value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    return value
-
-
-def _check_loadable(state: dict[str, Any]) -> None:
-    for name, value in state.items():
-        file = io.BytesIO()
-        try:
-            torch.save(_without_values(value), file)
-            file.seek(0)
-            torch.load(file, weights_only=True)
-        except Exception as error:
-            raise ValueError(
-                f"The checkpoint is not written: {name!r} in Lightning's state holds something that could not be "
-                "loaded safely. Keep tensors, numbers, text and containers of them there, and leave out other "
-                "hyper-parameters with save_hyperparameters(ignore=[...])."
-            ) from error
-
-
-def _without_values(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return torch.empty(0)
-    if isinstance(value, dict):
-        return {key: _without_values(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(_without_values, value))
     return value

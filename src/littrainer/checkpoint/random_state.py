@@ -81,11 +81,9 @@ def states_of_portable(portable: Mapping[str, Any]) -> dict[str, Any]:
 def restore_random_states(path: Path) -> None:
     """Put back the states that a file holds."""
     states = read_random_states(path)
-    before = capture_random_states()
     try:
         set_random_states(states)
     except Exception as error:
-        set_random_states(before)
         raise ValueError(f"{path} holds no states of random generators ({error}). {OTHER_CHECKPOINT}") from error
 
 

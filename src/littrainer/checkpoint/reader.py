@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +18,6 @@ from littrainer.checkpoint.layout import (
     FSDP_OPTIMIZER_NAME,
     OPTIMIZER_FOLDER,
     OPTIMIZER_NAME,
-    RANDOM_STATE_NAME,
     RESUME_RECORD_NAME,
     SCALER_NAME,
     SCHEDULER_NAME,
@@ -28,9 +27,6 @@ from littrainer.checkpoint.layout import (
 from littrainer.checkpoint.random_state import random_state_name, restore_random_states
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.strategies.shards import is_by_name, numbered_for
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 
@@ -74,16 +70,14 @@ def read_state(folder: Path) -> TrainerState:
 
 def read_optimizer_state(folder: Path) -> tuple[Path, Any]:
     """The whole state of the optimizer, with numbers or names of parameters, and the path where it was found."""
-    if (folder / OPTIMIZER_NAME).is_file() or not (
-        (folder / FSDP_OPTIMIZER_NAME).is_file() or holds_parts(folder / OPTIMIZER_FOLDER)
-    ):
-        return folder / OPTIMIZER_NAME, load_tensors(folder / OPTIMIZER_NAME)
-    if (folder / FSDP_OPTIMIZER_NAME).is_file():
-        return folder / FSDP_OPTIMIZER_NAME, load_tensors(folder / FSDP_OPTIMIZER_NAME)
+    path = folder / OPTIMIZER_NAME
+    if not path.is_file() and (folder / FSDP_OPTIMIZER_NAME).is_file():
+        path = folder / FSDP_OPTIMIZER_NAME
+    elif not path.is_file() and holds_parts(folder / OPTIMIZER_FOLDER):
+        from littrainer.checkpoint.sharded_files import nested_state, read_whole
 
-    from littrainer.checkpoint.sharded_files import nested_state, read_whole
-
-    return folder / OPTIMIZER_FOLDER, nested_state(read_whole(folder / OPTIMIZER_FOLDER))
+        return folder / OPTIMIZER_FOLDER, nested_state(read_whole(folder / OPTIMIZER_FOLDER))
+    return path, load_tensors(path)
 
 
 def load_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
@@ -105,7 +99,7 @@ def refuse_other_optimizer(path: Path, model: nn.Module, optimizer: Any, state: 
         ValueError: it is that of another optimizer.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    _refuse(path, "optimizer", optimizer_differences(optimizer, state, names))
+    _refuse(path, "optimizer", _optimizer_differences(optimizer, state, names))
 
 
 def load_schedule(schedule: Any, groups: int, folder: Path) -> None:
@@ -116,30 +110,38 @@ def load_schedule(schedule: Any, groups: int, folder: Path) -> None:
     """
     if getattr(schedule, "is_kept_by_engine", False):
         return
-    state = fitted_to_groups(load_tensors(folder / SCHEDULER_NAME), groups)
-    _refuse(folder / SCHEDULER_NAME, "schedule", schedule_differences(schedule, state))
+    path = folder / SCHEDULER_NAME
+    state = load_tensors(path)
+    if not isinstance(state, dict):
+        _refuse(path, "schedule", ["it holds no schedule's state"])
+    state = fitted_to_groups(state, groups)
+    stored, own = state.get("base_lrs"), getattr(schedule, "base_lrs", None)
+    if isinstance(stored, list) and isinstance(own, list) and len(stored) != len(own):
+        _refuse(path, "schedule", [f"it has {len(stored)} base learning rates and the schedule has {len(own)}"])
     schedule.load_state_dict(state)
 
 
 def load_scaler(scaler: Any, folder: Path) -> None:
     """Load the state of the loss scaling of fp16, where both the checkpoint and this training have one."""
-    if scaler is None or not (folder / SCALER_NAME).is_file():
+    path = folder / SCALER_NAME
+    if scaler is None or not path.is_file():
         return
-    state = load_tensors(folder / SCALER_NAME)
-    _refuse(folder / SCALER_NAME, "loss scaling", scaler_differences(scaler, state))
+    state = load_tensors(path)
+    absent = set(scaler.state_dict()).difference(state if isinstance(state, dict) else ())
+    _refuse(path, "loss scaling", [f"it lacks {', '.join(sorted(absent))}"] if absent else [])
     scaler.load_state_dict(state)
 
 
-def load_random_states(folder: Path, args: Any = None) -> None:
+def load_random_states(folder: Path, args: Any) -> None:
     """Put the random number generators where the checkpoint left them.
 
     Parameters:
         args: training arguments, which say which of several processes this is.
     """
-    name = RANDOM_STATE_NAME if args is None else random_state_name(args)
+    name = random_state_name(args)
     if (folder / name).is_file():
         restore_random_states(folder / name)
-    elif args is None or processes_that_wrote(folder) == args.world_size:
+    elif processes_that_wrote(folder) == args.world_size:
         # Of another number of processes the resume has told.
         logger.warning("%s has no %s. Random numbers go on from the seed.", folder, name)
 
@@ -147,8 +149,8 @@ def load_random_states(folder: Path, args: Any = None) -> None:
 def _refuse(path: Path, what: str, differences: list[str]) -> None:
     if differences:
         raise ValueError(
-            f"{path} does not fit the {what} of this training: {'; '.join(differences)}. Set up model and arguments as "
-            "they were when the checkpoint was written, or load its model and start a new training."
+            f"{path} does not fit the {what} of this training: {'; '.join(differences[:LONGEST_LIST])}. Set up model "
+            "and arguments as they were when the checkpoint was written, or load its model and start a new training."
         )
 
 
@@ -161,11 +163,11 @@ SHAPED_AS_PARAMETER = frozenset(
 )
 # Entries of torch's schedules with one value for each parameter group.
 SCHEDULED_BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas")
-# Sentences in an error; the rest is counted.
+# Differences in an error.
 LONGEST_LIST = 6
 
 
-def optimizer_differences(optimizer: Any, state: Any, names: Mapping[int, str] | None = None) -> list[str]:
+def _optimizer_differences(optimizer: Any, state: Any, names: Mapping[int, str]) -> list[str]:
     """What keeps a state from being loaded into an optimizer; empty where it fits.
 
     Parameters:
@@ -174,70 +176,34 @@ def optimizer_differences(optimizer: Any, state: Any, names: Mapping[int, str] |
     if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
         # It may keep its state in a form of its own.
         return []
-    if not isinstance(state, dict) or not {"state", "param_groups"} <= set(state):
+    own = [group["params"] for group in optimizer.param_groups]
+    try:
+        stored, entries = [group["params"] for group in state["param_groups"]], state["state"]
+    except (KeyError, TypeError):
         return ["it holds no optimizer's state"]
-    groups, own_groups = state["param_groups"], optimizer.param_groups
-    if not isinstance(groups, list) or not all(isinstance(group, dict) and "params" in group for group in groups):
-        return ["its param_groups are not parameter groups"]
-    if len(groups) != len(own_groups):
-        return [f"it has {len(groups)} parameter groups and the optimizer has {len(own_groups)}"]
-    differences = [
-        f"parameter group {number} has {len(group['params'])} parameters in it and {len(own['params'])} in training"
-        for number, (group, own) in enumerate(zip(groups, own_groups, strict=True))
-        if len(group["params"]) != len(own["params"])
-    ]
-    if differences or not type(optimizer).__module__.startswith("torch.optim"):
-        return differences
-    for number, (group, own) in enumerate(zip(groups, own_groups, strict=True)):
-        for index, parameter in zip(group["params"], own["params"], strict=True):
-            name = (names or {}).get(id(parameter), f"parameter {index}")
-            differences += _shape_differences(number, name, parameter, state["state"].get(index, {}))
-    more = len(differences) - LONGEST_LIST
-    return differences[:LONGEST_LIST] + ([f"and {more} more"] if more > 0 else [])
-
-
-def _shape_differences(group: int, name: str, parameter: torch.Tensor, entries: Any) -> list[str]:
-    if not isinstance(entries, dict):
-        return [f"the entry of {name} in parameter group {group} is no state"]
+    sizes, own_sizes = [*map(len, stored)], [*map(len, own)]
+    if sizes != own_sizes:
+        return [f"its groups have {sizes} parameters and those of the optimizer have {own_sizes}"]
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        return []
     return [
-        f"{entry} of {name} (parameter group {group}) is {tuple(value.shape)} in the checkpoint and the parameter "
-        f"{tuple(parameter.shape)}"
-        for entry, value in entries.items()
+        f"{entry} of {names.get(id(parameter), f'parameter {index}')} (parameter group {number}) is "
+        f"{tuple(value.shape)} in the checkpoint and the parameter {tuple(parameter.shape)}"
+        for number, (indexes, parameters) in enumerate(zip(stored, own, strict=True))
+        for index, parameter in zip(indexes, parameters, strict=True)
+        for entry, value in entries.get(index, {}).items()
         if entry in SHAPED_AS_PARAMETER and isinstance(value, torch.Tensor) and value.shape != parameter.shape
     ]
 
 
-def fitted_to_groups(state: Any, groups: int) -> Any:
+def fitted_to_groups(state: dict[str, Any], groups: int) -> dict[str, Any]:
     """A schedule's state for another number of parameter groups, where it is the same for all of them.
 
     A model that is split between processes has more groups than one that is whole.
     """
-    if not isinstance(state, dict):
-        return state
     fitted = dict(state)
     for name in SCHEDULED_BY_GROUP:
         values = state.get(name)
         if isinstance(values, list) and values and len(values) != groups and all(one == values[0] for one in values):
             fitted[name] = values[:1] * groups
     return fitted
-
-
-def schedule_differences(schedule: Any, state: Any) -> list[str]:
-    """What keeps a state from being loaded into a schedule; empty where it fits."""
-    if not isinstance(state, dict):
-        return ["it holds no schedule's state"]
-    stored, own = state.get("base_lrs"), getattr(schedule, "base_lrs", None)
-    if isinstance(stored, list) and isinstance(own, list) and len(stored) != len(own):
-        return [f"it has {len(stored)} base learning rates and the schedule has {len(own)}"]
-    return []
-
-
-def scaler_differences(scaler: Any, state: Any) -> list[str]:
-    """What keeps a state from being loaded into a loss scaling; empty where it fits."""
-    if not isinstance(state, dict):
-        return ["it holds no state of a loss scaling"]
-    absent = sorted(set(scaler.state_dict()) - set(state))
-    wrong = sorted(name for name, value in state.items() if not isinstance(value, (int, float)))
-    return ([f"it lacks {', '.join(absent)}"] if absent else []) + (
-        [f"{', '.join(wrong)} is no number"] if wrong else []
-    )

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,28 +36,17 @@ except ImportError:  # as on Windows
 CLAIM_NAME = ".littrainer_running"
 # How often a claim is tried whose file is deleted by its holder at that moment.
 TRIES = 10
-# A link is refused before; where one is put there meanwhile, it is not followed either.
-NOT_THROUGH_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
-class _Held:
-    """A claim of this process: its file's descriptor, the thread that took it, and how often it took it."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self.thread = threading.get_ident()
-        self.times = 1
-
-
-_held: dict[Path, _Held] = {}
-_held_lock = threading.Lock()
+# The folders that this process has claimed, each with the descriptor of its lock.
+_held: dict[Path, int] = {}
 
 
 def _forget_in_child() -> None:
     # A forked worker would hold the lock on after its parent was killed; closing its copy does not release it.
-    for held in _held.values():
+    for descriptor in _held.values():
         with contextlib.suppress(OSError):
-            os.close(held.descriptor)
+            os.close(descriptor)
     _held.clear()
 
 
@@ -93,6 +80,8 @@ def claimed_for_training(args: TrainingArguments, run_dir: Callable[[], str]) ->
 def claimed(run_dir: Path) -> Iterator[None]:
     """Hold the claim on a folder, made where it is not there, and first remove what a killed run left unfinished in it.
 
+    Within another claim of this process on the same folder nothing more is done.
+
     Parameters:
         run_dir: the folder that holds a run's checkpoints.
 
@@ -100,6 +89,9 @@ def claimed(run_dir: Path) -> Iterator[None]:
         OSError: nothing can be written there, or a link has the name of what this package writes there.
         RuntimeError: another run writes there; it is named.
     """
+    if run_dir.resolve() in _held:
+        yield
+        return
     key = take_claim(run_dir)
     try:
         yield
@@ -121,15 +113,7 @@ def take_claim(run_dir: Path) -> Path:
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         key = run_dir.resolve()
-        with _held_lock:
-            held = _held.get(key)
-            if held is not None and held.thread == threading.get_ident():
-                held.times += 1
-                return key
-            if held is not None:
-                raise _taken(run_dir, _description())
-            descriptor, is_locked = _lock(key / CLAIM_NAME, run_dir)
-            _held[key] = _Held(descriptor)
+        _held[key], is_locked = _lock(key / CLAIM_NAME, run_dir)
     except OSError as error:
         raise not_writable(run_dir, error) from error
     if is_locked:
@@ -137,60 +121,49 @@ def take_claim(run_dir: Path) -> Path:
     return key
 
 
-def is_claimed(run_dir: Path) -> bool | None:
-    """Whether some process holds the claim on a folder; None where that cannot be told, for want of locks or rights."""
-    try:
-        descriptor = os.open(run_dir / CLAIM_NAME, os.O_RDWR | NOT_THROUGH_LINKS)
-    except FileNotFoundError:
+def is_abandoned(run_dir: Path) -> bool:
+    """Whether no process holds the claim on a folder; False where that cannot be told, for want of locks or rights."""
+    # On a network's file system a second look at a lock of this process would end it.
+    if run_dir.resolve() in _held:
         return False
-    except OSError:
-        return None
     try:
-        is_locked = _try_lock(descriptor)
-        return None if is_locked is None else not is_locked
+        descriptor = os.open(run_dir / CLAIM_NAME, os.O_RDWR)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    try:
+        return _try_lock(descriptor) is True
     finally:
         os.close(descriptor)
 
 
-def is_held_here(run_dir: Path) -> bool:
-    """Whether this process holds the claim on a folder."""
-    with _held_lock:
-        return run_dir.resolve() in _held
-
-
 def give_back_claim(key: Path) -> None:
-    """End a claim; the last one of several in one thread ends it for all."""
-    with _held_lock:
-        held = _held.get(key)
-        if held is None:
-            return
-        held.times -= 1
-        if held.times:
-            return
-        del _held[key]
+    """End a claim, if there is one."""
+    descriptor = _held.pop(key, None)
+    if descriptor is None:
+        return
     # Deleted before it is released: whoever waits for it sees that the file is no longer the one with this name.
     with contextlib.suppress(OSError):
         (key / CLAIM_NAME).unlink()
-    os.close(held.descriptor)
+    os.close(descriptor)
 
 
 def _lock(path: Path, run_dir: Path) -> tuple[int, bool]:
     for _ in range(TRIES):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NOT_THROUGH_LINKS, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             is_locked = _try_lock(descriptor)
             if is_locked is False:
-                raise _taken(run_dir, _read(path))
+                raise _taken(run_dir, os.read(descriptor, 1000).decode() or "a process")
             # Its holder may have deleted it meanwhile.
             if path.exists() and os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 os.ftruncate(descriptor, 0)
-                os.write(descriptor, json.dumps(_description()).encode())
+                os.write(descriptor, _this_process().encode())
                 return descriptor, bool(is_locked)
         except BaseException:
             os.close(descriptor)
             raise
         os.close(descriptor)
-    raise _taken(run_dir, _read(path))
+    raise _taken(run_dir, "a process that has just begun")
 
 
 def _try_lock(descriptor: int) -> bool | None:
@@ -207,21 +180,12 @@ def _try_lock(descriptor: int) -> bool | None:
     return True
 
 
-def _description() -> dict[str, str | int]:
-    return {"pid": os.getpid(), "host": socket.gethostname()}
+def _this_process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
-def _read(path: Path) -> dict[str, str | int]:
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _taken(run_dir: Path, holder: dict[str, str | int]) -> RuntimeError:
-    who = f"process {holder.get('pid', '(unknown)')} on {holder.get('host', 'an unknown host')}"
+def _taken(run_dir: Path, holder: str) -> RuntimeError:
     return RuntimeError(
-        f"Another run, {who}, is writing its checkpoints to {run_dir}, and two runs there would delete and resume from "
-        "each other's. Give this run another output_dir, or wait for that one to end."
+        f"Another run, {holder}, is writing its checkpoints to {run_dir}, and two runs there would delete and resume "
+        "from each other's. Give this run another output_dir, or wait for that one to end."
     )

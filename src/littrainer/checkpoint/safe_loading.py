@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,6 +40,24 @@ def load_tensors(path: Path, allowed: Sequence[Any] = ()) -> Any:
         raise ValueError(f"{path} is damaged: {_first_line(error)}. {OTHER_CHECKPOINT}") from None
 
 
+def refuse_unsafe(path: Path, advice: str) -> None:
+    """Refuse a file that has just been written with `torch.save` if it could not be loaded safely.
+
+    Raises:
+        ValueError: it holds other things than tensors, numbers, text and containers.
+    """
+    try:
+        # What tensors hold is not read.
+        torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        forbidden = FORBIDDEN.search(str(error))
+        path.unlink()
+        raise ValueError(
+            f"The checkpoint is not written: {path.name} would hold something that could not be loaded safely"
+            f"{f' ({forbidden.group(1)})' if forbidden else ''}. {advice}"
+        ) from error
+
+
 def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a safetensors file.
 
@@ -55,19 +72,6 @@ def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
         return load_file(path)
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged: {_first_line(error)}. {OTHER_CHECKPOINT}") from None
-
-
-def load_json(path: Path) -> Any:
-    """The content of a JSON file.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: it is not JSON.
-    """
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not readable as JSON ({_first_line(error)}). {OTHER_CHECKPOINT}") from error
 
 
 def file_inside(folder: Path, name: Any, named_by: Path) -> Path:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import pickle
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from littrainer.checkpoint.checksums import leaves_folder
-from littrainer.checkpoint.layout import (
-    FSDP_WEIGHTS_NAME,
-    PARTS_INDEX_NAME,
-    WEIGHTS_FOLDER,
-)
-from littrainer.checkpoint.safe_loading import FORBIDDEN, OTHER_CHECKPOINT, load_tensors
+from littrainer.checkpoint.layout import FSDP_WEIGHTS_NAME, PARTS_INDEX_NAME, WEIGHTS_FOLDER
+from littrainer.checkpoint.safe_loading import FORBIDDEN, OTHER_CHECKPOINT, file_inside, load_tensors
 
 # What the folders hold everything under.
 WEIGHTS_KEY, OPTIMIZER_KEY = "model", "optimizer"
@@ -57,31 +52,9 @@ def nested_state(flat: Mapping[str, Any]) -> dict[str, Any]:
     return {"state": state, "param_groups": [groups[number] for number in sorted(groups)]}
 
 
-def read_weights_into(folder: Path, own: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Read this process's part of weights from a folder into the model's own tensors.
-
-    Parameters:
-        own: the model's state dict.
-
-    Returns:
-        names that the folder lacks, and names that the model lacks.
-
-    Raises:
-        ValueError: the folder is damaged or could run code, or a shape differs.
-    """
-
-    stored = {name.removeprefix(f"{WEIGHTS_KEY}."): entry for name, entry in stored_tensors(folder).items()}
-    for name, value in own.items():
-        entry = stored.get(name)
-        if entry is not None and entry.size != value.shape:
-            raise RuntimeError(
-                f"The weights in {folder} are not those of this model: {name} is {tuple(entry.size)} in the "
-                f"checkpoint and {tuple(value.shape)} in the model. Make the model as it was when the checkpoint was "
-                "written."
-            )
-    wanted = {f"{WEIGHTS_KEY}.{name}": value for name, value in own.items() if name in stored}
-    read_into(folder, wanted)
-    return [name for name in own if name not in stored], [name for name in stored if name not in own]
+def stored_weights(folder: Path) -> dict[str, TensorStorageMetadata | None]:
+    """What a folder of weights holds by the model's names, as `stored_tensors` has it."""
+    return {name.removeprefix(f"{WEIGHTS_KEY}."): entry for name, entry in stored_tensors(folder).items()}
 
 
 def read_optimizer_into(folder: Path, parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
@@ -93,7 +66,6 @@ def read_optimizer_into(folder: Path, parameters: Mapping[str, torch.Tensor]) ->
     Returns:
         the state with names of parameters.
     """
-
     wanted: dict[str, Any] = {}
     for name, entry in stored_tensors(folder).items():
         if entry is None:
@@ -150,17 +122,12 @@ def stored_tensors(folder: Path) -> dict[str, TensorStorageMetadata | None]:
     return {name: entry if isinstance(entry, TensorStorageMetadata) else None for name, entry in entries.items()}
 
 
-def read_whole(folder: Path, names: Iterable[str] | None = None) -> dict[str, Any]:
-    """What a folder holds by name, whole, in this process alone.
-
-    Parameters:
-        names: of what is read; by default everything.
-    """
-    stored = stored_tensors(folder)
-    wanted: dict[str, Any] = {}
-    for name in stored if names is None else names:
-        entry = stored[name]
-        wanted[name] = None if entry is None else torch.empty(entry.size, dtype=entry.properties.dtype)
+def read_whole(folder: Path) -> dict[str, Any]:
+    """What a folder holds by name, whole, in this process alone."""
+    wanted = {
+        name: None if entry is None else torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in stored_tensors(folder).items()
+    }
     read_into(folder, wanted)
     return wanted
 
@@ -219,8 +186,7 @@ class _Reader(FileSystemReader):
         if not isinstance(metadata, Metadata):
             raise ValueError(f"{path} is no index of a sharded checkpoint. {OTHER_CHECKPOINT}")
         for place in (metadata.storage_data or {}).values():
-            if leaves_folder(str(place.relative_path)):
-                raise _Refused(f"{path} is refused: it names {place.relative_path!r}, which is outside of its folder.")
+            file_inside(self._folder, str(place.relative_path), path)
         return metadata
 
 

@@ -28,12 +28,14 @@ from littrainer.checkpoint.layout import (
 )
 from littrainer.checkpoint.reader import load_optimizer, read_optimizer_state, refuse_other_optimizer
 from littrainer.checkpoint.weights import (
+    Differences,
     adapter_weights,
     carries_adapters,
     fitted,
     holds_weights,
     load_weights,
     log_names_that_differ,
+    other_shape,
     read_weights,
     refuse_other_weights,
     without_wrappers,
@@ -163,9 +165,10 @@ class WholeFromShards(WholeStorage):
 
     def save_model(self, output_dir: str) -> None:
         """Write the whole model."""
-        weights = whole_state_dict(self.trained.model)
+        model = self.trained.as_sharded
+        weights = {"state_dict": whole_state_dict(model)} if is_sharded(model) else {}
         if self.is_first:
-            self._save(output_dir, state_dict=weights)
+            self._save(output_dir, **weights)
 
     def save_optimizer(self, folder: Path) -> None:
         """Write the whole optimizer's state."""
@@ -179,8 +182,7 @@ class WholeFromShards(WholeStorage):
         state: dict[str, Any] = {}
         with failing_together(f"reading the weights in {folder}"):
             if self.is_first:
-                state, differences = fitted(model, read_weights(folder))
-                refuse_other_weights(model, folder, differences, to_resume)
+                state = _whole_weights(model, folder, to_resume)
         load_whole_state_dict(model, state)
 
     def load_optimizer(self, folder: Path) -> None:
@@ -204,13 +206,6 @@ class FsdpStorage(WholeFromShards):
     """
 
     can_be_copied = False
-
-    def save_model(self, output_dir: str) -> None:
-        """Write the whole model."""
-        model = self.trained.as_sharded
-        weights = {"state_dict": whole_state_dict(model)} if is_sharded(model) else {}
-        if self.is_first:
-            self._save(output_dir, **weights)
 
     def save_optimizer(self, folder: Path) -> None:
         """Write the weights as FSDP of transformers reads them, and the optimizer's state with names of parameters."""
@@ -239,22 +234,8 @@ class FsdpStorage(WholeFromShards):
                 WholeStorage.load_model(self, model, folder, to_resume)
         elif has_parts and not has_flat_shards(model):
             _load_parts(model, folder / WEIGHTS_FOLDER, to_resume, self.trained.tell)
-        elif carries_adapters(without_wrappers(model)):
-            self._load_adapters(model, folder, to_resume)
         else:
             super().load_model(model, folder, to_resume)
-
-    def _load_adapters(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
-        from littrainer.checkpoint.sharded_files import read_fsdp_weights
-
-        state: dict[str, Any] = {}
-        with failing_together(f"reading the weights in {folder}"):
-            if self.is_first and (folder / FSDP_WEIGHTS_NAME).is_file():
-                state, differences = fitted(model, read_fsdp_weights(folder))
-                refuse_other_weights(model, folder, differences, to_resume)
-            elif self.is_first:
-                state = adapter_weights(without_wrappers(model), folder)
-        load_whole_state_dict(model, state)
 
     def load_optimizer(self, folder: Path) -> None:
         """Load the optimizer's state, and weights that were left to be read into shards."""
@@ -314,6 +295,15 @@ class PartsStorage(FsdpStorage):
         write_parts(folder / OPTIMIZER_FOLDER, {OPTIMIZER_KEY: state})
 
 
+def _whole_weights(model: nn.Module, folder: Path, to_resume: bool) -> dict[str, Any]:
+    """The weights of a checkpoint, or of its adapters, under the names of a model."""
+    if carries_adapters(without_wrappers(model)) and not (folder / FSDP_WEIGHTS_NAME).is_file():
+        return adapter_weights(without_wrappers(model), folder)
+    state, differences = fitted(model, read_weights(folder))
+    refuse_other_weights(model, folder, differences, to_resume)
+    return state
+
+
 def _base_of_adapters(model: nn.Module) -> set[str]:
     """Names of weights that a checkpoint of an adapter does not hold: those of its base, which nothing trains."""
     if not carries_adapters(without_wrappers(model)):
@@ -327,22 +317,22 @@ def _without_base(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any
 
 
 def _load_parts(model: nn.Module, folder: Path, to_resume: bool, tell: Callable[[Any], None]) -> None:
-    from littrainer.checkpoint.sharded_files import read_weights_into
+    from littrainer.checkpoint.sharded_files import WEIGHTS_KEY, read_into, stored_weights
 
     free_gathered(model)
     with failing_together(f"reading {folder}"):
-        own = model.state_dict()
-        missing, unexpected = read_weights_into(folder, own)
-        base = _base_of_adapters(model)
-        missing = [name for name in missing if name not in base]
-        if to_resume and (missing or unexpected):
-            raise RuntimeError(
-                f"The weights in {folder} are not those of this model: {', '.join([*missing, *unexpected][:8])} "
-                "are only on one side. Make the model as it was when the checkpoint was written."
-            )
+        own, stored, base = model.state_dict(), stored_weights(folder), _base_of_adapters(model)
+        shapes = {name: (entry.size, own[name].shape) for name, entry in stored.items() if entry and name in own}
+        differences = Differences(
+            [name for name in own if name not in stored and name not in base],
+            [name for name in stored if name not in own],
+            [other_shape(name, *both) for name, both in shapes.items() if both[0] != both[1]],
+        )
+        refuse_other_weights(model, folder, differences, to_resume)
+        read_into(folder, {f"{WEIGHTS_KEY}.{name}": value for name, value in own.items() if name in stored})
         # Offloaded and plain ones alike: what was read stands in copies where state_dict() gives such.
         result = model.load_state_dict(own, strict=False)
-    tell(type(result)(missing, unexpected))
+    tell(type(result)(differences.missing, differences.unexpected))
 
 
 class EngineStorage(WholeStorage):

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import re
-import struct
 import zipfile
 from collections.abc import Callable, Collection, Iterable
 from fnmatch import fnmatch
@@ -15,21 +14,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from littrainer.checkpoint.checksums import (
-    MANIFEST_NAME,
     DamagedManifest,
     FileRecord,
     Manifest,
     file_record,
-    files_in,
-    leaves_folder,
     read_manifest,
-    stamp_of,
+    stamps_in,
 )
 from littrainer.checkpoint.layout import (
     ENGINE_PARTS,
     OPTIMIZER_NAME,
     OPTIMIZER_PARTS,
-    PREFIX_CHECKPOINT_DIR,
     RANDOM_STATE_NAME,
     SAFE_WEIGHTS_INDEX_NAME,
     SAFE_WEIGHTS_NAME,
@@ -38,6 +33,7 @@ from littrainer.checkpoint.layout import (
     WEIGHT_PARTS,
     WEIGHTS_NAME,
     checkpoint_step,
+    shards_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -68,10 +64,10 @@ class Findings(NamedTuple):
 
 # What was found in a folder, by the stamps its files had; verifying reads every byte, and a script that asks which
 # checkpoint is the newest and then resumes from it asks twice.
-_found: dict[Path, tuple[dict[str, tuple[int, int, int]], tuple[str, ...], Findings]] = {}
+_found: dict[Path, tuple[dict[str, tuple[int, int, int]], Manifest | None, Findings]] = {}
 
 
-def damage_in(folder: Path, needed: Iterable[str] = ()) -> list[str]:
+def damage_in(folder: Path) -> list[str]:
     """What is wrong with a checkpoint, one sentence for each damaged file; empty where it is intact.
 
     With a manifest, every file in it has to be there with its size and checksum. Files that somebody has edited, added,
@@ -80,9 +76,8 @@ def damage_in(folder: Path, needed: Iterable[str] = ()) -> list[str]:
 
     Parameters:
         folder: the checkpoint's folder.
-        needed: files that have to be there, whatever the manifest says.
     """
-    return list(_inspected(Path(folder), tuple(needed)).damage)
+    return list(_inspected(Path(folder)).damage)
 
 
 def edits_in(folder: Path) -> list[str]:
@@ -91,7 +86,7 @@ def edits_in(folder: Path) -> list[str]:
     Parameters:
         folder: the checkpoint's folder.
     """
-    return list(_inspected(Path(folder), ()).edits)
+    return list(_inspected(Path(folder)).edits)
 
 
 def refuse_damage(folder: Path, advice: str) -> None:
@@ -103,35 +98,30 @@ def refuse_damage(folder: Path, advice: str) -> None:
     Raises:
         ValueError: it is damaged.
     """
-    damage, edits = _inspected(folder, ())
+    damage, edits = _inspected(folder)
     if damage:
         raise ValueError(f"The checkpoint {folder} is damaged: {' '.join(damage)} {advice}")
     if edits:
         logger.warning("The checkpoint %s was edited (%s). It is complete and is taken.", folder, ", ".join(edits))
 
 
-def _inspected(folder: Path, needed: tuple[str, ...]) -> Findings:
+def _inspected(folder: Path) -> Findings:
     if not folder.is_dir():
         return Findings([f"{folder} is no folder."], [])
-    names = [*files_in(folder, with_links=True), MANIFEST_NAME]
-    stamps = {name: stamp_of(folder / name) for name in names if (folder / name).exists()}
-    key = folder.resolve()
-    if key not in _found or _found[key][:2] != (stamps, needed):
-        _found[key] = stamps, needed, _inspect(folder, set(stamps), needed)
-    return _found[key][2]
-
-
-def _inspect(folder: Path, present: set[str], needed: tuple[str, ...]) -> Findings:
-    damage = [f"{name} is missing." for name in needed if not (folder / name).is_file()]
+    stamps = stamps_in(folder, with_links=True)
     try:
         manifest = read_manifest(folder)
     except DamagedManifest as error:
-        return Findings([*damage, f"{error}."], [])
-    if manifest is None:
-        found = Findings(_damage_by_format(folder, present), [])
-    else:
-        found = _compare(folder, manifest, present)
-    return Findings([*dict.fromkeys((*damage, *found.damage))], found.edits)
+        return Findings([f"{error}."], [])
+    key = folder.resolve()
+    if key not in _found or _found[key][:2] != (stamps, manifest):
+        present = set(stamps)
+        if manifest is None:
+            found = Findings(_damage_by_format(folder, present), [])
+        else:
+            found = _compare(folder, manifest, present)
+        _found[key] = stamps, manifest, found
+    return _found[key][2]
 
 
 def _compare(folder: Path, manifest: Manifest, present: set[str]) -> Findings:
@@ -145,45 +135,33 @@ def _compare(folder: Path, manifest: Manifest, present: set[str]) -> Findings:
                 gone.append(name)
             else:
                 damage.append(f"{name} is missing.")
-        elif (read := _record_or_error(folder / name)) != expected:
-            if reason := _reason_against_an_edit(folder, name, read, expected):
+        elif (read := file_record(folder / name)) != expected:
+            if reason := _reason_against_an_edit(folder / name, read, expected):
                 damage.append(f"{name} {reason}.")
             else:
                 changed.append(name)
-    added = sorted(name for name in present - manifest.files.keys() - {MANIFEST_NAME} if not NOT_READ.fullmatch(name))
+    added = sorted(name for name in present - manifest.files.keys() if not NOT_READ.fullmatch(name))
     # The state also where it is as it was written: in a copy it may not be the one of that folder.
     damage += _damage_by_grammar(folder, present.intersection((*added, TRAINER_STATE_NAME)))
     edits = {"changed": changed, "added": added, "gone": gone}
-    return Findings(damage, [f"{name} {how}" for how, names in edits.items() for name in names])
+    return Findings([*dict.fromkeys(damage)], [f"{name} {how}" for how, names in edits.items() for name in names])
 
 
-def _record_or_error(path: Path) -> FileRecord | OSError:
-    try:
-        return file_record(path)
-    except OSError as error:
-        return error
-
-
-def _reason_against_an_edit(folder: Path, name: str, read: FileRecord | OSError, expected: FileRecord) -> str | None:
+def _reason_against_an_edit(path: Path, read: FileRecord, expected: FileRecord) -> str | None:
     """What is wrong with a file that is not as it was written; None where it is a whole text, as editors leave it."""
-    if isinstance(read, OSError):
-        return f"is not as it was written ({read})"
-    if name.endswith(".json"):
-        reason = (state_damage if name == TRAINER_STATE_NAME else json_damage)(folder / name)
+    if path.suffix == ".json":
+        reason = (state_damage if path.name == TRAINER_STATE_NAME else json_damage)(path)
         return reason and f"is damaged: {reason}"
-    if not TENSORS.fullmatch(name) and read.size >= expected.size and _is_text(folder / name):
-        return None
-    if read.size != expected.size:
+    holds_tensors = TENSORS.fullmatch(path.name) is not None
+    if read.size < expected.size or (holds_tensors and read.size != expected.size):
         return f"has {read.size:,} bytes and was written with {expected.size:,}"
-    return "is not as it was written (its checksum differs)"
-
-
-def _is_text(path: Path) -> bool:
     try:
-        path.read_text("utf-8")
+        if not holds_tensors:
+            path.read_text("utf-8")
+            return None
     except UnicodeDecodeError:
-        return False
-    return True
+        pass
+    return "is not as it was written (its checksum differs)"
 
 
 def _holds_whole_model(folder: Path, present: set[str]) -> bool:
@@ -245,17 +223,10 @@ def missing_from(present: set[str], needed: Iterable[str]) -> list[str]:
 
 def _missing_shards(folder: Path, index: str) -> list[str]:
     try:
-        shards = set(json.loads((folder / index).read_text("utf-8"))["weight_map"].values())
-        if not all(isinstance(shard, str) for shard in shards):
-            raise TypeError("its weight_map names other things than files")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return [f"{index} is no readable index of shards ({error})."]
-    found = [
-        f"{index} names {shard!r}, which is outside of the checkpoint." for shard in shards if leaves_folder(shard)
-    ]
-    return found or [
-        f"{shard}, a shard in {index}, is missing." for shard in sorted(shards) if not (folder / shard).is_file()
-    ]
+        shards = shards_of(folder / index)
+    except ValueError as error:
+        return [f"{index} {error}."]
+    return [f"{shard}, a shard in {index}, is missing." for shard in shards if not (folder / shard).is_file()]
 
 
 def json_damage(path: Path) -> str | None:
@@ -274,43 +245,35 @@ def state_damage(path: Path) -> str | None:
     state = json.loads(path.read_text("utf-8"))
     if not isinstance(state, dict):
         return "it holds no object with fields"
-    name, step, epoch = path.parent.resolve().name, state.get("global_step"), state.get("epoch")
+    folder, step, epoch = path.parent.resolve(), state.get("global_step"), state.get("epoch")
     if isinstance(epoch, float) and not math.isfinite(epoch):
         return f"epoch is {epoch}"
     # A folder may have a name without a step.
-    named = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", name)
-    return f"global_step is {step} in {name}" if named and int(named[1]) != step else None
+    return f"global_step is {step} in {folder.name}" if checkpoint_step(folder) not in (None, step) else None
 
 
 def safetensors_damage(path: Path) -> str | None:
     """Why a safetensors file is incomplete, by its header; its format has no checksum, so changed numbers go unseen."""
-    size = path.stat().st_size
+    from safetensors import SafetensorError, safe_open
+
     try:
-        with open(path, "rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > size - 8:
-                return f"its header is cut off ({size:,} bytes)"
-            header = json.loads(file.read(length))
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    except (OSError, struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        with safe_open(path, "pt"):
+            return None
+    except (OSError, SafetensorError) as error:
         return f"its header is not readable ({error})"
-    expected = 8 + length + max(ends, default=0)
-    return None if size == expected else f"it has {size:,} bytes and its header says {expected:,}"
 
 
 def archive_damage(path: Path) -> str | None:
     """Why a file of torch.save is damaged, by the checksums in its archive; its format before torch 1.6 has none."""
     with open(path, "rb") as file:
         start = file.read(len(START_OF_ARCHIVE))
-    if not start:
-        return "it is empty"
     if start.startswith(START_OF_PICKLE):
         return None
     if start != START_OF_ARCHIVE:
-        return "it does not begin as a file of torch.save does"
+        return "it does not begin as a file of torch.save does" if start else "it is empty"
     try:
         with zipfile.ZipFile(path) as archive:
-            # Where all are 0, as in an optimizer.pt of ours, there are none.
+            # All are 0 where a script has switched them off.
             has_sums = any(entry.CRC for entry in archive.infolist())
             member = archive.testzip() if has_sums else None
     except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
@@ -329,7 +292,7 @@ FORMATS: dict[re.Pattern[str], Callable[[Path], str | None]] = {
 
 
 def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> str | None:
-    """The newest intact checkpoint in a folder, or None where there is none.
+    """The intact checkpoint with the highest step in a folder, or None where there is none.
 
     Newer ones that are damaged are passed over with a warning that names the damaged files.
 
@@ -340,33 +303,17 @@ def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> st
     Raises:
         FileNotFoundError: there is no such folder.
     """
-    found, damaged = find_last_checkpoint(folder, without)
-    for name, damage in damaged.items():
-        going_on = f"{found} is the newest intact one." if found else "There is no intact one before it."
-        logger.warning("Passing over the damaged checkpoint %s: %s %s", name, " ".join(damage), going_on)
-    return found
-
-
-def find_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> tuple[str | None, dict[str, list[str]]]:
-    """The intact checkpoint with the highest step, and those with a higher one that are damaged.
-
-    Parameters:
-        without: names of checkpoints that do not count.
-
-    Returns:
-        the checkpoint's path, or None; and what is damaged in each that was passed over, by its path.
-    """
-    steps = {
-        entry: checkpoint_step(entry)
-        for entry in Path(folder).iterdir()
-        if entry.is_dir() and entry.name not in without
-    }
-    found = {step: entry for entry, step in steps.items() if step is not None}
-    damaged: dict[str, list[str]] = {}
-    for step in sorted(found, reverse=True):
-        path = os.path.join(folder, found[step].name)
-        damage = damage_in(found[step])
+    folders = (entry for entry in Path(folder).iterdir() if entry.is_dir() and entry.name not in without)
+    steps = {step: entry.name for entry in folders if (step := checkpoint_step(entry)) is not None}
+    found, damaged = None, {}
+    for step in sorted(steps, reverse=True):
+        path = os.path.join(folder, steps[step])
+        damage = damage_in(Path(path))
         if not damage:
-            return path, damaged
+            found = path
+            break
         damaged[path] = damage
-    return None, damaged
+    for path, damage in damaged.items():
+        going_on = f"{found} is the newest intact one." if found else "There is no intact one before it."
+        logger.warning("Passing over the damaged checkpoint %s: %s %s", path, " ".join(damage), going_on)
+    return found

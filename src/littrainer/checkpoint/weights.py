@@ -15,8 +15,20 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from littrainer.checkpoint.layout import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME, holds_fsdp_weights
-from littrainer.checkpoint.safe_loading import OTHER_CHECKPOINT, file_inside, load_json, load_safetensors, load_tensors
+from littrainer.checkpoint.layout import (
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    WEIGHTS_NAME,
+    holds_fsdp_weights,
+    shards_of,
+)
+from littrainer.checkpoint.safe_loading import (
+    OTHER_CHECKPOINT,
+    file_inside,
+    load_safetensors,
+    load_tensors,
+    refuse_unsafe,
+)
 from littrainer.errors.lazy_isinstance import is_a
 
 logger = logging.getLogger(__name__)
@@ -123,15 +135,7 @@ def _write_plain(model: nn.Module, folder: Path, given: Mapping[str, Any] | None
     extras_path.unlink(missing_ok=True)
     if extras:
         torch.save(extras, extras_path)
-        try:
-            load_tensors(extras_path)
-        except ValueError as error:
-            extras_path.unlink()
-            raise ValueError(
-                f"The model's state cannot be written to {folder}: {_listed(extras)} holds something that a checkpoint "
-                "could not be loaded safely with. Let get_extra_state return tensors, numbers, text and containers of "
-                "them."
-            ) from error
+        refuse_unsafe(extras_path, "Let get_extra_state return tensors, numbers, text and containers of them.")
     # Copied weights no longer share memory, and are tied all the same where the model's own are.
     for first, others in tied_names(own).items():
         for name in others:
@@ -173,22 +177,17 @@ def read_weights(folder: Path) -> dict[str, Any]:
     Raises:
         ValueError: the folder holds no weights, a file is damaged, or an index names a file outside the folder.
     """
-    if (folder / SAFE_WEIGHTS_NAME).is_file():
-        state: dict[str, Any] = load_safetensors(folder / SAFE_WEIGHTS_NAME)
-    elif (folder / WEIGHTS_NAME).is_file():
-        state = load_tensors(folder / WEIGHTS_NAME)
-    elif (folder / SAFE_WEIGHTS_INDEX_NAME).is_file():
-        state = _read_shards(folder / SAFE_WEIGHTS_INDEX_NAME, load_safetensors)
-    elif (folder / WEIGHTS_INDEX_NAME).is_file():
-        state = _read_shards(folder / WEIGHTS_INDEX_NAME, load_tensors)
+    found = next((name for name in READERS if (folder / name).is_file()), None)
+    if found is not None:
+        state: dict[str, Any] = READERS[found](folder / found)
     elif holds_fsdp_weights(folder):
         from littrainer.checkpoint.sharded_files import read_fsdp_weights
 
         state = read_fsdp_weights(folder)
     else:
         raise ValueError(
-            f"No model weights in {folder}: expected {SAFE_WEIGHTS_NAME}, {SAFE_WEIGHTS_INDEX_NAME}, {WEIGHTS_NAME} or "
-            f"{WEIGHTS_INDEX_NAME}. Give a checkpoint's folder, or one that save_pretrained wrote."
+            f"No model weights in {folder}: expected {', '.join(READERS)}. Give a checkpoint's folder, or one that "
+            "save_pretrained wrote."
         )
     if (folder / EXTRA_STATE_NAME).is_file():
         state = {**state, **load_tensors(folder / EXTRA_STATE_NAME)}
@@ -197,21 +196,27 @@ def read_weights(folder: Path) -> dict[str, Any]:
 
 def holds_weights(folder: Path) -> bool:
     """Whether a folder has weights in any of the forms that are read, adapters included."""
-    names = (SAFE_WEIGHTS_NAME, WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME)
-    is_there = any((folder / name).is_file() for name in names) or holds_fsdp_weights(folder)
+    is_there = any((folder / name).is_file() for name in READERS) or holds_fsdp_weights(folder)
     return is_there or bool(adapter_folders(folder))
 
 
-def _read_shards(index: Path, load: Any) -> dict[str, Any]:
-    content = load_json(index)
-    places = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(places, dict):
-        raise ValueError(f"{index} is no index of weights: it has no weight_map. {OTHER_CHECKPOINT}")
-    shards = {name: file_inside(index.parent, name, index) for name in sorted(set(map(str, places.values())))}
-    missing = [name for name, path in shards.items() if not path.is_file()]
-    if missing:
-        raise ValueError(f"{index} names {_listed(missing)}, which is missing. {OTHER_CHECKPOINT}")
-    return {name: tensor for path in shards.values() for name, tensor in load(path).items()}
+def _read_shards(index: Path) -> dict[str, Any]:
+    try:
+        shards = shards_of(index)
+    except ValueError as error:
+        raise ValueError(f"{index} {error}. {OTHER_CHECKPOINT}") from error
+    load = load_safetensors if index.name == SAFE_WEIGHTS_INDEX_NAME else load_tensors
+    paths = [file_inside(index.parent, shard, index) for shard in shards]
+    return {name: tensor for path in paths for name, tensor in load(path).items()}
+
+
+# By name, in the order in which they are looked for.
+READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    SAFE_WEIGHTS_NAME: load_safetensors,
+    WEIGHTS_NAME: load_tensors,
+    SAFE_WEIGHTS_INDEX_NAME: _read_shards,
+    WEIGHTS_INDEX_NAME: _read_shards,
+}
 
 
 @dataclass(frozen=True)
@@ -263,8 +268,6 @@ def load_weights(
             raise RuntimeError(_another_model(folder, _listed(complaints)))
         return
     state, differences = fitted(inner, read_weights(folder))
-    if not _loads_in_its_own_way(inner):
-        refuse_other_weights(inner, folder, differences, to_resume)
     names = set(state)
     try:
         # By position, as transformers calls it, since a model may have a method of its own; it may take from the dict.
@@ -275,16 +278,6 @@ def load_weights(
     unexpected = [name for name in differences.unexpected if name not in names or name in result.unexpected_keys]
     refuse_other_weights(inner, folder, Differences(missing, unexpected), to_resume)
     (tell or log_names_that_differ)(type(result)(missing, unexpected))
-
-
-def _loads_in_its_own_way(model: nn.Module) -> bool:
-    """Whether only loading shows which weights a model takes: it, or a module in it, has a method or hook for that."""
-    return any(
-        type(one).load_state_dict is not nn.Module.load_state_dict
-        or type(one)._load_from_state_dict is not nn.Module._load_from_state_dict
-        or bool(one._load_state_dict_pre_hooks)
-        for one in model.modules()
-    )
 
 
 def refuse_other_weights(model: nn.Module, folder: Path, differences: Differences, to_resume: bool) -> None:
@@ -353,7 +346,7 @@ def _renamed(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any
         if found is not None:
             state.update({name: found for name in (first, *others) if name not in state})
     shapes = [
-        _other_shape(name, state[name].shape, value.shape)
+        other_shape(name, state[name].shape, value.shape)
         for name, value in own.items()
         if _has_shape(value)
         and _has_shape(state.get(name))
@@ -373,7 +366,7 @@ def _has_shape(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not is_lazy(value)
 
 
-def _other_shape(name: str, stored: Iterable[int], own: Iterable[int]) -> str:
+def other_shape(name: str, stored: Iterable[int], own: Iterable[int]) -> str:
     return f"{name} is {tuple(stored)} in the checkpoint and {tuple(own)} in the model"
 
 
@@ -385,11 +378,9 @@ def _converted(inner: Any, stored: Mapping[str, Any]) -> tuple[dict[str, Any], l
         for each name whose shape differs.
     """
     wide = any(parameter.dtype == torch.float64 for parameter in inner.parameters())
-    # transformers prints what does not match, which the caller says in its own words, and what it does not shard.
-    names = [name for name in logging.Logger.manager.loggerDict if name.partition(".")[0] == "transformers"]
-    levels = {one: one.level for one in map(logging.getLogger, names) if one.level}
-    for library_logger in levels:
-        library_logger.setLevel(logging.ERROR)
+    # transformers warns of what does not match, which the caller says in its own words, and of what it does not shard.
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         # What it initialises by itself must not move the random numbers of the training.
         with torch.random.fork_rng(devices=[]):
@@ -402,9 +393,8 @@ def _converted(inner: Any, stored: Mapping[str, Any]) -> tuple[dict[str, Any], l
                 ignore_mismatched_sizes=True,
             )
     finally:
-        for library_logger, level in levels.items():
-            library_logger.setLevel(level)
-    shapes = {name: _other_shape(name, theirs, own) for name, theirs, own in notes["mismatched_keys"]}
+        logging.disable(before)
+    shapes = {name: other_shape(name, theirs, own) for name, theirs, own in notes["mismatched_keys"]}
     initialised = {*notes["missing_keys"], *shapes}
     # What it has no place for, the model's own loading may have one for.
     left = {name: stored[name] for name in (*notes["unexpected_keys"], *shapes) if name in stored}
@@ -467,30 +457,35 @@ def load_adapters(model: Any, folder: Path, *, is_trainable: bool) -> list[str]:
     Raises:
         ValueError: there is no adapter in the folder, or one that the model does not have.
     """
-    if not is_a(model, "peft model"):
-        return _load_carried_adapter(model, folder)
-    folders = adapter_folders(folder) or {"": folder}
-    active = model.active_adapters[0]
-    complaints = []
+    from peft import set_peft_model_state_dict
+
+    folders, active = adapter_folders(folder) or {"": folder}, _active_adapters(model)
     # A single adapter in the checkpoint's own folder is the one at work, whatever its name here.
-    named = {(active if list(folders) == [""] else name or DEFAULT_ADAPTER): path for name, path in folders.items()}
+    named = {(active[0] if list(folders) == [""] else name or DEFAULT_ADAPTER): path for name, path in folders.items()}
+    stored = {}
     for name, path in named.items():
         if name not in model.peft_config:
             raise ValueError(
                 f"{path} holds an adapter named {name!r}, and the model has {', '.join(map(repr, model.peft_config))}. "
                 "Add the adapter to the model before training goes on."
             )
-        differences = _differences(model, name, read_adapter(path))
-        complaints += [f"adapter {name!r}: {differences}"] if differences else []
-    absent = [name for name in model.active_adapters if name not in named]
-    complaints += [f"adapter {name!r}: not in the checkpoint" for name in absent]
-    if complaints:
-        return complaints
-    for name, path in named.items():
-        model.load_adapter(str(path), name, is_trainable=is_trainable and name == active)
-    if len(model.peft_config) > 1 and hasattr(model, "set_adapter"):
-        model.set_adapter(active)
-    return []
+        stored[name] = read_adapter(path)
+        if not is_a(model, "peft model"):
+            stored[name] = {key.removeprefix(PEFT_PREFIX): value for key, value in stored[name].items()}
+    compared = {name: _differences(model, name, state) for name, state in stored.items()}
+    complaints = [f"adapter {name!r}: {differences}" for name, differences in compared.items() if differences]
+    complaints += [f"adapter {name!r}: not in the checkpoint" for name in active if name not in named]
+    if not complaints:
+        for name, state in stored.items():
+            set_peft_model_state_dict(model, state, adapter_name=name)
+        if not is_trainable and is_a(model, "peft model"):
+            # As PEFT's own loading.
+            model.eval()
+    return complaints
+
+
+def _active_adapters(model: Any) -> list[str]:
+    return list(model.active_adapters) if is_a(model, "peft model") else model.active_adapters()
 
 
 def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
@@ -548,7 +543,7 @@ def load_left_out(model: Any, folder: Path) -> list[str]:
 def _trained_outside_adapters(model: Any, own: Mapping[str, Any]) -> list[str]:
     from peft import get_peft_model_state_dict
 
-    names = list(model.peft_config) if is_a(model, "peft model") else model.active_adapters()
+    names = list(model.peft_config) if is_a(model, "peft model") else _active_adapters(model)
     kept = {
         tensor.data_ptr()
         for name in names
@@ -571,23 +566,11 @@ def _differences(model: Any, name: str, stored: dict[str, torch.Tensor]) -> Diff
         [key for key in own if key not in stored],
         [key for key in stored if key not in own and "embed" not in key and "lm_head" not in key],
         [
-            _other_shape(key, stored[key].shape, tensor.shape)
+            other_shape(key, stored[key].shape, tensor.shape)
             for key, tensor in own.items()
             if key in stored and stored[key].shape != tensor.shape
         ],
     )
-
-
-def _load_carried_adapter(model: Any, folder: Path) -> list[str]:
-    from peft import set_peft_model_state_dict
-
-    active = model.active_adapters()[0]
-    stored = {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in read_adapter(folder).items()}
-    differences = _differences(model, active, stored)
-    if differences:
-        return [str(differences)]
-    set_peft_model_state_dict(model, stored, adapter_name=active)
-    return []
 
 
 def adapter_weights(model: Any, folder: Path) -> dict[str, Any]:

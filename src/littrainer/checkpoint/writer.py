@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import nn
 
 from littrainer.callbacks.state import TrainerState, exported_states, is_exportable
 from littrainer.checkpoint.arguments_file import write_arguments
 from littrainer.checkpoint.atomic_write import StagedCheckpoint, name_final_folder
-from littrainer.checkpoint.checksums import save_and_sum
 from littrainer.checkpoint.distributed_save import distributed_checkpoint, place_of
 from littrainer.checkpoint.layout import (
-    OPTIMIZER_NAME,
     RESUME_RECORD_NAME,
     TRAINER_STATE_NAME,
     TRAINING_ARGS_NAME,
     checkpoint_folder,
     resume_record_name,
 )
+from littrainer.checkpoint.safe_loading import refuse_unsafe
 from littrainer.checkpoint.weights import write_weights, writes_given_weights
 from littrainer.distributed.agreement import are_several, from_each
 
@@ -116,17 +116,12 @@ class CheckpointFiles:
         else:
             write(weights)
 
-    def take(self, objects: dict[str, Any]) -> None:
-        """Write objects with torch.save, by file name."""
+    def take(self, objects: dict[str, Any], trainer_state: str | None = None) -> None:
+        """Write objects with torch.save, by file name, and the text of trainer_state.json."""
         self.objects.update(objects)
-        if not self.is_deferred:
-            self._write_objects()
-
-    def take_state(self, trainer_state: str) -> None:
-        """Write the text of trainer_state.json."""
         self._trainer_state = trainer_state
         if not self.is_deferred:
-            self._write_state()
+            self.write()
 
     def add_to_seal(self) -> None:
         """Seal what is there so far."""
@@ -137,19 +132,11 @@ class CheckpointFiles:
         """Write what was deferred."""
         if self._write_weights is not None:
             self._write_weights(self.weights)
-        self.add_to_seal()
-        self._write_objects()
-        self._write_state()
-
-    def _write_objects(self) -> None:
+            self.add_to_seal()
         for name, value in self.objects.items():
-            path = self.folder / name
-            record = save_and_sum(value, path, without_inner_sums=self.seal is not None and name == OPTIMIZER_NAME)
-            if self.seal is not None:
-                self.seal.add(path, record)
+            torch.save(value, self.folder / name)
+            self.add_to_seal()
         self.objects = {}
-
-    def _write_state(self) -> None:
         if self._trainer_state is not None:
             (self.folder / TRAINER_STATE_NAME).write_text(self._trainer_state, "utf-8")
 
@@ -204,13 +191,15 @@ def write_checkpoint(
     folder: Path | None = None,
     is_complete: bool = False,
     further: dict[str, Any] | None = None,
+    advice: str = "",
 ) -> str:
     """Write all that resuming needs, and return the folder; all processes call this together.
 
     Parameters:
         folder: by default `checkpoint-<step>` among the training's.
         is_complete: write what resuming needs, whatever `save_only_model` says.
-        further: objects to write with torch.save, by file name.
+        further: objects to write with torch.save, by file name, if they can be loaded safely.
+        advice: the end of the error if they cannot.
 
     Raises:
         OSError: a file could not be written; earlier checkpoints are as they were.
@@ -221,6 +210,8 @@ def write_checkpoint(
         files = CheckpointFiles(staged)
         collect_files(training, files, is_complete)
         files.take(further or {})
+        for name in further or {}:
+            refuse_unsafe(files.folder / name, advice)
     return str(final)
 
 
@@ -243,7 +234,7 @@ def collect_files(training: SavedTraining, files: CheckpointFiles, is_complete: 
             files.take(_resume_record(training))
         if training.args.should_save:
             _note_exported_states(training)
-            files.take_state(training.state.to_json())
+            files.take({}, training.state.to_json())
     finally:
         del _open[files.folder]
 

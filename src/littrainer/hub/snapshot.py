@@ -27,7 +27,7 @@ from littrainer.checkpoint.layout import (
     TRAINER_STATE_NAME,
     WEIGHT_PARTS,
 )
-from littrainer.checkpoint.run_lock import give_back_claim, is_claimed, is_held_here, take_claim
+from littrainer.checkpoint.run_lock import give_back_claim, is_abandoned, take_claim
 
 CARD_NAME = "README.md"
 # Beside the checkpoints, on the same file system.
@@ -127,9 +127,8 @@ def filled_snapshot(output_dir: Path, name: str) -> Iterator[Path]:
 def remove_abandoned_snapshots(output_dir: Path) -> None:
     """Remove what runs that were killed left of their pushes, and nothing of one that goes on."""
     for folder in sorted(own_place(output_dir / SNAPSHOT_DIR).glob("*")):
-        # On a network's file system a second look at a lock of this process would end it. On one without locks it is
-        # not known whose the folder is, so that it stays.
-        if not is_held_here(folder) and is_claimed(folder) is False:
+        # On a file system without locks it is not known whose the folder is, so that it stays.
+        if is_abandoned(folder):
             remove_snapshots(folder)
 
 

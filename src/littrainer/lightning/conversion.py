@@ -32,7 +32,6 @@ from littrainer.checkpoint.lightning_format import (
     LOSS_SCALING,
     MARK,
     MARK_VERSION,
-    StatesLeftOut,
     TrainingStates,
 )
 from littrainer.checkpoint.random_state import capture_random_states, rank_file, set_random_states, states_of_portable
@@ -97,13 +96,6 @@ def checkpoint_to_lightning(
     module = TransformersModule(_model_of_folder(source) if model is None else model, args)
     plugin = TransformersCheckpointIO(module, accumulate_grad_batches=accumulate_grad_batches)
     checkpoint = plugin.load_checkpoint(source)
-    for name, value in list(checkpoint.items()):
-        if isinstance(value, StatesLeftOut):
-            # Lightning has its own message for a file with a model alone.
-            del checkpoint[name]
-        elif isinstance(value, list):
-            # As a plain list, which names no class of ours.
-            checkpoint[name] = value[:]
     own = hyper_parameters_of(module.model, module.args)
     checkpoint[MARK] = {"version": MARK_VERSION, **checkpoint.get(MARK, {}), "hyper_parameters": own}
     checkpoint[module.CHECKPOINT_HYPER_PARAMS_KEY] = shown_hyper_parameters(TransformersModule, module.args, None)
