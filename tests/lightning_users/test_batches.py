@@ -9,8 +9,6 @@ import pytest
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from tests.distributed.together import PROCESSES, found_in, run_together
-from tests.lightning_users import reading_process
 from tests.lightning_users.reading import (
     CountingModule,
     Numbers,
@@ -172,38 +170,6 @@ def test_a_stream_resumed_at_the_end_of_an_epoch_begins_the_next_one_for_lightni
     assert trained(checkpoint=checkpoint, seed=77) == (heard[EPOCH:], counts[EPOCH:])
 
 
-@pytest.mark.parametrize(
-    ("number", "keywords", "is_told"),
-    [
-        (EPOCH, {}, True),
-        (EPOCH - 1, {}, False),
-        (3, {"val_check_interval": 0.5}, True),
-        (4, {"val_check_interval": 4, "check_val_every_n_epoch": None}, True),
-        (2 * EPOCH, {"check_val_every_n_epoch": 2}, True),
-        (EPOCH, {"check_val_every_n_epoch": 2}, False),
-        (EPOCH, {"limit_val_batches": 0}, False),
-    ],
-)
-@pytest.mark.parametrize("rows", [Numbers(ROWS), StreamOfNumbers(ROWS)], ids=["dataset", "stream"])
-def test_a_validation_that_is_left_out_when_a_training_is_resumed_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, rows: Any, number: int, keywords: Any, is_told: bool
-) -> None:
-    if isinstance(rows, StreamOfNumbers) and keywords.get("val_check_interval") == 0.5:
-        pytest.skip("of a stream Lightning knows no half")
-    with caplog.at_level(logging.WARNING, "littrainer"):
-        interrupted_and_resumed(
-            tmp_path, "on_train_batch_end", number, kind=PlainModule, rows=rows, evaluated=Numbers(3), **keywords
-        )
-    assert ("between a micro-batch and the validation that follows it" in caplog.text) == is_told
-
-
-def test_a_checkpoint_behind_a_validation_leaves_none_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "littrainer"):
-        whole, rest = interrupted_and_resumed(tmp_path, "on_validation_end", 1, evaluated=Numbers(3))
-    assert rest == whole[EPOCH:]
-    assert "validation that follows it" not in caplog.text
-
-
 @pytest.mark.parametrize("rows", [Numbers(ROWS), StreamOfNumbers(ROWS)])
 @pytest.mark.parametrize("number", [2, EPOCH])
 def test_strategies_that_load_a_checkpoint_late_resume_exactly_too(tmp_path: Path, rows: Any, number: int) -> None:
@@ -342,17 +308,3 @@ def test_a_stream_that_ends_before_max_steps_is_validated_at_its_end_and_begun_a
     in_epoch = -(-EPOCH // accumulation)
     assert steps.seen == list(range(in_epoch, keywords["max_steps"] + 1, in_epoch))
     assert heard[EPOCH] == heard[0]
-
-
-def test_two_processes_share_the_data_as_under_our_trainer_and_resume_it_together(tmp_path: Path) -> None:
-    run_together(reading_process.__name__, tmp_path)
-    found = found_in(tmp_path)
-    for one in found:
-        assert len(one["lightning"]) == 6
-        assert one["lightning"] == one["ours"]
-        assert len(one["stream"]) == 4
-        assert one["stream"] == one["our stream"]
-        assert one["resumed"] == one["lightning"][reading_process.SAVED_AFTER :]
-        assert one["places"] == PROCESSES
-    read = [int(value) for one in found for numbers, _ in one["unseeded"] for value in numbers]
-    assert set(read) == set(range(ROWS))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -12,13 +13,12 @@ from torch import nn
 
 from littrainer import TrainerDataModule, TransformersModule
 from littrainer.data.windows import MicroBatch
-from littrainer.lightning.windows import ModuleLossSettings, SharedLoss, WindowNormalisation
+from littrainer.lightning.windows import ModuleLossSettings, WindowNormalisation
 from tests.lightning_users.fitting import fitted, loader, module_of
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import language_rows, vector_rows
 from tests.scenarios.models import CountingClassifier, KeywordClassifier, VectorClassifier, tiny_gpt2
 
-CPU = torch.device("cpu")
 SGD = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0}
 WITHOUT_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
@@ -149,96 +149,46 @@ def test_a_training_step_of_ones_own_has_its_loss_divided_as_in_any_lightning_mo
     torch.testing.assert_close(own.found[0], whole.found[0])
 
 
-def test_what_is_left_of_a_window_after_a_resume_counts_for_itself() -> None:
-    window = WindowNormalisation()
-    for place in (2, 3):
-        _, number = window.enter(settings(), LABELLED, accumulation=4, steps=place == 3, device=CPU, place=place)
-        window.add(torch.ones(()))
-    assert number == 4 and window.gradient_factor == 4 / 2
-
-
-def settings(**changes: Any) -> ModuleLossSettings:
-    given = {
-        "args": SharedLoss(1, True),
-        "compute_loss_func": None,
-        "label_smoother": None,
-        "model_accepts_loss_kwargs": True,
-        "label_names": ["labels"],
-        "forward_arguments": ("x", "labels"),
-        "can_return_loss": False,
-        "_loss_shifts_labels": False,
-    }
-    return ModuleLossSettings(**{**given, **changes})
+# ---- What a window is handed -----------------------------------------------------------------------------------------
 
 
 LABELLED = {"x": torch.ones(2), "labels": torch.tensor([1, -100])}
 
 
-def test_without_accumulation_the_number_is_that_of_the_batch() -> None:
+def entered(window: WindowNormalisation, batch: Any = None, world_size: int = 1, **given: Any) -> Any:
+    """What the losses of a micro-batch are to be divided by, of a model that divides by the number it is given."""
+    shared = SimpleNamespace(world_size=world_size, average_tokens_across_devices=world_size == 1)
+    settings = ModuleLossSettings(shared, None, None, True, ["labels"], ("x", "labels"), False, False)
+    given = {"accumulation": 2, "steps": False, "device": torch.device("cpu"), **given}
+    return window.enter(settings, LABELLED if batch is None else batch, **given)[1]
+
+
+def test_what_is_left_of_a_window_after_a_resume_counts_for_itself() -> None:
     window = WindowNormalisation()
-    _, number = window.enter(settings(), LABELLED, accumulation=1, steps=True, device=CPU)
-    assert number == 1 and window.gradient_factor is None
-
-
-def test_gradients_are_corrected_once_and_only_where_the_window_closes() -> None:
-    window, parameter = WindowNormalisation(), nn.Parameter(torch.ones(2))
-    parameter.grad = torch.tensor([2.0, 4.0])
-    _, reference = window.enter(settings(), LABELLED, accumulation=2, steps=False, device=CPU)
-    window.scale_gradients([parameter])
-    assert reference == 2 and parameter.grad.tolist() == [2, 4]
-    full = {"x": torch.ones(2), "labels": torch.tensor([1, 2])}
-    _, again = window.enter(settings(), full, accumulation=2, steps=True, device=CPU, place=1)
-    window.add(torch.ones(()))
-    assert again == reference
-    for _ in range(2):
-        window.scale_gradients([parameter, nn.Parameter(torch.ones(1))])
-    assert parameter.grad.tolist() == pytest.approx([4 / 3, 8 / 3])
+    for place in (2, 3):
+        number = entered(window, accumulation=4, steps=place == 3, place=place)
+        window.add(torch.ones(()))
+    assert number == 4 and window.gradient_factor == 4 / 2
 
 
 def test_labels_that_are_there_now_and_then_are_refused() -> None:
     window = WindowNormalisation()
-    window.enter(settings(), LABELLED, accumulation=2, steps=False, device=CPU)
+    entered(window)
     with pytest.raises(ValueError, match="Some micro-batches of an optimizer step have labels"):
-        window.enter(settings(), {"x": torch.ones(2)}, accumulation=2, steps=True, device=CPU, place=1)
+        entered(window, {"x": torch.ones(2)}, steps=True, place=1)
 
 
 def test_tokens_of_each_process_alone_cannot_be_counted_too_late() -> None:
     with pytest.raises(ValueError, match=r"average_tokens_across_devices=False.*TrainerDataModule"):
-        WindowNormalisation().enter(
-            settings(args=SharedLoss(2, False)), LABELLED, accumulation=2, steps=False, device=CPU
-        )
-
-
-def micro_batch(**changes: Any) -> MicroBatch:
-    given = {
-        "inputs": None,
-        "opens_window": True,
-        "closes_window": False,
-        "window_size": 2,
-        "num_items_in_window": 7,
-        "epoch_fraction": 0.5,
-    }
-    return MicroBatch(**{**given, **changes})
-
-
-def test_a_micro_batch_of_a_window_brings_its_number() -> None:
-    own = settings()
-    _, number = WindowNormalisation().enter(own, LABELLED, micro_batch(), accumulation=2, steps=False, device=CPU)
-    assert number == 7 and own.current_gradient_accumulation_steps == 2
+        entered(WindowNormalisation(), world_size=2)
 
 
 @pytest.mark.parametrize(
-    ("changes", "steps", "is_refused"),
-    [
-        ({}, True, True),
-        ({"closes_window": True, "position": 1}, False, True),
-        ({"closes_window": True, "position": 1}, True, False),
-        # The data has ended in the middle of a window.
-        ({"position": 1}, True, False),
-    ],
+    ("closes", "position", "steps", "is_refused"),
+    # In the last one the data has ended in the middle of a window.
+    [(False, 0, True, True), (True, 1, False, True), (True, 1, True, False), (False, 1, True, False)],
 )
-def test_a_window_has_to_end_where_lightning_steps(changes: dict[str, Any], steps: bool, is_refused: bool) -> None:
-    window = WindowNormalisation()
-    refusal = pytest.raises(ValueError, match=r"Batch 1 of the epoch .*windows=False")
-    with refusal if is_refused else nullcontext():
-        window.enter(settings(), LABELLED, micro_batch(**changes), accumulation=2, steps=steps, device=CPU, place=1)
+def test_a_window_has_to_end_where_lightning_steps(closes: bool, position: int, steps: bool, is_refused: bool) -> None:
+    known = MicroBatch(None, True, closes, 2, 7, 0.5, position)
+    with pytest.raises(ValueError, match=r"Batch 1 of .*windows=False") if is_refused else nullcontext():
+        assert entered(WindowNormalisation(), known=known, steps=steps, place=1) == 7

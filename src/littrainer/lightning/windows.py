@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -50,31 +51,18 @@ def no_inputs(what: str) -> TypeError:
 
 
 @dataclass
-class SharedLoss:
-    """How processes share the label tokens of a window.
-
-    Parameters:
-        world_size: processes that train together.
-        average_tokens_across_devices: whether tokens are counted over all of them.
-    """
-
-    world_size: int
-    average_tokens_across_devices: bool
-
-
-@dataclass
 class ModuleLossSettings:
     """The `training.loss.LossSettings` of a module.
 
     Parameters:
-        args: how processes share tokens.
+        args: how processes share tokens: `world_size` and `average_tokens_across_devices`.
         forward_arguments: names of what the model's forward takes.
         can_return_loss: it returns a loss without labels too.
         current_gradient_accumulation_steps: micro-batches in the window at hand.
         tensor_parallel_size: processes that compute each layer together.
     """
 
-    args: SharedLoss
+    args: Any
     compute_loss_func: Callable[..., Any] | None
     label_smoother: Any
     model_accepts_loss_kwargs: bool
@@ -97,14 +85,10 @@ class ModuleLossSettings:
 
 
 def loss_settings_of(model: nn.Module, args: Any, compute_loss_func: Callable[..., Any] | None) -> ModuleLossSettings:
-    """The loss settings of a model in one process.
-
-    Parameters:
-        args: training arguments; those about labels and tokens count.
-    """
+    """The loss settings of a model in one process, as training arguments have them."""
     facts = facts_about(model)
     return ModuleLossSettings(
-        args=SharedLoss(1, args.average_tokens_across_devices),
+        args=SimpleNamespace(world_size=1, average_tokens_across_devices=args.average_tokens_across_devices),
         compute_loss_func=compute_loss_func,
         label_smoother=smoother_for(model, args.label_smoothing_factor),
         model_accepts_loss_kwargs=facts.accepts_loss_kwargs,
