@@ -5,7 +5,6 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
@@ -14,7 +13,7 @@ from torch import nn
 from littrainer import TrainerDataModule, TransformersModule
 from littrainer.data.windows import MicroBatch
 from littrainer.lightning.windows import ModuleLossSettings, WindowNormalisation
-from tests.lightning_users.fitting import fitted, loader, module_of
+from tests.lightning_users.fitting import fitted, loader, module_of, seen_in
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import language_rows, vector_rows
 from tests.scenarios.models import CountingClassifier, KeywordClassifier, VectorClassifier, tiny_gpt2
@@ -23,37 +22,17 @@ SGD = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "m
 WITHOUT_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
-class Gradients(pl.Callback):
-    """Notes losses, and the gradients with which the optimizer steps."""
-
-    def __init__(self) -> None:
-        self.found: list[torch.Tensor] = []
-        self.losses: list[float] = []
-
-    def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
-        self.found.append(torch.cat([p.grad.flatten() for p in module.parameters()]).clone())
-
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        self.losses.append(trainer.callback_metrics.get("train_loss", torch.tensor(0.0)).item())
-
-
-def stepped(module: Any, loader_: Any, **keywords: Any) -> Gradients:
-    seen = Gradients()
-    fitted(module, loader_, callbacks=[seen], **keywords)
-    return seen
-
-
 @pytest.mark.parametrize("accumulation", [2, 3, 4])
 def test_each_token_of_a_window_weighs_the_same_however_it_is_divided_into_micro_batches(accumulation: int) -> None:
     # Rows have different numbers of labels; with 4 micro-batches in a window, the second one has two.
     rows = language_rows(12)
     model = tiny_gpt2(**WITHOUT_DROPOUT)
     start = {name: value.clone() for name, value in model.state_dict().items()}
-    at_once = stepped(module_of(model, SGD), loader(rows, 2 * accumulation, pad_tokens))
+    at_once = seen_in(module_of(model, SGD), loader(rows, 2 * accumulation, pad_tokens))
     model.load_state_dict(start)
-    divided = stepped(module_of(model, SGD), loader(rows, 2, pad_tokens), accumulate_grad_batches=accumulation)
-    assert len(divided.found) == len(at_once.found) == -(-6 // accumulation)
-    for one, other in zip(divided.found, at_once.found, strict=True):
+    divided = seen_in(module_of(model, SGD), loader(rows, 2, pad_tokens), accumulate_grad_batches=accumulation)
+    assert len(divided.gradients) == len(at_once.gradients) == -(-6 // accumulation)
+    for one, other in zip(divided.gradients, at_once.gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
     ends = [min(place + accumulation, 6) - 1 for place in range(0, 6, accumulation)]
     assert [divided.losses[end] for end in ends] == pytest.approx(at_once.losses, rel=1e-5)
@@ -61,7 +40,7 @@ def test_each_token_of_a_window_weighs_the_same_however_it_is_divided_into_micro
 
 def test_a_mean_loss_is_averaged_over_the_micro_batches_that_there_are() -> None:
     # Three micro-batches of four rows: the second window has one.
-    found = stepped(module_of(args=SGD), loader(vector_rows(12)), accumulate_grad_batches=2)
+    found = seen_in(module_of(args=SGD), loader(vector_rows(12)), accumulate_grad_batches=2)
     module = module_of(args=SGD)
     expected = []
     for window in ((0, 8), (8, 12)):
@@ -72,21 +51,20 @@ def test_a_mean_loss_is_averaged_over_the_micro_batches_that_there_are() -> None
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter -= parameter.grad
-    for one, other in zip(found.found, expected, strict=True):
+    for one, other in zip(found.gradients, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_a_changing_accumulation_is_followed() -> None:
     rows = language_rows(8)
     model = tiny_gpt2(**WITHOUT_DROPOUT)
-    seen = Gradients()
     module = module_of(model, {**SGD, "learning_rate": 0.0})
     schedule = GradientAccumulationScheduler({0: 1, 1: 4})
     # How long a schedule of the learning rate is cannot be told then.
-    fitted(module, loader(rows, 2, pad_tokens), callbacks=[seen, schedule], max_epochs=2, max_steps=100)
-    whole = stepped(module_of(model, {**SGD, "learning_rate": 0.0}), loader(rows, 8, pad_tokens))
-    assert len(seen.found) == 4 + 1
-    torch.testing.assert_close(seen.found[-1], whole.found[0], rtol=1e-4, atol=1e-6)
+    seen = seen_in(module, loader(rows, 2, pad_tokens), callbacks=[schedule], max_epochs=2, max_steps=100)
+    whole = seen_in(module_of(model, {**SGD, "learning_rate": 0.0}), loader(rows, 8, pad_tokens))
+    assert len(seen.gradients) == 4 + 1
+    torch.testing.assert_close(seen.gradients[-1], whole.gradients[0], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
@@ -95,7 +73,7 @@ def test_a_loss_that_takes_the_number_and_leaves_it_aside_is_summed_as_in_a_trai
     trained: Any = KeywordClassifier()
     if is_compiled:
         trained = torch.compile(trained, backend="eager")
-    found = stepped(module_of(trained, SGD), loader(rows, 2), accumulate_grad_batches=2)
+    found = seen_in(module_of(trained, SGD), loader(rows, 2), accumulate_grad_batches=2)
     module = module_of(KeywordClassifier(), SGD)
     with torch.no_grad():
         expected = sum(module(**batch)["loss"].item() for batch in loader(rows[:4], 2))
@@ -134,9 +112,9 @@ def test_a_window_without_any_label_leaves_gradients_of_zero() -> None:
     rows = vector_rows(12)
     for row in rows[4:8]:
         row["labels"] = -100
-    found = stepped(module_of(CountingClassifier(), SGD), loader(rows, 2), accumulate_grad_batches=2)
-    assert [bool(gradient.isfinite().all()) for gradient in found.found] == [True] * 3
-    assert [bool(gradient.any()) for gradient in found.found] == [True, False, True]
+    found = seen_in(module_of(CountingClassifier(), SGD), loader(rows, 2), accumulate_grad_batches=2)
+    assert [bool(gradient.isfinite().all()) for gradient in found.gradients] == [True] * 3
+    assert [bool(gradient.any()) for gradient in found.gradients] == [True, False, True]
 
 
 def test_a_training_step_of_ones_own_has_its_loss_divided_as_in_any_lightning_module() -> None:
@@ -144,9 +122,9 @@ def test_a_training_step_of_ones_own_has_its_loss_divided_as_in_any_lightning_mo
         def training_step(self, batch: Any, batch_idx: int = 0) -> torch.Tensor:
             return self(**batch)["loss"]
 
-    own = stepped(Own(module_of().model, SGD), loader(vector_rows(8), 2), accumulate_grad_batches=4)
-    whole = stepped(module_of(args=SGD), loader(vector_rows(8), 8))
-    torch.testing.assert_close(own.found[0], whole.found[0])
+    own = seen_in(Own(module_of().model, SGD), loader(vector_rows(8), 2), accumulate_grad_batches=4)
+    whole = seen_in(module_of(args=SGD), loader(vector_rows(8), 8))
+    torch.testing.assert_close(own.gradients[0], whole.gradients[0])
 
 
 # ---- What a window is handed -----------------------------------------------------------------------------------------
