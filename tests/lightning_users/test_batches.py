@@ -18,6 +18,7 @@ from tests.lightning_users.reading import (
     collate,
     collate_with_noise,
     fit,
+    lightning,
     numbers_module,
 )
 
@@ -177,15 +178,11 @@ def test_strategies_that_load_a_checkpoint_late_resume_exactly_too(tmp_path: Pat
     assert rest == whole[number:]
 
 
-def test_a_resumed_training_shuffles_as_before_whatever_its_seed(tmp_path: Path) -> None:
-    whole, rest = interrupted_and_resumed(tmp_path, "on_train_batch_end", 2, collator=collate, seed=1)
-    assert sorted(value for numbers, _ in [*whole[:2], *rest[: EPOCH - 2]] for value in numbers) == list(range(ROWS))
-
-
-def test_lightning_does_not_say_that_the_data_cannot_be_resumed(
+def test_a_resumed_training_shuffles_as_before_whatever_its_seed_without_a_word_of_lightning(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    interrupted_and_resumed(tmp_path, "on_train_batch_end", 2)
+    whole, rest = interrupted_and_resumed(tmp_path, "on_train_batch_end", 2, collator=collate, seed=1)
+    assert sorted(value for numbers, _ in [*whole[:2], *rest[: EPOCH - 2]] for value in numbers) == list(range(ROWS))
     assert not [warning for warning in recwarn if "not resumable" in str(warning.message)]
 
 
@@ -193,15 +190,7 @@ def test_a_checkpoint_of_another_loader_resumes_behind_as_many_batches(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpoint, own = tmp_path / "one.ckpt", torch.utils.data.DataLoader(Numbers(ROWS), 4, collate_fn=collate)
-    trainer = pl.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        callbacks=[SavingOnce(checkpoint, "on_train_batch_end", 2)],
-    )
-    trainer.fit(PlainModule(), own)
+    lightning(max_epochs=1, callbacks=[SavingOnce(checkpoint, "on_train_batch_end", 2)]).fit(PlainModule(), own)
     with caplog.at_level(logging.WARNING, "littrainer"):
         data = numbers_module(Numbers(ROWS), train_sampling_strategy="sequential")
         rest = fit(PlainModule(), data, checkpoint=checkpoint, max_epochs=1)
@@ -209,21 +198,11 @@ def test_a_checkpoint_of_another_loader_resumes_behind_as_many_batches(
     assert "behind 2 micro-batches of epoch 0" in caplog.text
 
 
-def test_other_sizes_than_those_of_the_checkpoint_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    checkpoint = tmp_path / "one.ckpt"
-    fit(PlainModule(), numbers_module(Numbers(ROWS)), callbacks=[SavingOnce(checkpoint, "on_train_batch_end", 2)])
-    with caplog.at_level(logging.WARNING, "littrainer"):
-        data = numbers_module(Numbers(ROWS), per_device_train_batch_size=2)
-        rest = fit(PlainModule(), data, checkpoint=checkpoint, max_epochs=1)
-    assert len(rest.heard) == ROWS // 2 - 4
-    assert "there are now 2 samples per micro-batch (4), 11 micro-batches per epoch (6)" in caplog.text
-    assert "behind 4 of these micro-batches in epoch 0" in caplog.text
-
-
 @pytest.mark.parametrize("evaluated", [None, Numbers(2)])
 @pytest.mark.parametrize(
     ("then", "number", "rows", "arguments", "keywords", "read"),
     [
+        (4, 2, ROWS, {"per_device_train_batch_size": 2}, {}, 7 + 11 + 11),
         # 18 of 22 samples, and 4 micro-batches of 4 hold 16; then two epochs of 6.
         (2, 9, ROWS, {}, {}, 2 + 6 + 6),
         # 16 samples are one whole window.
@@ -238,7 +217,15 @@ def test_other_sizes_than_those_of_the_checkpoint_are_told(tmp_path: Path, caplo
     ],
 )
 def test_with_other_sizes_training_goes_on_behind_as_many_samples_and_reads_all_later_epochs(
-    tmp_path: Path, evaluated: Any, then: int, number: int, rows: int, arguments: Any, keywords: Any, read: int
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    evaluated: Any,
+    then: int,
+    number: int,
+    rows: int,
+    arguments: Any,
+    keywords: Any,
+    read: int,
 ) -> None:
     checkpoint = tmp_path / "one.ckpt"
     saves = SavingOnce(checkpoint, "on_train_batch_end", number)
@@ -248,6 +235,8 @@ def test_with_other_sizes_training_goes_on_behind_as_many_samples_and_reads_all_
     saves = SavingOnce(again, "on_train_epoch_end", 1)
     rest = fit(PlainModule(), data, checkpoint=checkpoint, callbacks=[saves], **keywords)
     assert len(rest.heard) == read
+    is_between_epochs = number % -(-ROWS // then) == 0
+    assert ("written with other data: there are now" in caplog.text) is not is_between_epochs
     place = torch.load(again, weights_only=True)["TrainerDataModule"]["processes"][0]
     assert (place["epoch"], place["micro_batches"]) == (number // -(-ROWS // then) + 1, 0)
 
