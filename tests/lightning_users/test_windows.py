@@ -2,18 +2,19 @@ from __future__ import annotations
 
 import warnings
 from contextlib import nullcontext
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import nn
 
-from littrainer import TrainerDataModule, TransformersModule
+from littrainer import TrainerDataModule, TransformersModule, set_seed
 from littrainer.data.windows import MicroBatch
-from littrainer.lightning.windows import ModuleLossSettings, WindowNormalisation
-from tests.lightning_users.fitting import fitted, loader, module_of, seen_in
+from littrainer.lightning.windows import check_place
+from tests.lightning_users.fitting import Seen, fitted, loader, module_of, seen_in, trainer_for
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import language_rows, vector_rows
 from tests.scenarios.models import CountingClassifier, KeywordClassifier, VectorClassifier, tiny_gpt2
@@ -127,38 +128,66 @@ def test_a_training_step_of_ones_own_has_its_loss_divided_as_in_any_lightning_mo
     torch.testing.assert_close(own.gradients[0], whole.gradients[0])
 
 
-# ---- What a window is handed -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("length", [None, 6])
+def test_the_micro_batches_of_a_window_are_read_before_its_first_forward_pass_and_no_others(length: int | None) -> None:
+    events: list[str] = []
+
+    class Batches:
+        def __iter__(self) -> Any:
+            for number, batch in enumerate(loader(vector_rows(12), 2)):
+                events.append(f"read {number}")
+                yield batch
+
+    class Sized(Batches):
+        def __len__(self) -> int:
+            return 6
+
+    class Notes(CountingClassifier):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            events.append("forward")
+            return super().forward(*args, **kwargs)
+
+    found = seen_in(module_of(Notes(), SGD), Batches() if length is None else Sized(), accumulate_grad_batches=4)
+    assert len(found.gradients) == 2
+    assert [one for one in events if one != "forward"] == [f"read {number}" for number in range(6)]
+    assert events.index("forward") == 4
 
 
-LABELLED = {"x": torch.ones(2), "labels": torch.tensor([1, -100])}
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_part_of_a_loss_that_is_not_divided_keeps_its_weight(is_shared: bool) -> None:
+    class WithRegulariser(TransformersModule):
+        def compute_loss(self, inputs: dict[str, Any], num_items_in_window: Any = None) -> Any:
+            loss, outputs = super().compute_loss(inputs, num_items_in_window)
+            return loss + self.model.head.weight.square().sum(), outputs
+
+    rows = vector_rows(8)
+    for row in rows[:3]:
+        row["labels"] = -100
+    data = TrainerDataModule(rows, args={"per_device_train_batch_size": 2, "train_sampling_strategy": "sequential"})
+    set_seed(0)
+    module = WithRegulariser(CountingClassifier(), SGD)
+    found = seen_in(module, data if is_shared else loader(rows, 2), accumulate_grad_batches=4)
+    set_seed(0)
+    model = CountingClassifier()
+    whole = next(iter(loader(rows, 8)))
+    (model(**whole, num_items_in_batch=5)["loss"] + 4 * model.head.weight.square().sum()).backward()
+    torch.testing.assert_close(found.gradients[0], torch.cat([one.grad.flatten() for one in model.parameters()]))
 
 
-def entered(window: WindowNormalisation, batch: Any = None, world_size: int = 1, **given: Any) -> Any:
-    """What the losses of a micro-batch are to be divided by, of a model that divides by the number it is given."""
-    shared = SimpleNamespace(world_size=world_size, average_tokens_across_devices=world_size == 1)
-    settings = ModuleLossSettings(shared, None, None, True, ["labels"], ("x", "labels"), False, False)
-    given = {"accumulation": 2, "steps": False, "device": torch.device("cpu"), **given}
-    return window.enter(settings, LABELLED if batch is None else batch, **given)[1]
+def test_what_is_left_of_a_window_after_a_resume_counts_for_itself(tmp_path: Path) -> None:
+    class Saves(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.fit_loop.epoch_loop.batch_progress.current.ready == 2:
+                trainer.save_checkpoint(tmp_path / "one.ckpt")
 
-
-def test_what_is_left_of_a_window_after_a_resume_counts_for_itself() -> None:
-    window = WindowNormalisation()
-    for place in (2, 3):
-        number = entered(window, accumulation=4, steps=place == 3, place=place)
-        window.add(torch.ones(()))
-    assert number == 4 and window.gradient_factor == 4 / 2
-
-
-def test_labels_that_are_there_now_and_then_are_refused() -> None:
-    window = WindowNormalisation()
-    entered(window)
-    with pytest.raises(ValueError, match="Some micro-batches of an optimizer step have labels"):
-        entered(window, {"x": torch.ones(2)}, steps=True, place=1)
-
-
-def test_tokens_of_each_process_alone_cannot_be_counted_too_late() -> None:
-    with pytest.raises(ValueError, match=r"average_tokens_across_devices=False.*TrainerDataModule"):
-        entered(WindowNormalisation(), world_size=2)
+    still, rows = {**SGD, "learning_rate": 0.0}, vector_rows(8)
+    fitted(module_of(args=still), loader(rows, 2), accumulate_grad_batches=4, callbacks=[Saves()])
+    seen = Seen()
+    trainer = trainer_for(accumulate_grad_batches=4, callbacks=[seen])
+    trainer.fit(module_of(args=still), loader(rows, 2), ckpt_path=tmp_path / "one.ckpt")
+    # Lightning reads a loader that is not its own from the beginning.
+    whole = seen_in(module_of(args=still), loader(rows[:4], 4))
+    torch.testing.assert_close(seen.gradients[0], whole.gradients[0])
 
 
 @pytest.mark.parametrize(
@@ -169,4 +198,4 @@ def test_tokens_of_each_process_alone_cannot_be_counted_too_late() -> None:
 def test_a_window_has_to_end_where_lightning_steps(closes: bool, position: int, steps: bool, is_refused: bool) -> None:
     known = MicroBatch(None, True, closes, 2, 7, 0.5, position)
     with pytest.raises(ValueError, match=r"Batch 1 of .*windows=False") if is_refused else nullcontext():
-        assert entered(WindowNormalisation(), known=known, steps=steps, place=1) == 7
+        check_place(known, steps, place=1)

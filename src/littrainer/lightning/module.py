@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.checkpoint.lightning_format import MARK
 from littrainer.checkpoint.weights import COMPILED_PART, fitted
 from littrainer.distributed.collectives import process_rank
+from littrainer.engine.lightning_internals import upcoming_batches
 from littrainer.engine.module import StepsAfterBackward
 from littrainer.evaluation import generation
 from littrainer.evaluation.prediction import has_loss_in, is_loss_to_be_had, labels_in, logits_in, outputs_to_ignore
@@ -38,10 +39,13 @@ from littrainer.lightning.model_source import (
 )
 from littrainer.lightning.windows import (
     ModuleLossSettings,
-    WindowNormalisation,
+    WatchedNumber,
+    Window,
+    check_place,
     loss_settings_of,
     model_inputs,
     no_inputs,
+    window_of,
 )
 from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
 from littrainer.strategies.compilation import is_compiled
@@ -103,7 +107,8 @@ class TransformersModule(StepsAfterBackward):
         self._model_init: Any = None
         self._loss_settings: ModuleLossSettings | None = None
         self._tensor_parallel_size = 1
-        self._window = WindowNormalisation()
+        self._window: Window | None = None
+        self._is_watched = self._has_divided_the_loss = False
         self.evaluations = Evaluations(streaming_metrics(compute_metrics))
         self._preparations = ExitStack()
         self._step_was_skipped = False
@@ -207,7 +212,7 @@ class TransformersModule(StepsAfterBackward):
     def __getstate__(self) -> dict[str, Any]:
         # Callbacks that average weights copy the module; what belongs to the run at hand stays behind.
         state = super().__getstate__()
-        return {**state, "_preparations": ExitStack(), "_window": WindowNormalisation()}
+        return {**state, "_preparations": ExitStack(), "_window": None}
 
     # ---- Hooks for subclasses ----------------------------------------------------------------------------------------
 
@@ -220,9 +225,7 @@ class TransformersModule(StepsAfterBackward):
             inputs: the batch, on the module's device.
             num_items_in_window: label tokens in the window of the optimizer step; in a lightning.Trainer those of all
                 processes, where `average_tokens_across_devices` is on. The sum of the batch's losses is to be divided
-                by it; where it is None, the loss is the mean over the batch. Where gradients are accumulated
-                over a loader that does not hand out whole windows, another number takes the place of the label tokens,
-                and gradients are corrected for it.
+                by it; where it is None, the loss is the mean over the batch.
 
         Returns:
             the loss, and the model's outputs, from which predictions are taken in evaluations.
@@ -292,7 +295,7 @@ class TransformersModule(StepsAfterBackward):
         """Prepare the model, and put it into training mode if `from_pretrained` has left it in evaluation mode."""
         self._preparations.close()
         self._preparations.enter_context(preparation.prepared_for_training(self))
-        self._window = WindowNormalisation()
+        self._window, self._is_watched = None, False
         preparation.put_into_training_mode(self.model)
 
     def undo_preparations(self) -> None:
@@ -325,16 +328,30 @@ class TransformersModule(StepsAfterBackward):
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> torch.Tensor:
         """Forward pass of a micro-batch; logs `train_loss` of the window with which the optimizer steps."""
-        pl_trainer, settings, window = self.attached_trainer(), self.loss_settings, self._window
-        size = 1 if pl_trainer is None else pl_trainer.accumulate_grad_batches
-        steps = pl_trainer is None or (batch_idx + 1) % size == 0 or pl_trainer.is_last_batch
+        pl_trainer, settings, inputs = self.attached_trainer(), self.loss_settings, model_inputs(batch)
+        accumulation = 1 if pl_trainer is None else pl_trainer.accumulate_grad_batches
+        steps = pl_trainer is None or (batch_idx + 1) % accumulation == 0 or pl_trainer.is_last_batch
         known = getattr(getattr(pl_trainer, "train_dataloader", None), "handed_out", {}).get(batch_idx)
-        inputs, number = window.enter(settings, batch, known, size, steps=steps, place=batch_idx, device=self.device)
-        with window.watch(number, is_compiled(self.model)):
+        if known is not None:
+            check_place(known, steps, batch_idx)
+        window = self._window
+        if window is None or batch_idx % accumulation == 0:
+            # A training may resume in the middle of a window, whose remaining micro-batches then count for themselves.
+            others = accumulation - batch_idx % accumulation - 1
+            upcoming = upcoming_batches(pl_trainer, others) if pl_trainer is not None and known is None else []
+            window = self._window = window_of(settings, inputs, known, upcoming, self.device)
+        number, settings.current_gradient_accumulation_steps = window.number, window.size
+        # Compiled, the model would be compiled once more to be watched.
+        is_unwatched = window.size > 1 and not self._is_watched and not is_compiled(self.model)
+        with WatchedNumber(number, settings) if is_unwatched and number is not None else nullcontext():
             value, _ = self._loss_of(inputs, number)
+        self._is_watched = self._is_watched or window.size > 1
         value = losses.normalised(settings, value, number)
-        window.add(value)
+        window.loss = window.loss + value.detach()
+        # Whatever Lightning divides it by next.
+        self._has_divided_the_loss = True
         if steps:
+            self._window = None
             self._log_train_loss(window.loss)
         return value
 
@@ -357,11 +374,11 @@ class TransformersModule(StepsAfterBackward):
         """Backward pass of the loss before Lightning has divided it, unless it comes from an own `training_step`."""
         pl_trainer = self.attached_trainer() if self.automatic_optimization else None
         division = 1 if pl_trainer is None else pl_trainer.accumulate_grad_batches
-        if division > 1 and self._window.has_divided_the_loss:
+        if division > 1 and self._has_divided_the_loss:
             # The division's own backward pass divides this number again, by itself: exactly 1 is left.
             kwargs["gradient"] = torch.full_like(loss, division)
+        self._has_divided_the_loss = False
         super().backward(loss, *args, **kwargs)
-        self._window.scale_gradients(self.parameters())
 
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
