@@ -251,7 +251,7 @@ class TrainingBatches:
         return self._place
 
     def _fitting(self, place: PlaceInData) -> PlaceInData:
-        """A place in batches of today's sizes, without what means nothing where they were others."""
+        # In batches of today's sizes, without what means nothing where they were others.
         now, then = self.sizes, {**dict.fromkeys(SIZES), **(place.sizes or {})}
         # As many batches of the same size are the same data, whatever the last one holds.
         known = [name for name in now if name != "num_examples" and None not in (now[name], then[name])]
@@ -275,7 +275,7 @@ class TrainingBatches:
         return replace(place, micro_batches=micro_batches, data=None, random=place.random if same_processes else None)
 
     def _as_many_samples(self, micro_batches: int, then: dict[str, int | None]) -> int:
-        """Whole windows of micro-batches with the samples that as many of other sizes had, or all of an epoch."""
+        # In whole windows; or all of an epoch.
         for name, now in (("micro_batch", self.args.train_batch_size), ("world_size", self.args.world_size)):
             micro_batches = micro_batches * (then[name] or now)
         micro_batches //= self.args.train_batch_size * self.args.world_size
