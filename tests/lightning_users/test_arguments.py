@@ -16,42 +16,29 @@ from littrainer.lightning.arguments import ArgumentsUnderLightning, ModuleArgume
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 
-def under_lightning(shared: Any, world_size: int = 4, rank: int = 3) -> Any:
+@pytest.mark.parametrize(
+    ("shared", "parts", "part"), [(None, 4, 3), ({"num_replicas": 4, "rank": 3}, 4, 3), ({"num_replicas": 2}, 2, 1)]
+)
+def test_what_lightning_decides_is_asked_from_it_and_the_rest_from_the_arguments(
+    shared: Any, parts: int, part: int
+) -> None:
     strategy = SimpleNamespace(root_device=torch.device("cpu"), distributed_sampler_kwargs=shared)
-    trainer: Any = SimpleNamespace(
-        world_size=world_size, global_rank=rank, strategy=strategy, accumulate_grad_batches=5
-    )
-    return ArgumentsUnderLightning(arguments_from({"per_device_train_batch_size": 3, "use_cpu": True}), trainer)
-
-
-def test_what_lightning_decides_is_asked_from_it_and_the_rest_from_the_arguments() -> None:
-    args = under_lightning(None)
+    trainer: Any = SimpleNamespace(world_size=4, global_rank=3, strategy=strategy, accumulate_grad_batches=5)
+    args: Any = ArgumentsUnderLightning(arguments_from({"per_device_train_batch_size": 3, "use_cpu": True}), trainer)
     assert (args.world_size, args.process_index, args.gradient_accumulation_steps) == (4, 3, 5)
     assert args.device == torch.device("cpu")
-    assert args.train_batch_size == 3
-    assert copy.copy(args).train_batch_size == 3
+    assert args.train_batch_size == copy.copy(args).train_batch_size == 3
+    # Processes that compute a layer together get the same part of the data.
+    assert (data_parallel_size(args), data_parallel_rank(args)) == (parts, part)
     with pytest.raises(AttributeError, match="nothing_of_that_name"):
         _ = args.nothing_of_that_name
 
 
-@pytest.mark.parametrize(
-    ("shared", "parts", "part"), [(None, 4, 3), ({"num_replicas": 4, "rank": 3}, 4, 3), ({"num_replicas": 2}, 2, 1)]
-)
-def test_processes_that_compute_a_layer_together_get_the_same_part_of_the_data(
-    shared: Any, parts: int, part: int
-) -> None:
-    args = under_lightning(shared)
-    assert (data_parallel_size(args), data_parallel_rank(args)) == (parts, part)
-
-
-def test_a_dict_becomes_arguments_and_nothing_becomes_the_defaults() -> None:
-    assert arguments_from({"learning_rate": 0.25}).learning_rate == 0.25
-    assert arguments_from(None) == ModuleArguments()
-
-
-def test_training_arguments_are_taken_as_they_are() -> None:
+def test_a_dict_becomes_arguments_nothing_becomes_the_defaults_and_arguments_are_taken_as_they_are() -> None:
     args = TrainingArguments(use_cpu=True)
     assert arguments_from(args) is args
+    assert arguments_from({"learning_rate": 0.25}).learning_rate == 0.25
+    assert arguments_from(None) == ModuleArguments()
 
 
 def test_unknown_names_and_other_objects_are_refused() -> None:
@@ -63,12 +50,7 @@ def test_unknown_names_and_other_objects_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [
-        {"lr_scheduler_type": "reduce_lr_on_plateau"},
-        {"load_best_model_at_end": True},
-        {"bf16": True},
-        {"tf32": True},
-    ],
+    [{"lr_scheduler_type": "reduce_lr_on_plateau"}, {"load_best_model_at_end": True}, {"bf16": True}, {"tf32": True}],
 )
 def test_what_lightning_decides_is_not_held_against_the_arguments(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
@@ -92,11 +74,6 @@ def test_arguments_of_a_module_neither_start_nor_meet_processes() -> None:
         "assert not dist.is_initialized()\n"
     )
     launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "NODE_RANK": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, **launched},
-        capture_output=True,
-        text=True,
-        timeout=LONGEST_WAIT_SECONDS,
-    )
+    command, environment = [sys.executable, "-c", script], {**os.environ, **launched}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONGEST_WAIT_SECONDS)
     assert done.returncode == 0, done.stderr

@@ -9,8 +9,6 @@ import pytest
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from tests.distributed.together import PROCESSES, found_in, run_together
-from tests.lightning_users import reading_process
 from tests.lightning_users.reading import (
     CountingModule,
     Numbers,
@@ -20,6 +18,7 @@ from tests.lightning_users.reading import (
     collate,
     collate_with_noise,
     fit,
+    lightning,
     numbers_module,
 )
 
@@ -172,38 +171,6 @@ def test_a_stream_resumed_at_the_end_of_an_epoch_begins_the_next_one_for_lightni
     assert trained(checkpoint=checkpoint, seed=77) == (heard[EPOCH:], counts[EPOCH:])
 
 
-@pytest.mark.parametrize(
-    ("number", "keywords", "is_told"),
-    [
-        (EPOCH, {}, True),
-        (EPOCH - 1, {}, False),
-        (3, {"val_check_interval": 0.5}, True),
-        (4, {"val_check_interval": 4, "check_val_every_n_epoch": None}, True),
-        (2 * EPOCH, {"check_val_every_n_epoch": 2}, True),
-        (EPOCH, {"check_val_every_n_epoch": 2}, False),
-        (EPOCH, {"limit_val_batches": 0}, False),
-    ],
-)
-@pytest.mark.parametrize("rows", [Numbers(ROWS), StreamOfNumbers(ROWS)], ids=["dataset", "stream"])
-def test_a_validation_that_is_left_out_when_a_training_is_resumed_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, rows: Any, number: int, keywords: Any, is_told: bool
-) -> None:
-    if isinstance(rows, StreamOfNumbers) and keywords.get("val_check_interval") == 0.5:
-        pytest.skip("of a stream Lightning knows no half")
-    with caplog.at_level(logging.WARNING, "littrainer"):
-        interrupted_and_resumed(
-            tmp_path, "on_train_batch_end", number, kind=PlainModule, rows=rows, evaluated=Numbers(3), **keywords
-        )
-    assert ("between a micro-batch and the validation that follows it" in caplog.text) == is_told
-
-
-def test_a_checkpoint_behind_a_validation_leaves_none_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "littrainer"):
-        whole, rest = interrupted_and_resumed(tmp_path, "on_validation_end", 1, evaluated=Numbers(3))
-    assert rest == whole[EPOCH:]
-    assert "validation that follows it" not in caplog.text
-
-
 @pytest.mark.parametrize("rows", [Numbers(ROWS), StreamOfNumbers(ROWS)])
 @pytest.mark.parametrize("number", [2, EPOCH])
 def test_strategies_that_load_a_checkpoint_late_resume_exactly_too(tmp_path: Path, rows: Any, number: int) -> None:
@@ -211,15 +178,11 @@ def test_strategies_that_load_a_checkpoint_late_resume_exactly_too(tmp_path: Pat
     assert rest == whole[number:]
 
 
-def test_a_resumed_training_shuffles_as_before_whatever_its_seed(tmp_path: Path) -> None:
-    whole, rest = interrupted_and_resumed(tmp_path, "on_train_batch_end", 2, collator=collate, seed=1)
-    assert sorted(value for numbers, _ in [*whole[:2], *rest[: EPOCH - 2]] for value in numbers) == list(range(ROWS))
-
-
-def test_lightning_does_not_say_that_the_data_cannot_be_resumed(
+def test_a_resumed_training_shuffles_as_before_whatever_its_seed_without_a_word_of_lightning(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    interrupted_and_resumed(tmp_path, "on_train_batch_end", 2)
+    whole, rest = interrupted_and_resumed(tmp_path, "on_train_batch_end", 2, collator=collate, seed=1)
+    assert sorted(value for numbers, _ in [*whole[:2], *rest[: EPOCH - 2]] for value in numbers) == list(range(ROWS))
     assert not [warning for warning in recwarn if "not resumable" in str(warning.message)]
 
 
@@ -227,15 +190,7 @@ def test_a_checkpoint_of_another_loader_resumes_behind_as_many_batches(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpoint, own = tmp_path / "one.ckpt", torch.utils.data.DataLoader(Numbers(ROWS), 4, collate_fn=collate)
-    trainer = pl.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        callbacks=[SavingOnce(checkpoint, "on_train_batch_end", 2)],
-    )
-    trainer.fit(PlainModule(), own)
+    lightning(max_epochs=1, callbacks=[SavingOnce(checkpoint, "on_train_batch_end", 2)]).fit(PlainModule(), own)
     with caplog.at_level(logging.WARNING, "littrainer"):
         data = numbers_module(Numbers(ROWS), train_sampling_strategy="sequential")
         rest = fit(PlainModule(), data, checkpoint=checkpoint, max_epochs=1)
@@ -243,21 +198,11 @@ def test_a_checkpoint_of_another_loader_resumes_behind_as_many_batches(
     assert "behind 2 micro-batches of epoch 0" in caplog.text
 
 
-def test_other_sizes_than_those_of_the_checkpoint_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    checkpoint = tmp_path / "one.ckpt"
-    fit(PlainModule(), numbers_module(Numbers(ROWS)), callbacks=[SavingOnce(checkpoint, "on_train_batch_end", 2)])
-    with caplog.at_level(logging.WARNING, "littrainer"):
-        data = numbers_module(Numbers(ROWS), per_device_train_batch_size=2)
-        rest = fit(PlainModule(), data, checkpoint=checkpoint, max_epochs=1)
-    assert len(rest.heard) == ROWS // 2 - 4
-    assert "there are now 2 samples per micro-batch (4), 11 micro-batches per epoch (6)" in caplog.text
-    assert "behind 4 of these micro-batches in epoch 0" in caplog.text
-
-
 @pytest.mark.parametrize("evaluated", [None, Numbers(2)])
 @pytest.mark.parametrize(
     ("then", "number", "rows", "arguments", "keywords", "read"),
     [
+        (4, 2, ROWS, {"per_device_train_batch_size": 2}, {}, 7 + 11 + 11),
         # 18 of 22 samples, and 4 micro-batches of 4 hold 16; then two epochs of 6.
         (2, 9, ROWS, {}, {}, 2 + 6 + 6),
         # 16 samples are one whole window.
@@ -272,7 +217,15 @@ def test_other_sizes_than_those_of_the_checkpoint_are_told(tmp_path: Path, caplo
     ],
 )
 def test_with_other_sizes_training_goes_on_behind_as_many_samples_and_reads_all_later_epochs(
-    tmp_path: Path, evaluated: Any, then: int, number: int, rows: int, arguments: Any, keywords: Any, read: int
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    evaluated: Any,
+    then: int,
+    number: int,
+    rows: int,
+    arguments: Any,
+    keywords: Any,
+    read: int,
 ) -> None:
     checkpoint = tmp_path / "one.ckpt"
     saves = SavingOnce(checkpoint, "on_train_batch_end", number)
@@ -282,6 +235,8 @@ def test_with_other_sizes_training_goes_on_behind_as_many_samples_and_reads_all_
     saves = SavingOnce(again, "on_train_epoch_end", 1)
     rest = fit(PlainModule(), data, checkpoint=checkpoint, callbacks=[saves], **keywords)
     assert len(rest.heard) == read
+    is_between_epochs = number % -(-ROWS // then) == 0
+    assert ("written with other data: there are now" in caplog.text) is not is_between_epochs
     place = torch.load(again, weights_only=True)["TrainerDataModule"]["processes"][0]
     assert (place["epoch"], place["micro_batches"]) == (number // -(-ROWS // then) + 1, 0)
 
@@ -342,17 +297,3 @@ def test_a_stream_that_ends_before_max_steps_is_validated_at_its_end_and_begun_a
     in_epoch = -(-EPOCH // accumulation)
     assert steps.seen == list(range(in_epoch, keywords["max_steps"] + 1, in_epoch))
     assert heard[EPOCH] == heard[0]
-
-
-def test_two_processes_share_the_data_as_under_our_trainer_and_resume_it_together(tmp_path: Path) -> None:
-    run_together(reading_process.__name__, tmp_path)
-    found = found_in(tmp_path)
-    for one in found:
-        assert len(one["lightning"]) == 6
-        assert one["lightning"] == one["ours"]
-        assert len(one["stream"]) == 4
-        assert one["stream"] == one["our stream"]
-        assert one["resumed"] == one["lightning"][reading_process.SAVED_AFTER :]
-        assert one["places"] == PROCESSES
-    read = [int(value) for one in found for numbers, _ in one["unseeded"] for value in numbers]
-    assert set(read) == set(range(ROWS))

@@ -208,69 +208,51 @@ def test_logs_and_checkpoints_are_due_as_the_arguments_of_the_trainer_say(tmp_pa
 # ---- Bad input -------------------------------------------------------------------------------------------------------
 
 
-def saved_file(folder: Path, model: nn.Module | None = None, **keywords: Any) -> Path:
-    """A .ckpt after one optimizer step."""
+def saved_file(folder: Path, change: Any = None, model: nn.Module | None = None, **keywords: Any) -> Path:
+    """A .ckpt after one optimizer step, and what is changed in it."""
     _, lightning_trainer = fitted_by_lightning(quiet_trainer(folder, model), TorchCheckpointIO, max_steps=1)
-    lightning_trainer.save_checkpoint(folder / "saved.ckpt", **keywords)
-    return folder / "saved.ckpt"
-
-
-def changed_file(folder: Path, change: Any) -> Path:
-    file = saved_file(folder)
-    checkpoint = torch.load(file, weights_only=True)
-    change(checkpoint)
-    torch.save(checkpoint, file)
+    file = folder / "saved.ckpt"
+    lightning_trainer.save_checkpoint(file, **keywords)
+    if change is not None:
+        checkpoint = torch.load(file, weights_only=True)
+        change(checkpoint)
+        torch.save(checkpoint, file)
     return file
 
 
-def refusal(file: Path, model: nn.Module | None = None) -> str:
-    trainer = quiet_trainer(file.parent, model)
+def check_refused(file: Path, words: str) -> None:
+    """See that a Trainer does not resume from a file, and that nothing has changed."""
+    trainer = quiet_trainer(file.parent)
     before = weights_of(trainer.model)
-    with pytest.raises((ValueError, RuntimeError)) as caught:
+    with pytest.raises((ValueError, RuntimeError), match=words):
         trainer.train(resume_from_checkpoint=str(file))
     assert weights_of(trainer.model) == before
     assert not list(file.parent.glob(".littrainer_from*"))
-    return str(caught.value)
 
 
-def test_a_ckpt_of_another_lightning_module_is_refused(tmp_path: Path) -> None:
-    file = changed_file(tmp_path, lambda checkpoint: checkpoint.pop("transformers_module"))
-    assert f"{file} is a checkpoint of another LightningModule than TransformersModule (its weights: model)" in refusal(
-        file
-    )
+@pytest.mark.parametrize(
+    ("change", "saved", "words"),
+    [
+        (lambda one: one.pop("transformers_module"), {}, r"another LightningModule .* \(its weights: model\)"),
+        (lambda one: one["optimizer_states"].append({}), {}, "has 2 optimizers and 1 schedules"),
+        (lambda one: one["state_dict"].update(head=torch.zeros(1)), {}, "a Trainer does not train: head"),
+        (None, {"model": VectorClassifier(hidden=5)}, r"saved\.ckpt are not those of this model(.|\n)*is \(5, 6\) in"),
+        (None, {"weights_only": True}, r"holds a model alone \(save_weights_only=True\)"),
+    ],
+)
+def test_a_ckpt_that_cannot_be_resumed_is_refused(tmp_path: Path, change: Any, saved: Any, words: str) -> None:
+    check_refused(saved_file(tmp_path, change, **saved), words)
 
 
-def test_a_file_that_lightning_did_not_write_is_refused(tmp_path: Path) -> None:
+def test_what_lightning_did_not_write_or_wrote_in_parts_is_refused_and_runs_no_code(tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(1)}, tmp_path / "weights.pt")
-    assert "weights.pt is no checkpoint of Lightning" in refusal(tmp_path / "weights.pt")
+    check_refused(tmp_path / "weights.pt", r"weights\.pt is no checkpoint of Lightning")
     (tmp_path / "damaged.ckpt").write_bytes(b"nothing of the kind")
-    assert "damaged.ckpt is damaged" in refusal(tmp_path / "damaged.ckpt")
-
-
-def test_a_ckpt_that_could_run_code_is_refused_and_runs_none(tmp_path: Path) -> None:
-    file, mark = tmp_path / "evil.ckpt", tmp_path / "created"
-    torch.save({"pytorch-lightning_version": "2.6", "state_dict": Creates(mark)}, file)
-    assert "could run code" in refusal(file)
-    assert not mark.exists()
-
-
-def test_a_ckpt_of_another_model_is_refused_with_the_differences(tmp_path: Path) -> None:
-    text = refusal(saved_file(tmp_path, VectorClassifier(hidden=5)))
-    assert "saved.ckpt are not those of this model" in text and "inner.weight is (5, 6) in the checkpoint" in text
-
-
-def test_a_ckpt_with_a_model_alone_is_refused(tmp_path: Path) -> None:
-    assert "holds a model alone (save_weights_only=True)" in refusal(saved_file(tmp_path, weights_only=True))
-
-
-def test_a_ckpt_with_several_optimizers_or_weights_beside_the_model_is_refused(tmp_path: Path) -> None:
-    twice = changed_file(tmp_path, lambda checkpoint: checkpoint["optimizer_states"].append({}))
-    assert "has 2 optimizers and 1 schedules" in refusal(twice)
-    beside = changed_file(tmp_path, lambda checkpoint: checkpoint["state_dict"].update(head=torch.zeros(1)))
-    assert "has weights beside the model, which a Trainer does not train: head" in refusal(beside)
-
-
-def test_a_folder_in_which_a_model_lies_in_parts_is_refused_with_how_to_join_them(tmp_path: Path) -> None:
+    check_refused(tmp_path / "damaged.ckpt", r"damaged\.ckpt is damaged")
+    evil = {"pytorch-lightning_version": "2.6", "state_dict": Creates(tmp_path / "created")}
+    torch.save(evil, tmp_path / "evil.ckpt")
+    check_refused(tmp_path / "evil.ckpt", "could run code")
+    assert not (tmp_path / "created").exists()
     (tmp_path / "parts.ckpt").mkdir()
     (tmp_path / "parts.ckpt" / ".metadata").touch()
-    assert "consolidate_checkpoint" in refusal(tmp_path / "parts.ckpt")
+    check_refused(tmp_path / "parts.ckpt", "consolidate_checkpoint")

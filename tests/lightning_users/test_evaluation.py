@@ -7,31 +7,19 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from littrainer.data import stream_end
 from littrainer.data.stream_end import UnequalData
-from littrainer.lightning.evaluation import (
-    Evaluations,
-    is_watched,
-    numbers_in,
-    with_prefix,
-    with_prefixes,
-)
-from tests.lightning_users.fitting import loader, module_of, trainer_for
+from littrainer.lightning.evaluation import is_watched
+from tests.lightning_users.fitting import loader, module_of, trainer_for, validated
 
 
-@pytest.mark.parametrize("name", ["accuracy", "eval_accuracy", "val_accuracy", "test_accuracy"])
-def test_a_metric_has_the_prefix_of_its_stage_once(name: str) -> None:
-    assert with_prefix("val", name) == "val_accuracy"
-
-
-def test_truth_values_and_numbers_are_logged_and_others_named() -> None:
-    with pytest.warns(UserWarning, match="val_text, val_list"):
-        found = numbers_in({"val_loss": 1, "val_good": True, "val_text": "a", "val_list": [1]})
-    assert found == {"val_loss": 1.0, "val_good": 1.0}
-
-
-def test_metrics_that_are_logged_under_one_name_are_named() -> None:
-    with pytest.warns(UserWarning, match=r"test_acc, acc are all logged as val_near_acc"):
-        found = with_prefixes("val_near", "", {"test_acc": 1.0, "acc": 2.0, "loss": 3.0})
-    assert found == {"val_near_acc": 2.0, "val_near_loss": 3.0}
+def test_metrics_have_the_prefix_of_their_stage_once_and_those_of_one_name_or_no_number_are_named() -> None:
+    metrics = {"eval_a": 1.0, "val_b": True, "test_acc": 1.0, "acc": 2.0, "text": "a"}
+    with pytest.warns(UserWarning) as warned:
+        found = validated(module_of(compute_metrics=lambda prediction: metrics), {"near": loader()})
+    assert {name: found[f"val_near_{name}"] for name in ("a", "b", "acc")} == {"a": 1.0, "b": 1.0, "acc": 2.0}
+    assert len(found) == 4
+    texts = "".join(str(one.message) for one in warned)
+    assert "test_acc, acc are all logged as val_near_acc" in texts
+    assert "Metrics that are no numbers are not logged: val_near_text" in texts
 
 
 @pytest.mark.parametrize(
@@ -63,14 +51,7 @@ def test_unequal_loaders_of_several_processes_are_refused_before_they_wait_for_e
 
 @pytest.mark.usefixtures("a_second_process")
 def test_batches_that_are_left_out_or_cannot_be_counted_are_not_compared() -> None:
-    stream = (batch for batch in list(loader()))
-    assert "val_loss" in trainer_for().validate(module_of(), stream, verbose=False)[0]
+    stream: Any = iter(list(loader()))
+    assert "val_loss" in validated(module_of(), stream)
     with pytest.raises(UnequalData, match="rank 0 has 2 batches, rank 1 has 1 batch"):
         trainer_for(limit_val_batches=2).validate(module_of(), loader(), verbose=False)
-
-
-def test_a_copy_does_not_go_on_with_the_evaluation_at_hand() -> None:
-    evaluations = Evaluations(None)
-    evaluations._waiting["val_loss"] = 1.0
-    state: Any = evaluations.__getstate__()
-    assert state["_waiting"] == {} and state["_round"] is None

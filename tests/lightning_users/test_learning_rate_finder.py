@@ -16,14 +16,14 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch.optim.lr_scheduler import LambdaLR, SequentialLR
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
-from littrainer import Trainer, TrainerCallback
+from littrainer import Trainer, TrainerCallback, set_seed
 from littrainer.checkpoint.random_state import capture_random_states
 from littrainer.lightning.lightning_extras import RangeTest
 from tests.fidelity.compare import first_difference
 from tests.scenarios.data import Rows, vector_rows
-from tests.scenarios.models import NoisyClassifier, VectorClassifier, tiny_bert_classifier, tiny_llama
+from tests.scenarios.models import NoisyClassifier, VectorClassifier, tiny_llama
 from tests.scenarios.trainers import StepwiseTrainer, quiet_arguments, quiet_trainer
 
 FALLING = [math.exp(-((max(place - 20, 0) / 10) ** 2)) for place in range(40)]
@@ -71,16 +71,6 @@ def test_losses_are_the_running_mean_of_those_that_a_training_logs(tmp_path: Pat
     assert found == pytest.approx(expected, rel=1e-5) and len(set(found)) == 4
 
 
-def test_the_suggestion_lies_where_the_loss_falls_and_the_training_with_it_learns(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, rows=32, max_steps=40, per_device_train_batch_size=8)
-    before = trainer.evaluate(trainer.train_dataset)["eval_loss"]
-    suggested = trainer.lr_find(max_lr=10).suggestion()
-    assert suggested is not None and 1e-3 < suggested < 5
-    trainer.args.learning_rate = suggested
-    trainer.train()
-    assert trainer.evaluate(trainer.train_dataset)["eval_loss"] < before - 0.3
-
-
 def test_the_suggestion_is_where_the_curve_is_steepest_and_passes_over_noise_and_ends() -> None:
     rates = [1e-6 * 1.5**place for place in range(40)]
     steepest = min(range(1, 39), key=lambda place: FALLING[place + 1] - FALLING[place - 1])
@@ -111,8 +101,8 @@ def test_it_ends_at_a_loss_that_is_no_number(tmp_path: Path) -> None:
         steps = 0
 
         def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
-            outputs = super().forward(x, labels)
             self.steps += self.training
+            outputs = super().forward(x, labels)
             return {**outputs, "loss": outputs["loss"] * math.nan} if self.steps == 15 else outputs
 
     found = quiet_trainer(tmp_path, Broken()).lr_find(num_training=30)
@@ -147,16 +137,6 @@ def test_a_column_that_was_left_out_of_the_data_is_named_by_its_errors(tmp_path:
         with pytest.raises(KeyError) as caught:
             find()
         assert "remove_unused_columns has left 'extra' out" in "".join(caught.value.__notes__)
-
-
-def test_what_a_training_refuses_beforehand_it_refuses_too(tmp_path: Path) -> None:
-    class Own(Trainer):
-        def get_train_dataloader(self) -> Any:
-            return DataLoader(Rows(vector_rows(12)), batch_size=4, shuffle=True)
-
-    trainer = quiet_trainer(tmp_path, kind=Own, lightning={"overfit_batches": 2})
-    with pytest.raises(ValueError, match="draws another order for each"):
-        trainer.lr_find()
 
 
 def test_a_trial_of_the_script_tries_one_rate(tmp_path: Path) -> None:
@@ -270,6 +250,7 @@ def test_it_leaves_everything_as_it_was(tmp_path: Path, kind: type[Trainer], war
     np.random.seed(6)
     before, generators = picture(trainer, tmp_path), capture_random_states(gpu=False)
     trainer.lr_find(num_training=12)
+    trainer.scale_batch_size(steps_per_trial=1)
     assert first_difference(capture_random_states(gpu=False), generators) is None
     after = picture(trainer, tmp_path)
     for name, value in before.items():
@@ -277,20 +258,12 @@ def test_it_leaves_everything_as_it_was(tmp_path: Path, kind: type[Trainer], war
             torch.testing.assert_close(after[name], value, rtol=0, atol=0)
         else:
             assert after[name] == value, name
-
-
-@pytest.mark.parametrize("warm", [False, True])
-def test_a_training_after_it_has_the_numbers_that_it_would_have_had(tmp_path: Path, warm: bool) -> None:
     histories = []
-    for looks in (False, True):
-        trainer = prepared(tmp_path / str(looks), Trainer, warm)
-        if looks:
-            trainer.lr_find(num_training=7)
-            trainer.scale_batch_size(steps_per_trial=1)
-        trainer.train()
-        histories.append(
-            [(entry["loss"], entry["grad_norm"]) for entry in trainer.state.log_history if "loss" in entry]
-        )
+    for one in (trainer, prepared(tmp_path / "another", kind, warm)):
+        one.model.train()
+        set_seed(1)
+        one.train()
+        histories.append([(entry["loss"], entry["grad_norm"]) for entry in one.state.log_history if "loss" in entry])
     assert histories[0] == histories[1] and len(histories[0]) == 4
 
 
@@ -313,41 +286,23 @@ def test_an_error_in_it_leaves_everything_as_it_was_too(tmp_path: Path) -> None:
     assert trainer.train().global_step == 3
 
 
-def test_settings_that_a_training_changes_in_a_model_of_transformers_are_put_back(tmp_path: Path) -> None:
-    model = tiny_bert_classifier()
-    rows = [{"input_ids": [7, 8, 9], "labels": 1}, {"input_ids": [5, 6, 7], "labels": 0}]
-    trainer = quiet_trainer(
-        tmp_path, model, given={"train_dataset": Rows(rows)}, activation_checkpointing=True, max_steps=1
-    )
-
-    def recomputes(model: Any) -> bool:
-        return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
-
-    before = copy.deepcopy(model.config.to_dict())
-    trainer.lr_find(num_training=3)
-    assert not recomputes(model) and model.config.to_dict() == before
-    trainer.train()
-    assert recomputes(model)
-
-
-def test_hooks_that_recomputing_needs_are_taken_off_again(tmp_path: Path) -> None:
+def test_what_recomputing_changes_in_a_model_of_transformers_is_put_back(tmp_path: Path) -> None:
     model = tiny_llama()
     rows = [{"input_ids": [7, 8, 9], "labels": [7, 8, 9]}] * 8
 
-    def hooks() -> list[int]:
-        return [len(module._forward_hooks) for module in model.modules()]
+    def found() -> tuple[int, bool, set[str], dict[str, Any]]:
+        hooks = sum(len(module._forward_hooks) for module in model.modules())
+        return hooks, model.is_gradient_checkpointing, set(vars(model)), model.config.to_dict()
 
-    trainer = quiet_trainer(
-        tmp_path, model, given={"train_dataset": Rows(rows), "eval_dataset": None}, gradient_checkpointing=True
-    )
-    names = set(vars(model))
-    trainer.lr_find(num_training=2)
-    trainer.scale_batch_size(max_val=4)
-    assert not any(hooks()) and set(vars(model)) == names
-    trainer.train()
-    assert sum(hooks()) == 1
-    trainer.lr_find(num_training=2)
-    assert sum(hooks()) == 1
+    given = {"train_dataset": Rows(rows), "eval_dataset": None}
+    trainer = quiet_trainer(tmp_path, model, given=given, gradient_checkpointing=True)
+    for recomputes in (False, True):
+        before = copy.deepcopy(found())
+        assert before[:2] == (recomputes, recomputes)
+        trainer.lr_find(num_training=2)
+        trainer.scale_batch_size(max_val=4)
+        assert found() == before
+        trainer.train()
 
 
 def test_frozen_layers_and_buffers_that_appear_in_a_forward_pass_are_not_left_behind(tmp_path: Path) -> None:
@@ -389,11 +344,9 @@ def test_a_model_that_model_init_made_stays_the_same_object(tmp_path: Path) -> N
         ({"mode": "log"}, "mode='log'.: give 'exponential' or 'linear'"),
         ({"min_lr": 0}, "rises from a number above 0"),
         ({"min_lr": 1.0, "max_lr": 0.1}, "to a larger one"),
-        ({"min_lr": "1e-5"}, "rises from a number above 0"),
-        ({"max_lr": None}, "rises from a number above 0"),
+        ({"max_lr": "0.1"}, "rises from a number above 0"),
         ({"num_training": 0}, "number of learning rates to try"),
         ({"early_stop_threshold": 0.5}, "above 1; None lets it go on"),
-        ({"early_stop_threshold": "a"}, "above 1; None lets it go on"),
     ],
 )
 def test_parameters_that_mean_nothing_are_refused(tmp_path: Path, keywords: dict[str, Any], words: str) -> None:

@@ -18,10 +18,12 @@ from tests.scenarios.data import Rows, language_rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier, tiny_gpt2
 from tests.scenarios.trainers import quiet_arguments
 
+ARGS = {"learning_rate": 0.01, "weight_decay": 0.5}
 
-def test_a_module_is_the_model() -> None:
-    model = VectorClassifier()
-    assert made_at_once(model) is model
+
+def same_weights(one: Any, other: Any) -> bool:
+    first, second = one.state_dict(), other.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.parametrize("model_class", [None, "AutoModelForSequenceClassification", "BertModel"])
@@ -43,28 +45,12 @@ def test_a_configuration_without_a_class_asks_for_one(tmp_path: Path) -> None:
         made_at_once(str(tmp_path), "AutoModle")
 
 
-def test_a_description_makes_a_model_of_the_same_shape() -> None:
-    model = tiny_gpt2(n_embd=8)
-    description = description_of(model, "some/name")
-    assert description is not None and description["name"] == "some/name"
-    made = made_at_once(description)
-    assert type(made) is type(model)
-    assert {n: p.shape for n, p in made.named_parameters()} == {n: p.shape for n, p in model.named_parameters()}
-
-
 def test_a_model_of_a_script_has_no_description() -> None:
     class Own(type(tiny_gpt2())):  # type: ignore[misc]
         pass
 
     assert description_of(VectorClassifier()) is None and description_of(None) is None
     assert description_of(Own(tiny_gpt2().config)) is None
-
-
-def test_a_function_is_called_later_and_has_to_make_a_model() -> None:
-    assert made_at_once(VectorClassifier) is None
-    assert isinstance(made_by(VectorClassifier), VectorClassifier)
-    with pytest.raises(TypeError, match=r"dict\(\), which is to make the model, returned a dict"):
-        made_by(dict)
 
 
 @pytest.mark.parametrize(
@@ -78,19 +64,18 @@ def test_a_function_is_called_later_and_has_to_make_a_model() -> None:
 def test_anything_else_is_no_model(source: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         made_at_once(source)
+    with pytest.raises(TypeError, match=r"dict\(\), which is to make the model, returned a dict"):
+        made_by(dict)
 
 
-ARGS = {"learning_rate": 0.01, "weight_decay": 0.5}
+# ---- Checkpoints -----------------------------------------------------------------------------------------------------
 
 
-def same_weights(one: Any, other: Any) -> bool:
-    first, second = one.state_dict(), other.state_dict()
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-
-
-def trained_language_model(**keywords: Any) -> Any:
-    module = module_of(tiny_gpt2(), {**ARGS, "hub_token": "hf_secret"})
-    return module, fitted(module, loader(language_rows(4), 2, pad_tokens), **keywords)
+def saved(file: Path, module: TransformersModule, **keywords: Any) -> Path:
+    """The checkpoint of a module that was trained."""
+    is_ours = isinstance(module.model, VectorClassifier)
+    fitted(module, None if is_ours else loader(language_rows(4), 2, pad_tokens), **keywords).save_checkpoint(file)
+    return file
 
 
 class Tokens:
@@ -100,21 +85,16 @@ class Tokens:
         (Path(folder) / "tokens.txt").write_text("a b c")
 
 
-def test_a_checkpoint_says_how_to_make_the_module_and_holds_no_token(tmp_path: Path) -> None:
-    module, trainer = trained_language_model()
-    trainer.save_checkpoint(tmp_path / "x.ckpt")
-    assert b"hf_secret" not in (tmp_path / "x.ckpt").read_bytes()
-    loaded = TransformersModule.load_from_checkpoint(tmp_path / "x.ckpt")
+def test_a_checkpoint_says_in_plain_values_how_to_make_the_module_and_holds_no_token(tmp_path: Path) -> None:
+    module = module_of(tiny_gpt2(n_embd=8), {**ARGS, "hub_token": "hf_secret"})
+    file = saved(tmp_path / "x.ckpt", module, accumulate_grad_batches=2)
+    assert b"hf_secret" not in file.read_bytes()
+    loaded = TransformersModule.load_from_checkpoint(file)
     assert same_weights(loaded, module) and type(loaded.model) is type(module.model)
     assert loaded.args.learning_rate == 0.01 and loaded.args.weight_decay == 0.5
-    changed = TransformersModule.load_from_checkpoint(tmp_path / "x.ckpt", args={"learning_rate": 0.5})
+    changed = TransformersModule.load_from_checkpoint(file, args={"learning_rate": 0.5})
     assert changed.args.learning_rate == 0.5 and changed.args.weight_decay == 0
-
-
-def test_a_checkpoint_is_plain_and_known_by_its_mark(tmp_path: Path) -> None:
-    _, trainer = trained_language_model(accumulate_grad_batches=2)
-    trainer.save_checkpoint(tmp_path / "x.ckpt")
-    checkpoint = torch.load(tmp_path / "x.ckpt", weights_only=True)
+    checkpoint = torch.load(file, weights_only=True)
     mark = checkpoint[MARK]
     assert mark["version"] == 1 and mark["batches_per_epoch"] == 2 and mark["max_steps"] == 1
     assert mark["hyper_parameters"]["model"]["class"] == "GPT2LMHeadModel"
@@ -133,35 +113,45 @@ def test_a_checkpoint_is_written_without_a_training_too(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_a_scripts_own_model_needs_the_model(tmp_path: Path) -> None:
     module = module_of(args=ARGS)
-    fitted(module).save_checkpoint(tmp_path / "x.ckpt")
+    file = saved(tmp_path / "x.ckpt", module)
     with pytest.raises(ValueError, match=r"load_from_checkpoint\(path, model=\.\.\.\)"):
-        TransformersModule.load_from_checkpoint(tmp_path / "x.ckpt")
+        TransformersModule.load_from_checkpoint(file)
     for model in (VectorClassifier(), VectorClassifier):
-        loaded = TransformersModule.load_from_checkpoint(tmp_path / "x.ckpt", model=model)
+        loaded = TransformersModule.load_from_checkpoint(file, model=model)
         assert same_weights(loaded, module) and loaded.args.weight_decay == 0.5
 
 
 def test_a_model_that_was_loaded_by_name_is_made_without_that_name(tmp_path: Path) -> None:
     tiny_gpt2().save_pretrained(tmp_path / "name")
     module = module_of(str(tmp_path / "name"))
-    trainer = fitted(module, loader(language_rows(4), 2, pad_tokens))
-    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    file = saved(tmp_path / "x.ckpt", module)
     assert module.hparams["model"] == str(tmp_path / "name")
     (tmp_path / "name").rename(tmp_path / "elsewhere")
-    assert same_weights(TransformersModule.load_from_checkpoint(tmp_path / "x.ckpt"), module)
+    assert same_weights(TransformersModule.load_from_checkpoint(file), module)
 
 
-def test_a_subclass_that_keeps_its_model_among_its_options_writes_no_object(tmp_path: Path) -> None:
-    class Keeps(TransformersModule):
-        def __init__(self, model: Any, width: int = 3) -> None:
-            super().__init__(model, ARGS)
-            self.save_hyperparameters()
+class Keeps(TransformersModule):
+    """Keeps its model among its options."""
 
+    def __init__(self, model: Any, hidden: int = 3) -> None:
+        super().__init__(model, ARGS)
+        self.save_hyperparameters()
+
+
+class Small(TransformersModule):
+    """Makes its model from an option."""
+
+    def __init__(self, hidden: int = 4) -> None:
+        super().__init__(VectorClassifier(hidden), ARGS)
+        self.save_hyperparameters()
+
+
+@pytest.mark.parametrize("make", [lambda: Keeps(tiny_gpt2(), hidden=6), lambda: Small(hidden=6)])
+def test_a_subclass_is_made_from_options_of_its_own(tmp_path: Path, make: Any) -> None:
     set_seed(0)
-    module = Keeps(tiny_gpt2(), width=5)
-    fitted(module, loader(language_rows(4), 2, pad_tokens)).save_checkpoint(tmp_path / "x.ckpt")
-    loaded = Keeps.load_from_checkpoint(tmp_path / "x.ckpt")
-    assert same_weights(loaded, module) and loaded.hparams["width"] == 5
+    module = make()
+    loaded: Any = type(module).load_from_checkpoint(saved(tmp_path / "x.ckpt", module))
+    assert same_weights(loaded, module) and loaded.hparams["hidden"] == 6
 
 
 def test_a_checkpoint_that_would_run_code_is_not_read(tmp_path: Path) -> None:
@@ -175,16 +165,36 @@ def test_a_checkpoint_that_would_run_code_is_not_read(tmp_path: Path) -> None:
     assert not (tmp_path / "was-run").exists()
 
 
+def test_a_training_goes_on_from_a_checkpoint_of_its_module(tmp_path: Path) -> None:
+    class Stops(Exception):
+        pass
+
+    class SavesAndStops(pl.Callback):
+        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "half.ckpt")
+            raise Stops
+
+    whole, half, resumed = (module_of(args={**ARGS, "optim": "adamw_torch"}) for _ in range(3))
+    rows = loader(vector_rows(8))
+    fitted(whole, rows, max_epochs=2)
+    with pytest.raises(Stops):
+        fitted(half, rows, max_epochs=2, callbacks=[SavesAndStops()])
+    trainer = trainer_for(max_epochs=2)
+    trainer.fit(resumed, rows, ckpt_path=tmp_path / "half.ckpt", weights_only=True)
+    assert same_weights(resumed, whole) and trainer.global_step == 4
+
+
+# ---- Folders ---------------------------------------------------------------------------------------------------------
+
+
 def test_an_exported_model_is_loaded_by_transformers_and_by_a_module(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    module, _ = trained_language_model()
-    module.processing_class = Tokens()
-    module.export_pretrained(tmp_path / "out" / "model", max_shard_size="2KB")
-    assert (tmp_path / "out" / "model" / "tokens.txt").is_file()
-    assert len(list((tmp_path / "out" / "model").glob("*.safetensors"))) > 1
-    assert same_weights(AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model"), module.model)
-    assert same_weights(TransformersModule.load_from_checkpoint(tmp_path / "out" / "model"), module)
+    module, folder = module_of(tiny_gpt2(), ARGS, processing_class=Tokens()), tmp_path / "out" / "model"
+    module.export_pretrained(folder, max_shard_size="2KB")
+    assert (folder / "tokens.txt").is_file() and len(list(folder.glob("*.safetensors"))) > 1
+    assert same_weights(AutoModelForCausalLM.from_pretrained(folder), module.model)
+    assert same_weights(TransformersModule.load_from_checkpoint(folder), module)
     assert os.listdir(tmp_path / "out") == ["model"]
 
 
@@ -193,7 +203,7 @@ def test_an_export_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
         def save_pretrained(self, folder: Path) -> None:
             raise OSError("no more room")
 
-    module, _ = trained_language_model()
+    module = module_of(tiny_gpt2())
     module.export_pretrained(tmp_path / "model")
     before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
     module.processing_class = Broken()
@@ -201,11 +211,8 @@ def test_an_export_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no more room"):
         module.export_pretrained(tmp_path / "model")
     assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == before
-
-
-def test_a_model_that_is_not_made_yet_cannot_be_exported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="made in configure_model"):
-        TransformersModule(VectorClassifier).export_pretrained(tmp_path / "model")
+        TransformersModule(VectorClassifier).export_pretrained(tmp_path / "other")
 
 
 def test_a_folder_of_the_checkpoint_plugin_is_loaded_with_its_arguments(tmp_path: Path) -> None:
@@ -216,55 +223,18 @@ def test_a_folder_of_the_checkpoint_plugin_is_loaded_with_its_arguments(tmp_path
 
     set_seed(0)
     module = WithHead(tiny_gpt2(), ARGS)
-    trainer = fitted(module, loader(language_rows(4), 2, pad_tokens), plugins=[TransformersCheckpointIO(module)])
-    trainer.save_checkpoint(tmp_path / "folder")
-    loaded = WithHead.load_from_checkpoint(tmp_path / "folder")
+    loaded = WithHead.load_from_checkpoint(
+        saved(tmp_path / "folder", module, plugins=[TransformersCheckpointIO(module)])
+    )
     assert same_weights(loaded, module) and loaded.args.weight_decay == 0.5
-
-
-def test_a_subclass_is_made_from_options_of_its_own(tmp_path: Path) -> None:
-    class Small(TransformersModule):
-        def __init__(self, hidden: int = 4) -> None:
-            super().__init__(VectorClassifier(hidden), ARGS)
-            self.save_hyperparameters()
-
-    set_seed(0)
-    module = Small(hidden=6)
-    fitted(module).save_checkpoint(tmp_path / "x.ckpt")
-    assert dict(module.hparams) == {"hidden": 6}
-    assert same_weights(Small.load_from_checkpoint(tmp_path / "x.ckpt"), module)
 
 
 def test_a_checkpoint_of_a_trainer_is_loaded(tmp_path: Path) -> None:
     set_seed(0)
-    args = quiet_arguments(tmp_path / "run", max_steps=2, save_strategy="steps", save_steps=2)
+    args = quiet_arguments(tmp_path, max_steps=2, save_strategy="steps", save_steps=2)
     trainer = Trainer(VectorClassifier(), args, train_dataset=Rows(vector_rows(10)))
     trainer.train()
-    loaded = TransformersModule.load_from_checkpoint(tmp_path / "run" / "checkpoint-2", model=VectorClassifier())
+    loaded = TransformersModule.load_from_checkpoint(tmp_path / "checkpoint-2", model=VectorClassifier())
     assert same_weights(loaded.model, trainer.model)
     with pytest.raises(ValueError, match="needs a model"):
-        TransformersModule.load_from_checkpoint(tmp_path / "run" / "checkpoint-2")
-
-
-def test_a_training_goes_on_from_a_checkpoint_of_its_module(tmp_path: Path) -> None:
-    def rows() -> Any:
-        return loader(vector_rows(8))
-
-    module = module_of(args={**ARGS, "optim": "adamw_torch"})
-    fitted(module, rows(), max_epochs=2)
-    half = module_of(args={**ARGS, "optim": "adamw_torch"})
-    trainer = trainer_for(max_epochs=2, max_steps=-1)
-
-    class Stops(Exception):
-        pass
-
-    class SavesAndStops(pl.Callback):
-        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-            trainer.save_checkpoint(tmp_path / "half.ckpt")
-            raise Stops
-
-    with pytest.raises(Stops):
-        fitted(half, rows(), max_epochs=2, callbacks=[SavesAndStops()])
-    resumed = module_of(args={**ARGS, "optim": "adamw_torch"})
-    trainer.fit(resumed, rows(), ckpt_path=tmp_path / "half.ckpt", weights_only=True)
-    assert same_weights(resumed, module) and trainer.global_step == 4
+        TransformersModule.load_from_checkpoint(tmp_path / "checkpoint-2")

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,13 @@ import torch
 import torchmetrics
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.tuner import Tuner
+from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 from littrainer import TransformersModule, set_seed
 from littrainer.optim.parameter_groups import decayed_parameter_names
-from tests.lightning_users.fitting import ROWS, fitted, loader, module_of, trainer_for
+from tests.lightning_users.fitting import ROWS, fitted, loader, module_of, predicted, seen_in, trainer_for, validated
 from tests.scenarios.collators import pad_tokens, pad_translations
 from tests.scenarios.data import language_rows, token_rows, translation_rows, vector_rows
 from tests.scenarios.metrics import accuracy, shapes_and_sums
@@ -34,35 +34,11 @@ from tests.scenarios.models import (
 ADAMW = {"optim": "adamw_torch", "learning_rate": 0.01}
 
 
-class Seen(pl.Callback):
-    """Notes what there is to see of a training."""
-
-    def __init__(self) -> None:
-        self.learning_rates: list[float] = []
-        self.losses: list[float] = []
-        self.modes: set[bool] = set()
-        self.gradients: list[torch.Tensor] = []
-
-    def on_train_batch_start(self, trainer: Any, module: Any, *_: Any) -> None:
-        self.modes |= {part.training for part in module.model.modules()}
-
-    def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
-        self.learning_rates.append(optimizer.param_groups[0]["lr"])
-
-    def on_before_zero_grad(self, trainer: Any, module: Any, optimizer: Any) -> None:
-        gradients = [p.grad.flatten() for p in module.parameters() if p.grad is not None]
-        if gradients:
-            self.gradients.append(torch.cat(gradients).clone())
-
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        self.losses.append(trainer.callback_metrics["train_loss"].item())
+# ---- Training mode ---------------------------------------------------------------------------------------------------
 
 
 def test_a_model_that_comes_in_evaluation_mode_is_trained_in_training_mode() -> None:
-    model = NoisyClassifier().eval()
-    seen = Seen()
-    fitted(module_of(model), val=loader(), callbacks=[seen], max_epochs=2)
-    assert seen.modes == {True}
+    assert seen_in(module_of(NoisyClassifier().eval()), val=loader(), max_epochs=2).modes == {True}
 
 
 def test_parts_that_the_user_put_into_evaluation_mode_stay_in_it() -> None:
@@ -104,11 +80,87 @@ def test_a_loaded_model_within_another_one_is_trained_in_training_mode(make: Any
     assert {name for name, part in model.named_modules() if not part.training} <= {"frozen"}
 
 
+# ---- Optimizer and schedule ------------------------------------------------------------------------------------------
+
+
+def test_the_schedule_is_as_long_as_the_run_of_the_lightning_trainer() -> None:
+    args = {"learning_rate": 0.5, "warmup_steps": 2, "lr_scheduler_type": "linear"}
+    seen = seen_in(module_of(args=args), max_epochs=2)
+    assert seen.learning_rates == pytest.approx([0, 0.25, 0.5, 0.375, 0.25, 0.125])
+
+
+def test_a_loader_without_a_length_needs_max_steps_and_the_error_says_so() -> None:
+    batches = list(loader())
+    with pytest.raises(ValueError, match=r"lr_scheduler_type='linear' ends with the training.*max_steps"):
+        fitted(module_of(), iter(batches))
+    with pytest.raises(ValueError, match=r"warmup_steps=0\.5 is a share.*max_steps"):
+        fitted(module_of(args={"warmup_steps": 0.5}), iter(batches))
+    trainer = fitted(module_of(args={"lr_scheduler_type": "constant"}), iter(batches))
+    assert trainer.global_step == len(batches)
+
+
+def test_a_schedule_that_follows_a_metric_steps_with_the_validation() -> None:
+    options = {"patience": 0, "factor": 0.5, "threshold": 100.0, "threshold_mode": "abs"}
+    args = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": options, "learning_rate": 0.5}
+    assert seen_in(module_of(args=args), val=loader(), max_epochs=3).learning_rates[::3] == [0.5, 0.5, 0.25]
+
+
+def test_norms_and_biases_are_not_decayed() -> None:
+    module = module_of(args={"weight_decay": 0.1})
+    with_decay, without = fitted(module).optimizers[0].param_groups
+    own = {id(parameter) for name, parameter in module.named_parameters() if name in decayed_parameter_names(module)}
+    assert {id(parameter) for parameter in with_decay["params"]} == own and with_decay["weight_decay"] == 0.1
+    assert len(without["params"]) == 4 and without["weight_decay"] == 0
+
+
+def test_a_given_optimizer_and_schedule_are_used() -> None:
+    model = VectorClassifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=0.5, total_iters=2)
+    module = module_of(model, optimizers=(optimizer, schedule))
+    assert seen_in(module).learning_rates == [0.0625, 0.0625, 0.125] and module.trainer.optimizers == [optimizer]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "args", "largest"),
+    [
+        ({}, {}, 1.0),
+        ({}, {"max_grad_norm": 0.25}, 0.25),
+        ({"gradient_clip_val": 0.125}, {"max_grad_norm": 0.25}, 0.125),
+        ({"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}, {}, 0.01),
+        ({"gradient_clip_val": 0}, {}, None),
+    ],
+)
+def test_gradients_are_clipped_by_the_lightning_trainer_or_else_by_max_grad_norm(
+    keywords: dict[str, Any], args: dict[str, Any], largest: float | None
+) -> None:
+    rows = [{**row, "x": row["x"] * 100} for row in vector_rows(ROWS)]
+    # Fused, in mixed precision: what Lightning's own clipping refuses.
+    module = module_of(args={"optim": "adamw_torch_fused", **args})
+    torch.nn.init.normal_(module.model.head.weight, std=50)
+    order = float("inf") if "gradient_clip_algorithm" in keywords else 2
+    clipped = seen_in(module, loader(rows), precision="bf16-mixed", **keywords).clipped
+    found = max(torch.linalg.vector_norm(gradient, order).item() for gradient in clipped)
+    assert found > 2 if largest is None else found == pytest.approx(largest, rel=1e-3)
+
+
+def test_the_learning_rate_finder_sets_the_learning_rate_and_it_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = module_of()
+    monkeypatch.chdir(tmp_path)
+    found = Tuner(trainer_for(max_epochs=20)).lr_find(module, loader(), num_training=40, update_attr=True)
+    assert found is not None and found.suggestion() is not None
+    assert module.args.learning_rate == module.learning_rate == found.suggestion()
+    assert module.hparams["args"]["learning_rate"] == module.learning_rate
+
+
+# ---- The loss --------------------------------------------------------------------------------------------------------
+
+
 def test_losses_are_read_from_the_device_where_they_are_shown_or_logged_and_nowhere_else() -> None:
     class Reads(TorchDispatchMode):
-        def __init__(self) -> None:
-            super().__init__()
-            self.number = 0
+        number = 0
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             self.number += func is torch.ops.aten._local_scalar_dense.default
@@ -128,77 +180,63 @@ def test_losses_are_read_from_the_device_where_they_are_shown_or_logged_and_nowh
     assert reads(16, **bar) > reads(4, **bar)
 
 
-def test_the_schedule_is_as_long_as_the_run_of_the_lightning_trainer() -> None:
-    seen = Seen()
-    args = {"learning_rate": 0.5, "warmup_steps": 2, "lr_scheduler_type": "linear"}
-    fitted(module_of(args=args), callbacks=[seen], max_epochs=2)
-    assert seen.learning_rates == pytest.approx([0, 0.25, 0.5, 0.375, 0.25, 0.125])
+def test_label_smoothing_changes_the_loss_as_in_a_trainer() -> None:
+    smoothed = seen_in(module_of(args={"label_smoothing_factor": 0.3})).losses[0]
+    batch = next(iter(loader()))
+    surprise = -module_of()(**batch)["logits"].log_softmax(-1)
+    expected = 0.7 * surprise.gather(1, batch["labels"][:, None]).mean() + 0.3 * surprise.mean()
+    assert smoothed == pytest.approx(expected.item(), rel=1e-6)
 
 
-def test_a_loader_without_a_length_needs_max_steps_and_the_error_says_so() -> None:
-    batches = list(loader())
-    with pytest.raises(ValueError, match=r"lr_scheduler_type='linear' ends with the training.*max_steps"):
-        fitted(module_of(), (batch for batch in batches))
-    with pytest.raises(ValueError, match=r"warmup_steps=0\.5 is a share.*max_steps"):
-        fitted(module_of(args={"warmup_steps": 0.5}), (batch for batch in batches))
-    trainer = fitted(module_of(args={"lr_scheduler_type": "constant"}), (batch for batch in batches))
-    assert trainer.global_step == len(batches)
+def test_a_loss_function_gets_the_number_of_items() -> None:
+    numbers = []
+
+    def summed(outputs: Any, labels: Any, num_items_in_batch: Any) -> torch.Tensor:
+        numbers.append(float(num_items_in_batch))
+        return cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
+
+    fitted(module_of(LogitsOnly(), compute_loss_func=summed, args={"label_names": ["labels"]}))
+    assert numbers == [4, 4, 2]
 
 
-def test_a_schedule_that_follows_a_metric_steps_with_the_validation() -> None:
-    args = {
-        "lr_scheduler_type": "reduce_lr_on_plateau",
-        "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5, "threshold": 100.0, "threshold_mode": "abs"},
-        "learning_rate": 0.5,
-    }
-    seen = Seen()
-    fitted(module_of(args=args), val=loader(), callbacks=[seen], max_epochs=3)
-    assert seen.learning_rates[::3] == [0.5, 0.5, 0.25]
+def test_noise_is_added_to_embeddings_for_the_length_of_a_training() -> None:
+    losses = []
+    for alpha in (None, 50.0):
+        model = tiny_gpt2(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+        module = module_of(model, {"neftune_noise_alpha": alpha})
+        losses.append(seen_in(module, loader(language_rows(4), 4, pad_tokens)).losses)
+        assert not model.get_input_embeddings()._forward_hooks
+    assert losses[0] != losses[1]
 
 
-def test_norms_and_biases_are_not_decayed() -> None:
-    module = module_of(args={"weight_decay": 0.1})
-    fitted(module)
-    with_decay, without = module.trainer.optimizers[0].param_groups
-    own = {id(parameter) for name, parameter in module.named_parameters() if name in decayed_parameter_names(module)}
-    assert {id(parameter) for parameter in with_decay["params"]} == own and with_decay["weight_decay"] == 0.1
-    assert len(without["params"]) == 4 and without["weight_decay"] == 0
+def test_a_model_that_cannot_do_what_arguments_ask_for_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"activation_checkpointing_enable\(\)"):
+        fitted(module_of(args={"gradient_checkpointing": True}))
+    with pytest.raises(ValueError, match="VectorClassifier has no `generate`"):
+        module_of(args={"predict_with_generate": True})
 
 
-def test_a_given_optimizer_and_schedule_are_used() -> None:
-    model = VectorClassifier()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
-    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=0.5, total_iters=2)
-    seen = Seen()
-    trainer = fitted(module_of(model, optimizers=(optimizer, schedule)), callbacks=[seen])
-    assert trainer.optimizers == [optimizer] and seen.learning_rates == [0.0625, 0.0625, 0.125]
+def test_a_batch_that_is_no_mapping_is_refused_with_what_to_do() -> None:
+    pairs = torch.utils.data.TensorDataset(torch.ones(4, 6), torch.zeros(4, dtype=torch.long))
+    for run in (fitted, validated, predicted):
+        with pytest.raises(TypeError, match=r"was handed a list as a batch.*default_data_collator.*_batch_transfer"):
+            run(module_of(), DataLoader(pairs, batch_size=2))
 
 
-@pytest.mark.parametrize(
-    ("clip", "args", "largest"),
-    [(None, {}, 1.0), (None, {"max_grad_norm": 0.25}, 0.25), (0.125, {"max_grad_norm": 0.25}, 0.125)],
-)
-def test_gradients_are_clipped_by_the_lightning_trainer_or_else_by_max_grad_norm(
-    clip: float | None, args: dict[str, Any], largest: float
-) -> None:
-    # Fused, in mixed precision: what Lightning's own clipping refuses.
-    seen = Seen()
-    rows = [{**row, "x": row["x"] * 100} for row in vector_rows(ROWS)]
-    module = module_of(args={"optim": "adamw_torch_fused", **args})
-    torch.nn.init.normal_(module.model.head.weight, std=50)
-    fitted(module, loader(rows), callbacks=[seen], gradient_clip_val=clip, precision="bf16-mixed")
-    assert max(gradient.norm() for gradient in seen.gradients) == pytest.approx(largest, rel=1e-3)
+def test_batches_of_several_loaders_are_refused_with_what_to_do() -> None:
+    loaders = {"a": loader(), "b": loader()}
+    with pytest.raises(TypeError, match=r"batches of several loaders \(a, b\) as a batch.*on_after_batch_transfer"):
+        fitted(module_of(), loaders)
+
+    class Both(TransformersModule):
+        def compute_loss(self, inputs: dict[str, Any], num_items_in_window: Any = None) -> Any:
+            losses = [super(Both, self).compute_loss(batch, None)[0] for batch in inputs.values()]
+            return sum(losses), None
+
+    fitted(Both(VectorClassifier()), loaders)
 
 
-def test_zero_clips_nothing_and_values_are_clipped_where_lightning_says_so() -> None:
-    rows = [{**row, "x": row["x"] * 100} for row in vector_rows(ROWS)]
-    largest = []
-    for keywords in ({"gradient_clip_val": 0}, {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}):
-        seen, module = Seen(), module_of()
-        torch.nn.init.normal_(module.model.head.weight, std=50)
-        fitted(module, loader(rows), callbacks=[seen], **keywords)
-        largest.append(max(gradient.abs().max().item() for gradient in seen.gradients))
-    assert largest[0] > 2 and largest[1] == pytest.approx(0.01)
+# ---- Evaluations -----------------------------------------------------------------------------------------------------
 
 
 def test_losses_and_metrics_are_logged_under_the_names_a_lightning_user_expects() -> None:
@@ -211,64 +249,55 @@ def test_losses_and_metrics_are_logged_under_the_names_a_lightning_user_expects(
 
 def test_the_validation_loss_is_the_mean_over_samples() -> None:
     module = module_of()
-    (found,) = trainer_for().validate(module, loader(), verbose=False)
-    everything = next(iter(loader(batch_size=ROWS)))
+    found = validated(module)["val_loss"]
     with torch.no_grad():
-        expected = module(**everything)["loss"].item()
-    assert found["val_loss"] == pytest.approx(expected, rel=1e-6)
+        assert found == pytest.approx(module(**next(iter(loader(batch_size=ROWS))))["loss"].item(), rel=1e-6)
 
 
 def test_several_loaders_are_told_apart_by_name_or_by_number() -> None:
     metrics = {"accuracy": torchmetrics.Accuracy("multiclass", num_classes=CLASSES)}
     module = module_of(compute_metrics=metrics)
-    few, many = loader(vector_rows(3, 1)), loader()
-    alone = [trainer_for().validate(module, one, verbose=False)[0] for one in (few, many)]
-    by_name = trainer_for().validate(module, {"few": few, "many": many}, verbose=False)[0]
-    assert by_name == {
-        f"val_{name}_{key.removeprefix('val_')}": value
-        for name, found in zip(("few", "many"), alone, strict=True)
-        for key, value in found.items()
+    loaders = {"few": loader(vector_rows(3, 1)), "many": loader()}
+    alone = {name: validated(module, one) for name, one in loaders.items()}
+    assert validated(module, loaders) == {
+        f"val_{name}_{key.removeprefix('val_')}": value for name, one in alone.items() for key, value in one.items()
     }
-    by_number = trainer_for().validate(module, [few, many], verbose=False)[0]
-    assert by_number["val_loss/dataloader_idx_1"] == alone[1]["val_loss"]
-    assert alone[0]["val_accuracy"] != alone[1]["val_accuracy"]
+    by_number = trainer_for().validate(module, list(loaders.values()), verbose=False)[0]
+    assert by_number["val_loss/dataloader_idx_1"] == alone["many"]["val_loss"]
+    assert alone["few"]["val_accuracy"] != alone["many"]["val_accuracy"]
 
 
 @pytest.mark.parametrize("kind", ["metric", "collection", "dict"])
 def test_metrics_of_torchmetrics_are_updated_batch_by_batch(kind: str) -> None:
     metric = torchmetrics.Accuracy("multiclass", num_classes=CLASSES, average="micro")
-    given: Any = {
-        "metric": metric,
-        "collection": torchmetrics.MetricCollection({"accuracy": metric}),
-        "dict": {"accuracy": metric},
-    }[kind]
+    collection = torchmetrics.MetricCollection({"accuracy": metric})
+    given: Any = {"metric": metric, "collection": collection, "dict": {"accuracy": metric}}[kind]
     module = module_of(compute_metrics=given)
     fitted(module, val=loader(), max_epochs=2)
-    (found,) = trainer_for().validate(module, loader(), verbose=False)
-    (expected,) = trainer_for().validate(
-        TransformersModule(module.model, compute_metrics=accuracy), loader(), verbose=False
-    )
     name = "val_multiclass_accuracy" if kind == "metric" else "val_accuracy"
-    assert found[name] == pytest.approx(expected["val_accuracy"])
+    by_function = validated(TransformersModule(module.model, compute_metrics=accuracy))
+    assert validated(module)[name] == pytest.approx(by_function["val_accuracy"])
+
+
+def test_a_metric_is_no_part_of_the_module_and_keeps_nothing_of_an_evaluation() -> None:
+    metric = torchmetrics.AUROC("multiclass", num_classes=CLASSES)
+    module = module_of(compute_metrics=metric)
+    assert "val_multiclass_auroc" in validated(module) and metric.preds == []
+    assert module.compute_metrics is metric and [name for name, _ in module.named_children()] == ["model"]
 
 
 def test_metric_functions_get_predictions_padded_and_what_the_arguments_include() -> None:
-    args = {"include_for_metrics": ["inputs", "loss"]}
-    model = tiny_bert_classifier()
-    module = module_of(model, args, compute_metrics=shapes_and_sums)
-    rows = token_rows(7)
-    (found,) = trainer_for().validate(module, loader(rows, 3, pad_tokens), verbose=False)
+    args, rows = {"include_for_metrics": ["inputs", "loss"]}, token_rows(7)
+    module = module_of(tiny_bert_classifier(), args, compute_metrics=shapes_and_sums)
+    found = validated(module, loader(rows, 3, pad_tokens))
     longest = max(len(row["input_ids"]) for row in rows)
-    assert found["val_predictions_size"] == 7 * CLASSES and found["val_inputs_size"] == 7 * longest
-    assert found["val_losses_size"] == 7
+    sizes = {"predictions": 7 * CLASSES, "inputs": 7 * longest, "losses": 7}
+    assert {name: found[f"val_{name}_size"] for name in sizes} == sizes
 
 
 def test_logits_are_shaped_before_they_are_kept() -> None:
-    module = module_of(
-        compute_metrics=shapes_and_sums, preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1)
-    )
-    (found,) = trainer_for().validate(module, loader(), verbose=False)
-    assert found["val_predictions_size"] == ROWS
+    shaped: dict[str, Any] = {"preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(-1)}
+    assert validated(module_of(compute_metrics=shapes_and_sums, **shaped))["val_predictions_size"] == ROWS
 
 
 def test_an_error_of_a_metric_function_says_where_it_happened() -> None:
@@ -282,109 +311,39 @@ def test_an_error_of_a_metric_function_says_where_it_happened() -> None:
 
 @pytest.mark.parametrize("weighting", ["samples", "labels"])
 def test_the_loss_of_an_evaluation_can_be_weighted_exactly(weighting: str) -> None:
-    model, rows = tiny_gpt2(), language_rows(5)
-    found = {}
-    for batch_size in (2, 5):
-        module = module_of(model, {"eval_loss_weighting": weighting})
-        (found[batch_size],) = trainer_for().validate(module, loader(rows, batch_size, pad_tokens), verbose=False)
-    is_exact = found[2]["val_loss"] == pytest.approx(found[5]["val_loss"], rel=1e-6)
-    assert is_exact is (weighting == "labels")
+    module, rows = module_of(tiny_gpt2(), {"eval_loss_weighting": weighting}), language_rows(5)
+    one, other = (validated(module, loader(rows, size, pad_tokens))["val_loss"] for size in (2, 5))
+    assert (one == pytest.approx(other, rel=1e-6)) is (weighting == "labels")
 
 
-def test_predict_returns_logits_of_each_batch_without_labels_too() -> None:
-    module = module_of()
-    rows = [{"x": row["x"]} for row in vector_rows(ROWS)]
-    predicted = trainer_for().predict(module, loader(rows))
-    assert predicted is not None
-    assert [tuple(one.shape) for one in predicted] == [(4, CLASSES), (4, CLASSES), (2, CLASSES)]
-    labelled = trainer_for().predict(module, loader())
-    assert labelled is not None
-    torch.testing.assert_close(torch.cat(labelled), torch.cat(predicted), rtol=0, atol=0)
-
-
-def test_predict_leaves_the_loss_out_where_the_model_returns_a_tuple() -> None:
+def test_predict_returns_logits_of_each_batch_without_labels_too_and_leaves_the_loss_out_of_a_tuple() -> None:
     class GivesTuple(VectorClassifier):
         def forward(self, x: Any, labels: Any = None) -> Any:
             outputs = super().forward(x, labels)
             return tuple(outputs[name] for name in ("loss", "logits") if outputs.get(name) is not None)
 
-    set_seed(0)
-    predicted = trainer_for().predict(module_of(GivesTuple()), loader())
-    expected = trainer_for().predict(module_of(), loader())
-    assert predicted is not None and expected is not None
-    torch.testing.assert_close(predicted, expected, rtol=0, atol=0)
-
-
-def test_a_metric_is_no_part_of_the_module_and_keeps_nothing_of_an_evaluation() -> None:
-    metric = torchmetrics.AUROC("multiclass", num_classes=CLASSES)
-    module = module_of(compute_metrics=metric)
-    (found,) = trainer_for().validate(module, loader(), verbose=False)
-    assert "val_multiclass_auroc" in found and metric.preds == []
-    assert module.compute_metrics is metric and [name for name, _ in module.named_children()] == ["model"]
+    expected = predicted(module_of(), loader([{"x": row["x"]} for row in vector_rows(ROWS)]))
+    assert [tuple(one.shape) for one in expected] == [(4, CLASSES), (4, CLASSES), (2, CLASSES)]
+    for model in (VectorClassifier, GivesTuple):
+        set_seed(0)
+        torch.testing.assert_close(predicted(module_of(model())), expected, rtol=0, atol=0)
 
 
 def test_predictions_are_generated_where_the_arguments_say_so() -> None:
     model = tiny_t5()
     args = {"predict_with_generate": True, "generation_max_length": 5}
-    rows = translation_rows(4)
+    batches = loader(translation_rows(4), 4, pad_translations)
     module = module_of(model, args, compute_metrics=shapes_and_sums)
-    (predicted,) = trainer_for().predict(module, loader(rows, 4, pad_translations)) or []
-    (batch,) = loader(rows, 4, pad_translations)
+    (found,) = predicted(module, batches)
+    (batch,) = batches
     expected = model.eval().generate(batch["input_ids"], attention_mask=batch["attention_mask"], max_length=5)
-    assert not predicted.is_floating_point()
-    assert torch.equal(predicted[:, : expected.shape[1]], expected)
-    (found,) = trainer_for().validate(module, loader(rows, 4, pad_translations), verbose=False)
-    assert found["val_predictions_size"] == predicted.numel()
-    module = module_of(model, args, generation_kwargs={"max_length": 3})
-    (shorter,) = trainer_for().predict(module, loader(rows, 4, pad_translations)) or []
-    assert not torch.equal(shorter, predicted)
+    assert not found.is_floating_point() and torch.equal(found[:, : expected.shape[1]], expected)
+    assert validated(module, batches)["val_predictions_size"] == found.numel()
+    (shorter,) = predicted(module_of(model, args, generation_kwargs={"max_length": 3}), batches)
+    assert not torch.equal(shorter, found)
 
 
-def test_a_model_that_cannot_generate_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="VectorClassifier has no `generate`"):
-        module_of(args={"predict_with_generate": True})
-
-
-def test_label_smoothing_changes_the_loss_as_in_a_trainer() -> None:
-    seen, smoothed = Seen(), Seen()
-    fitted(module_of(), callbacks=[seen])
-    fitted(module_of(args={"label_smoothing_factor": 0.3}), callbacks=[smoothed])
-    batch = next(iter(loader()))
-    module = module_of()
-    surprise = -module(**batch)["logits"].log_softmax(-1)
-    expected = 0.7 * surprise.gather(1, batch["labels"][:, None]).mean() + 0.3 * surprise.mean()
-    assert smoothed.losses[0] == pytest.approx(expected.item(), rel=1e-6) and smoothed.losses[0] != seen.losses[0]
-
-
-def test_a_loss_function_gets_the_number_of_items() -> None:
-    numbers = []
-
-    def summed(outputs: Any, labels: Any, num_items_in_batch: Any) -> torch.Tensor:
-        numbers.append(float(num_items_in_batch))
-        losses = torch.nn.functional.cross_entropy(outputs["logits"], labels, reduction="sum")
-        return losses / num_items_in_batch
-
-    fitted(module_of(LogitsOnly(), compute_loss_func=summed, args={"label_names": ["labels"]}))
-    assert numbers == [4, 4, 2]
-
-
-def test_noise_is_added_to_embeddings_for_the_length_of_a_training() -> None:
-    losses = []
-    for alpha in (None, 50.0):
-        seen, model = Seen(), tiny_gpt2(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-        module = module_of(model, {"neftune_noise_alpha": alpha})
-        fitted(module, loader(language_rows(4), 4, pad_tokens), callbacks=[seen])
-        losses.append(seen.losses)
-        assert not model.get_input_embeddings()._forward_hooks
-    assert losses[0] != losses[1]
-
-
-def test_activations_are_recomputed_where_the_arguments_say_so() -> None:
-    model = tiny_gpt2()
-    fitted(module_of(model, {"gradient_checkpointing": True}), loader(language_rows(4), 4, pad_tokens))
-    assert model.is_gradient_checkpointing
-    with pytest.raises(ValueError, match=r"activation_checkpointing_enable\(\)"):
-        fitted(module_of(args={"gradient_checkpointing": True}))
+# ---- Subclasses, copies and checkpoints ------------------------------------------------------------------------------
 
 
 def test_a_subclass_brings_a_loss_predictions_and_parameter_groups_of_its_own() -> None:
@@ -407,8 +366,7 @@ def test_a_subclass_brings_a_loss_predictions_and_parameter_groups_of_its_own() 
     assert trainer.callback_metrics["train_loss"] == 7
     assert [group["lr"] for group in trainer.optimizers[0].param_groups] == [0.25]
     assert torch.equal(before["inner.weight"], module.model.inner.weight)
-    (first, *_) = trainer.predict(module, loader()) or []
-    torch.testing.assert_close(first.sum(-1), torch.ones(4))
+    torch.testing.assert_close(predicted(module)[0].sum(-1), torch.ones(4))
 
 
 def test_modules_of_a_subclass_beside_the_model_are_trained_too() -> None:
@@ -426,22 +384,6 @@ def test_modules_of_a_subclass_beside_the_model_are_trained_too() -> None:
     assert module.factor.item() != 1
 
 
-def test_the_module_stands_in_for_its_model_in_a_loop_of_ones_own() -> None:
-    module = module_of(args={"learning_rate": 0.25, "optim": "sgd"})
-    optimizer, schedule = module.optimizer_and_schedule(num_training_steps=2)
-    before = module(**next(iter(loader())))["loss"].item()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for place, batch in enumerate(loader()):
-            if place < 2:
-                module.training_step(batch, place).backward()
-                optimizer.step()
-                schedule.step()
-                optimizer.zero_grad()
-    assert module(**next(iter(loader())))["loss"].item() < before
-    assert optimizer.param_groups[0]["lr"] == 0
-
-
 def test_a_function_makes_the_model_once_and_when_it_is_needed() -> None:
     made = []
 
@@ -451,8 +393,7 @@ def test_a_function_makes_the_model_once_and_when_it_is_needed() -> None:
 
     module = TransformersModule(make)
     assert module.model is None and not made
-    trainer = fitted(module, val=loader())
-    trainer.validate(module, loader(), verbose=False)
+    fitted(module, val=loader()).validate(module, loader(), verbose=False)
     assert made == [module.model]
 
 
@@ -464,44 +405,10 @@ def test_a_trained_module_can_be_copied_and_pickled() -> None:
         def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
             copies.append(copy.deepcopy(module))
 
-    trainer = fitted(module, val=loader(), callbacks=[Copies()])
+    fitted(module, val=loader(), callbacks=[Copies()])
     copies.append(pickle.loads(pickle.dumps(module)))
     assert all(one.model is not module.model for one in copies)
-    expected = trainer.validate(module, loader(), verbose=False)
-    assert [trainer_for().validate(one, loader(), verbose=False) for one in copies[-2:]] == [expected] * 2
-
-
-def test_the_learning_rate_finder_sets_the_learning_rate_and_it_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = module_of()
-    monkeypatch.chdir(tmp_path)
-    found = Tuner(trainer_for(max_epochs=20)).lr_find(module, loader(), num_training=40, update_attr=True)
-    assert found is not None and found.suggestion() is not None
-    assert module.args.learning_rate == module.learning_rate == found.suggestion()
-    assert module.hparams["args"]["learning_rate"] == module.learning_rate
-
-
-def test_a_batch_that_is_no_mapping_is_refused_with_what_to_do() -> None:
-    pairs = torch.utils.data.TensorDataset(torch.ones(4, 6), torch.zeros(4, dtype=torch.long))
-    with pytest.raises(TypeError, match=r"was handed a list as a batch.*default_data_collator"):
-        fitted(module_of(), torch.utils.data.DataLoader(pairs, batch_size=2))
-    for evaluate in (trainer_for().validate, trainer_for().predict):
-        with pytest.raises(TypeError, match=r"was handed a list as a batch.*on_after_batch_transfer"):
-            evaluate(module_of(), torch.utils.data.DataLoader(pairs, batch_size=2))
-
-
-def test_batches_of_several_loaders_are_refused_with_what_to_do() -> None:
-    loaders = {"a": loader(), "b": loader()}
-    with pytest.raises(TypeError, match=r"batches of several loaders \(a, b\) as a batch.*on_after_batch_transfer"):
-        fitted(module_of(), loaders)
-
-    class Both(TransformersModule):
-        def compute_loss(self, inputs: dict[str, Any], num_items_in_window: Any = None) -> Any:
-            losses = [super(Both, self).compute_loss(batch, None)[0] for batch in inputs.values()]
-            return sum(losses), None
-
-    fitted(Both(VectorClassifier()), loaders)
+    assert [validated(one) for one in copies[-2:]] == [validated(module)] * 2
 
 
 @pytest.mark.parametrize("part", ["model", "model.bert"])
@@ -517,19 +424,16 @@ def test_a_checkpoint_of_a_compiled_model_is_one_of_the_model(tmp_path: Path, pa
     rows = loader(token_rows(4), 2, pad_tokens)
     kept = []
     for compiles in (True, False):
-        trained = module(compiles)
-        trainer = fitted(trained, rows)
-        trainer.save_checkpoint(tmp_path / f"{compiles}.ckpt")
-        kept.append(torch.load(tmp_path / f"{compiles}.ckpt", weights_only=True))
+        trained, file = module(compiles), tmp_path / f"{compiles}.ckpt"
+        fitted(trained, rows).save_checkpoint(file)
+        kept.append(torch.load(file, weights_only=True)["state_dict"])
         trained.export_pretrained(tmp_path / f"{compiles}")
-        loaded = TransformersModule.load_from_checkpoint(tmp_path / f"{compiles}.ckpt")
-        exported = TransformersModule.load_from_checkpoint(tmp_path / f"{compiles}")
         resumed = module(not compiles)
-        trainer_for(max_epochs=1).fit(resumed, rows, ckpt_path=tmp_path / f"{compiles}.ckpt")
-        for other in (loaded, exported, resumed):
-            for one, same in zip(trained.parameters(), other.parameters(), strict=True):
-                assert torch.equal(one, same)
-    assert list(kept[0]["state_dict"]) == list(kept[1]["state_dict"])
+        trainer_for().fit(resumed, rows, ckpt_path=file)
+        loaded = [TransformersModule.load_from_checkpoint(path) for path in (file, tmp_path / f"{compiles}")]
+        for other in (*loaded, resumed):
+            assert all(map(torch.equal, trained.parameters(), other.parameters()))
+    assert list(kept[0]) == list(kept[1])
     # As checkpoints were written before.
-    names = {name.replace(part, f"{part}._orig_mod"): value for name, value in kept[0]["state_dict"].items()}
+    names = {name.replace(part, f"{part}._orig_mod"): value for name, value in kept[0].items()}
     module(False).load_state_dict(names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -44,47 +45,26 @@ def by_hand() -> Any:
     return weights_of(model)
 
 
-def made_module() -> TransformersModule:
+@pytest.mark.parametrize("in_fabric", [False, True])
+@pytest.mark.parametrize("by_step", [False, True], ids=["forward", "training_step"])
+def test_it_is_trained_like_the_model_in_it(by_hand: Any, in_fabric: bool, by_step: bool) -> None:
     set_seed(0)
-    module = TransformersModule(tiny_bert_classifier(), ARGUMENTS)
-    module.train()
-    return module
-
-
-def test_it_is_trained_in_a_loop_of_ones_own_like_the_model_in_it(by_hand: Any) -> None:
-    module = made_module()
+    trained: Any = TransformersModule(tiny_bert_classifier(), ARGUMENTS)
+    trained.train()
+    module, batches = trained, loader()
     optimizer, schedule = module.optimizer_and_schedule(BATCHES)
-    for batch in loader():
-        module(**batch)["loss"].backward()
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-    assert weights_of(module.model) == by_hand
-
-
-def test_fabric_trains_it_through_its_forward(by_hand: Any) -> None:
     fabric = Fabric(accelerator="cpu", devices=1)
-    module = made_module()
-    optimizer, schedule = module.optimizer_and_schedule(BATCHES)
-    prepared, optimizer = fabric.setup(module, optimizer)
-    for batch in fabric.setup_dataloaders(loader()):
-        fabric.backward(prepared(**batch)["loss"])
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-    assert weights_of(module.model) == by_hand
-
-
-def test_fabric_trains_it_through_its_training_step(by_hand: Any) -> None:
-    fabric = Fabric(accelerator="cpu", devices=1)
-    module = made_module()
-    optimizer, schedule = module.optimizer_and_schedule(BATCHES)
-    prepared, optimizer = fabric.setup(module, optimizer)
-    for index, batch in enumerate(fabric.setup_dataloaders(loader())):
-        fabric.backward(prepared.training_step(batch, index))
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
+    if in_fabric:
+        trained, optimizer = fabric.setup(module, optimizer)
+        batches = fabric.setup_dataloaders(batches)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for index, batch in enumerate(batches):
+            loss = trained.training_step(batch, index) if by_step else trained(**batch)["loss"]
+            fabric.backward(loss) if in_fabric else loss.backward()
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
     assert weights_of(module.model) == by_hand
 
 

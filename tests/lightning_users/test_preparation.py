@@ -10,21 +10,15 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 
 from littrainer import TrainerDataModule
 from littrainer.lightning.preparation import check_accumulation
-from tests.lightning_users.fitting import fitted, module_of
+from tests.lightning_users.fitting import fitted, module_of, seen_in
 from tests.scenarios.data import vector_rows
 
 
-def lightning_trainer(handles: bool, accumulation: int) -> Any:
-    return SimpleNamespace(
-        strategy=SimpleNamespace(handles_gradient_accumulation=handles), accumulate_grad_batches=accumulation
-    )
-
-
 def test_accumulation_is_refused_where_the_strategy_hides_the_gradients() -> None:
+    hides: Any = SimpleNamespace(handles_gradient_accumulation=True)
+    check_accumulation(SimpleNamespace(strategy=hides, accumulate_grad_batches=1))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"accumulate_grad_batches=2 with SimpleNamespace.*use FSDP"):
-        check_accumulation(lightning_trainer(True, 2))
-    check_accumulation(lightning_trainer(True, 1))
-    check_accumulation(lightning_trainer(False, 2))
+        check_accumulation(SimpleNamespace(strategy=hides, accumulate_grad_batches=2))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("limits", "steps"), [({"max_epochs": 4}, 2 * 3 + 2 * 2), ({"max_steps": 5}, 5)])
@@ -32,17 +26,11 @@ def test_accumulation_is_refused_where_the_strategy_hides_the_gradients() -> Non
 def test_a_schedule_is_as_long_as_a_changing_accumulation_makes_it(
     limits: dict[str, int], steps: int, brings_windows: bool
 ) -> None:
-    rates: list[float] = []
-
-    class Rates(pl.Callback):
-        def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
-            rates.append(optimizer.param_groups[0]["lr"])
-
     schedule = pl.callbacks.GradientAccumulationScheduler({0: 1, 2: 2})
     data = TrainerDataModule(vector_rows(10), args={"per_device_train_batch_size": 4})
     module = module_of(args={"learning_rate": 1.0})
-    fitted(module, data if brings_windows else None, callbacks=[Rates(), schedule], **{"max_epochs": 4, **limits})
-    assert rates == pytest.approx([1 - step / steps for step in range(steps)])
+    seen = seen_in(module, data if brings_windows else None, callbacks=[schedule], **{"max_epochs": 4, **limits})
+    assert seen.learning_rates == pytest.approx([1 - step / steps for step in range(steps)])
 
 
 def test_an_optimizer_with_a_backward_pass_of_its_own_is_refused() -> None:
@@ -63,27 +51,10 @@ def test_unfit_options_of_a_schedule_are_refused_as_in_a_trainer() -> None:
 BOUND = 0.05
 
 
-class Norms(pl.Callback):
-    """Notes the norm of the gradients with which each optimizer step was taken, and its learning rate."""
-
-    def __init__(self) -> None:
-        self.norms: list[float] = []
-        self.learning_rates: list[float] = []
-
-    def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
-        self.learning_rates.append(optimizer.param_groups[0]["lr"])
-
-    def on_before_zero_grad(self, trainer: Any, module: Any, optimizer: Any) -> None:
-        gradients = [p.grad.flatten() for p in module.parameters() if p.grad is not None]
-        if gradients:
-            self.norms.append(torch.cat(gradients).norm().item())
-
-
 @pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_torch", "sgd"])
 def test_scaled_gradients_are_clipped_by_their_true_norm_and_a_step_left_out_takes_no_step_of_the_schedule(
     optim: str,
 ) -> None:
-    seen = Norms()
     module = module_of(args={"optim": optim, "max_grad_norm": BOUND, "learning_rate": 0.5, "weight_decay": 0})
 
     class Breaks(pl.Callback):
@@ -94,9 +65,9 @@ def test_scaled_gradients_are_clipped_by_their_true_norm_and_a_step_left_out_tak
     # Loss scaling is for GPUs; it is carried out on the CPU here.
     scaler: Any = torch.amp.GradScaler("cpu", init_scale=1024.0)
     plugin = MixedPrecision("16-mixed", "cpu", scaler=scaler)
-    fitted(module, callbacks=[seen, Breaks()], plugins=[plugin], max_steps=3)
+    seen = seen_in(module, callbacks=[Breaks()], plugins=[plugin], max_steps=3)
     assert scaler.get_scale() == 512
-    assert seen.norms[1] == pytest.approx(BOUND, rel=1e-3)
+    assert seen.clipped[1].norm() == pytest.approx(BOUND, rel=1e-3)
     assert seen.learning_rates == pytest.approx([0.5, 0.5, 1 / 3])
     assert all(bool(parameter.isfinite().all()) for parameter in module.parameters())
 

@@ -33,28 +33,15 @@ class OptimizerWithModes(torch.optim.SGD):
         return super().step(closure)
 
 
+MODES: dict[str, Any] = {"optimizer_cls_and_kwargs": (OptimizerWithModes, {"lr": 0.1})}
+EMPTY_IN_LIGHTNING = (
+    *("setup", "on_fit_start", "on_fit_end", "on_train_start", "on_train_end", "on_save_checkpoint"),
+    *(f"on_{stage}_epoch_{end}" for stage in ("validation", "test") for end in ("start", "end")),
+)
+
+
 class WithHooksOfItsOwn(TransformersModule):
     """Has each hook that Lightning leaves empty, and calls `super()` in none, as is usual there."""
-
-    def setup(self, stage: str) -> None: ...
-
-    def on_fit_start(self) -> None: ...
-
-    def on_fit_end(self) -> None: ...
-
-    def on_train_start(self) -> None: ...
-
-    def on_train_end(self) -> None: ...
-
-    def on_validation_epoch_start(self) -> None: ...
-
-    def on_validation_epoch_end(self) -> None: ...
-
-    def on_test_epoch_start(self) -> None: ...
-
-    def on_test_epoch_end(self) -> None: ...
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None: ...
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> torch.Tensor:
         assert self.model.training
@@ -65,11 +52,14 @@ class WithHooksOfItsOwn(TransformersModule):
         return super().validation_step(batch, batch_idx, dataloader_idx)
 
 
+for hook in EMPTY_IN_LIGHTNING:
+    setattr(WithHooksOfItsOwn, hook, lambda self, *given, **named: None)
+
+
 def test_a_subclass_may_have_hooks_of_its_own_without_calling_super(tmp_path: Any) -> None:
     set_seed(0)
     model = tiny_gpt2().eval()
-    args = {"gradient_checkpointing": True, "num_train_epochs": 7}
-    module = WithHooksOfItsOwn(model, args, optimizer_cls_and_kwargs=(OptimizerWithModes, {"lr": 0.1}))
+    module = WithHooksOfItsOwn(model, {"gradient_checkpointing": True, "num_train_epochs": 7}, **MODES)
     batches = loader(language_rows(4), 2, pad_tokens)
     with pytest.warns(UserWarning, match="num_train_epochs"):
         trainer = fitted(module, batches, batches)
@@ -77,8 +67,7 @@ def test_a_subclass_may_have_hooks_of_its_own_without_calling_super(tmp_path: An
     assert "val_loss" in trainer.callback_metrics and trainer.optimizers[0].mode == "eval"  # type: ignore[attr-defined]
     assert "test_loss" in trainer.test(module, batches, verbose=False)[0]
     trainer.save_checkpoint(tmp_path / "one.ckpt")
-    loaded = WithHooksOfItsOwn.load_from_checkpoint(tmp_path / "one.ckpt")
-    assert type(loaded.model) is type(model)
+    assert type(WithHooksOfItsOwn.load_from_checkpoint(tmp_path / "one.ckpt").model) is type(model)
 
 
 def test_what_was_done_to_the_model_is_undone_where_a_training_fails() -> None:
@@ -87,10 +76,9 @@ def test_what_was_done_to_the_model_is_undone_where_a_training_fails() -> None:
             raise RuntimeError("on purpose")
 
     model = tiny_gpt2()
+    module = module_of(model, {"neftune_noise_alpha": 5.0})
     with pytest.raises(RuntimeError, match="on purpose"):
-        fitted(
-            module_of(model, {"neftune_noise_alpha": 5.0}), loader(language_rows(4), 4, pad_tokens), callbacks=[Fails()]
-        )
+        fitted(module, loader(language_rows(4), 4, pad_tokens), callbacks=[Fails()])
     assert not model.get_input_embeddings()._forward_hooks
 
 
@@ -113,51 +101,32 @@ def test_callbacks_of_a_subclass_go_beside_them_and_not_in_their_place() -> None
 
 def test_a_trial_without_callbacks_trains_an_optimizer_with_modes(tmp_path: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    module = module_of(optimizer_cls_and_kwargs=(OptimizerWithModes, {"lr": 0.1}))
-    assert Tuner(trainer_for()).lr_find(module, loader(), num_training=3, update_attr=False) is not None
+    assert Tuner(trainer_for()).lr_find(module_of(**MODES), loader(), num_training=3, update_attr=False) is not None
 
 
-def test_callbacks_see_the_metrics_of_an_evaluation_at_its_end() -> None:
-    seen: list[set[str]] = []
-
-    class Looks(pl.Callback):
-        def on_validation_epoch_end(self, trainer: Any, module: Any) -> None:
-            seen.append({"val_loss", "val_accuracy"} & set(trainer.callback_metrics))
-
-        def on_test_epoch_end(self, trainer: Any, module: Any) -> None:
-            seen.append({"test_loss", "test_accuracy"} & set(trainer.callback_metrics))
-
-    module = module_of(compute_metrics=accuracy)
-    trainer = fitted(module, val=loader(), callbacks=[Looks()], num_sanity_val_steps=0)
-    trainer.test(module, loader(), verbose=False)
-    assert seen == [{"val_loss", "val_accuracy"}, {"test_loss", "test_accuracy"}]
-
-
-def test_callbacks_find_an_optimizer_with_modes_in_evaluation_mode_for_as_long_as_a_validation_takes() -> None:
-    modes: list[str] = []
+def test_callbacks_see_the_metrics_of_an_evaluation_at_its_end_and_the_optimizer_in_its_mode() -> None:
+    seen: list[Any] = []
+    calls: list[int] = []
 
     class Looks(pl.Callback):
         def on_validation_epoch_start(self, trainer: Any, module: Any) -> None:
-            modes.append(trainer.optimizers[0].mode)
+            seen.append(trainer.optimizers[0].mode)
 
         def on_validation_epoch_end(self, trainer: Any, module: Any) -> None:
-            modes.append(trainer.optimizers[0].mode)
+            seen.extend((trainer.optimizers[0].mode, {"val_loss", "val_accuracy"} & set(trainer.callback_metrics)))
 
         def on_validation_end(self, trainer: Any, module: Any) -> None:
-            modes.append(trainer.optimizers[0].mode)
+            seen.append(trainer.optimizers[0].mode)
 
-    module = module_of(optimizer_cls_and_kwargs=(OptimizerWithModes, {"lr": 0.1}))
-    fitted(module, val=loader(), callbacks=[Looks()], num_sanity_val_steps=0)
-    assert modes == ["eval", "eval", "train"]
-
-
-def test_a_validation_computes_its_metrics_once_per_run() -> None:
-    calls: list[int] = []
+        def on_test_epoch_end(self, trainer: Any, module: Any) -> None:
+            seen.append({"test_loss", "test_accuracy"} & set(trainer.callback_metrics))
 
     def counted(prediction: Any) -> dict[str, float]:
         calls.append(len(prediction.label_ids))
         return accuracy(prediction)
 
-    module = module_of(compute_metrics=counted)
-    fitted(module, val=loader(), max_epochs=2, num_sanity_val_steps=0)
-    assert calls == [10, 10]
+    module = module_of(compute_metrics=counted, **MODES)
+    trainer = fitted(module, val=loader(), callbacks=[Looks()], num_sanity_val_steps=0, max_epochs=2)
+    trainer.test(module, loader(), verbose=False)
+    assert seen == ["eval", "eval", {"val_loss", "val_accuracy"}, "train"] * 2 + [{"test_loss", "test_accuracy"}]
+    assert calls == [10] * 3

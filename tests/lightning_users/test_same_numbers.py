@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.distributed.together import PROCESSES, run_together
 from tests.lightning_users.curves import (
     EPOCHS,
     JOBS,
@@ -52,16 +50,3 @@ def test_with_anybodys_loader_numbers_are_equal_within_rounding(tmp_path: Path, 
     lightning = curve_of_lightning(job, accumulation, plain_loaders, **sgd)
     check_extent(lightning, accumulation)
     torch.testing.assert_close(lightning.numbers, ours.numbers, rtol=1e-5, atol=1e-6)
-
-
-def test_in_two_processes_numbers_are_equal_too(tmp_path: Path) -> None:
-    run_together("tests.lightning_users.two_processes", tmp_path)
-    found = [pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in range(PROCESSES)]
-    for one in found:
-        ours, lightning = one["ours"], one["lightning"]
-        assert len(ours.losses) == len(lightning.losses) == 2 * EPOCHS
-        assert lightning == ours
-        in_order, plain = one["ours, in order"], one["plain loaders"]
-        assert len(plain.losses) == 2 * EPOCHS
-        torch.testing.assert_close(plain.losses, in_order.losses, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(plain.weights, in_order.weights, rtol=1e-5, atol=1e-6)

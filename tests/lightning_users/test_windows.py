@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -10,37 +11,16 @@ import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import nn
 
-from littrainer import TrainerDataModule, TransformersModule
+from littrainer import TrainerDataModule, TransformersModule, set_seed
 from littrainer.data.windows import MicroBatch
-from littrainer.lightning.windows import ModuleLossSettings, SharedLoss, WindowNormalisation
-from tests.lightning_users.fitting import fitted, loader, module_of
+from littrainer.lightning.windows import check_place
+from tests.lightning_users.fitting import Seen, fitted, loader, module_of, seen_in, trainer_for
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import language_rows, vector_rows
 from tests.scenarios.models import CountingClassifier, KeywordClassifier, VectorClassifier, tiny_gpt2
 
-CPU = torch.device("cpu")
 SGD = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0}
 WITHOUT_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-
-
-class Gradients(pl.Callback):
-    """Notes losses, and the gradients with which the optimizer steps."""
-
-    def __init__(self) -> None:
-        self.found: list[torch.Tensor] = []
-        self.losses: list[float] = []
-
-    def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
-        self.found.append(torch.cat([p.grad.flatten() for p in module.parameters()]).clone())
-
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        self.losses.append(trainer.callback_metrics.get("train_loss", torch.tensor(0.0)).item())
-
-
-def stepped(module: Any, loader_: Any, **keywords: Any) -> Gradients:
-    seen = Gradients()
-    fitted(module, loader_, callbacks=[seen], **keywords)
-    return seen
 
 
 @pytest.mark.parametrize("accumulation", [2, 3, 4])
@@ -49,11 +29,11 @@ def test_each_token_of_a_window_weighs_the_same_however_it_is_divided_into_micro
     rows = language_rows(12)
     model = tiny_gpt2(**WITHOUT_DROPOUT)
     start = {name: value.clone() for name, value in model.state_dict().items()}
-    at_once = stepped(module_of(model, SGD), loader(rows, 2 * accumulation, pad_tokens))
+    at_once = seen_in(module_of(model, SGD), loader(rows, 2 * accumulation, pad_tokens))
     model.load_state_dict(start)
-    divided = stepped(module_of(model, SGD), loader(rows, 2, pad_tokens), accumulate_grad_batches=accumulation)
-    assert len(divided.found) == len(at_once.found) == -(-6 // accumulation)
-    for one, other in zip(divided.found, at_once.found, strict=True):
+    divided = seen_in(module_of(model, SGD), loader(rows, 2, pad_tokens), accumulate_grad_batches=accumulation)
+    assert len(divided.gradients) == len(at_once.gradients) == -(-6 // accumulation)
+    for one, other in zip(divided.gradients, at_once.gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
     ends = [min(place + accumulation, 6) - 1 for place in range(0, 6, accumulation)]
     assert [divided.losses[end] for end in ends] == pytest.approx(at_once.losses, rel=1e-5)
@@ -61,7 +41,7 @@ def test_each_token_of_a_window_weighs_the_same_however_it_is_divided_into_micro
 
 def test_a_mean_loss_is_averaged_over_the_micro_batches_that_there_are() -> None:
     # Three micro-batches of four rows: the second window has one.
-    found = stepped(module_of(args=SGD), loader(vector_rows(12)), accumulate_grad_batches=2)
+    found = seen_in(module_of(args=SGD), loader(vector_rows(12)), accumulate_grad_batches=2)
     module = module_of(args=SGD)
     expected = []
     for window in ((0, 8), (8, 12)):
@@ -72,21 +52,20 @@ def test_a_mean_loss_is_averaged_over_the_micro_batches_that_there_are() -> None
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter -= parameter.grad
-    for one, other in zip(found.found, expected, strict=True):
+    for one, other in zip(found.gradients, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_a_changing_accumulation_is_followed() -> None:
     rows = language_rows(8)
     model = tiny_gpt2(**WITHOUT_DROPOUT)
-    seen = Gradients()
     module = module_of(model, {**SGD, "learning_rate": 0.0})
     schedule = GradientAccumulationScheduler({0: 1, 1: 4})
     # How long a schedule of the learning rate is cannot be told then.
-    fitted(module, loader(rows, 2, pad_tokens), callbacks=[seen, schedule], max_epochs=2, max_steps=100)
-    whole = stepped(module_of(model, {**SGD, "learning_rate": 0.0}), loader(rows, 8, pad_tokens))
-    assert len(seen.found) == 4 + 1
-    torch.testing.assert_close(seen.found[-1], whole.found[0], rtol=1e-4, atol=1e-6)
+    seen = seen_in(module, loader(rows, 2, pad_tokens), callbacks=[schedule], max_epochs=2, max_steps=100)
+    whole = seen_in(module_of(model, {**SGD, "learning_rate": 0.0}), loader(rows, 8, pad_tokens))
+    assert len(seen.gradients) == 4 + 1
+    torch.testing.assert_close(seen.gradients[-1], whole.gradients[0], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
@@ -95,7 +74,7 @@ def test_a_loss_that_takes_the_number_and_leaves_it_aside_is_summed_as_in_a_trai
     trained: Any = KeywordClassifier()
     if is_compiled:
         trained = torch.compile(trained, backend="eager")
-    found = stepped(module_of(trained, SGD), loader(rows, 2), accumulate_grad_batches=2)
+    found = seen_in(module_of(trained, SGD), loader(rows, 2), accumulate_grad_batches=2)
     module = module_of(KeywordClassifier(), SGD)
     with torch.no_grad():
         expected = sum(module(**batch)["loss"].item() for batch in loader(rows[:4], 2))
@@ -134,9 +113,9 @@ def test_a_window_without_any_label_leaves_gradients_of_zero() -> None:
     rows = vector_rows(12)
     for row in rows[4:8]:
         row["labels"] = -100
-    found = stepped(module_of(CountingClassifier(), SGD), loader(rows, 2), accumulate_grad_batches=2)
-    assert [bool(gradient.isfinite().all()) for gradient in found.found] == [True] * 3
-    assert [bool(gradient.any()) for gradient in found.found] == [True, False, True]
+    found = seen_in(module_of(CountingClassifier(), SGD), loader(rows, 2), accumulate_grad_batches=2)
+    assert [bool(gradient.isfinite().all()) for gradient in found.gradients] == [True] * 3
+    assert [bool(gradient.any()) for gradient in found.gradients] == [True, False, True]
 
 
 def test_a_training_step_of_ones_own_has_its_loss_divided_as_in_any_lightning_module() -> None:
@@ -144,101 +123,79 @@ def test_a_training_step_of_ones_own_has_its_loss_divided_as_in_any_lightning_mo
         def training_step(self, batch: Any, batch_idx: int = 0) -> torch.Tensor:
             return self(**batch)["loss"]
 
-    own = stepped(Own(module_of().model, SGD), loader(vector_rows(8), 2), accumulate_grad_batches=4)
-    whole = stepped(module_of(args=SGD), loader(vector_rows(8), 8))
-    torch.testing.assert_close(own.found[0], whole.found[0])
+    own = seen_in(Own(module_of().model, SGD), loader(vector_rows(8), 2), accumulate_grad_batches=4)
+    whole = seen_in(module_of(args=SGD), loader(vector_rows(8), 8))
+    torch.testing.assert_close(own.gradients[0], whole.gradients[0])
 
 
-def test_what_is_left_of_a_window_after_a_resume_counts_for_itself() -> None:
-    window = WindowNormalisation()
-    for place in (2, 3):
-        _, number = window.enter(settings(), LABELLED, accumulation=4, steps=place == 3, device=CPU, place=place)
-        window.add(torch.ones(()))
-    assert number == 4 and window.gradient_factor == 4 / 2
+@pytest.mark.parametrize("length", [None, 6])
+def test_the_micro_batches_of_a_window_are_read_before_its_first_forward_pass_and_no_others(length: int | None) -> None:
+    events: list[str] = []
+
+    class Batches:
+        def __iter__(self) -> Any:
+            for number, batch in enumerate(loader(vector_rows(12), 2)):
+                events.append(f"read {number}")
+                yield batch
+
+    class Sized(Batches):
+        def __len__(self) -> int:
+            return 6
+
+    class Notes(CountingClassifier):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            events.append("forward")
+            return super().forward(*args, **kwargs)
+
+    found = seen_in(module_of(Notes(), SGD), Batches() if length is None else Sized(), accumulate_grad_batches=4)
+    assert len(found.gradients) == 2
+    assert [one for one in events if one != "forward"] == [f"read {number}" for number in range(6)]
+    assert events.index("forward") == 4
 
 
-def settings(**changes: Any) -> ModuleLossSettings:
-    given = {
-        "args": SharedLoss(1, True),
-        "compute_loss_func": None,
-        "label_smoother": None,
-        "model_accepts_loss_kwargs": True,
-        "label_names": ["labels"],
-        "forward_arguments": ("x", "labels"),
-        "can_return_loss": False,
-        "_loss_shifts_labels": False,
-    }
-    return ModuleLossSettings(**{**given, **changes})
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_part_of_a_loss_that_is_not_divided_keeps_its_weight(is_shared: bool) -> None:
+    class WithRegulariser(TransformersModule):
+        def compute_loss(self, inputs: dict[str, Any], num_items_in_window: Any = None) -> Any:
+            loss, outputs = super().compute_loss(inputs, num_items_in_window)
+            return loss + self.model.head.weight.square().sum(), outputs
+
+    rows = vector_rows(8)
+    for row in rows[:3]:
+        row["labels"] = -100
+    data = TrainerDataModule(rows, args={"per_device_train_batch_size": 2, "train_sampling_strategy": "sequential"})
+    set_seed(0)
+    module = WithRegulariser(CountingClassifier(), SGD)
+    found = seen_in(module, data if is_shared else loader(rows, 2), accumulate_grad_batches=4)
+    set_seed(0)
+    model = CountingClassifier()
+    whole = next(iter(loader(rows, 8)))
+    (model(**whole, num_items_in_batch=5)["loss"] + 4 * model.head.weight.square().sum()).backward()
+    torch.testing.assert_close(found.gradients[0], torch.cat([one.grad.flatten() for one in model.parameters()]))
 
 
-LABELLED = {"x": torch.ones(2), "labels": torch.tensor([1, -100])}
+def test_what_is_left_of_a_window_after_a_resume_counts_for_itself(tmp_path: Path) -> None:
+    class Saves(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.fit_loop.epoch_loop.batch_progress.current.ready == 2:
+                trainer.save_checkpoint(tmp_path / "one.ckpt")
 
-
-def test_without_accumulation_the_number_is_that_of_the_batch() -> None:
-    window = WindowNormalisation()
-    _, number = window.enter(settings(), LABELLED, accumulation=1, steps=True, device=CPU)
-    assert number == 1 and window.gradient_factor is None
-
-
-def test_gradients_are_corrected_once_and_only_where_the_window_closes() -> None:
-    window, parameter = WindowNormalisation(), nn.Parameter(torch.ones(2))
-    parameter.grad = torch.tensor([2.0, 4.0])
-    _, reference = window.enter(settings(), LABELLED, accumulation=2, steps=False, device=CPU)
-    window.scale_gradients([parameter])
-    assert reference == 2 and parameter.grad.tolist() == [2, 4]
-    full = {"x": torch.ones(2), "labels": torch.tensor([1, 2])}
-    _, again = window.enter(settings(), full, accumulation=2, steps=True, device=CPU, place=1)
-    window.add(torch.ones(()))
-    assert again == reference
-    for _ in range(2):
-        window.scale_gradients([parameter, nn.Parameter(torch.ones(1))])
-    assert parameter.grad.tolist() == pytest.approx([4 / 3, 8 / 3])
-
-
-def test_labels_that_are_there_now_and_then_are_refused() -> None:
-    window = WindowNormalisation()
-    window.enter(settings(), LABELLED, accumulation=2, steps=False, device=CPU)
-    with pytest.raises(ValueError, match="Some micro-batches of an optimizer step have labels"):
-        window.enter(settings(), {"x": torch.ones(2)}, accumulation=2, steps=True, device=CPU, place=1)
-
-
-def test_tokens_of_each_process_alone_cannot_be_counted_too_late() -> None:
-    with pytest.raises(ValueError, match=r"average_tokens_across_devices=False.*TrainerDataModule"):
-        WindowNormalisation().enter(
-            settings(args=SharedLoss(2, False)), LABELLED, accumulation=2, steps=False, device=CPU
-        )
-
-
-def micro_batch(**changes: Any) -> MicroBatch:
-    given = {
-        "inputs": None,
-        "opens_window": True,
-        "closes_window": False,
-        "window_size": 2,
-        "num_items_in_window": 7,
-        "epoch_fraction": 0.5,
-    }
-    return MicroBatch(**{**given, **changes})
-
-
-def test_a_micro_batch_of_a_window_brings_its_number() -> None:
-    own = settings()
-    _, number = WindowNormalisation().enter(own, LABELLED, micro_batch(), accumulation=2, steps=False, device=CPU)
-    assert number == 7 and own.current_gradient_accumulation_steps == 2
+    still, rows = {**SGD, "learning_rate": 0.0}, vector_rows(8)
+    fitted(module_of(args=still), loader(rows, 2), accumulate_grad_batches=4, callbacks=[Saves()])
+    seen = Seen()
+    trainer = trainer_for(accumulate_grad_batches=4, callbacks=[seen])
+    trainer.fit(module_of(args=still), loader(rows, 2), ckpt_path=tmp_path / "one.ckpt")
+    # Lightning reads a loader that is not its own from the beginning.
+    whole = seen_in(module_of(args=still), loader(rows[:4], 4))
+    torch.testing.assert_close(seen.gradients[0], whole.gradients[0])
 
 
 @pytest.mark.parametrize(
-    ("changes", "steps", "is_refused"),
-    [
-        ({}, True, True),
-        ({"closes_window": True, "position": 1}, False, True),
-        ({"closes_window": True, "position": 1}, True, False),
-        # The data has ended in the middle of a window.
-        ({"position": 1}, True, False),
-    ],
+    ("closes", "position", "steps", "is_refused"),
+    # In the last one the data has ended in the middle of a window.
+    [(False, 0, True, True), (True, 1, False, True), (True, 1, True, False), (False, 1, True, False)],
 )
-def test_a_window_has_to_end_where_lightning_steps(changes: dict[str, Any], steps: bool, is_refused: bool) -> None:
-    window = WindowNormalisation()
-    refusal = pytest.raises(ValueError, match=r"Batch 1 of the epoch .*windows=False")
-    with refusal if is_refused else nullcontext():
-        window.enter(settings(), LABELLED, micro_batch(**changes), accumulation=2, steps=steps, device=CPU, place=1)
+def test_a_window_has_to_end_where_lightning_steps(closes: bool, position: int, steps: bool, is_refused: bool) -> None:
+    known = MicroBatch(None, True, closes, 2, 7, 0.5, position)
+    with pytest.raises(ValueError, match=r"Batch 1 of .*windows=False") if is_refused else nullcontext():
+        check_place(known, steps, place=1)

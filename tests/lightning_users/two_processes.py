@@ -1,6 +1,6 @@
-"""One of two processes that train together: `python -m tests.lightning_users.two_processes FOLDER`.
+"""One of two processes under Lightning: `python -m tests.lightning_users.two_processes FOLDER`.
 
-Rank and world size come from the environment. Each process writes its curves to `FOLDER/RANK.pickle`.
+Rank and world size come from the environment. Each process writes what it found to `FOLDER/RANK.pickle`.
 """
 
 from __future__ import annotations
@@ -13,35 +13,61 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
+import torch
+import torchmetrics
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from tests.lightning_users.curves import JOBS, Job, curve_of_lightning, curve_of_our_trainer, data_module
+from littrainer import TrainerDataModule, TransformersModule, set_seed
+from littrainer.strategies.shards import whole_state_dict
+from tests.lightning_users import reading
+from tests.lightning_users.curves import JOBS, QUIET, Job, curve_of_lightning, curve_of_our_trainer, data_module
 from tests.scenarios.collators import pad_tokens
-from tests.scenarios.models import tiny_gpt2
+from tests.scenarios.data import Rows, language_rows, token_rows
+from tests.scenarios.metrics import accuracy
+from tests.scenarios.models import CLASSES, tiny_bert_classifier, tiny_gpt2, tiny_llama
 from tests.scenarios.other_processes import end_process
+from tests.scenarios.trainers import quiet_trainer
 
+RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "2"))
+# What it says when a process begins; when Lightning is done it deletes WORLD_SIZE.
+ENVIRONMENT = dict(os.environ)
+GLOO = {"process_group_backend": "gloo"}
+STRATEGIES: dict[str, Any] = {
+    "ddp": lambda: DDPStrategy(**GLOO),
+    "fsdp2": lambda: ModelParallelStrategy(2, 1, save_distributed_checkpoint=False, **GLOO),
+    "tensor parallel": lambda: ModelParallelStrategy(1, 2, save_distributed_checkpoint=False, **GLOO),
+}
 # Of three micro-batches in each process, so that the last window has one.
 ACCUMULATION = 2
+# An odd number, so that the last batch of one process is filled up.
+EVALUATED_ROWS = 7
+# Behind the first window of the second epoch.
+SAVED_AFTER = 5
 
 
-RANK, PROCESSES = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def loader_in_order(rows: Any, batch_size: int, processes: int = PROCESSES) -> DataLoader[Any]:
+    """A loader with a sampler, since one that Lightning puts in its place would shuffle."""
+    sampler = DistributedSampler(rows, num_replicas=processes, rank=RANK % processes, shuffle=False)
+    return DataLoader(rows, batch_size=batch_size, sampler=sampler, collate_fn=pad_tokens)
 
 
-def loaders_in_order(job: Job, args: dict[str, Any]) -> dict[str, Any]:
-    """Loaders with a sampler, since one that Lightning puts in its place would shuffle."""
-
-    def loader(rows: Any, batch_size: int) -> DataLoader[Any]:
-        sampler = DistributedSampler(rows, num_replicas=PROCESSES, rank=RANK, shuffle=False)
-        return DataLoader(rows, batch_size=batch_size, sampler=sampler, collate_fn=pad_tokens)
-
-    return {
-        "train_dataloaders": loader(job.training_rows, 4),
-        "val_dataloaders": loader(job.evaluation_rows, 3),
-    }
+def lightning_trainer(strategy: str = "ddp", **keywords: Any) -> pl.Trainer:
+    os.environ.update(ENVIRONMENT)
+    keywords = {"strategy": STRATEGIES[strategy](), "devices": PROCESSES, **QUIET, **keywords}
+    return pl.Trainer(use_distributed_sampler=False, **keywords)
 
 
-def main(folder: Path) -> None:
+# ---- The same numbers ------------------------------------------------------------------------------------------------
+
+
+def curves(folder: Path) -> dict[str, Any]:
+    def loaders(job: Job, args: dict[str, Any]) -> dict[str, Any]:
+        made = loader_in_order(job.training_rows, 4), loader_in_order(job.evaluation_rows, 3)
+        return dict(zip(("train_dataloaders", "val_dataloaders"), made, strict=True))
+
     job = JOBS["language model"]
     # This sampler deals single rows out to the processes, and a Trainer batches: an optimizer step has the same rows in
     # all, where their number divides evenly and dropout draws nothing for any of them. AdamW would enlarge rounding
@@ -49,13 +75,110 @@ def main(folder: Path) -> None:
     even = replace(job, rows=24, model=partial(tiny_gpt2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
     sgd = {"optim": "sgd", "learning_rate": 0.5}
     in_order = {"train_sampling_strategy": "sequential"}
-    # Ours first: when Lightning is done it deletes WORLD_SIZE from the environment.
     found = {
         "ours": curve_of_our_trainer(folder / "run", job, ACCUMULATION),
         "ours, in order": curve_of_our_trainer(folder / "run", even, ACCUMULATION, **in_order, **sgd),
         "lightning": curve_of_lightning(job, ACCUMULATION, data_module, PROCESSES),
-        "plain loaders": curve_of_lightning(even, ACCUMULATION, loaders_in_order, PROCESSES, **sgd),
     }
+    os.environ.update(ENVIRONMENT)
+    return {**found, "plain loaders": curve_of_lightning(even, ACCUMULATION, loaders, PROCESSES, **sgd)}
+
+
+# ---- Data ------------------------------------------------------------------------------------------------------------
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """What is read: three micro-batches of 4 in each process, the last of which is filled up; and of a stream."""
+    rows, stream = reading.Numbers(22), reading.StreamOfNumbers(44)
+
+    def by_ours(data: Any, **arguments: Any) -> list[Any]:
+        given = {"train_dataset": data, "data_collator": reading.collate_with_noise}
+        changes = {**reading.ARGUMENTS, "num_train_epochs": 2, "gradient_accumulation_steps": 2, "seed": 5, **arguments}
+        trainer = quiet_trainer(folder / "run", reading.Listener(), given=given, **changes)
+        trainer.train()
+        return trainer.model.heard
+
+    def by_lightning(data: Any, seed: int = 5, **keywords: Any) -> list[Any]:
+        os.environ.update(ENVIRONMENT)
+        keywords = {"max_epochs": 2, **keywords, "accumulate_grad_batches": 2, "devices": PROCESSES}
+        made = reading.numbers_module(data, reading.collate_with_noise)
+        # Lightning is left to distribute samples, as it does by itself.
+        return reading.fit(reading.CountingModule(), made, seed=seed, strategy=STRATEGIES["ddp"](), **keywords).heard
+
+    os.environ.update(ENVIRONMENT)
+    checkpoint = folder / "one.ckpt"
+    saving = reading.SavingOnce(checkpoint, "on_train_batch_end", SAVED_AFTER)
+    return {
+        "ours": by_ours(rows),
+        "our stream": by_ours(stream, max_steps=2),
+        "lightning": by_lightning(rows, callbacks=[saving]),
+        "stream": by_lightning(stream, max_epochs=-1, max_steps=2),
+        # Nobody has seeded these processes alike.
+        "resumed": by_lightning(rows, seed=70 + RANK, checkpoint=checkpoint),
+        "unseeded": by_lightning(rows, seed=70 + RANK, max_epochs=1),
+        "places": len(torch.load(checkpoint, weights_only=True)["TrainerDataModule"]["processes"]),
+    }
+
+
+# ---- A model in parts ------------------------------------------------------------------------------------------------
+
+
+def trained(folder: Path, name: str) -> dict[str, Any]:
+    """A training with windows of two micro-batches, the last window of one; and the model as it is exported."""
+    set_seed(0)
+    processes = 1 if name == "tensor parallel" else PROCESSES
+    losses: list[float] = []
+
+    class Watch(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            losses.append(trainer.callback_metrics.get("train_loss", torch.tensor(0.0)).item())
+
+    # A function makes the model, and the processes draw different weights: those of the first count.
+    module = TransformersModule(
+        lambda: (set_seed(RANK), tiny_llama(num_key_value_heads=2))[1],
+        {"learning_rate": 0.1, "optim": "sgd", "max_grad_norm": 0.5, "weight_decay": 0.1},
+    )
+    settings: dict[str, Any] = {"accumulate_grad_batches": 2, "log_every_n_steps": 1, "callbacks": [Watch()]}
+    trainer = lightning_trainer(name, max_epochs=1, **settings)
+    trainer.fit(module, loader_in_order(Rows(language_rows(24)), 4 * PROCESSES // processes, processes))
+    split = {type(parameter).__name__ for parameter in module.model.parameters()}
+    module.export_pretrained(folder / name)
+    trainer.save_checkpoint(folder / f"{name}.ckpt")
+    state = whole_state_dict(module.model)
+    return {"losses": losses, "split": split, "weights": {key: value.clone() for key, value in state.items()}}
+
+
+def formats_in_half_precision() -> list[torch.dtype]:
+    """What a layer of a sharded model computes with in a `bf16-mixed` training, and what its loss is in."""
+    set_seed(0)
+    module = TransformersModule(tiny_llama(), {"learning_rate": 0.1})
+    found: list[torch.dtype] = []
+    layer: Any = module.model.model.layers[0].mlp.up_proj
+    layer.register_forward_hook(lambda *_: found.append(layer.weight.dtype))
+    module.model.register_forward_hook(lambda *given: found.append(given[-1].loss.dtype))
+    trainer = lightning_trainer("fsdp2", max_steps=1, precision="bf16-mixed")
+    trainer.fit(module, loader_in_order(Rows(language_rows(24)), 4))
+    return found[-2:]
+
+
+def metrics() -> dict[str, Any]:
+    """Metrics of a function and of torchmetrics over rows that do not divide evenly."""
+    found: dict[str, Any] = {}
+    streamed = {"accuracy": torchmetrics.Accuracy("multiclass", num_classes=CLASSES)}
+    kinds: dict[str, Any] = {"function": accuracy, "torchmetrics": torchmetrics.MetricCollection(streamed)}
+    for name, compute_metrics in kinds.items():
+        set_seed(0)
+        module = TransformersModule(tiny_bert_classifier(), compute_metrics=compute_metrics)
+        rows, args = Rows(token_rows(EVALUATED_ROWS, 5)), {"per_device_eval_batch_size": 2}
+        data = TrainerDataModule(eval_dataset=rows, args=args, data_collator=pad_tokens)
+        (found[name],) = lightning_trainer().validate(module, data, verbose=False)
+    return found
+
+
+def main(folder: Path) -> None:
+    found: dict[str, Any] = {"curves": curves(folder), "read": read(folder)}
+    found.update({name: trained(folder, name) for name in STRATEGIES})
+    found.update(formats=formats_in_half_precision(), metrics=metrics())
     (folder / f"{RANK}.pickle").write_bytes(pickle.dumps(found))
 
 

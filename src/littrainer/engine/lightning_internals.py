@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -258,3 +258,40 @@ def read_ahead_anew(lightning_trainer: pl.Trainer) -> None:
     """Let fit throw away the batch that it has read ahead, and begin to iterate its loader once more."""
     fetcher: Any = lightning_trainer.fit_loop._data_fetcher
     iter(fetcher)
+
+
+class _LookedAt(Iterator[Any]):
+    """An iterator that can be looked at ahead.
+
+    Parameters:
+        iterator: what it hands on.
+    """
+
+    def __init__(self, iterator: Iterator[Any]):
+        self._iterator = iterator
+        self._waiting: list[Any] = []
+
+    def __next__(self) -> Any:
+        return self._waiting.pop(0) if self._waiting else next(self._iterator)
+
+    def ahead(self, number: int) -> list[Any]:
+        """Up to so many of those that come next."""
+        # Not by what asks for an iterator of it once more, which would begin at the beginning.
+        with suppress(StopIteration):
+            while len(self._waiting) < number:
+                self._waiting.append(next(self._iterator))
+        return self._waiting[:number]
+
+
+def upcoming_batches(lightning_trainer: pl.Trainer, number: int) -> list[Any]:
+    """Up to so many of the training batches that fit will go on with in this epoch, as their loader made them."""
+    fit_loop, fetcher = lightning_trainer.fit_loop, lightning_trainer.fit_loop._data_fetcher
+    left = fit_loop.max_batches - fit_loop.epoch_loop.batch_progress.current.ready
+    fetched: Any = getattr(fetcher, "batches", [])
+    if fetcher is None or fetcher.iterator is None or left <= 0:
+        return []
+    if not isinstance(fetcher.iterator, _LookedAt):
+        fetcher.iterator = _LookedAt(fetcher.iterator)
+    number = int(min(number, left))
+    found = [*fetched, *fetcher.iterator.ahead(number - len(fetched))][:number]
+    return [batch for batch, *_ in found]

@@ -40,7 +40,37 @@ STEP_NOW = 1
 DO_NOT_STEP = 2**62
 
 
-class TrainerModule(pl.LightningModule):
+class StepsAfterBackward(pl.LightningModule):
+    """The base of the LightningModules of a Trainer and of Lightning's users: how optimizer and schedule step."""
+
+    model: Any
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether loss scaling has left the last optimizer step out."""
+        raise NotImplementedError
+
+    def optimizer_after_backward(self, optimizer: Any) -> Any:
+        """What steps in the place of an optimizer once the gradients are there."""
+        return optimizer
+
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
+    ) -> None:
+        """Run forward, backward and step in one, as Lightning does; the step finds gradients in place."""
+        own = getattr(optimizer, "optimizer", optimizer)
+        with closure_before_step(own, lambda: self.optimizer_after_backward(own)):
+            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        """Step a schedule with a metric, or with each optimizer step that was not skipped."""
+        if metric is not None:
+            scheduler.step(metric)
+        elif not self.step_was_skipped and not steps_with_metric(scheduler):
+            scheduler.step()
+
+
+class TrainerModule(StepsAfterBackward):
     """Carries a Trainer's model, and hands each step to the Trainer's overridable methods.
 
     Parameters:
@@ -229,8 +259,7 @@ class TrainerModule(pl.LightningModule):
     ) -> None:
         """Forward, backward and step in one, as Lightning has it; then `on_optimizer_step`."""
         self.follow_optimizer()
-        with closure_before_step(self._optimizer, lambda: self.owner.optimizer):
-            super().optimizer_step(epoch, batch_idx, self.optimizers(), optimizer_closure)  # type: ignore[arg-type]
+        super().optimizer_step(epoch, batch_idx, self.optimizers(), optimizer_closure)
         self._step().note_update()
         self._step_own_schedule()
 
@@ -259,11 +288,16 @@ class TrainerModule(pl.LightningModule):
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
         """Do nothing: gradients are cleared after the optimizer step, where callbacks can still see them."""
 
-    @carries_stop_iteration
-    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        """Step the schedule with each optimizer step that was not skipped."""
-        if not self.owner.accelerator.optimizer_step_was_skipped and not steps_with_metric(scheduler):
-            scheduler.step()
+    lr_scheduler_step = carries_stop_iteration(StepsAfterBackward.lr_scheduler_step)
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether loss scaling has left the last optimizer step out."""
+        return self.owner.accelerator.optimizer_step_was_skipped
+
+    def optimizer_after_backward(self, optimizer: Any) -> Any:
+        """The Trainer's optimizer, which a script may have put in the place of the one before."""
+        return self.owner.optimizer
 
     def _step_optimizer_manually(self) -> None:
         self.follow_optimizer()

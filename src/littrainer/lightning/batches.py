@@ -69,17 +69,8 @@ class PlaceInData:
         _restore(self.random if self.random_when_read_ahead is None else self.random_when_read_ahead)
 
 
-def state_of_places(places: list[PlaceInData]) -> dict[str, Any]:
-    """The state that a checkpoint keeps, in tensors, numbers, texts and containers of them.
-
-    Parameters:
-        places: one of each process, by rank.
-    """
-    return {"version": DATA_VERSION, "processes": [dict(vars(place)) for place in places]}
-
-
 def places_in(state: dict[str, Any]) -> list[PlaceInData]:
-    """The places that `state_of_places` has stored.
+    """The places of all processes, by rank, that the state of a `TrainerDataModule` holds.
 
     Raises:
         ValueError: the state is of another version, or none of a TrainerDataModule.
@@ -260,7 +251,7 @@ class TrainingBatches:
         return self._place
 
     def _fitting(self, place: PlaceInData) -> PlaceInData:
-        """A place in batches of today's sizes, without what means nothing where they were others."""
+        # In batches of today's sizes, without what means nothing where they were others.
         now, then = self.sizes, {**dict.fromkeys(SIZES), **(place.sizes or {})}
         # As many batches of the same size are the same data, whatever the last one holds.
         known = [name for name in now if name != "num_examples" and None not in (now[name], then[name])]
@@ -284,7 +275,7 @@ class TrainingBatches:
         return replace(place, micro_batches=micro_batches, data=None, random=place.random if same_processes else None)
 
     def _as_many_samples(self, micro_batches: int, then: dict[str, int | None]) -> int:
-        """Whole windows of micro-batches with the samples that as many of other sizes had, or all of an epoch."""
+        # In whole windows; or all of an epoch.
         for name, now in (("micro_batch", self.args.train_batch_size), ("world_size", self.args.world_size)):
             micro_batches = micro_batches * (then[name] or now)
         micro_batches //= self.args.train_batch_size * self.args.world_size
@@ -319,13 +310,6 @@ class TrainingBatches:
         place, count = self._place or self._place_of_epoch, self._count
         if place is None:
             return
-        if self._validation_is_left_out:
-            logger.warning(
-                "The checkpoint was written between a micro-batch and the validation that follows it. Lightning does "
-                "not make up for that, so metrics of this validation are missing, and random draws from here on "
-                "differ from those of the training that wrote it. Save when a validation or an epoch has ended to "
-                "resume exactly, as ModelCheckpoint does without every_n_train_steps."
-            )
         if not place.micro_batches:
             if self._is_at_an_end_unknown_to_lightning(place):
                 begin_next_epoch(self.pl_trainer)
@@ -339,20 +323,6 @@ class TrainingBatches:
         is_at_its_beginning = is_in_first_window and not count.is_last_batch and place.epoch == self._epoch_of_lightning
         if place.micro_batches or is_at_its_beginning or self.pl_trainer.fit_loop.restarted_on_epoch_start:
             count.increment_by(place.micro_batches - count.current.processed)
-
-    @property
-    def _validation_is_left_out(self) -> bool:
-        pl_trainer, count = self.pl_trainer, self._count
-        fit_loop, in_epochs = pl_trainer.fit_loop, pl_trainer.check_val_every_n_epoch
-        if not pl_trainer.enable_validation or not fit_loop.epoch_loop.restarted_on_train_batch_end:
-            return False
-        if in_epochs is not None and fit_loop.epoch_progress.current.ready % in_epochs:
-            return False
-        interval = pl_trainer.val_check_batch
-        if interval is None or interval == float("inf"):
-            return interval is not None and count.is_last_batch
-        done = count.total if in_epochs is None else count.current
-        return done.ready % interval == 0
 
     def _is_at_an_end_unknown_to_lightning(self, place: PlaceInData) -> bool:
         fit_loop, count = self.pl_trainer.fit_loop, self._count

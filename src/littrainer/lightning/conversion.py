@@ -226,14 +226,6 @@ def _is_distributed(folder: Path) -> bool:
 
 
 def _check_is_ours(checkpoint: Any, source: str) -> None:
-    """See that a checkpoint is one of Lightning's, and of a `TransformersModule`.
-
-    Parameters:
-        source: where it comes from, for the error.
-
-    Raises:
-        ValueError: it is not.
-    """
     is_lightnings_own = isinstance(checkpoint, dict) and {"pytorch-lightning_version", "state_dict"} <= set(checkpoint)
     if not is_lightnings_own:
         raise ValueError(
@@ -293,11 +285,13 @@ def states_of(checkpoint: Mapping[str, Any], args: TrainingArguments, source: st
     state.train_batch_size = args.per_device_train_batch_size
     record = None
     if first is not None and first["sizes"] is not None:
-        state.train_batch_size = first["sizes"]["micro_batch"]
+        sizes = first["sizes"]
+        state.train_batch_size = sizes["micro_batch"]
+        accumulation, is_endless = facts.get("accumulate_grad_batches"), sizes["epoch_length"] is None
         record = {
             "version": RECORD_VERSION,
             "position": vars(Position(first["epoch"], first["micro_batches"])),
-            "sizes": _sizes(first["sizes"], facts),
+            "sizes": {"accumulation": accumulation, **sizes, "is_endless": is_endless},
             "arguments": compared_arguments(args),
             "rank": 0,
             "data": _data(first),
@@ -325,11 +319,6 @@ def _data(place: Mapping[str, Any]) -> dict[str, Any] | None:
     return data if data is None or seed is None else {**data, "order_seed": seed, "order_is_kept": True}
 
 
-def _sizes(kept: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of a place in the data as a Trainer compares them."""
-    return {"accumulation": facts.get("accumulate_grad_batches"), **kept, "is_endless": kept["epoch_length"] is None}
-
-
 def _places_in_data(checkpoint: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What a `TrainerDataModule` has kept for each process; nothing where there was none."""
     for value in checkpoint.values():
@@ -339,8 +328,7 @@ def _places_in_data(checkpoint: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _random_states(place: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    found = None if place is None else place["random"]
-    return None if found is None else states_of_portable(found)
+    return None if place is None or place["random"] is None else states_of_portable(place["random"])
 
 
 def _epochs(checkpoint: Mapping[str, Any], place: Mapping[str, Any] | None, facts: Mapping[str, Any]) -> float:

@@ -14,6 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer.arguments.training_arguments import TrainingArguments
+from littrainer.checkpoint.lightning_format import DATA_VERSION
 from littrainer.data.collators import RemoveColumnsCollator, default_collator_for
 from littrainer.data.columns import (
     DroppedColumns,
@@ -33,7 +34,6 @@ from littrainer.lightning.batches import (
     PlaceInData,
     TrainingBatches,
     places_in,
-    state_of_places,
 )
 from littrainer.model.facts import facts_about
 from littrainer.training.checks import check_is_dataset, check_not_empty
@@ -72,9 +72,8 @@ class TrainerDataModule(pl.LightningDataModule):
     A subclass may make its datasets in `setup`, and calls `super().setup(stage)` then. Each process is handed its part
     of the data as under the Trainer, and Lightning's `use_distributed_sampler` adds nothing to that. The state that a
     checkpoint keeps says where reading stood: a resumed training gets the same batches and random draws as one that was
-    not interrupted. Two things are warned of: if the batches have another size, training goes on behind as
-    many samples of the epoch; and a validation that was due when the checkpoint was written, and had not begun, is left
-    out by Lightning, with whatever it draws.
+    not interrupted. If the batches have another size, training goes on behind as many samples of the epoch, with a
+    warning. A validation that was due when the checkpoint was written, and had not begun, is left out by Lightning.
 
     Raises:
         TypeError, ValueError, NotImplementedError: `args` are none, or cannot be carried out.
@@ -320,7 +319,8 @@ class TrainerDataModule(pl.LightningDataModule):
         if self._training_batches is None:
             return self._loaded_state or {}
         place = self._training_batches.place()
-        return state_of_places(from_each(place) if are_several() else [place])
+        places = from_each(place) if are_several() else [place]
+        return {"version": DATA_VERSION, "processes": [dict(vars(one)) for one in places]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next `fit` go on reading where a checkpoint stood.

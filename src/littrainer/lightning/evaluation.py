@@ -60,27 +60,20 @@ def is_watched(name: str, callbacks: Iterable[Any]) -> bool:
     )
 
 
-def prefix_and_suffix(stage: str, loaders: Any, index: int) -> tuple[str, str]:
-    """What stands before and after the names of one loader's metrics.
+def loader_and_names(loaders: Any, stage: str, index: int) -> tuple[Any, str, str]:
+    """The loader that a step's `dataloader_idx` stands for, and what stands before and after its metrics' names.
 
     Parameters:
-        stage: `val` or `test`.
         loaders: what the hook of the data gave: a loader, several in a list, or by name in a dict.
-        index: place of the loader among them.
+        stage: `val` or `test`.
     """
     if isinstance(loaders, Mapping):
-        return f"{stage}_{list(loaders)[index]}", ""
-    if isinstance(loaders, (list, tuple)) and len(loaders) > 1:
-        # As Lightning names what was logged in the steps of several loaders.
-        return stage, f"/dataloader_idx_{index}"
-    return stage, ""
-
-
-def loader_at(loaders: Any, index: int) -> Any:
-    """The loader that a step's `dataloader_idx` stands for."""
-    if isinstance(loaders, Mapping):
-        return list(loaders.values())[index]
-    return loaders[index] if isinstance(loaders, (list, tuple)) else loaders
+        name = list(loaders)[index]
+        return loaders[name], f"{stage}_{name}", ""
+    if not isinstance(loaders, (list, tuple)):
+        return loaders, stage, ""
+    # As Lightning names what was logged in the steps of several loaders.
+    return loaders[index], stage, f"/dataloader_idx_{index}" if len(loaders) > 1 else ""
 
 
 def numbers_in(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -117,49 +110,42 @@ class Evaluations:
             UnequalData: the processes have differently many batches, and would wait for each other for ever.
         """
         self._round, self._waiting = None, {}
-        for number in _batch_counts(pl_trainer, stage):
-            is_known = math.isfinite(number)
-            check_equal_lengths(
-                range(int(number)) if is_known else None, "data of a test" if stage == TEST else "data of a validation"
-            )
+        if stage == TEST:
+            counts = pl_trainer.num_test_batches
+        else:
+            counts = pl_trainer.num_sanity_val_batches if pl_trainer.sanity_checking else pl_trainer.num_val_batches
+        for number in counts if isinstance(counts, (list, tuple)) else [counts]:
+            known = range(int(number)) if math.isfinite(number) else None
+            check_equal_lengths(known, "data of a test" if stage == TEST else "data of a validation")
 
-    def step(self, module: Any, stage: str, loaders: Any, batch: Any, index: int) -> dict[str, Any]:
+    def step(self, module: Any, stage: str, batch: Any, index: int) -> dict[str, Any]:
         """Take in one batch.
 
         Parameters:
             stage: `val` or `test`.
-            loaders: what the hook of the data gave.
-            index: place of the batch's loader among them.
+            index: place of the batch's loader among those of the stage.
         """
         if self._round is None or self._round[0] != index:
-            self._finish_round(stage, loaders)
-            self._round = index, EvaluationRound(module, loader_at(loaders, index), self._streaming)
+            self._finish_round()
+            loaders = module.trainer.test_dataloaders if stage == TEST else module.trainer.val_dataloaders
+            self._round = index, EvaluationRound(module, *loader_and_names(loaders, stage, index), self._streaming)
         inputs = model_inputs(batch)
         value, predictions, labels = module.prediction_outputs(inputs)
         self._round[1].add(inputs, value, predictions, labels)
         return {"loss": value, "predictions": predictions, "labels": labels}
 
-    def end(self, module: Any, stage: str, loaders: Any) -> None:
+    def end(self, module: Any) -> None:
         """The last batch has been seen: log loss and metrics."""
-        self._finish_round(stage, loaders)
+        self._finish_round()
         numbers, self._waiting = numbers_in(self._waiting), {}
         # All processes have the same; Lightning would warn if it did not average them.
         is_shared = module.trainer.world_size > 1
         module.log_dict(numbers, prog_bar=True, add_dataloader_idx=False, sync_dist=is_shared, batch_size=1)
 
-    def _finish_round(self, stage: str, loaders: Any) -> None:
-        if self._round is None:
-            return
-        (index, evaluation_round), self._round = self._round, None
-        self._waiting.update(with_prefixes(*prefix_and_suffix(stage, loaders, index), evaluation_round.finish()))
-
-
-def _batch_counts(pl_trainer: Any, stage: str) -> list[float]:
-    if stage == TEST:
-        counts = pl_trainer.num_test_batches
-    else:
-        counts = pl_trainer.num_sanity_val_batches if pl_trainer.sanity_checking else pl_trainer.num_val_batches
-    return list(counts) if isinstance(counts, (list, tuple)) else [counts]
+    def _finish_round(self) -> None:
+        if self._round is not None:
+            (_, finished), self._round = self._round, None
+            self._waiting.update(with_prefixes(finished.prefix, finished.suffix, finished.finish()))
 
 
 class EvaluationRound:
@@ -168,11 +154,13 @@ class EvaluationRound:
     Parameters:
         module: the module whose metrics are computed.
         loader: the batches' loader.
+        prefix, suffix: what stands before and after the metrics' names.
         streaming: metrics that are updated batch by batch; None where `compute_metrics` is a function or absent.
     """
 
-    def __init__(self, module: Any, loader: Any, streaming: StreamingMetrics | None):
+    def __init__(self, module: Any, loader: Any, prefix: str, suffix: str, streaming: StreamingMetrics | None):
         self.module = module
+        self.prefix, self.suffix = prefix, suffix
         self.args = module.args
         # That of a TrainerDataModule knows which rows of a last batch only fill it up.
         loader = getattr(loader, "loader", loader)
@@ -189,11 +177,21 @@ class EvaluationRound:
             self.exact_loss = ExactLossMean(self.args, self.settings.shifts_labels, self._gather)
         self.batches_done = 0
         if streaming is not None:
-            streaming.begin(module.device, self._facts)
+            # Asked for with the first batch, since its forward pass may set the problem type.
+            streaming.begin(
+                module.device,
+                lambda: facts_of_task(
+                    module.model,
+                    self.settings.shifts_labels,
+                    keeps_scores=module.preprocess_logits_for_metrics is None and not module.has_own_prediction_outputs,
+                    generates=module.generates,
+                ),
+            )
 
     def add(self, inputs: dict[str, Any], loss: Any, predictions: Any, labels: Any) -> None:
         """Take in what this process has for a batch."""
-        size, rows = first_dimension(inputs) or 1, self._rows_of_last_batch(inputs)
+        ends_here = self.loader is not None and self.loader.end_of_dataloader
+        size, rows = first_dimension(inputs) or 1, self.loader.samples_in_last_batch() if ends_here else None
         losses = None if loss is None else loss.detach().reshape(1)
         if losses is not None:
             if self.exact_loss is not None:
@@ -265,20 +263,6 @@ class EvaluationRound:
         if rank % copies:
             return 0
         return None if rows is None else min(max(rows - rank // copies * size, 0), size)
-
-    def _rows_of_last_batch(self, inputs: Any) -> int | None:
-        if self.loader is None or not self.loader.end_of_dataloader:
-            return None
-        return self.loader.samples_in_last_batch()
-
-    def _facts(self) -> Any:
-        module = self.module
-        return facts_of_task(
-            module.model,
-            self.settings.shifts_labels,
-            keeps_scores=module.preprocess_logits_for_metrics is None and not module.has_own_prediction_outputs,
-            generates=module.generates,
-        )
 
     def _place(self) -> Any:
         """Where metrics are computed, for their errors: an `evaluation.metrics.MetricPlace`."""

@@ -103,12 +103,6 @@ LEFT_TO_LIGHTNING: dict[str, str] = {
 }
 
 
-def _validates_each_epoch(args: Any, pl_trainer: Any) -> bool:
-    # By default Lightning does, if there is something to validate.
-    in_epochs, interval = pl_trainer.check_val_every_n_epoch, pl_trainer.val_check_interval
-    return args.eval_strategy == "epoch" and in_epochs == 1 and interval in (1, 1.0)
-
-
 def _saves_as_asked(args: Any, pl_trainer: Any) -> bool:
     return (args.save_strategy != "no") is bool(pl_trainer.checkpoint_callbacks)
 
@@ -116,8 +110,8 @@ def _saves_as_asked(args: Any, pl_trainer: Any) -> bool:
 def _watches_as_asked(args: Any, pl_trainer: Any) -> bool:
     # The mode follows from other arguments if nobody sets it.
     mode = "max" if args.greater_is_better else "min"
-    monitoring = [one for one in pl_trainer.checkpoint_callbacks if getattr(one, "monitor", None)]
-    return not args.load_best_model_at_end or any(getattr(one, "mode", None) == mode for one in monitoring)
+    modes = [one.mode for one in pl_trainer.checkpoint_callbacks if getattr(one, "monitor", None)]
+    return not args.load_best_model_at_end or mode in modes
 
 
 def _shards(args: Any, pl_trainer: Any) -> bool:
@@ -126,35 +120,33 @@ def _shards(args: Any, pl_trainer: Any) -> bool:
 
 # Argument -> whether a lightning.Trainer does what the arguments ask for; others cannot be read from it.
 AGREES: dict[str, Callable[[Any, Any], bool]] = {
-    "num_train_epochs": lambda args, pl_trainer: (
-        args.max_steps > 0 or pl_trainer.max_epochs == math.ceil(args.num_train_epochs)
-    ),
-    "max_steps": lambda args, pl_trainer: pl_trainer.max_steps == args.max_steps,
-    "gradient_accumulation_steps": lambda args, pl_trainer: (
-        pl_trainer.accumulate_grad_batches == args.gradient_accumulation_steps
-    ),
-    "max_grad_norm": lambda args, pl_trainer: pl_trainer.gradient_clip_val in (None, args.max_grad_norm),
-    "bf16": lambda args, pl_trainer: pl_trainer.precision == "bf16-mixed",
-    "fp16": lambda args, pl_trainer: pl_trainer.precision == "16-mixed",
-    "full_determinism": lambda args, pl_trainer: bool(getattr(pl_trainer, "_deterministic", False)),
-    "use_cpu": lambda args, pl_trainer: type(pl_trainer.accelerator).__name__ == "CPUAccelerator",
-    "disable_tqdm": lambda args, pl_trainer: args.disable_tqdm is (pl_trainer.progress_bar_callback is None),
-    "logging_strategy": lambda args, pl_trainer: args.logging_strategy == "no" and not pl_trainer.loggers,
-    "logging_steps": lambda args, pl_trainer: getattr(pl_trainer, "log_every_n_steps", None) == args.logging_steps,
+    "num_train_epochs": lambda args, run: args.max_steps > 0 or run.max_epochs == math.ceil(args.num_train_epochs),
+    "max_steps": lambda args, run: run.max_steps == args.max_steps,
+    "gradient_accumulation_steps": lambda args, run: run.accumulate_grad_batches == args.gradient_accumulation_steps,
+    "max_grad_norm": lambda args, run: run.gradient_clip_val in (None, args.max_grad_norm),
+    "bf16": lambda args, run: run.precision == "bf16-mixed",
+    "fp16": lambda args, run: run.precision == "16-mixed",
+    "full_determinism": lambda args, run: bool(getattr(run, "_deterministic", False)),
+    "use_cpu": lambda args, run: type(run.accelerator).__name__ == "CPUAccelerator",
+    "disable_tqdm": lambda args, run: args.disable_tqdm is (run.progress_bar_callback is None),
+    "logging_strategy": lambda args, run: args.logging_strategy == "no" and not run.loggers,
+    "logging_steps": lambda args, run: getattr(run, "log_every_n_steps", None) == args.logging_steps,
     **dict.fromkeys(
         [name for name, instead in LEFT_TO_LIGHTNING.items() if instead == LOGGERS and name != "log_on_each_node"],
-        lambda args, pl_trainer: bool(pl_trainer.loggers),
+        lambda args, run: bool(run.loggers),
     ),
-    "eval_strategy": _validates_each_epoch,
+    # By default Lightning validates each epoch, if there is something to validate.
+    "eval_strategy": lambda args, run: (
+        args.eval_strategy == "epoch" and run.check_val_every_n_epoch == 1 and run.val_check_interval in (1, 1.0)
+    ),
     **dict.fromkeys(
         ("save_strategy", "save_steps", "save_total_limit", "restore_callback_states_from_checkpoint"), _saves_as_asked
     ),
-    "save_only_model": lambda args, pl_trainer: any(
-        getattr(one, "save_weights_only", False) for one in pl_trainer.checkpoint_callbacks
+    "save_only_model": lambda args, run: any(
+        getattr(one, "save_weights_only", False) for one in run.checkpoint_callbacks
     ),
     "greater_is_better": _watches_as_asked,
-    "fsdp": _shards,
-    "fsdp_config": _shards,
+    **dict.fromkeys(("fsdp", "fsdp_config"), _shards),
 }
 
 

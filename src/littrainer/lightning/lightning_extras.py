@@ -316,7 +316,7 @@ def _check_range_test(min_lr: Any, max_lr: Any, num_training: Any, mode: Any, th
 
 
 class _StepLimit(TrainerCallback):
-    """Ends the trial after some optimizer steps.
+    """Ends the trial after some optimizer steps, and sees that a loader of the script's own takes the size.
 
     Parameters:
         trainer: the Trainer that is tried out.
@@ -326,28 +326,16 @@ class _StepLimit(TrainerCallback):
 
     def __init__(self, trainer: Any, size: int, steps: int):
         self.trainer, self.size, self.steps = trainer, size, steps
-        self._looks_at_rows = False
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
-        if self.trainer._own_methods("get_train_dataloader"):
-            found = getattr(train_dataloader, "batch_size", None)
-            self._looks_at_rows = found is None
-            self._check(self.size if found is None else found)
+        self._is_unseen = bool(trainer._own_methods("get_train_dataloader"))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._look_at_rows()
+        self.on_substep_end()
         control.should_training_stop = state.global_step >= self.steps
 
-    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._look_at_rows()
-
-    def _look_at_rows(self) -> None:
-        if self._looks_at_rows:
-            # At the first micro-batch: the last one of the data may be smaller.
-            self._looks_at_rows = False
-            self._check(first_dimension(self.trainer.lightning_module.micro_batch.inputs))
-
-    def _check(self, found: int | None) -> None:
+    def on_substep_end(self, *_: Any, **__: Any) -> None:  # type: ignore[override]
+        # Of the first micro-batch: the last one of the data may be smaller.
+        found = first_dimension(self.trainer.lightning_module.micro_batch.inputs) if self._is_unseen else None
+        self._is_unseen = False
         if found not in (None, self.size):
             raise ValueError(
                 f"scale_batch_size asked for micro-batches of {self.size} samples, and get_train_dataloader() made "
@@ -387,12 +375,7 @@ def _check_size_search(
 ) -> None:
     if mode not in SEARCHES:
         raise ValueError(f"scale_batch_size(mode={mode!r}): give {' or '.join(map(repr, SEARCHES))}.")
-    numbers = {
-        "steps_per_trial": steps_per_trial,
-        "init_val": init_val,
-        "max_trials": max_trials,
-        "max_val": max_val,
-    }
+    numbers = {"init_val": init_val, "max_trials": max_trials, "max_val": max_val, "steps_per_trial": steps_per_trial}
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"scale_batch_size({name}={value!r}): give a whole number from 1 up.")

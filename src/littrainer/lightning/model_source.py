@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import json
 import math
 import os
 import pickle
@@ -101,7 +102,8 @@ def description_of(model: nn.Module | None, name: str | None = None) -> dict[str
     # A class that transformers does not have is its script's.
     if getattr(_transformers(), model_class.__name__, None) is not model_class:
         return None
-    return {CLASS: model_class.__name__, CONFIG: _plain(known.config.to_diff_dict()), **({NAME: name} if name else {})}
+    config = json.loads(known.config.to_json_string())
+    return {CLASS: model_class.__name__, CONFIG: config, **({NAME: name} if name else {})}
 
 
 def _loaded(name: str, model_class: Any) -> nn.Module:
@@ -145,14 +147,6 @@ def _transformers() -> Any:
             "Models are loaded by name with transformers, which is not installed: pip install transformers, or pass "
             "the model itself."
         ) from error
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _plain(entry) for name, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
-    return value if value is None or type(value) in (bool, int, float, str) else str(value)
 
 
 # ---- What a checkpoint says ------------------------------------------------------------------------------------------
@@ -258,7 +252,7 @@ def export_model(module: Any, folder: Path, max_shard_size: int | str | None) ->
 
 
 def _whole_weights(module: Any) -> dict[str, Any] | None:
-    """The weights of a model of which each process holds a part, in the first process; None where each has them all."""
+    # In the first process; None if each process has them all.
     parameters = list(module.model.parameters())
     if any(hasattr(parameter, "ds_id") for parameter in parameters):
         raise ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.checkpoint.lightning_format import MARK
 from littrainer.checkpoint.weights import COMPILED_PART, fitted
 from littrainer.distributed.collectives import process_rank
+from littrainer.engine.lightning_internals import upcoming_batches
+from littrainer.engine.module import StepsAfterBackward
 from littrainer.evaluation import generation
 from littrainer.evaluation.prediction import has_loss_in, is_loss_to_be_had, labels_in, logits_in, outputs_to_ignore
 from littrainer.evaluation.streaming import streaming_metrics
@@ -37,18 +39,20 @@ from littrainer.lightning.model_source import (
 )
 from littrainer.lightning.windows import (
     ModuleLossSettings,
-    WindowNormalisation,
+    WatchedNumber,
+    Window,
+    check_place,
     loss_settings_of,
     model_inputs,
     no_inputs,
+    window_of,
 )
 from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
-from littrainer.optim.stepping import closure_before_step
 from littrainer.strategies.compilation import is_compiled
 from littrainer.training import loss as losses
 
 
-class TransformersModule(pl.LightningModule):
+class TransformersModule(StepsAfterBackward):
     """A model in a `lightning.Trainer`, with a Trainer's optimizer, schedule, loss over a window, metrics and folders.
 
     Parameters:
@@ -103,7 +107,8 @@ class TransformersModule(pl.LightningModule):
         self._model_init: Any = None
         self._loss_settings: ModuleLossSettings | None = None
         self._tensor_parallel_size = 1
-        self._window = WindowNormalisation()
+        self._window: Window | None = None
+        self._is_watched = self._has_divided_the_loss = False
         self.evaluations = Evaluations(streaming_metrics(compute_metrics))
         self._preparations = ExitStack()
         self._step_was_skipped = False
@@ -207,7 +212,7 @@ class TransformersModule(pl.LightningModule):
     def __getstate__(self) -> dict[str, Any]:
         # Callbacks that average weights copy the module; what belongs to the run at hand stays behind.
         state = super().__getstate__()
-        return {**state, "_preparations": ExitStack(), "_window": WindowNormalisation()}
+        return {**state, "_preparations": ExitStack(), "_window": None}
 
     # ---- Hooks for subclasses ----------------------------------------------------------------------------------------
 
@@ -220,9 +225,7 @@ class TransformersModule(pl.LightningModule):
             inputs: the batch, on the module's device.
             num_items_in_window: label tokens in the window of the optimizer step; in a lightning.Trainer those of all
                 processes, where `average_tokens_across_devices` is on. The sum of the batch's losses is to be divided
-                by it; where it is None, the loss is the mean over the batch. Where gradients are accumulated
-                over a loader that does not hand out whole windows, another number takes the place of the label tokens,
-                and gradients are corrected for it.
+                by it; where it is None, the loss is the mean over the batch.
 
         Returns:
             the loss, and the model's outputs, from which predictions are taken in evaluations.
@@ -282,11 +285,17 @@ class TransformersModule(pl.LightningModule):
             self.trainer.callbacks.insert(0, RunHooks())  # type: ignore[attr-defined]
         return []
 
+    def check_run(self, pl_trainer: pl.Trainer, stage: str) -> None:
+        """Refuse what a training cannot do, and warn of arguments that the module does not act on."""
+        if stage == "fit":
+            preparation.check_accumulation(pl_trainer)
+            warn_of_ignored_arguments(self.args, pl_trainer)
+
     def prepare_training(self) -> None:
         """Prepare the model, and put it into training mode if `from_pretrained` has left it in evaluation mode."""
         self._preparations.close()
         self._preparations.enter_context(preparation.prepared_for_training(self))
-        self._window = WindowNormalisation()
+        self._window, self._is_watched = None, False
         preparation.put_into_training_mode(self.model)
 
     def undo_preparations(self) -> None:
@@ -319,16 +328,30 @@ class TransformersModule(pl.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> torch.Tensor:
         """Forward pass of a micro-batch; logs `train_loss` of the window with which the optimizer steps."""
-        pl_trainer, settings, window = self.attached_trainer(), self.loss_settings, self._window
-        size = 1 if pl_trainer is None else pl_trainer.accumulate_grad_batches
-        steps = pl_trainer is None or (batch_idx + 1) % size == 0 or pl_trainer.is_last_batch
+        pl_trainer, settings, inputs = self.attached_trainer(), self.loss_settings, model_inputs(batch)
+        accumulation = 1 if pl_trainer is None else pl_trainer.accumulate_grad_batches
+        steps = pl_trainer is None or (batch_idx + 1) % accumulation == 0 or pl_trainer.is_last_batch
         known = getattr(getattr(pl_trainer, "train_dataloader", None), "handed_out", {}).get(batch_idx)
-        inputs, number = window.enter(settings, batch, known, size, steps=steps, place=batch_idx, device=self.device)
-        with window.watch(number, is_compiled(self.model)):
+        if known is not None:
+            check_place(known, steps, batch_idx)
+        window = self._window
+        if window is None or batch_idx % accumulation == 0:
+            # A training may resume in the middle of a window, whose remaining micro-batches then count for themselves.
+            others = accumulation - batch_idx % accumulation - 1
+            upcoming = upcoming_batches(pl_trainer, others) if pl_trainer is not None and known is None else []
+            window = self._window = window_of(settings, inputs, known, upcoming, self.device)
+        number, settings.current_gradient_accumulation_steps = window.number, window.size
+        # Compiled, the model would be compiled once more to be watched.
+        is_unwatched = window.size > 1 and not self._is_watched and not is_compiled(self.model)
+        with WatchedNumber(number, settings) if is_unwatched and number is not None else nullcontext():
             value, _ = self._loss_of(inputs, number)
+        self._is_watched = self._is_watched or window.size > 1
         value = losses.normalised(settings, value, number)
-        window.add(value)
+        window.loss = window.loss + value.detach()
+        # Whatever Lightning divides it by next.
+        self._has_divided_the_loss = True
         if steps:
+            self._window = None
             self._log_train_loss(window.loss)
         return value
 
@@ -351,11 +374,11 @@ class TransformersModule(pl.LightningModule):
         """Backward pass of the loss before Lightning has divided it, unless it comes from an own `training_step`."""
         pl_trainer = self.attached_trainer() if self.automatic_optimization else None
         division = 1 if pl_trainer is None else pl_trainer.accumulate_grad_batches
-        if division > 1 and self._window.has_divided_the_loss:
+        if division > 1 and self._has_divided_the_loss:
             # The division's own backward pass divides this number again, by itself: exactly 1 is left.
             kwargs["gradient"] = torch.full_like(loss, division)
+        self._has_divided_the_loss = False
         super().backward(loss, *args, **kwargs)
-        self._window.scale_gradients(self.parameters())
 
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
@@ -390,16 +413,13 @@ class TransformersModule(pl.LightningModule):
     ) -> None:
         """Run forward, backward and step in one, as Lightning does; the step finds gradients in place."""
         scale = self._loss_scale()
-        with closure_before_step(getattr(optimizer, "optimizer", optimizer)):
-            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         self._step_was_skipped = scale is not None and self._loss_scale() < scale
 
-    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        """Step the schedule, unless loss scaling has left the optimizer step out."""
-        if metric is not None:
-            scheduler.step(metric)
-        elif not self._step_was_skipped:
-            scheduler.step()
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether loss scaling has left the last optimizer step out."""
+        return self._step_was_skipped
 
     def _loss_scale(self) -> Any:
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
@@ -477,13 +497,18 @@ class TransformersModule(pl.LightningModule):
 
     # ---- Evaluation --------------------------------------------------------------------------------------------------
 
+    def begin_evaluation(self, stage: str) -> None:
+        """Forget the evaluation before, and put optimizers that have modes into the one for it."""
+        self.evaluations.begin(self.trainer, stage)
+        self.set_optimizer_modes("eval")
+
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
         """One batch of a validation."""
-        return self.evaluations.step(self, VALIDATION, self.trainer.val_dataloaders, batch, dataloader_idx)
+        return self.evaluations.step(self, VALIDATION, batch, dataloader_idx)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
         """One batch of a test."""
-        return self.evaluations.step(self, TEST, self.trainer.test_dataloaders, batch, dataloader_idx)
+        return self.evaluations.step(self, TEST, batch, dataloader_idx)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
         """The logits of a batch, or generated tokens where `predict_with_generate` is set.
@@ -496,6 +521,16 @@ class TransformersModule(pl.LightningModule):
         return self.prediction_outputs(model_inputs(batch), wants_loss=False)[1]
 
 
+def _of_module(act: Callable[..., None]) -> Any:
+    """Make a hook of what is to be done with a TransformersModule; other modules are left alone."""
+
+    def hook(self: Any, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any) -> None:
+        if isinstance(pl_module, TransformersModule):
+            act(pl_module, trainer, *args, **kwargs)
+
+    return hook
+
+
 class RunHooks(pl.Callback):
     """Prepares a module for its training, begins and ends its evaluations, and marks its checkpoints.
 
@@ -503,72 +538,19 @@ class RunHooks(pl.Callback):
     `super()` there. It has no state, and leaves other modules that its lightning.Trainer runs afterwards alone.
     """
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """A run begins: say which arguments the module does not act on."""
-        if stage == "fit" and isinstance(pl_module, TransformersModule):
-            preparation.check_accumulation(trainer)
-            warn_of_ignored_arguments(pl_module.args, trainer)
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Prepare the model for the length of the training."""
-        if isinstance(pl_module, TransformersModule):
-            pl_module.prepare_training()
-
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Undo what was done to the model for the length of the training."""
-        if isinstance(pl_module, TransformersModule):
-            pl_module.undo_preparations()
-
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """The same where the training has failed, or was interrupted."""
-        self.on_fit_end(trainer, pl_module)
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Training begins."""
-        if isinstance(pl_module, TransformersModule):
-            pl_module.set_optimizer_modes("train")
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Training has ended: an optimizer with modes leaves the weights that are meant to be used."""
-        if isinstance(pl_module, TransformersModule):
-            pl_module.set_optimizer_modes("eval")
-
-    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """A validation begins."""
-        self._begin(trainer, pl_module, VALIDATION)
-
-    def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """A test begins."""
-        self._begin(trainer, pl_module, TEST)
-
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """A validation has seen its last batch: log `val_loss` and the metrics."""
-        self._end(trainer, pl_module, VALIDATION, trainer.val_dataloaders)
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """A validation has ended, and training may go on."""
-        if trainer.state.fn == "fit" and isinstance(pl_module, TransformersModule):
-            pl_module.set_optimizer_modes("train")
-
-    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """A test has seen its last batch: log `test_loss` and the metrics."""
-        self._end(trainer, pl_module, TEST, trainer.test_dataloaders)
-
-    def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Say in a checkpoint what wrote it, and how the model is made."""
-        if isinstance(pl_module, TransformersModule):
-            pl_module.mark_checkpoint(checkpoint)
-
-    def _begin(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        if isinstance(pl_module, TransformersModule):
-            pl_module.evaluations.begin(trainer, stage)
-            pl_module.set_optimizer_modes("eval")
-
-    def _end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str, loaders: Any) -> None:
-        if isinstance(pl_module, TransformersModule):
-            pl_module.evaluations.end(pl_module, stage, loaders)
+    setup = _of_module(lambda module, trainer, stage: module.check_run(trainer, stage))
+    on_fit_start = _of_module(lambda module, trainer: module.prepare_training())
+    on_fit_end = on_exception = _of_module(lambda module, trainer, *error: module.undo_preparations())
+    on_train_start = _of_module(lambda module, trainer: module.set_optimizer_modes("train"))
+    # An optimizer with modes leaves the weights that are meant to be used.
+    on_train_end = _of_module(lambda module, trainer: module.set_optimizer_modes("eval"))
+    on_validation_epoch_start = _of_module(lambda module, trainer: module.begin_evaluation(VALIDATION))
+    on_test_epoch_start = _of_module(lambda module, trainer: module.begin_evaluation(TEST))
+    on_validation_epoch_end = on_test_epoch_end = _of_module(lambda module, trainer: module.evaluations.end(module))
+    on_validation_end = _of_module(
+        lambda module, trainer: module.set_optimizer_modes("train" if trainer.state.fn == "fit" else "eval")
+    )
+    on_save_checkpoint = _of_module(lambda module, trainer, checkpoint: module.mark_checkpoint(checkpoint))
 
 
 def are_called_by(pl_trainer: pl.Trainer) -> bool:

@@ -108,7 +108,7 @@ def _plan_of(args: Any) -> Any:
 
 
 def check_accumulation(pl_trainer: pl.Trainer) -> None:
-    """Refuse accumulation where gradients are out of reach.
+    """Refuse accumulation where the loss is divided by somebody else.
 
     Raises:
         ValueError: the strategy accumulates by itself, over its own windows.
@@ -116,7 +116,7 @@ def check_accumulation(pl_trainer: pl.Trainer) -> None:
     if pl_trainer.strategy.handles_gradient_accumulation and pl_trainer.accumulate_grad_batches > 1:
         raise ValueError(
             f"accumulate_grad_batches={pl_trainer.accumulate_grad_batches} with {type(pl_trainer.strategy).__name__}, "
-            "which keeps the gradients to itself: their sum cannot be divided by the label tokens of the window. Set "
+            "which divides each loss by the number of micro-batches, and not by the label tokens of the window. Set "
             "accumulate_grad_batches=1 and larger batches, use FSDP, or train with littrainer.Trainer and deepspeed=."
         )
 

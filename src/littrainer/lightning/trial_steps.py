@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
 from littrainer.data.columns import naming_dropped_columns
@@ -31,15 +30,10 @@ if TYPE_CHECKING:
 OF_THE_TRAINING = ("callbacks", "logger", "max_time", "profiler", DEVELOPMENT_RUN)
 # What the arguments say for the length of the trial: nothing but steps happens, and a loss that is no number is seen.
 ARGUMENTS: dict[str, Any] = {"eval_on_start": False, "enable_jit_checkpoint": False, "logging_nan_inf_filter": False}
-# What a model that recomputes activations calls it, by the newer name and the older one.
-RECOMPUTING = ("activation_checkpointing", "gradient_checkpointing")
 # Optimizers whose steps are taken in the backward pass, each parameter's for itself, by hooks that stay with it.
 STEPPING_IN_BACKWARD = ("layerwise", "lomo")
-# Where torch keeps what is called around a module's forward pass, and where transformers keeps the way to take it off.
-HOOKS = tuple(
-    f"_forward_{kind}{about}" for kind in ("hooks", "pre_hooks") for about in ("", "_with_kwargs", "_always_called")
-)
-HOOK_HANDLES = ("_require_grads_hook", "_require_grads_hooks")
+# Attributes of these kinds are put back with what stood in them.
+CONTAINERS = (dict, list, set, OrderedDict, defaultdict)
 
 
 def check_can_try(trainer: Any, method: str) -> None:
@@ -83,19 +77,20 @@ def is_number(value: Any) -> bool:
 def left_as_found(trainer: Any) -> Iterator[None]:
     """While the block runs trial steps change the Trainer; afterwards it is as it was, however the block ends.
 
-    That is its model with weights, gradients and modes, its optimizer and schedule, its arguments and callbacks, and
-    the random generators.
+    That is its model with weights, gradients, modes and hooks, its optimizer and schedule, its arguments and callbacks,
+    and the random generators.
     """
-    has_gpu = trainer.args.device.type == "cuda"
-    generators = capture_random_states(gpu=has_gpu)
+    model: Any = trainer.model
+    parts = (trainer, trainer.args, trainer.control, trainer.callback_handler, trainer.accelerator)
+    configs = [getattr(model, name, None) for name in ("config", "generation_config")]
     with contextlib.ExitStack() as found:
-        found.callback(set_random_states, generators)
-        parts = (trainer.args, trainer.control, trainer.callback_handler, trainer.accelerator)
-        for one in (trainer, *parts):
-            found.enter_context(_attributes_kept(one))
+        found.callback(set_random_states, capture_random_states(gpu=trainer.args.device.type == "cuda"))
         for part in (trainer.optimizer, trainer.lr_scheduler):
-            found.enter_context(_stepping_on_copies(part))
-        found.enter_context(_model_kept(trainer.model))
+            if part is not None:
+                found.callback(part.load_state_dict, copy.deepcopy(part.state_dict()))
+        found.callback(_putting_weights_back(model))
+        for one in (*parts, *filter(lambda one: hasattr(one, "__dict__"), configs), *model.modules()):
+            found.enter_context(_attributes_kept(one))
         yield
 
 
@@ -137,7 +132,7 @@ def take_steps(trainer: Any, steps: int, callback: TrainerCallback, accumulation
 def _attributes_kept(one: Any) -> Iterator[None]:
     """Put back an object's attributes, and what stands in those that are plain lists, sets and dicts."""
     values = vars(one)
-    kept = {name: (value, copy.copy(value) if _is_plain(value) else None) for name, value in values.items()}
+    kept = {name: (value, copy.copy(value) if type(value) in CONTAINERS else None) for name, value in values.items()}
     try:
         yield
     finally:
@@ -150,93 +145,22 @@ def _attributes_kept(one: Any) -> Iterator[None]:
             values[name] = value
 
 
-def _is_plain(value: Any) -> bool:
-    return type(value) in (dict, list, set)
-
-
-@contextlib.contextmanager
-def _stepping_on_copies(part: Any) -> Iterator[None]:
-    """Let an optimizer or a schedule, if there is one, step with copies of its states in the place of its own."""
-    with contextlib.ExitStack() as found:
-        if part is not None:
-            found.enter_context(_attributes_kept(part))
-            for inner in _parts_within(part):
-                found.enter_context(_stepping_on_copies(inner))
-        if isinstance(part, Optimizer):
-            for group in part.param_groups:
-                found.enter_context(_attributes_of_group_kept(group))
-            parameters = {id(one): one for group in part.param_groups for one in group["params"]}
-            part.state = copy.deepcopy(part.state, parameters)
-        yield
-
-
-def _parts_within(part: Any) -> list[Any]:
-    """The optimizer inside a two-step optimizer, as SAM has one; the schedules inside one that is made of several."""
-    kind = LRScheduler if isinstance(part, LRScheduler) else Optimizer
-    held = [value if isinstance(value, (list, tuple)) else [value] for value in vars(part).values()]
-    return [one for several in held for one in several if isinstance(one, kind)]
-
-
-@contextlib.contextmanager
-def _attributes_of_group_kept(group: dict[str, Any]) -> Iterator[None]:
-    kept = dict(group)
-    group.update({name: value.clone() for name, value in kept.items() if isinstance(value, torch.Tensor)})
-    try:
-        yield
-    finally:
-        group.clear()
-        group.update(kept)
-
-
-@contextlib.contextmanager
-def _model_kept(model: nn.Module) -> Iterator[None]:
-    """Put back a model's weights and buffers, which wait in the host's memory, its gradients, hooks and settings."""
-    tensors = [*model.parameters(), *model.buffers()]
-    values = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
-    # A forward pass may put another tensor in the place of a buffer, and so does moving the model.
-    registered: list[tuple[Any, Any]] = []
-    for module in model.modules():
-        own = vars(module)
-        among = ("_buffers", "_non_persistent_buffers_set", *HOOKS)
-        registered += [(own[name], copy.copy(own[name])) for name in among if own.get(name) is not None]
-    handles = [(module, {name: getattr(module, name, None) for name in HOOK_HANDLES}) for module in model.modules()]
-    gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in model.parameters()]
-    modes = [(module, module.training) for module in model.modules()]
-    settings = [getattr(model, name, None) for name in ("config", "generation_config")]
-    name = next((one for one in RECOMPUTING if hasattr(model, f"{one}_disable")), None)
-    recomputes = name is None or getattr(model, f"is_{name}", True)
+def _putting_weights_back(model: nn.Module) -> Callable[[], None]:
+    """Take gradients away; return what puts them back, with weights and buffers, which wait in the host's memory."""
     device = model_device(model)
+    values = [(one, one.detach().to("cpu", copy=True)) for one in (*model.parameters(), *model.buffers())]
+    gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in model.parameters()]
     for parameter, *_ in gradients:
         parameter.grad = None
-    try:
-        with contextlib.ExitStack() as found:
-            for one in settings:
-                if hasattr(one, "__dict__"):
-                    found.enter_context(_attributes_kept(one))
-            yield
-    finally:
+
+    @torch.no_grad()
+    def put_back() -> None:
         if device is not None and model_device(model) != device:
             model.to(device)
-        if not recomputes and getattr(model, f"is_{name}"):
-            getattr(model, f"{name}_disable")()
-        for content, as_it_was in registered:
-            content.clear()
-            content.update(as_it_was)
-        for module, as_they_were in handles:
-            _put_back_handles(module, as_they_were)
-        with torch.no_grad():
-            for tensor, value in zip(tensors, values, strict=True):
-                tensor.copy_(value)
+        for tensor, value in values:
+            tensor.copy_(value)
         for parameter, gradient, requires_grad in gradients:
             parameter.requires_grad = requires_grad
             parameter.grad = gradient
-        for module, was_training in modes:
-            module.training = was_training
 
-
-def _put_back_handles(module: nn.Module, as_they_were: dict[str, Any]) -> None:
-    for name, value in as_they_were.items():
-        if value is not None:
-            setattr(module, name, value)
-        elif name in vars(module):
-            delattr(module, name)
+    return put_back
