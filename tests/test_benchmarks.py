@@ -14,13 +14,12 @@ import pytest
 
 from benchmarks import record
 from benchmarks.__main__ import main
-from benchmarks.benchmark import Benchmark, Case, Measured, Processes
+from benchmarks.benchmark import Benchmark, Case, Measured
 from benchmarks.catalogue import BENCHMARKS
 from benchmarks.figures import Figures
 from benchmarks.measured import counts, imports, step
-from benchmarks.processes import SideProcess, Sides, environment_of
-from benchmarks.rounds import take_turns
-from benchmarks.sides import EARLIER, EVERY_SIDE, LIGHTNING, OURS, RAW, THEIRS, Side
+from benchmarks.processes import SideProcess, Sides
+from benchmarks.sides import EVERY_SIDE, LIGHTNING, OURS, RAW, THEIRS, Side
 from benchmarks.tables import PAGES, filled, parts_of
 
 # Their first case shows that the others work.
@@ -79,14 +78,6 @@ def test_a_record_of_the_smallest_sizes_has_all_that_pages_and_curves_show(tmp_p
     assert [size for size, _ in sizes] == [2, 20]
 
 
-def test_each_curve_has_sizes_enough_to_show_how_it_grows() -> None:
-    from benchmarks.growth import PANELS
-
-    for panel in PANELS:
-        cases = [case for case in BENCHMARKS[panel.benchmark].full if case.curve == panel.curve]
-        assert len(cases) > 2 and all(panel.setting in case.settings for case in cases)
-
-
 def test_the_pages_show_the_figures_of_the_recorded_run() -> None:
     if not record.RECORDED.exists():
         pytest.skip("no run is recorded; `make bench-record` takes one")
@@ -113,33 +104,6 @@ def test_a_side_process_measures_what_it_is_asked_and_tells_why_it_cannot() -> N
         process.end()
 
 
-def test_the_earlier_release_comes_first_on_the_path_of_its_own_processes() -> None:
-    assert environment_of(EARLIER)["PYTHONPATH"].split(":")[0] == str(EARLIER.folder)
-    assert str(EARLIER.folder) not in environment_of(THEIRS)["PYTHONPATH"]
-
-
-def test_sides_take_turns_and_each_round_begins_with_another_one() -> None:
-    asked = []
-
-    def measure(side: Side) -> Measured:
-        asked.append(side.name)
-        return {"asked": float(len(asked))}
-
-    found = take_turns([RAW, OURS, THEIRS], 2, measure, rehearse=True)
-    assert asked == ["raw PyTorch", "littrainer", "transformers"] * 2 + ["littrainer", "transformers", "raw PyTorch"]
-    assert [each["asked"] for each in found["raw PyTorch"]] == [4.0, 9.0]
-
-
-def test_sides_are_compared_within_a_round() -> None:
-    rounds = {"ours": [{"s": 1.0}, {"s": 20.0}, {"s": 3.0}], "theirs": [{"s": 2.0}, {"s": 40.0}, {"s": 3.0}]}
-    case = {"name": "case", "title": "", "curve": "", "settings": {}, "rounds": rounds}
-    figures = Figures({"cases": [case]}, {})
-    assert figures.median("case", "ours", "s") == 3.0
-    assert figures.ratio("case", "ours", "theirs", "s") == 0.5
-    assert figures.difference("case", "ours", "theirs", "s") == -1.0
-    assert figures.spread("case", "ours", "s") == "1 to 20"
-
-
 def test_counts_fail_where_a_step_reads_a_value_or_fetches_samples_one_by_one() -> None:
     def figures(**found: float) -> Figures:
         case = record.case_entry(counts.BENCHMARK.short[0], {OURS.name: [found]})
@@ -163,25 +127,3 @@ def test_a_run_keeps_its_figures_and_fails_where_a_count_does(
     assert "counts: a step of mlp has 1 reads" in printed.err and "| littrainer | 1 | 1 |" in printed.out
     (case, _) = json.loads(kept.read_text())["benchmarks"]["counts"]["cases"]
     assert list(case["rounds"]) == [side.name for side in EVERY_SIDE if not side.folder]
-
-
-def test_figures_of_another_machine_are_not_mixed_with_these(tmp_path: Path) -> None:
-    of_another = record.new_record()
-    of_another["machine"]["cores"] = 1000
-    record.write(of_another, tmp_path / "record.json")
-    with pytest.raises(ValueError, match="figures of other machine"):
-        record.begun_or_new(tmp_path / "record.json")
-
-
-def test_a_table_that_the_record_lacks_is_named() -> None:
-    with pytest.raises(KeyError, match="the record has no 'step'"):
-        filled("<!-- benchmark: step -->\n<!-- end -->\n", {})
-
-
-def test_every_case_says_where_it_runs_and_has_a_name_of_its_own() -> None:
-    for benchmark in BENCHMARKS.values():
-        for cases in (benchmark.full, benchmark.short):
-            names = [case.name for case in cases]
-            assert len(set(names)) == len(names)
-            assert all(isinstance(case.processes, Processes) for case in cases)
-            json.dumps([case.settings for case in cases])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,11 @@ import torch
 from torch.utils.data import SequentialSampler
 from transformers import GenerationConfig
 
-from littrainer import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer
-from littrainer.arguments.fields import GenerationFields
+from littrainer import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer
 from littrainer.data.samplers import LengthGroupedSampler
 from tests.scenarios.collators import pad_translations
-from tests.scenarios.data import Rows, Stream, tiny_tokenizer, translation_rows
-from tests.scenarios.models import END_TOKEN, VectorClassifier, tiny_bart, tiny_bert_classifier, tiny_t5
+from tests.scenarios.data import Rows, Stream, translation_rows
+from tests.scenarios.models import END_TOKEN, VectorClassifier, tiny_bart, tiny_bert_classifier
 from tests.scenarios.trainers import QUIET_RUN
 
 ROWS = translation_rows(5)
@@ -71,10 +69,6 @@ def test_each_argument_about_generation_changes_what_is_predicted(tmp_path: Path
     assert predicted(first) == predicted(first) != predicted(second)
 
 
-def test_no_argument_is_left_out_here() -> None:
-    assert {*GENERATED, "sortish_sampler"} == {field.name for field in dataclasses.fields(GenerationFields)}
-
-
 @pytest.mark.parametrize("kind", [Seq2SeqTrainer, Trainer])
 def test_sortish_sampling_groups_training_samples_by_length_and_leaves_evaluation_in_order(
     tmp_path: Path, kind: type[Trainer]
@@ -92,13 +86,6 @@ def test_sortish_sampling_of_a_stream_is_told_to_have_no_effect(
 
 
 # ---- Keywords of a call ----------------------------------------------------------------------------------------------
-
-
-def test_keywords_of_a_call_hold_for_that_call_alone(tmp_path: Path) -> None:
-    trainer = translator(tmp_path, generation_max_length=9)
-    plain = tokens(trainer)
-    assert max(len(row) for row in tokens(trainer, max_length=4)) == 3
-    assert tokens(trainer) == plain
 
 
 def test_keywords_of_a_call_are_forgotten_when_it_fails(tmp_path: Path) -> None:
@@ -149,11 +136,6 @@ def test_a_misspelt_keyword_is_refused_with_the_nearest_one(tmp_path: Path) -> N
         translator(tmp_path).evaluate(num_bems=2)
 
 
-def test_other_errors_of_generate_are_left_as_they_are(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="num_return_sequences"):
-        translator(tmp_path).evaluate(num_return_sequences=3, num_beams=2)
-
-
 def test_keywords_without_generation_are_told_to_have_no_effect(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -172,15 +154,6 @@ def test_the_generation_config_is_put_into_the_model_as_a_copy(tmp_path: Path) -
     trainer = translator(tmp_path, generation_config=wanted)
     assert trainer.model.generation_config.max_length == 6
     assert trainer.model.generation_config is not wanted
-
-
-def test_each_model_that_model_init_makes_has_the_generation_config(tmp_path: Path) -> None:
-    given = {"model_init": lambda: tiny_bart()}
-    trainer = translator(tmp_path, given=given, generation_config=SIX_TOKENS, max_steps=1)
-    first = trainer.model
-    trainer.train()
-    assert trainer.model is not first
-    assert first.generation_config.max_length == trainer.model.generation_config.max_length == 6
 
 
 def test_an_invalid_generation_config_stops_the_trainer_before_it_trains(tmp_path: Path) -> None:
@@ -221,17 +194,6 @@ def test_a_plain_trainer_says_that_it_generates_nothing(tmp_path: Path, caplog: 
     assert said in caplog.messages
 
 
-def test_a_plain_trainer_with_a_prediction_step_of_its_own_may_generate(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Own(Trainer):
-        def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
-            return super().prediction_step(*args, **kwargs)
-
-    translator(tmp_path, kind=Own)
-    assert not any("Seq2SeqTrainer" in message for message in caplog.messages)
-
-
 def test_a_wish_to_generate_that_comes_later_is_refused_at_the_first_batch(tmp_path: Path) -> None:
     trainer = translator(
         tmp_path,
@@ -244,30 +206,7 @@ def test_a_wish_to_generate_that_comes_later_is_refused_at_the_first_batch(tmp_p
         trainer.predict(QUESTIONS)
 
 
-def test_the_model_generates_in_evaluation_mode_without_a_graph(tmp_path: Path) -> None:
-    seen: list[tuple[bool, bool]] = []
-    model = tiny_t5()
-    generate = model.generate
-
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        seen.append((model.training, torch.is_inference_mode_enabled()))
-        return generate(*args, **kwargs)
-
-    model.generate = noting
-    translator(tmp_path, model, eval_strategy="steps", eval_steps=1, max_steps=2).train()
-    assert seen and set(seen) == {(False, False)}
-
-
 # ---- Batches without labels, padding ---------------------------------------------------------------------------------
-
-
-def test_data_without_labels_is_predicted_with_the_seq2seq_collator(tmp_path: Path) -> None:
-    tokenizer, model = tiny_tokenizer(), tiny_bart()
-    collator = DataCollatorForSeq2Seq(tokenizer, model=model)
-    given = {"data_collator": collator, "processing_class": tokenizer}
-    found = translator(tmp_path, model, given=given, generation_max_length=6).predict(QUESTIONS)
-    assert found.predictions.shape[0] == len(QUESTIONS) and found.label_ids is None
-    assert "test_loss" not in found.metrics
 
 
 def test_outputs_without_a_padding_token_are_refused_with_the_place_to_set_one(tmp_path: Path) -> None:
@@ -275,9 +214,3 @@ def test_outputs_without_a_padding_token_are_refused_with_the_place_to_set_one(t
     trainer.model.config.pad_token_id = None
     with pytest.raises(ValueError, match=r"set model\.config\.pad_token_id"):
         trainer.predict(QUESTIONS)
-
-
-def test_a_tokenizer_is_taken_under_its_earlier_name(tmp_path: Path) -> None:
-    with pytest.warns(FutureWarning, match="processing_class"):
-        trainer = translator(tmp_path, given={"tokenizer": tiny_tokenizer()})
-    assert trainer.processing_class is not None

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +8,14 @@ import torch
 import transformers
 from datasets import Dataset
 from torch import nn
-from torch.utils.data import RandomSampler, SequentialSampler
 
-from littrainer import Trainer, TrainerCallback, TrainingArguments
+from littrainer import Trainer, TrainingArguments
 from littrainer.arguments import process
 from littrainer.data.collators import RemoveColumnsCollator
-from littrainer.data.samplers import EpochSeededSampler
 from tests.distributed.launchers import see_gpus, set_only
 from tests.scenarios.collators import pad_tokens
-from tests.scenarios.data import Rows, Stream, tiny_tokenizer, token_rows, vector_rows
-from tests.scenarios.models import LogitsOnly, VectorClassifier, tiny_bert_classifier
+from tests.scenarios.data import Rows, Stream, token_rows, vector_rows
+from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 
@@ -57,12 +54,6 @@ def test_what_contradicts_itself_is_refused(tmp_path: Path, given: Any, error: t
         quiet_trainer(tmp_path, given=given)
 
 
-def test_optimizers_for_a_model_that_is_yet_to_be_made_are_refused(tmp_path: Path) -> None:
-    optimizers = (torch.optim.SGD([torch.zeros(1)]), None)
-    with pytest.raises(RuntimeError, match=r"model_init.*optimizers"):
-        Trainer(model_init=lambda: VectorClassifier(), args=quiet_arguments(tmp_path), optimizers=optimizers)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("build", "words"),
     [(lambda one, two: VectorClassifier(), "takes 2"), (lambda: None, "returned None")],
@@ -71,32 +62,14 @@ def test_optimizers_for_a_model_that_is_yet_to_be_made_are_refused(tmp_path: Pat
 def test_a_model_init_that_cannot_make_a_model_is_refused(tmp_path: Path, build: Any, words: str) -> None:
     with pytest.raises(RuntimeError, match=f"model_init.*{words}"):
         Trainer(model_init=build, args=quiet_arguments(tmp_path))
+    optimizers: Any = (torch.optim.SGD([torch.zeros(1)]), None)
+    with pytest.raises(RuntimeError, match=r"model_init.*optimizers"):
+        Trainer(model_init=VectorClassifier, args=quiet_arguments(tmp_path), optimizers=optimizers)
 
 
 def test_metrics_batch_by_batch_need_a_function_that_is_told_the_last_batch(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"batch_eval_metrics.*compute_result"):
         quiet_trainer(tmp_path, given={"compute_metrics": lambda prediction: {}}, batch_eval_metrics=True)
-
-
-def test_the_log_level_reaches_our_logger_and_transformers(tmp_path: Path) -> None:
-    loggers = [logging.getLogger(name) for name in ("littrainer", "transformers")]
-    levels = [logger.level for logger in loggers]
-    try:
-        quiet_trainer(tmp_path, log_level="error")
-        assert [logger.level for logger in loggers] == [logging.ERROR] * 2
-        quiet_trainer(tmp_path, log_level="passive")
-        assert [logger.level for logger in loggers] == [logging.ERROR] * 2
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-def test_a_model_trains_without_a_cache_of_keys_unless_told_otherwise(tmp_path: Path) -> None:
-    model = tiny_bert_classifier()
-    quiet_trainer(tmp_path, model)
-    assert model.config.use_cache is False
-    quiet_trainer(tmp_path, model, use_cache=True)
-    assert model.config.use_cache is True
 
 
 def test_constructing_a_trainer_seeds_the_generators(tmp_path: Path) -> None:
@@ -160,39 +133,7 @@ def test_a_script_under_plain_python_learns_once_how_to_train_on_all_gpus(
     assert construct(VectorClassifier()) == ""
 
 
-def test_callbacks_hear_that_the_trainer_is_there(tmp_path: Path) -> None:
-    heard: list[Any] = []
-
-    class Listener(TrainerCallback):
-        def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-            heard.append((args, model))
-
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [Listener]})
-    assert heard == [(trainer.args, trainer.model)]
-
-
 # ---- Data ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("strategy", "kind"), [("random", EpochSeededSampler), ("sequential", SequentialSampler)])
-def test_training_data_is_drawn_as_the_strategy_says(tmp_path: Path, strategy: str, kind: type) -> None:
-    loader = quiet_trainer(tmp_path, train_sampling_strategy=strategy).get_train_dataloader()
-    assert type(loader.sampler) is kind and loader.batch_size == 4
-
-
-def test_evaluation_and_test_data_are_read_in_order_with_their_own_batch_size(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, per_device_eval_batch_size=5)
-    for loader in (trainer.get_eval_dataloader(), trainer.get_test_dataloader(Rows(vector_rows(9)))):
-        assert type(loader.sampler) is SequentialSampler and loader.batch_size == 5
-
-
-def test_an_overridden_sampler_is_used(tmp_path: Path) -> None:
-    class Reversed(Trainer):
-        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-            return range(9, -1, -1)
-
-    loader = quiet_trainer(tmp_path, kind=Reversed).get_train_dataloader()
-    assert list(loader.sampler) == [*range(9, -1, -1)]
 
 
 def test_a_stream_has_no_sampler(tmp_path: Path) -> None:
@@ -208,17 +149,12 @@ def test_columns_the_model_does_not_take_are_removed_from_a_table(tmp_path: Path
     )
     loader = trainer.get_train_dataloader()
     assert loader.dataset.column_names == ["input_ids", "labels"] and loader.collate_fn is pad_tokens
+    # Those of any other dataset are removed from its samples.
+    collator = quiet_trainer(tmp_path).get_train_dataloader().collate_fn
+    assert isinstance(collator, RemoveColumnsCollator)
+    assert {"x", "labels", "label", "label_ids"} == set(collator.signature_columns)
     trainer.args.remove_unused_columns = False
     assert "text" in trainer.get_train_dataloader().dataset.column_names
-
-
-def test_columns_of_any_other_dataset_are_removed_from_its_samples(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path)
-    loader = trainer.get_train_dataloader()
-    assert isinstance(loader.collate_fn, RemoveColumnsCollator)
-    assert {"x", "labels", "label", "label_ids"} == set(loader.collate_fn.signature_columns)
-    trainer.args.remove_unused_columns = False
-    assert trainer.get_train_dataloader().collate_fn is trainer.data_collator
 
 
 def test_a_batch_without_any_input_says_which_columns_the_model_takes(tmp_path: Path) -> None:
@@ -307,16 +243,10 @@ def test_learning_rates_and_groups_are_those_of_the_optimizer(tmp_path: Path) ->
             ask()
     trainer.create_optimizer()
     assert trainer.get_learning_rates() == [0.01, 0.01]
+    assert trainer.get_num_trainable_parameters() == sum(weight.numel() for weight in trainer.model.parameters())
     assert trainer.get_optimizer_group(trainer.model.head.weight)["weight_decay"] == 0.1
     assert [len(group) for group in trainer.get_optimizer_group()] == [2, 4]
     assert trainer.get_optimizer_group(nn.Parameter(torch.zeros(1))) is None
-
-
-def test_trainable_parameters_are_counted(tmp_path: Path) -> None:
-    model = VectorClassifier()
-    model.inner.requires_grad_(False)
-    expected = sum(p.numel() for p in [*model.norm.parameters(), *model.head.parameters()])
-    assert quiet_trainer(tmp_path, model).get_num_trainable_parameters() == expected
 
 
 def test_a_model_that_is_not_split_between_processes_has_a_tensor_parallel_size_of_one(tmp_path: Path) -> None:
@@ -328,35 +258,6 @@ def test_a_model_that_is_not_split_between_processes_has_a_tensor_parallel_size_
 
 
 # ---- Training, logging, operations --------------------------------------------------------------------------------
-
-
-def test_an_overridden_compute_loss_is_what_is_trained_on(tmp_path: Path) -> None:
-    class Own(Trainer):
-        def compute_loss(
-            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-        ) -> Any:
-            outputs = model(x=inputs["x"])
-            loss = outputs["logits"].pow(2).mean()
-            return (loss, outputs) if return_outputs else loss
-
-    trainer = quiet_trainer(tmp_path, LogitsOnly(), kind=Own, max_steps=30, learning_rate=0.1, label_names=["labels"])
-    before = trainer.evaluate()["eval_loss"]
-    trainer.train()
-    assert trainer.evaluate()["eval_loss"] < before / 4
-
-
-def test_a_log_is_kept_with_its_step_and_handed_to_callbacks_with_the_epoch(tmp_path: Path) -> None:
-    heard: list[dict[str, Any]] = []
-
-    class Listener(TrainerCallback):
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            heard.append(dict(logs))
-
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [Listener]})
-    trainer.state.global_step, trainer.state.epoch = 3, 1.5
-    trainer.log({"own": 2.0})
-    assert heard == [{"own": 2.0, "epoch": 1.5}]
-    assert trainer.state.log_history == [{"own": 2.0, "epoch": 1.5, "step": 3}]
 
 
 def test_operations_are_those_that_transformers_counts(tmp_path: Path) -> None:
@@ -392,29 +293,3 @@ def test_models_are_left_in_the_mode_and_without_gradients_as_transformers_leave
             modes.append((trainer.model.training, all(p.grad is None for p in trainer.model.parameters())))
         left.append(modes)
     assert left[0] == left[1]
-
-
-def test_the_tokenizer_is_the_processing_class_of_every_event(tmp_path: Path) -> None:
-    tokenizer = tiny_tokenizer()
-    seen: list[Any] = []
-
-    class Listener(TrainerCallback):
-        def on_train_begin(self, args: Any, state: Any, control: Any, processing_class: Any = None, **_: Any) -> None:
-            seen.append(processing_class)
-
-    quiet_trainer(
-        tmp_path,
-        tiny_bert_classifier(),
-        given={"processing_class": tokenizer, "callbacks": [Listener], "train_dataset": Rows(token_rows(4))},
-        max_steps=1,
-    ).train()
-    assert seen == [tokenizer]
-
-
-def test_a_random_sampler_of_the_users_own_is_seeded_by_epoch_too(tmp_path: Path) -> None:
-    class WithReplacement(Trainer):
-        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-            return RandomSampler(self.train_dataset, replacement=True, num_samples=6)
-
-    sampler = quiet_trainer(tmp_path, kind=WithReplacement).get_train_dataloader().sampler
-    assert type(sampler) is EpochSeededSampler and sampler.replacement and len(sampler) == 6

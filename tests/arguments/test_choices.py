@@ -33,7 +33,7 @@ def test_a_member_behaves_as_its_string_where_that_of_transformers_does() -> Non
     theirs = transformers.trainer_utils.IntervalStrategy.EPOCH
     ours = choices.IntervalStrategy.EPOCH
     assert ours == "epoch" == ours.value
-    assert ours == choices.SaveStrategy.EPOCH
+    assert ours == choices.SaveStrategy.EPOCH and choices.EvaluationStrategy is choices.IntervalStrategy
     assert hash(ours) == hash("epoch")
     assert json.dumps(ours) == json.dumps(theirs) == '"epoch"'
     assert (str(ours), f"{ours}", repr(ours)) == (str(theirs), f"{theirs}", repr(theirs))
@@ -52,11 +52,3 @@ def test_a_wrong_value_is_refused_with_the_enum_the_value_and_the_valid_values()
 def test_an_optimizer_name_of_transformers_4_becomes_that_of_today_with_a_warning(earlier: str, today: str) -> None:
     with pytest.warns(FutureWarning, match=f"write '{today}'"):
         assert choices.OptimizerNames(earlier).value == today
-
-
-def test_the_name_of_an_optimizer_that_transformers_5_3_lists_is_another_name_for_what_it_is_read_as() -> None:
-    assert choices.OptimizerNames.ADAMW_APEX_FUSED is choices.OptimizerNames.ADAMW_TORCH_FUSED
-
-
-def test_the_evaluation_strategy_of_transformers_4_is_todays_interval_strategy() -> None:
-    assert choices.EvaluationStrategy is choices.IntervalStrategy

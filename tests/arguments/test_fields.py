@@ -69,7 +69,3 @@ def test_our_own_keywords_can_be_given_as_json_on_the_command_line() -> None:
         ["--lightning", '{"limit_val_batches": "4", "profiler": "simple"}']
     )
     assert args.lightning == {"limit_val_batches": 4, "profiler": "simple"}
-
-
-def test_the_help_page_of_a_script_can_be_printed() -> None:
-    assert "--eval_strategy" in HfArgumentParser(TrainingArguments).format_help()

@@ -29,102 +29,70 @@ from tests.fidelity.conftest import environment_of_runs
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 
-def test_a_single_process_is_rank_zero_of_one() -> None:
-    args = TrainingArguments()
-    assert (args.world_size, args.process_index, args.local_process_index) == (1, 0, 0)
-    assert args.parallel_mode is ParallelMode.NOT_PARALLEL
-    assert args.should_log and args.should_save
+def play(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int, local_rank: int) -> None:
+    """Let this process be one of several."""
+    for name, value in (("RANK", rank), ("WORLD_SIZE", world_size), ("LOCAL_RANK", local_rank)):
+        monkeypatch.setenv(name, str(value))
 
 
 def test_ranks_come_from_the_launchers_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1")):
-        monkeypatch.setenv(name, value)
     args = TrainingArguments()
-    assert (args.world_size, args.process_index, args.local_process_index) == (8, 5, 1)
-    assert args.parallel_mode is ParallelMode.DISTRIBUTED
-    assert not args.should_log and not args.should_save
-
-
-def test_the_first_process_of_a_later_node_logs_and_saves_only_where_each_node_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name, value in (("RANK", "4"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "0")):
-        monkeypatch.setenv(name, value)
+    assert (args.world_size, args.process_index, args.local_process_index, args.local_rank) == (1, 0, 0, -1)
+    assert args.parallel_mode is ParallelMode.NOT_PARALLEL and args.should_log and args.should_save
+    play(monkeypatch, 5, 8, 1)
+    args = TrainingArguments(log_level="debug", log_level_replica="error")
+    # Scripts of transformers 4 read `local_rank`.
+    assert (args.world_size, args.process_index, args.local_process_index, args.local_rank) == (8, 5, 1, 1)
+    assert args.parallel_mode is ParallelMode.DISTRIBUTED and not args.should_log and not args.should_save
+    assert args.get_process_log_level() == logging.ERROR
+    # The first process of a later node.
+    play(monkeypatch, 4, 8, 0)
     assert TrainingArguments().should_log and not TrainingArguments().should_save
     turned_round = TrainingArguments(log_on_each_node=False, save_on_each_node=True)
     assert not turned_round.should_log and turned_round.should_save
-
-
-def test_a_rank_that_is_no_number_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "first")
     with pytest.raises(ValueError, match="RANK='first' must be a whole number"):
         _ = TrainingArguments().process_index
 
 
-def test_the_cpu_is_used_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    args = TrainingArguments(use_cpu=True)
-    assert (args.device, args.n_gpu) == (torch.device("cpu"), 0)
+@pytest.mark.parametrize(
+    ("gpus", "metal", "local_rank", "device"),
+    [
+        (1, False, None, "cuda:0"),
+        (4, True, 3, "cuda:3"),
+        # A launcher may show each process its own alone.
+        (1, False, 3, "cuda:0"),
+        (0, True, None, "mps"),
+        # No library connects processes on Metal.
+        (0, True, 1, "cpu"),
+        (0, False, None, "cpu"),
+    ],
+)
+def test_each_process_has_the_gpu_of_its_number_before_metal_and_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, metal: bool, local_rank: int | None, device: str
+) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: metal)
+    if local_rank is not None:
+        play(monkeypatch, local_rank, 4, local_rank)
+    args = TrainingArguments()
+    assert (args.device, args.n_gpu) == (torch.device(device), int(device != "cpu"))
+    # `.cuda()` without an index means the process's own.
+    assert chosen == ([torch.device(device)] if gpus and local_rank else [])
+    assert TrainingArguments(use_cpu=True).device == torch.device("cpu")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     assert TrainingArguments().device == torch.device("cpu")
-
-
-def test_a_gpu_is_used_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    args = TrainingArguments()
-    assert (args.device, args.n_gpu) == (torch.device("cuda:0"), 1)
-
-
-def test_a_later_process_of_a_node_makes_its_own_gpu_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    assert TrainingArguments().device == torch.device("cuda:3")
-    assert chosen == [torch.device("cuda:3")]
-
-
-@pytest.mark.parametrize(("local_rank", "visible", "index"), [("1", 2, 1), ("3", 4, 3), ("1", 1, 0)])
-def test_each_process_of_a_node_has_the_gpu_of_its_number_or_the_only_one_that_it_is_shown(
-    monkeypatch: pytest.MonkeyPatch, local_rank: str, visible: int, index: int
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    for name, value in (("RANK", local_rank), ("WORLD_SIZE", "4"), ("LOCAL_RANK", local_rank)):
-        monkeypatch.setenv(name, value)
-    assert TrainingArguments().device == torch.device("cuda", index)
 
 
 def test_more_processes_than_gpus_on_a_node_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    for name, value in (("RANK", "2"), ("WORLD_SIZE", "3"), ("LOCAL_RANK", "2")):
-        monkeypatch.setenv(name, value)
+    play(monkeypatch, 2, 3, 2)
     with pytest.raises(ValueError, match="3 processes on this node share 2 GPUs, and process 2 has none of its own"):
         _ = TrainingArguments().device
-
-
-def test_an_apple_gpu_is_for_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")):
-        monkeypatch.setenv(name, value)
-    assert TrainingArguments().device == torch.device("cpu")
-
-
-def test_scripts_of_transformers_4_find_their_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert TrainingArguments().local_rank == -1
-    for name, value in (("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1")):
-        monkeypatch.setenv(name, value)
-    assert TrainingArguments().local_rank == 1
-
-
-def test_an_apple_gpu_comes_after_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    args = TrainingArguments()
-    assert (args.device, args.n_gpu) == (torch.device("mps"), 1)
 
 
 def test_the_device_is_found_once_and_stays_behind_when_arguments_travel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,20 +120,6 @@ def test_batch_sizes_and_timeout_are_those_of_transformers() -> None:
 def test_the_log_level_is_the_number_that_transformers_gives(level: str) -> None:
     ours, theirs = TrainingArguments(log_level=level), transformers.TrainingArguments(log_level=level)
     assert ours.get_process_log_level() == theirs.get_process_log_level()
-
-
-def test_a_process_that_does_not_log_has_a_level_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):
-        monkeypatch.setenv(name, value)
-    args = TrainingArguments(log_level="debug", log_level_replica="error")
-    assert args.get_process_log_level() == logging.ERROR
-
-
-def test_a_single_process_goes_first_without_waiting() -> None:
-    done = []
-    with TrainingArguments().main_process_first(desc="tokenizing"):
-        done.append(True)
-    assert done == [True]
 
 
 def test_several_processes_without_a_process_group_are_told_to_make_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,8 +278,7 @@ def test_a_state_that_says_otherwise_is_made_anew_unless_it_is_the_configured_on
 
 def test_arguments_of_one_of_several_processes_wait_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     AcceleratorState._reset_state(reset_partial_state=True)
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
-        monkeypatch.setenv(name, value)
+    play(monkeypatch, 1, 2, 1)
     args = TrainingArguments("out", use_cpu=True)
     assert not PartialState._shared_state and distributed_type(args) == "MULTI_CPU"
 

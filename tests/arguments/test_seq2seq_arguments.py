@@ -3,11 +3,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import transformers
 
 from littrainer import HfArgumentParser, Seq2SeqTrainingArguments, TrainingArguments
@@ -39,13 +37,6 @@ def test_a_command_line_is_read_as_transformers_parser_reads_it(further: list[st
         assert getattr(ours, name) == getattr(theirs, name)
 
 
-def test_transformers_parser_reads_our_fields_too() -> None:
-    known: Any = Seq2SeqTrainingArguments
-    parser = transformers.HfArgumentParser(known)
-    given = argparse.ArgumentParser.parse_args(parser, [*COMMAND_LINE, "--generation_config", "folder"])
-    assert (given.generation_max_length, given.generation_config) == (7, Path("folder"))
-
-
 @pytest.mark.parametrize("wanted", [None, "some/config.json", transformers.GenerationConfig(max_length=7)])
 def test_a_generation_config_is_written_as_transformers_writes_it(wanted: Any) -> None:
     settings: dict[str, Any] = {"predict_with_generate": True, "generation_config": wanted, "report_to": "none"}
@@ -54,13 +45,6 @@ def test_a_generation_config_is_written_as_transformers_writes_it(wanted: Any) -
     assert args.to_dict()["generation_config"] == theirs
     assert json.loads(args.to_json_string())["generation_config"] == json.loads(json.dumps(theirs))
     assert args.to_sanitized_dict()["generation_config"] == str(theirs)
-
-
-def test_arguments_with_a_generation_config_survive_their_file(tmp_path: Path) -> None:
-    args = Seq2SeqTrainingArguments("out", generation_config=transformers.GenerationConfig(max_length=7))
-    torch.save(args, tmp_path / "training_args.bin")
-    loaded = torch.load(tmp_path / "training_args.bin", weights_only=False)
-    assert loaded.generation_config.max_length == 7 and loaded == args
 
 
 @pytest.mark.parametrize(

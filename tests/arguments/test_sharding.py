@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import warnings
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from littrainer import TrainingArguments
-from littrainer.arguments.sharding import KEYS, OTHER_NAMES, check_processes, sharding_plan
+from littrainer.arguments.sharding import KEYS, OTHER_NAMES, ShardingPlan, check_processes, sharding_plan
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 # Key -> a value other than its default, and further keys that it needs.
@@ -91,8 +92,11 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 
 
 def test_every_key_has_another_value_here() -> None:
-    assert OTHER_VALUES.keys() == KEYS.keys()
-    assert set(OTHER_NAMES.values()) <= KEYS.keys()
+    assert OTHER_VALUES.keys() == KEYS.keys() >= set(OTHER_NAMES.values())
+    page = Path(__file__).parents[2].joinpath("docs", "scale.md").read_text(encoding="utf-8")
+    for name, default in ((field.name, field.default) for field in dataclasses.fields(ShardingPlan)):
+        shown = "none" if default is None or name == "auto_wrap_policy" else f"`{default}`"
+        assert f"\n| `{name}` | {shown} | " in page
 
 
 @pytest.mark.parametrize("name", KEYS)
@@ -136,21 +140,14 @@ def test_what_cannot_be_meant_is_refused_with_what_can(words: Any, config: Any, 
     assert message in str(raised.value)
 
 
-@pytest.mark.parametrize("key", ["xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt", "xla_fsdp_settings"])
-def test_tpus_are_refused(key: str) -> None:
-    with pytest.raises(NotImplementedError, match=key):
-        plan_of({key: {"compute_dtype": "float16"} if key == "xla_fsdp_settings" else True})
-
-
-def test_what_shards_by_itself_or_recomputes_too_is_refused() -> None:
+def test_what_shards_by_itself_or_recomputes_too_and_tpus_are_refused() -> None:
     with pytest.raises(ValueError, match="recomputed twice"):
-        quiet_arguments(
-            "unused", fsdp=True, fsdp_config={"activation_checkpointing": True}, gradient_checkpointing=True
-        )
+        plan_of({"activation_checkpointing": True}, gradient_checkpointing=True)
     with pytest.raises(ValueError, match="FULL_STATE_DICT"):
-        quiet_arguments(
-            "unused", fsdp=True, fsdp_config={"state_dict_type": "SHARDED_STATE_DICT"}, save_only_model=True
-        )
+        plan_of({"state_dict_type": "SHARDED_STATE_DICT"}, save_only_model=True)
+    for key in ("xla", "xla_fsdp_settings"):
+        with pytest.raises(NotImplementedError, match=key):
+            plan_of({key: {"compute_dtype": "float16"} if key == "xla_fsdp_settings" else True})
 
 
 def test_a_config_without_fsdp_is_told_to_have_no_effect() -> None:

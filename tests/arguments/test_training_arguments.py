@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 import pickle
 import subprocess
 import sys
@@ -43,11 +42,6 @@ def test_a_subclass_adds_fields_and_changes_defaults() -> None:
     assert args.model_init_kwargs == {"depth": 3}
     assert args.effective_length == 510
     assert DerivedArguments("out", max_length=8).effective_length == 6
-
-
-def test_the_signature_shows_the_arguments() -> None:
-    assert list(inspect.signature(TrainingArguments).parameters)[:2] == ["output_dir", "per_device_train_batch_size"]
-    assert "max_length" in inspect.signature(DerivedArguments).parameters
 
 
 @pytest.mark.parametrize("cls", [TrainingArguments, DerivedArguments])
@@ -94,12 +88,6 @@ def test_warmup_lasts_as_long_as_in_transformers(warmup_steps: float, total_step
     ours = TrainingArguments(warmup_steps=warmup_steps)
     theirs = transformers.TrainingArguments(warmup_steps=warmup_steps)
     assert ours.get_warmup_steps(total_steps) == theirs.get_warmup_steps(total_steps)
-
-
-@pytest.mark.filterwarnings("ignore:warmup_ratio")
-def test_a_warmup_ratio_lasts_for_its_share_of_the_run() -> None:
-    assert TrainingArguments(warmup_ratio=0.25, warmup_steps=3).get_warmup_steps(10) == 3
-    assert TrainingArguments(warmup_ratio=0.25, warmup_steps=3).get_warmup_steps(100) == 25
 
 
 def test_fields_may_be_set_after_construction_and_are_read_when_needed() -> None:

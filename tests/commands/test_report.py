@@ -3,7 +3,6 @@ from __future__ import annotations
 import html
 import importlib.util
 import math
-import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,7 +14,6 @@ from littrainer import TrainingArguments
 from littrainer.checkpoint.arguments_file import write_run_record
 from littrainer.checkpoint.verification import damage_in
 from littrainer.cli import main
-from littrainer.commands import report
 from littrainer.commands.report_folders import NothingToReport, Run, read_folders
 from littrainer.search.record import TrialRecord
 from tests.compat.processes import facts_of
@@ -24,7 +22,7 @@ from tests.scenarios.trainers import quiet_trainer
 from .report_folders import LOGGED, RATE, some_trials, write_search, write_state
 
 pytest.importorskip("matplotlib")
-from littrainer.commands.report_page import MOST_METRICS, MOST_ROWS, importance_of
+from littrainer.commands.report_page import MOST_METRICS, MOST_ROWS
 
 PNG_HEAD = b"\x89PNG\r\n\x1a\n"
 VOID = {"meta", "img", "br"}
@@ -55,10 +53,10 @@ class _Outline(HTMLParser):
         self.text += data
 
 
-def page_of(*folders: Path, options: tuple[str, ...] = ()) -> str:
+def page_of(*folders: Path) -> str:
     """The page about these folders, whose picture has been drawn."""
     written = folders[0] / "page.html"
-    assert main(["report", *map(str, folders), "-o", str(written), *options]) == 0
+    assert main(["report", *map(str, folders), "-o", str(written)]) == 0
     assert (folders[0] / "page.png").read_bytes().startswith(PNG_HEAD)
     return written.read_text("utf-8")
 
@@ -131,15 +129,6 @@ def test_a_training_is_reported_beside_its_model_with_its_arguments(
     assert "load_best_model_at_end" in (out / "report.html").read_text()
 
 
-def test_several_folders_are_reported_in_the_working_directory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folders = [str(write_state(tmp_path / name)) for name in ("_one", "two $x_", "three \N{SNOWMAN}")]
-    monkeypatch.chdir(tmp_path)
-    assert main(["report", *folders, "--scale", "log", "--no-png"]) == 0
-    assert capsys.readouterr().out == "page: report.html\n"
-
-
 def test_without_matplotlib_an_error_names_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,29 +137,18 @@ def test_without_matplotlib_an_error_names_it(
     assert "pip install 'littrainer[report]'" in complaint_of([str(write_state(tmp_path))], capsys, status=1)
 
 
-def test_a_file_that_is_no_report_is_not_replaced_unless_it_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = write_state(tmp_path)
-    (folder / "report.html").write_text("the user's own")
-    complaint = complaint_of([str(folder), "--no-png"], capsys)
-    assert f"{folder / 'report.html'} is there and is no report of littrainer" in complaint
-    assert (folder / "report.html").read_text() == "the user's own"
-    assert main(["report", str(folder), "--no-png", "-o", str(folder / "report.html")]) == 0
-
-
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
         ([], "OUTPUT_DIR"),
         (["{folder}", "--output_dir", "x"], "--output_dir"),
-        (["{folder}", "--scale", "cubic"], "cubic"),
         (["{folder}", "-o", "page.png"], "ends in .html"),
         (["{folder}", "-o", "{folder}/absent/page.html"], "which is no folder"),
         (["{folder}", "-o", "{folder}/dir.html"], "is a folder"),
         (["{folder}/absent"], "does not exist; give the output_dir of a training, or a checkpoint in it."),
         (["{folder}/dir.html"], "called trainer.save_state()"),
         (["{folder}", "{folder}/damaged"], "trainer_state.json is not a readable trainer state"),
+        (["{folder}/search"], "is not a readable record of a search"),
     ],
 )
 def test_what_cannot_be_reported_is_answered_in_one_line(
@@ -179,19 +157,9 @@ def test_what_cannot_be_reported_is_answered_in_one_line(
     write_state(tmp_path)
     (tmp_path / "dir.html" / "checkpoint-2").mkdir(parents=True)
     (write_state(tmp_path / "damaged") / "trainer_state.json").write_text('{"global_step": 4, "log')
+    (write_search(tmp_path / "search") / "hyperparameter_search.json").write_text("{")
     assert reason in complaint_of([word.format(folder=tmp_path) for word in words], capsys)
     assert not (tmp_path / "report.html").exists()
-
-
-def test_a_folder_that_cannot_be_written_to_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(path: Path, content: Any) -> None:
-        raise OSError(28, "No space left on device; nothing was written", str(path))
-
-    monkeypatch.setattr(report, "write_whole", fail)
-    complaint = complaint_of([str(write_state(tmp_path))], capsys)
-    assert f"{tmp_path / 'report.html'} cannot be written: No space left on device" in complaint
 
 
 def test_a_page_is_written_without_loading_the_libraries_underneath(tmp_path: Path) -> None:
@@ -219,15 +187,9 @@ def test_the_state_in_the_output_dir_is_read_else_that_of_the_newest_checkpoint(
     write_state(tmp_path, global_step=4)
     (run,) = runs_in(tmp_path)
     assert (run.state.global_step, run.state_file) == (4, tmp_path / "trainer_state.json")
-    assert any("checkpoint-11 goes further" in note and "ends at step 4" in note for note in run.notes)
     # A checkpoint, or the file itself, may be given, and what is given twice is read once.
     checkpoint = tmp_path / "checkpoint-9"
     assert [run.folder for run in runs_in(checkpoint, checkpoint / "trainer_state.json")] == [checkpoint]
-
-
-def test_names_are_as_short_as_they_can_be_told_apart(tmp_path: Path) -> None:
-    runs = runs_in(*(write_state(tmp_path / path) for path in ("a/run", "b/run", "other")))
-    assert [run.name for run in runs] == [os.path.join("a", "run"), os.path.join("b", "run"), "other"]
 
 
 def test_the_best_checkpoint_is_found_where_the_run_was_moved_to(tmp_path: Path) -> None:
@@ -277,16 +239,6 @@ def test_a_state_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path, co
     assert str(tmp_path / "trainer_state.json") in message and reason in message and "\n" not in message
 
 
-def test_a_damaged_record_of_a_search_beside_a_training_is_a_note_and_alone_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    record = write_state(write_search(tmp_path / "out")) / "hyperparameter_search.json"
-    record.write_text(record.read_text()[:-20])
-    assert any("is not a readable record of a search" in note for note in runs_in(tmp_path / "out")[0].notes)
-    (tmp_path / "out" / "trainer_state.json").unlink()
-    assert "is not a readable record of a search" in complaint_of([str(tmp_path / "out")], capsys)
-
-
 # ---- The page and the picture of trainings ---------------------------------------------------------------------------
 
 
@@ -308,8 +260,10 @@ def test_several_runs_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name, rate in (("one", 0.25), ("two", 0.5)):
         args = TrainingArguments("out", learning_rate=rate, warmup_steps=7, use_cpu=True)
         write_run_record(args, write_state(tmp_path / name))
-    page = page_of(tmp_path / "one", tmp_path / "two", options=("--scale", "log"))
-    assert drawn["Loss"] == ["one, training", "one, evaluation", "two, training", "two, evaluation"]
+    page = page_of(tmp_path / "one", tmp_path / "two")
+    folders = [f"{tmp_path / name}" for name in ("one", "two")]
+    assert [label.rpartition(", ")[2] for label in drawn["Loss"]] == ["training", "evaluation"] * 2
+    assert all(folder in page for folder in folders)
     rows = rows_of(page)
     assert rows["learning_rate"] == ["0.25", "0.5"] and rows["loss"] == ["0.5", "0.5"] and "warmup_steps" not in rows
     assert "2 folders compared" in page and headings_of(page) == ["Results", "Arguments that differ"]
@@ -325,15 +279,13 @@ def test_results_and_changed_arguments_are_shown(tmp_path: Path) -> None:
     assert rows["learning_rate"] == ["0.25", "5e-05"] and "weight_decay" not in rows
 
 
-def test_a_history_that_holds_nothing_says_so(tmp_path: Path) -> None:
-    assert "Nothing was logged that could be drawn" in _Outline(page_of(write_state(tmp_path, []))).text
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1e308])
 def test_values_that_are_no_usual_numbers_are_drawn_as_gaps(tmp_path: Path, bad: float) -> None:
     entries = [{"step": step, "loss": bad if step == 3 else float(step), "other": bad} for step in range(1, 6)]
-    page = page_of(write_state(tmp_path, entries))
+    trial = TrialRecord("5", "complete", bad, {"learning_rate": bad}, {"learning_rate": RATE})
+    page = page_of(write_state(write_search(tmp_path, [*some_trials(5), trial]), entries))
     assert ("nan or infinite, at step 3" in page) == (not math.isfinite(bad))
+    assert "Nothing was logged that could be drawn" in page_of(write_state(tmp_path, []))
 
 
 def test_more_metrics_than_are_looked_at_are_folded_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,12 +325,10 @@ def test_text_from_files_stays_text_and_a_page_loads_nothing(tmp_path: Path) -> 
 def test_a_search_is_shown_by_its_charts_its_best_trial_and_all_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("optuna")
     drawn = charts_drawn(monkeypatch)
     page = page_of(write_search(tmp_path / "out", name="my study"))
     assert drawn == {
         "objective over trials (higher is better)": ["best so far", "complete", "pruned, last value", "best", "failed"],
-        "Importance of parameters for objective": [],
         "objective over learning_rate": [],
         "objective over per_device_train_batch_size": [],
         "objective over num_train_epochs": [],
@@ -406,61 +356,12 @@ def test_two_objectives_are_drawn_each_and_against_each_other(tmp_path: Path, mo
     ]
 
 
-def test_searches_and_trainings_of_several_folders_are_on_one_page(tmp_path: Path) -> None:
-    followed = write_state(write_search(tmp_path / "a"))
-    page = page_of(followed, write_search(tmp_path / "b"), write_state(tmp_path / "c"))
-    titles = [title for title in headings_of(page) if not title.startswith("Best")]
-    assert titles == [
-        "Search of a",
-        "Trials of a, the best first",
-        "Search of b",
-        "Trials of b, the best first",
-        "Results",
-    ]
-
-
-@pytest.mark.parametrize("value", [0.0, 1e308, -1e308, 5e-324, math.inf])
-def test_objectives_of_any_size_are_drawn(tmp_path: Path, value: float) -> None:
-    trial = TrialRecord("5", "complete", value, {"learning_rate": value}, {"learning_rate": RATE})
-    page_of(write_search(tmp_path, [*some_trials(5), trial]))
-
-
-def test_a_search_that_is_not_complete_says_so(tmp_path: Path) -> None:
-    page = page_of(
-        write_search(tmp_path, [TrialRecord("0", "failed", error="ValueError: no"), TrialRecord("1", "running")])
-    )
-    assert "1 of 2 trials were running" in page and "The first failure: ValueError: no" in page
-    assert rows_of(page_of(write_search(tmp_path, [])))["Trials"] == ["none"]
-
-
 def test_a_large_record_gives_a_table_of_bounded_length(tmp_path: Path) -> None:
-    trials = [TrialRecord(str(row), "complete", row % 97 / 97, {"x": row}) for row in range(MOST_ROWS + 9)]
+    trials = [TrialRecord(str(row), "complete", row % 97 / 97, {"x": row}) for row in range(MOST_ROWS + 7)]
+    trials += [TrialRecord("f", "failed", error="ValueError: no"), TrialRecord("r", "running")]
     page = page_of(write_search(tmp_path, trials))
+    assert f"1 of {len(trials)} trials were running" in page and "The first failure: ValueError: no" in page
+    assert rows_of(page_of(write_search(tmp_path, [])))["Trials"] == ["none"]
     assert (
         "9 more trials are in" in page and len([row for row in rows_of(page) if row.startswith("trial ")]) == MOST_ROWS
     )
-
-
-def test_importance_is_what_optuna_finds_in_the_study(tmp_path: Path) -> None:
-    optuna = pytest.importorskip("optuna")
-    of_optuna = pytest.importorskip("littrainer.search.record").of_optuna
-
-    def objective(trial: Any) -> float:
-        rate = trial.suggest_float("rate", 1e-5, 1e-1, log=True)
-        decay = trial.suggest_float("decay", 0.0, 0.5, step=0.125)
-        kind = trial.suggest_categorical("kind", ["a", "b", "c"])
-        return abs(rate - 1e-3) * 100 + decay / 10 + trial.suggest_int("extra", 1, 9, step=2) / 50 + (kind == "b")
-
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    study.optimize(objective, n_trials=30)
-    trials = []
-    for one in study.trials:
-        drawn = {name: of_optuna(entry) for name, entry in one.distributions.items()}
-        trials.append(TrialRecord(str(one.number), "complete", one.value, one.params, drawn))
-    (search,) = read_folders([str(write_search(tmp_path, trials, directions=["minimize"]))])[1]
-    expected = optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
-    assert importance_of(search.stored, 0) == pytest.approx(expected)
-    # Trials without distributions are not weighed.
-    for trial in search.stored.trials[:1]:
-        trial.distributions = {"rate": {"kind": "float"}}
-    assert importance_of(search.stored, 0) == {}

@@ -43,7 +43,6 @@ if __name__ == "__main__":
         "pickled": pickle.loads(pickle.dumps(Point(3))).x,
         "spawned": [type(doubled) is Point, doubled.x],
         "redirected": type(sys.meta_path[0]).__name__ == "RedirectFinder",
-        "optimized": sys.flags.optimize,
     }))
 """
 
@@ -80,10 +79,14 @@ def test_a_program_sees_what_it_sees_under_plain_python_and_is_redirected(tmp_pa
     assert ours["spawned"] == [True, 42]
 
 
-def test_options_of_the_interpreter_reach_the_script(tmp_path: Path) -> None:
-    (tmp_path / "report.py").write_text(REPORT)
-    done = run_python("-O", "-m", "littrainer", "run", "report.py", cwd=tmp_path)
-    assert json.loads(done.stdout)["optimized"] == 1
+def test_a_folder_with_a_main_module_and_a_name_with_a_dash_run_with_the_options_of_the_interpreter(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "__main__.py").write_text("import sys\nprint('from the folder', sys.flags.optimize)\nsys.exit(7)")
+    done = run_python("-O", "-m", "littrainer", "run", ".", cwd=tmp_path)
+    assert (done.stdout, done.returncode) == ("from the folder 1\n", 7)
+    (tmp_path / "-two words.py").write_text("import sys\nprint(sys.argv[1:])")
+    assert littrainer("run", "--", "-two words.py", "--", "-m", cwd=tmp_path).stdout == "['--', '-m']\n"
 
 
 def test_a_traceback_shows_the_script_alone(tmp_path: Path) -> None:
@@ -92,12 +95,6 @@ def test_a_traceback_shows_the_script_alone(tmp_path: Path) -> None:
     assert ours.returncode == 1
     assert "ValueError: as it was" in ours.stderr
     assert ours.stderr == run_python("fails.py", cwd=tmp_path).stderr
-
-
-@pytest.mark.parametrize(("ending", "status"), [("sys.exit(7)", 7), ("sys.exit('reason')", 1), ("os._exit(9)", 9)])
-def test_the_exit_status_of_the_script_is_passed_on(tmp_path: Path, ending: str, status: int) -> None:
-    (tmp_path / "ends.py").write_text(f"import os, sys\n{ending}\n")
-    assert littrainer("run", "ends.py", cwd=tmp_path).returncode == status
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
@@ -129,56 +126,38 @@ def test_isolated_interpreters_are_refused_since_they_would_train_without_littra
     assert done.stderr.startswith("littrainer run: python runs with -E")
 
 
-def test_a_missing_script_is_named_with_the_nearest_scripts_of_its_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "finetune.py").touch()
-    complaint = complaint_of(["run", str(tmp_path / "finetuen.py"), "--lr", "1"], capsys)
-    assert "finetuen.py'; did you mean 'finetune.py'?" in complaint
-
-
-def test_a_missing_script_with_no_near_name_says_where_it_was_looked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert f"(looked in {tmp_path})" in complaint_of(["run", str(tmp_path / "nothing_like_it.py")], capsys)
-
-
-def test_a_script_in_a_missing_folder_names_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"there is no folder '{tmp_path / 'absent'}'" in complaint_of(
-        ["run", str(tmp_path / "absent" / "script.py")], capsys
-    )
-
-
-def test_a_folder_without_a_main_module_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "folder without a __main__.py" in complaint_of(["run", str(tmp_path)], capsys)
-
-
-def test_a_folder_with_a_main_module_runs(tmp_path: Path) -> None:
-    (tmp_path / "__main__.py").write_text("print('from the folder')")
-    assert littrainer("run", ".", cwd=tmp_path).stdout == "from the folder\n"
+SCRIPT = "{folder}/script.py"
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run"], "no program is named; give a SCRIPT, or -m MODULE"),
-        (["run", "--"], "no program is named"),
-        (["run", "-script.py"], "unrecognized arguments: -script.py"),
-        (["run", "-m"], "expected one argument"),
-        (["run", "--no-such-option", "script.py"], "unrecognized arguments: --no-such-option; "),
-        (["run", "--devces", "2", "script.py"], "--devces: did you mean '--devices'?"),
-        (["run", "--devces"], "--devces: did you mean '--devices'?"),
+        (["{folder}/scrpit.py", "--lr", "1"], "scrpit.py'; did you mean 'script.py'?"),
+        (["{folder}/nothing_like_it"], "(looked in {folder})"),
+        (["{folder}/absent/script.py"], "there is no folder '{folder}/absent'"),
+        (["{folder}"], "folder without a __main__.py"),
+        ([], "no program is named; give a SCRIPT, or -m MODULE"),
+        (["--"], "no program is named"),
+        (["-script.py"], "unrecognized arguments: -script.py"),
+        (["-m"], "expected one argument"),
+        (["--no-such-option", SCRIPT], "unrecognized arguments: --no-such-option; "),
+        (["--devces", "2", SCRIPT], "--devces: did you mean '--devices'?"),
+        (["--devices", "0", SCRIPT], "--devices 0: give the number of processes on this node, 1 or more"),
+        (["--devices", "two", SCRIPT], "--devices two: give the number of processes on this node, or `all`"),
+        (["--devices", "2", "--nodes", "2", SCRIPT], "--nodes 2 needs --main-address"),
+        (["--nodes", "two", SCRIPT], "invalid int value: 'two'"),
+        (["--strategy", "horovod", SCRIPT], "invalid choice: 'horovod'"),
+        (["--grace", "7", SCRIPT], "--grace is about processes that are started together; give --devices too"),
+        (["--devices", "2", "--grace", "-1", SCRIPT], "--grace -1: give the seconds"),
+        (["--main-port", "4711", SCRIPT], "--main-port are about several machines; give --nodes too"),
     ],
 )
 def test_a_wrong_command_line_is_answered_in_one_line(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
-    assert words in complaint_of(arguments, capsys)
-
-
-def test_a_script_whose_name_begins_with_a_dash_is_run_behind_two_dashes(tmp_path: Path) -> None:
-    (tmp_path / "-two words.py").write_text("import sys\nprint(sys.argv[1:])")
-    assert littrainer("run", "--", "-two words.py", "--", "-m", cwd=tmp_path).stdout == "['--', '-m']\n"
+    (tmp_path / "script.py").touch()
+    complaint = complaint_of(["run", *(word.format(folder=tmp_path) for word in arguments)], capsys)
+    assert words.format(folder=tmp_path) in complaint
 
 
 def test_a_script_is_read_from_standard_input_by_one_process_alone(
@@ -272,28 +251,6 @@ def test_an_interrupt_reaches_all_processes(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.glob("interrupted*")) == ["interrupted0", "interrupted1"]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--devices", "0"], "--devices 0: give the number of processes on this node, 1 or more"),
-        (["--devices", "two"], "--devices two: give the number of processes on this node, or `all`"),
-        (["--devices", "2", "--nodes", "2"], "--nodes 2 needs --main-address"),
-        (["--nodes", "two"], "invalid int value: 'two'"),
-        (["--strategy", "horovod"], "invalid choice: 'horovod'"),
-        (["--grace", "7"], "--grace is about processes that are started together; give --devices too"),
-        (["--devices", "2", "--grace", "-1"], "--grace -1: give the seconds"),
-        (["--main-port", "4711"], "--main-port are about several machines; give --nodes too"),
-        (["--devices"], "no program is named; give a SCRIPT"),
-        (["--device", "2"], "--device: did you mean '--devices'?"),
-    ],
-)
-def test_wrong_options_for_several_processes_are_answered_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
-) -> None:
-    (tmp_path / "script.py").touch()
-    assert words in complaint_of(["run", *options, str(tmp_path / "script.py")], capsys)
-
-
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the machine have a GPU's driver."""
@@ -341,6 +298,9 @@ def test_more_devices_than_there_are_gpus_are_refused(
     complaint = complaint_of(["run", "--devices", "3", str(tmp_path / "script.py")], capsys)
     assert "--devices 3, and this node has 2 GPUs: give at most 2. " in complaint
     assert "give the script --use_cpu, or set ACCELERATE_USE_CPU=true" in complaint
+    # Processes are not started by two launchers.
+    monkeypatch.setenv("RANK", "0")
+    assert "was started by a launcher" in complaint_of(["run", "--devices", "2", str(tmp_path / "script.py")], capsys)
 
 
 @pytest.mark.parametrize(
@@ -360,14 +320,6 @@ def test_more_devices_than_there_are_gpus_are_refused(
 )
 def test_a_script_is_told_to_use_the_cpu_as_its_arguments_say(words: str, asks: bool) -> None:
     assert run._asks_for_cpu(["script.py", *words.split()]) is asks
-
-
-def test_processes_are_not_started_by_two_launchers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "script.py").touch()
-    monkeypatch.setenv("RANK", "0")
-    assert "was started by a launcher" in complaint_of(["run", "--devices", "2", str(tmp_path / "script.py")], capsys)
 
 
 @pytest.mark.usefixtures("driver")

@@ -12,7 +12,6 @@ from littrainer.arguments.deepspeed import (
     FROM_LENGTH,
     WITHOUT_AN_ARGUMENT,
 )
-from littrainer.arguments.sharding import KEYS, VARIABLES
 from littrainer.distributed.layout import REFUSED_SIZES, SIZE_VARIABLE_PREFIX, SIZES
 from littrainer.strategies.choice import STRATEGIES
 from littrainer.strategies.data_parallel import DDP_KEYWORDS
@@ -69,30 +68,13 @@ def strategy_tables() -> str:
                 ("argument", "`DDPStrategy` argument"),
                 ((f"`{argument}`", f"`{keyword}`") for argument, keyword in DDP_KEYWORDS.items()),
             ),
-            "### FSDP\n",
-            _table(
-                ("key of `fsdp_config`", "default", "version 2 (`ModelParallelStrategy`)", "version 1", "environment"),
-                (
-                    (
-                        f"`{name}`",
-                        "none" if key.default is None else f"`{key.default}`",
-                        _of_version(name, 2),
-                        _of_version(name, 1),
-                        ", ".join(f"`{variable}`" for variable, of in VARIABLES.items() if of == name) or "-",
-                    )
-                    for name, key in KEYS.items()
-                ),
-            ),
             "### DeepSpeed\n",
             "The configuration, completed, is `DeepSpeedStrategy(config=)`; `ddp_backend` and `ddp_timeout` are its\n"
             "`process_group_backend` and `timeout`. Where a value is `auto`, the arguments fill it in:\n",
             _table(
                 ("key", '`"auto"` becomes', "another value"),
                 [
-                    *(
-                        (f"`{one.key}`", one.argument, "refused" if one.has_to_match else "kept")
-                        for one in FROM_ARGUMENTS
-                    ),
+                    *((f"`{key}`", source, "refused") for key, (source, _) in FROM_ARGUMENTS.items()),
                     *((f"`{key}`", source, "refused") for key, (source, _) in FROM_LENGTH.items()),
                     *(
                         (
@@ -131,12 +113,6 @@ def with_tables(page: str) -> str:
     _, end, after = rest.partition(END)
     assert begin and end, f"The page needs the lines {BEGIN!r} and {END!r}, between which the tables are."
     return f"{before}{BEGIN}\n\n{strategy_tables()}\n\n{END}{after}"
-
-
-def _of_version(name: str, version: int) -> str:
-    becomes = KEYS[name].becomes.get(version, "refused")
-    only = KEYS[name].only.get(version)
-    return becomes if only is None else f"{becomes} (only {', '.join(f'`{value}`' for value in only)})"
 
 
 def _refusal(name: str) -> str:

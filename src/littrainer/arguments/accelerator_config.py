@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import logging
 import os
@@ -114,7 +113,7 @@ class AcceleratorConfig:
             return cls.from_json_file(value)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             # A config object of another library; accelerate's own settings carry the same names.
-            return cls.from_dict({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+            return cls.from_dict(dataclasses.asdict(value))
         forms = "a dict, the path of a JSON file, or an AcceleratorConfig instance"
         if isinstance(value, type):
             raise NotImplementedError(f"Tried passing in a callable to `accelerator_config`, {value!r}; give {forms}.")
@@ -122,7 +121,7 @@ class AcceleratorConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as a dict that shares nothing with this config."""
-        return {field.name: copy.deepcopy(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        return dataclasses.asdict(self)
 
 
 def _refuse_unknown(source: str, given: Iterable[Any], known: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.json_values import parse_json_object, read_json_object
 from littrainer.distributed.environment import USE_DEEPSPEED, launcher_settings
@@ -25,46 +25,24 @@ AUTO = "auto"
 OFFLOADED_TO = ("cpu", "nvme")
 
 
-class _FromArguments(NamedTuple):
-    """A value of the configuration that training arguments say too.
-
-    Parameters:
-        key: its place, with dots between the sections.
-        argument: what says so, for errors.
-        value: takes the arguments and the micro-batch size of one process.
-        has_to_match: whether another value than that is refused.
-    """
-
-    key: str
-    argument: str
-    value: Callable[[Any, int], Any]
-    has_to_match: bool = True
-
-
-FROM_ARGUMENTS = (
-    _FromArguments("train_micro_batch_size_per_gpu", "per_device_train_batch_size", lambda args, size: size),
-    _FromArguments(
-        "gradient_accumulation_steps",
-        "gradient_accumulation_steps",
-        lambda args, size: args.gradient_accumulation_steps,
-    ),
-    _FromArguments(
-        "train_batch_size",
+# Key, with dots between the sections -> what says the value, for errors, and the value from the arguments and the
+# micro-batch size of one process. Another value in the configuration is refused.
+FROM_ARGUMENTS: dict[str, tuple[str, Callable[[Any, int], Any]]] = {
+    "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", lambda args, size: size),
+    "gradient_accumulation_steps": ("gradient_accumulation_steps", lambda args, size: args.gradient_accumulation_steps),
+    "train_batch_size": (
         "world_size * per_device_train_batch_size * gradient_accumulation_steps",
         lambda args, size: args.world_size * size * args.gradient_accumulation_steps,
     ),
-    _FromArguments("gradient_clipping", "max_grad_norm", lambda args, size: args.max_grad_norm),
-    _FromArguments("optimizer.params.lr", "learning_rate", lambda args, size: args.learning_rate),
-    _FromArguments(
-        "optimizer.params.betas", "adam_beta1 and adam_beta2", lambda args, size: [args.adam_beta1, args.adam_beta2]
-    ),
-    _FromArguments("optimizer.params.eps", "adam_epsilon", lambda args, size: args.adam_epsilon),
-    _FromArguments("optimizer.params.weight_decay", "weight_decay", lambda args, size: args.weight_decay),
-    _FromArguments("scheduler.params.warmup_min_lr", "0", lambda args, size: 0, has_to_match=False),
-    _FromArguments("scheduler.params.warmup_max_lr", "learning_rate", lambda args, size: args.learning_rate),
-    _FromArguments("fp16.enabled", "fp16 or fp16_full_eval", lambda args, size: bool(args.fp16 or args.fp16_full_eval)),
-    _FromArguments("bf16.enabled", "bf16 or bf16_full_eval", lambda args, size: bool(args.bf16 or args.bf16_full_eval)),
-)
+    "gradient_clipping": ("max_grad_norm", lambda args, size: args.max_grad_norm),
+    "optimizer.params.lr": ("learning_rate", lambda args, size: args.learning_rate),
+    "optimizer.params.betas": ("adam_beta1 and adam_beta2", lambda args, size: [args.adam_beta1, args.adam_beta2]),
+    "optimizer.params.eps": ("adam_epsilon", lambda args, size: args.adam_epsilon),
+    "optimizer.params.weight_decay": ("weight_decay", lambda args, size: args.weight_decay),
+    "scheduler.params.warmup_max_lr": ("learning_rate", lambda args, size: args.learning_rate),
+    "fp16.enabled": ("fp16 or fp16_full_eval", lambda args, size: bool(args.fp16 or args.fp16_full_eval)),
+    "bf16.enabled": ("bf16 or bf16_full_eval", lambda args, size: bool(args.bf16 or args.bf16_full_eval)),
+}
 BATCH_SIZES = ("train_micro_batch_size_per_gpu", "train_batch_size")
 
 # Key -> what says so, and its value from the arguments and the optimizer steps of the training.
@@ -83,6 +61,7 @@ FROM_HIDDEN_SIZE: dict[str, tuple[Callable[[int], int], bool]] = {
 
 # What no argument says: key -> its value where "auto" stands.
 WITHOUT_AN_ARGUMENT: dict[str, Any] = {
+    "scheduler.params.warmup_min_lr": 0,
     "zero_optimization.stage": 2,
     "zero_optimization.offload_optimizer.device": "none",
     "zero_optimization.offload_param.device": "none",
@@ -192,7 +171,7 @@ class DeepSpeedConfig:
         value = node.get(key)
         if value == AUTO or (ds_key_long in self._filled and value == self._filled[ds_key_long]):
             node[key] = self._filled[ds_key_long] = hf_val
-        elif must_match and value is not None and _as_in_json(value) != _as_in_json(hf_val):
+        elif must_match and value is not None and (list(value) if isinstance(value, tuple) else value) != hf_val:
             self.mismatches.append(f"deepspeed {ds_key_long}={value!r}, and {hf_key}={hf_val!r}")
 
     def fill_only(self, ds_key_long: str, hf_val: Any, hf_key: str | None = None) -> None:
@@ -211,21 +190,17 @@ class DeepSpeedConfig:
         """
         self.mismatches = []
         size = args.per_device_train_batch_size if micro_batch_size is None else micro_batch_size
-        for key, argument, value, has_to_match in FROM_ARGUMENTS:
-            must_match = has_to_match and not (auto_find_batch_size and key in BATCH_SIZES)
-            self.fill_match(key, value(args, size), argument, must_match)
+        for key, (argument, value) in FROM_ARGUMENTS.items():
+            self.fill_match(key, value(args, size), argument, not (auto_find_batch_size and key in BATCH_SIZES))
         if args.save_on_each_node:
             self.config.setdefault("checkpoint", {})["use_node_local_storage"] = True
-        self._add_what_is_left_out(args, size)
-
-    def _add_what_is_left_out(self, args: Any, micro_batch_size: int) -> None:
         # DeepSpeed needs two of the three sizes, and takes 1 for what it is not told.
-        for key, value in {
-            "gradient_accumulation_steps": args.gradient_accumulation_steps,
-            "train_micro_batch_size_per_gpu": micro_batch_size,
-        }.items():
-            if self.config.setdefault(key, value) == value and key not in self._filled:
-                self._filled[key] = value
+        for key, number in (
+            ("gradient_accumulation_steps", args.gradient_accumulation_steps),
+            ("train_micro_batch_size_per_gpu", size),
+        ):
+            if self.config.setdefault(key, number) == number:
+                self._filled.setdefault(key, number)
         # Nothing is printed at intervals of DeepSpeed's own.
         self.config["steps_per_print"] = float("inf")
         self.set_mixed_precision(args.mixed_precision)
@@ -337,10 +312,6 @@ def hidden_size_of(model: Any) -> int | None:
         if sizes is not None:
             return max(sizes)
     return None
-
-
-def _as_in_json(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _entries(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import os
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Union
+from typing import Any, Literal, Union
 
 from littrainer.arguments.did_you_mean import suggestion
 from littrainer.arguments.earlier_names import EARLIER_NAMES, UnderstandsEarlierNames, earlier_names_of
 from littrainer.arguments.fields import default_of, topics_of
-from littrainer.arguments.json_values import parse_json_object
 
 
 def HfArg(
@@ -60,7 +58,7 @@ class HfArgumentParser(argparse.ArgumentParser):
     """
 
     def __init__(self, dataclass_types: Any = None, **kwargs: Any) -> None:
-        kwargs.setdefault("formatter_class", OneLineHelpFormatter)
+        kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
         super().__init__(**kwargs)
         if dataclass_types is None:
             dataclass_types = []
@@ -82,10 +80,16 @@ class HfArgumentParser(argparse.ArgumentParser):
                 f"{dataclass_type.__name__}: its annotations cannot be resolved ({error}); define the types it names "
                 "at the top level of a module, or drop `from __future__ import annotations` there."
             ) from error
-        for title, description, fields in sections_of(dataclass_type):
-            group = self.add_argument_group(title, description)
-            for field in fields:
-                self._add_field(group, field, hints[field.name])
+        left = {field.name: field for field in dataclasses.fields(dataclass_type) if field.init}
+        for topic in topics_of(dataclass_type):
+            group = self.add_argument_group((topic.__doc__ or "").rstrip("."))
+            for field in dataclasses.fields(topic):
+                if field.name in left:
+                    self._add_field(group, left.pop(field.name), hints[field.name])
+        title = getattr(dataclass_type, "_argument_group_name", None)
+        group = self if title is None else self.add_argument_group(title)
+        for field in left.values():
+            self._add_field(group, field, hints[field.name])
 
     @staticmethod
     def _add_field(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
@@ -93,7 +97,7 @@ class HfArgumentParser(argparse.ArgumentParser):
         aliases = [aliases] if isinstance(aliases, str) else aliases
         keywords = argparse_keywords(field, hint)
         group.add_argument(*_spellings(field.name), *aliases, **keywords)
-        if field.default is True and kind_of(hint, field.name).read is truth:
+        if field.default is True and keywords["type"] is truth:
             group.add_argument(
                 *_spellings(f"no_{field.name}"),
                 action="store_false",
@@ -287,8 +291,6 @@ class HfArgumentParser(argparse.ArgumentParser):
     def parse_yaml_file(self, yaml_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> tuple[Any, ...]:
         """Fill the dataclasses from a YAML file.
 
-        A number such as 5e-5, which YAML 1.1 takes for text, is read as a number where the field holds one.
-
         Parameters:
             yaml_file: its path.
             allow_extra_keys: as in `parse_dict`.
@@ -309,23 +311,7 @@ class HfArgumentParser(argparse.ArgumentParser):
             values = yaml.safe_load(Path(yaml_file).read_text(encoding="utf-8"))
         except yaml.YAMLError as error:
             raise ValueError(f"{yaml_file} is not YAML: {' '.join(str(error).split())}.") from error
-        if isinstance(values, dict):
-            values = {key: self._number_if_field_holds_one(key, value) for key, value in values.items()}
         return self._from_mapping(values, allow_extra_keys, os.fspath(yaml_file))
-
-    def _number_if_field_holds_one(self, name: str, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        for cls in self.dataclass_types:
-            if name in (field.name for field in dataclasses.fields(cls)):
-                hint = typing.get_type_hints(cls)[name]
-                members = typing.get_args(hint) or (hint,)
-                if float in members and str not in members:
-                    try:
-                        return float(value)
-                    except ValueError:
-                        return value
-        return value
 
     def _from_mapping(self, values: Any, allow_extra_keys: bool, source: str) -> tuple[Any, ...]:
         if not isinstance(values, Mapping):
@@ -354,97 +340,79 @@ def _spellings(name: str) -> list[str]:
 
 # ---- How a field is read ---------------------------------------------------------------------------------------------
 
-TRUE_WORDS = ("yes", "true", "t", "y", "1")
-FALSE_WORDS = ("no", "false", "f", "n", "0")
+TRUTHS = {
+    **dict.fromkeys(("yes", "true", "t", "y", "1"), True),
+    **dict.fromkeys(("no", "false", "f", "n", "0"), False),
+}
 # What a field's metadata may hand on to argparse; it may hold metadata of other libraries too.
 PARSER_OPTIONS = ("action", "choices", "const", "help", "metavar", "nargs", "required")
 
 
-class Kind(NamedTuple):
-    """What a field takes.
-
-    Parameters:
-        read: makes a value of one text.
-        choices: all valid values, None if there is no fixed set.
-        several: the option takes one or more texts.
-        one_or_several: of a single text the value itself is kept instead of a list of one.
-    """
-
-    read: Callable[[str], Any]
-    choices: tuple[Any, ...] | None = None
-    several: bool = False
-    one_or_several: bool = False
-
-
 def truth(text: str) -> bool:
     """Return the truth value that a word stands for."""
-    if isinstance(text, bool):
-        return text
-    if text.lower() in (*TRUE_WORDS, *FALSE_WORDS):
-        return text.lower() in TRUE_WORDS
-    raise argparse.ArgumentTypeError(f"{text!r} is neither true (yes, y, t, 1) nor false (no, n, f, 0)")
+    if text.lower() not in TRUTHS:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true (yes, y, t, 1) nor false (no, n, f, 0)")
+    return TRUTHS[text.lower()]
 
 
 def truth_or_text(text: str) -> bool | str:
     """Return a truth value for the words of one, else the text."""
-    return truth(text) if text.lower() in (*TRUE_WORDS, *FALSE_WORDS) else text
+    return TRUTHS.get(text.lower(), text)
 
 
-def json_object(text: str) -> dict[str, Any]:
-    """Return the dict that a JSON text stands for."""
-    try:
-        return parse_json_object(text, "the value")
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def argparse_keywords(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
+    """Return keywords of `ArgumentParser.add_argument` for a field.
 
-
-# Function that reads a value -> what the help page shows in its place.
-METAVARS: dict[Any, str] = {truth: "BOOL", truth_or_text: "TEXT", int: "INT", float: "FLOAT", json_object: "JSON"}
-
-
-def kind_of(hint: Any, field_name: str) -> Kind:
-    """Return what a field with this type hint takes.
+    Parameters:
+        field: the field; its metadata may hold help and other keywords of argparse.
+        hint: its resolved type hint.
 
     Raises:
-        TypeError: the hint says nothing that a text could be read as.
+        TypeError: the hint is a union of several types that are not text.
     """
+    keywords = {name: value for name, value in field.metadata.items() if name in PARSER_OPTIONS}
+    kind, default = _read_as(hint, field.name), default_of(field)
+    origin = typing.get_origin(kind) or kind
+    if isinstance(origin, type) and issubclass(origin, list):
+        keywords.update(nargs="+", type=(typing.get_args(kind) or (str,))[0])
+        # argparse reads a default that is text as an item of the list.
+        default = None if default == "" else default
+    elif origin is Literal:
+        keywords.update(choices=typing.get_args(kind), type=_choice(typing.get_args(kind)))
+    elif isinstance(kind, type) and issubclass(kind, Enum):
+        values = [member.value for member in kind]
+        keywords.update(choices=values, type=_choice(values, kind))
+    else:
+        keywords["type"] = {bool: truth, Any: str}.get(origin, origin)
+    if kind is bool:
+        if default is dataclasses.MISSING and hint is bool:
+            default = False
+        if hint is bool or default not in (None, dataclasses.MISSING):
+            keywords.update(nargs="?", const=True)
+    if default is dataclasses.MISSING:
+        return {**keywords, "required": True}
+    if default not in (None, "", []):
+        # argparse shows no default if there is no help.
+        keywords.setdefault("help", "(default: %(default)s)")
+    return {**keywords, "default": default}
+
+
+def _read_as(hint: Any, field_name: str) -> Any:
+    """The one member of a union that a text is read as; which it is follows transformers."""
     members = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
     plain = [member for member in members if member is not types.NoneType]
     if len(plain) == 1:
-        return _kind_of_one(plain[0], field_name)
+        return plain[0]
     if str not in plain:
-        return Kind(_first_that_fits([_kind_of_one(member, field_name).read for member in plain], plain))
+        raise TypeError(f"field {field_name!r}: a command line cannot give a {hint!r}; use one type, or text too.")
     if bool in plain:
-        return Kind(truth_or_text)
-    # Which member a union with text is read as follows transformers: with None among them the second, else not text.
-    others = [member for member in plain if member is not str]
+        return truth_or_text
     if types.NoneType not in members:
-        return _kind_of_one(others[0], field_name)
-    chosen = members[0] if members[1] is types.NoneType else members[1]
-    if chosen is str and any(typing.get_origin(member) is list for member in others):
-        return Kind(str, several=True, one_or_several=True)
-    return Kind(str) if (typing.get_origin(chosen) or chosen) is dict else _kind_of_one(chosen, field_name)
+        return next(member for member in plain if member is not str)
+    return members[0] if members[1] is types.NoneType else members[1]
 
 
-def _kind_of_one(hint: Any, field_name: str) -> Kind:
-    origin = typing.get_origin(hint) or hint
-    if origin is Literal:
-        return _choice(typing.get_args(hint))
-    if isinstance(origin, type) and issubclass(origin, Enum):
-        return _choice([member.value for member in origin], origin)
-    if isinstance(origin, type) and issubclass(origin, list):
-        items = _kind_of_one((typing.get_args(hint) or (str,))[0], field_name)
-        return Kind(items.read, items.choices, several=True)
-    readers: dict[Any, Callable[[str], Any]] = {bool: truth, "bool": truth, dict: json_object, Any: str}
-    if origin not in readers and not callable(origin):
-        raise TypeError(
-            f"field {field_name!r}: a command line cannot give a {hint!r}; use text, a number, bool, an Enum, a "
-            "Literal, or a list or dict of them, or declare the field with init=False."
-        )
-    return Kind(readers.get(origin, origin))
-
-
-def _choice(values: Sequence[Any], enumeration: type[Enum] | None = None) -> Kind:
+def _choice(values: Sequence[Any], enumeration: type[Enum] | None = None) -> Any:
     by_text = {str(value): value for value in values}
 
     def value(text: str) -> Any:
@@ -456,126 +424,4 @@ def _choice(values: Sequence[Any], enumeration: type[Enum] | None = None) -> Kin
         except ValueError:
             return text
 
-    return Kind(value, tuple(values))
-
-
-def _first_that_fits(readers: Sequence[Callable[[str], Any]], hints: Sequence[Any]) -> Callable[[str], Any]:
-    def value(text: str) -> Any:
-        for read in readers:
-            with contextlib.suppress(ValueError, TypeError, argparse.ArgumentTypeError):
-                return read(text)
-        names = " or ".join(getattr(hint, "__name__", str(hint)) for hint in hints)
-        raise argparse.ArgumentTypeError(f"{text!r} is no {names}")
-
     return value
-
-
-class KeepOneAsItIs(argparse.Action):
-    """Stores a single text as itself and several as a list."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        """Store the value, as argparse wants it."""
-        setattr(namespace, self.dest, values[0] if len(values) == 1 else values)
-
-
-def argparse_keywords(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
-    """Return keywords of `ArgumentParser.add_argument` for a field.
-
-    Parameters:
-        field: the field; its metadata may hold help and other keywords of argparse.
-        hint: its resolved type hint.
-
-    Raises:
-        TypeError: as `kind_of`.
-    """
-    kind = kind_of(hint, field.name)
-    keywords = {name: value for name, value in field.metadata.items() if name in PARSER_OPTIONS}
-    keywords["type"] = kind.read
-    if kind.choices is not None:
-        keywords["choices"] = kind.choices
-    choices = list(keywords.get("choices", ()))
-    if not choices:
-        keywords.setdefault("metavar", METAVARS.get(kind.read, "TEXT"))
-    elif len(choices) > MOST_CHOICES_IN_OPTION:
-        keywords.setdefault("metavar", field.name.upper())
-        keywords["help"] = f"{keywords.get('help', '')} One of {', '.join(map(str, choices))}.".strip()
-    if kind.several:
-        keywords["nargs"] = "+"
-    if kind.one_or_several:
-        keywords["action"] = KeepOneAsItIs
-    default = default_of(field)
-    if kind.read is truth:
-        if default is dataclasses.MISSING and hint is bool:
-            default = False
-        if hint is bool or default not in (None, dataclasses.MISSING):
-            keywords.update(nargs="?", const=True)
-    if default is dataclasses.MISSING:
-        keywords["required"] = True
-        return keywords
-    if default not in (None, "", []):
-        keywords.setdefault("help", DEFAULT_ALONE)
-    return {**keywords, "default": default}
-
-
-# ---- The help page ---------------------------------------------------------------------------------------------------
-
-MOST_OPTIONS_IN_USAGE = 12
-MOST_CHOICES_IN_OPTION = 6
-# The help of a field that describes nothing: argparse shows no default if there is no help.
-DEFAULT_ALONE = "(default: %(default)s)"
-
-Section = tuple[str, str | None, list[dataclasses.Field[Any]]]
-
-
-def sections_of(cls: type) -> Iterator[Section]:
-    """Yield headings, descriptions and fields of a dataclass that a command line can give.
-
-    A class may name its heading in `_argument_group_name`. Training arguments have one for each topic.
-    """
-    left = {field.name: field for field in dataclasses.fields(cls) if field.init}
-    for topic in topics_of(cls):
-        names = [field.name for field in dataclasses.fields(topic) if field.name in left]
-        yield (topic.__doc__ or topic.__name__).rstrip("."), None, [left.pop(name) for name in names]
-    if left:
-        text = (cls.__doc__ or "").strip()
-        # A dataclass without a docstring gets its signature for one.
-        is_written = text and not text.startswith(f"{cls.__name__}(")
-        description = text.splitlines()[0].replace("%", "%%") if is_written else None
-        yield getattr(cls, "_argument_group_name", cls.__name__), description, list(left.values())
-
-
-class OneLineHelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows an option in one spelling, with its value, its help and its default, if it has one."""
-
-    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
-        """Show in the usage line what has to be given, and that there are options, instead of all of them."""
-        actions = list(actions)
-        if usage is None and len(actions) > MOST_OPTIONS_IN_USAGE:
-            needed = [one for one in actions if one.required and one.help is not argparse.SUPPRESS]
-            texts = [" ".join([*one.option_strings[:1], self._value_of(one)]) for one in needed]
-            usage = " ".join(["%(prog)s [options]", *(text.replace("%", "%%") for text in texts)])
-        super().add_usage(usage, actions, groups, prefix)
-
-    def _value_of(self, action: argparse.Action) -> str:
-        return self._format_args(action, action.dest.upper() if action.option_strings else action.dest)
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        if not action.option_strings:
-            return super()._format_action_invocation(action)
-        # --save-steps only repeats --save_steps.
-        shown: dict[str, str] = {}
-        for text in action.option_strings:
-            shown.setdefault(text.replace("-", "_"), text)
-        return ", ".join(shown.values()) + ("" if action.nargs == 0 else " " + self._value_of(action))
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        text = "" if action.help == DEFAULT_ALONE else action.help or ""
-        if action.option_strings and action.default not in (None, argparse.SUPPRESS, [], "") and action.nargs != 0:
-            default = action.default.value if isinstance(action.default, Enum) else action.default
-            text = f"{text} (default: {default})".strip()
-        try:
-            # argparse fills in %(default)s and the like; a help that merely speaks of 10 % must not break the page.
-            text % {**vars(action), "prog": ""}
-        except (KeyError, TypeError, ValueError):
-            return text.replace("%", "%%")
-        return text

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Truths as launchers write them.
-TRUE_WORDS = ("1", "true", "yes", "on", "y", "t")
-
 
 @functools.cache
 def _warn_of_idle_gpus(count: int) -> None:
@@ -82,7 +79,7 @@ class ProcessFacts(ArgumentFields):
 
         if getattr(self.accelerator_config, "use_configured_state", False):
             return configured_device()
-        if self.use_cpu or self.wants_cpu_by_environment():
+        if self.use_cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in environment.TRUE_WORDS:
             return torch.device("cpu")
         if torch.cuda.is_available():
             device = torch.device("cuda", self._gpu_of_this_process(torch.cuda.device_count()))
@@ -94,11 +91,6 @@ class ProcessFacts(ArgumentFields):
         if torch.backends.mps.is_available() and self.world_size == 1:
             return torch.device("mps")
         return torch.device("cpu")
-
-    @staticmethod
-    def wants_cpu_by_environment() -> bool:
-        """Whether a launcher asks for the CPU."""
-        return os.environ.get("ACCELERATE_USE_CPU", "").lower() in TRUE_WORDS
 
     def _gpu_of_this_process(self, visible: int) -> int:
         index = self.local_process_index

@@ -21,11 +21,6 @@ from littrainer.arguments.did_you_mean import suggestion
 from littrainer.arguments.fields import (
     ANNOUNCING_SIGNALS,
     COMPILE_MODES,
-    EVAL_LOSS_WEIGHTINGS,
-    LOG_LEVELS,
-    PROCESS_GROUP_BACKENDS,
-    SAMPLING_STRATEGIES,
-    WORKER_START_METHODS,
     ArgumentFields,
     topics_of,
 )
@@ -125,16 +120,15 @@ CHECKED_ELSEWHERE = ("accelerator_config", "parallelism_config", "report_to", *C
 
 # What a field names, one or several, has to be among these. A context object may replace the name of a start method.
 TEXT_CHOICES: dict[str, tuple[str, ...]] = {
+    **{
+        field.name: tuple(field.metadata["choices"])
+        for field in dataclasses.fields(ArgumentFields)
+        if "choices" in field.metadata
+    },
     "include_for_metrics": ("inputs", "loss"),
     "include_num_input_tokens_seen": ("all", "non_padding", "no"),
-    "ddp_backend": PROCESS_GROUP_BACKENDS,
     "jit_checkpoint_signals": ANNOUNCING_SIGNALS,
-    "log_level": LOG_LEVELS,
-    "log_level_replica": LOG_LEVELS,
-    "train_sampling_strategy": SAMPLING_STRATEGIES,
-    "dataloader_multiprocessing_context": WORKER_START_METHODS,
     "torch_compile_mode": COMPILE_MODES,
-    "eval_loss_weighting": EVAL_LOSS_WEIGHTINGS,
 }
 
 
@@ -171,10 +165,6 @@ def _check_range(name: str, value: Any, taken: tuple[Any, ...]) -> None:
 
 
 def _check_text(name: str, value: Any) -> None:
-    if name in ("output_dir", "logging_dir") and value is not None:
-        text = os.fspath(value)
-        if not text or "\0" in text:
-            raise ValueError(f"{_named(name, value)} is no path; give the path of a folder.")
     valid = TEXT_CHOICES.get(name, ())
     for text in value if isinstance(value, list | tuple) else [value]:
         if valid and isinstance(text, str) and text not in valid:

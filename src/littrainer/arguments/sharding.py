@@ -2,260 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.did_you_mean import suggestion
 from littrainer.arguments.json_values import read_json_object
+from littrainer.distributed.environment import FALSE_WORDS, TRUE_WORDS, USE_FSDP, is_launched
 
 if TYPE_CHECKING:
     from littrainer.arguments.fields import ArgumentFields
 
 
-TRUE_WORDS = ("1", "true", "yes", "on", "y", "t")
-FALSE_WORDS = ("0", "false", "no", "off", "n", "f")
-
-WRAP_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
-SHARDING_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
-PREFETCHES = ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH")
-STATE_DICT_TYPES = ("FULL_STATE_DICT", "SHARDED_STATE_DICT")
-# Strategies of version 1 -> whether version 2 frees the parameters of a layer after its forward pass.
-RESHARDING: Mapping[str, bool] = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}
-# Short names of number formats in a mixed precision policy -> torch's, which are taken too.
-NUMBER_FORMATS: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-# Entries of a mixed precision policy, by the version that has them.
-POLICY_ENTRIES: Mapping[int, tuple[str, ...]] = {
-    1: ("param_dtype", "reduce_dtype", "buffer_dtype", "cast_forward_inputs"),
-    2: ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs"),
-}
-
-
-class BadKey(ValueError):
-    """A value of `fsdp_config` that cannot be meant; says what can."""
-
-
-def truth(value: Any) -> bool:
-    """True or false, as JSON, Python and environment variables write them."""
-    if isinstance(value, str) and value.strip().lower() in (*TRUE_WORDS, *FALSE_WORDS):
-        return value.strip().lower() in TRUE_WORDS
-    if isinstance(value, bool) or (isinstance(value, int) and value in (0, 1)):
-        return bool(value)
-    raise BadKey("give true or false")
-
-
-def _whole_number(value: Any) -> int:
-    if isinstance(value, str) and value.strip().isdecimal():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise BadKey("give a whole number from 0 up")
-    return value
-
-
-def _word_of(words: tuple[str, ...], numbered_from: int | None = None) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
-        text = str(value.name if isinstance(value, Enum) else value).strip().upper()
-        if numbered_from is not None and text.isdecimal() and 0 <= int(text) - numbered_from < len(words):
-            return words[int(text) - numbered_from]
-        if text not in words:
-            raise BadKey(f"choose from {', '.join(words)}")
-        return text
-
-    return read
-
-
-def _class_names(value: Any) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    names = value.split(",") if isinstance(value, str) else value
-    if not isinstance(names, (list, tuple, set)) or not all(isinstance(name, str) for name in names):
-        raise BadKey("give the names of layer classes, such as LlamaDecoderLayer")
-    return tuple(name.strip() for name in names if name.strip()) or None
-
-
-def _version(value: Any) -> int:
-    if str(value).strip() not in ("1", "2"):
-        raise BadKey("give 1 or 2")
-    return int(value)
-
-
-def _resharding(value: Any) -> bool | str:
-    for read in (truth, _word_of(SHARDING_STRATEGIES, numbered_from=1)):
-        with contextlib.suppress(BadKey):
-            return read(value)
-    raise BadKey(f"give true or false, or for version 1 one of {', '.join(SHARDING_STRATEGIES)}")
-
-
-def _pattern(value: Any) -> str | None:
-    if value is None or isinstance(value, str):
-        return value or None
-    raise BadKey("give a regular expression that matches the names of modules")
-
-
-def _precision_policy(value: Any) -> dict[str, Any] | None:
-    if value is None:
-        return None
-    policy = dict.fromkeys(("param_dtype", "reduce_dtype"), value) if isinstance(value, str) else value
-    if not isinstance(policy, Mapping):
-        raise BadKey("give a dict with some of param_dtype, reduce_dtype and output_dtype, or the name of one format")
-    read: dict[str, Any] = {}
-    for entry, wanted in policy.items():
-        if entry == "cast_forward_inputs":
-            read[entry] = truth(wanted)
-            continue
-        if entry not in (*POLICY_ENTRIES[1], *POLICY_ENTRIES[2]):
-            raise BadKey(f"{entry!r} is no entry of it ({suggestion(str(entry), POLICY_ENTRIES[2])})")
-        name = str(wanted).removeprefix("torch.")
-        read[entry] = None if wanted is None else NUMBER_FORMATS.get(name, name)
-        if read[entry] not in (None, *NUMBER_FORMATS.values()):
-            raise BadKey(f"{entry} has to be one of {', '.join((*NUMBER_FORMATS, *NUMBER_FORMATS.values()))}")
-    return read
-
-
-class Key(NamedTuple):
-    """One key of `fsdp_config`.
-
-    Parameters:
-        read: from what is given to what is meant; raises `BadKey`.
-        default: if the key is not given.
-        in_2, in_1: what torch's or Lightning's argument it becomes in that version; None has no use for the key.
-        only: version -> the values that this version carries out, if not all of them.
-    """
-
-    read: Callable[[Any], Any]
-    default: Any
-    in_2: str
-    in_1: str | None
-    only: Mapping[int, tuple[Any, ...]] = {}
-
-    @property
-    def becomes(self) -> dict[int, str]:
-        """What the key becomes, by version."""
-        return {2: self.in_2} if self.in_1 is None else {2: self.in_2, 1: self.in_1}
-
-
-IN_FILES = "how checkpoints hold weights and optimizer: in one file, or each process its part"
-FROM_THE_FIRST = "`from_pretrained` is told that only the first process needs weights; the others get them"
-
-KEYS: dict[str, Key] = {
-    "version": Key(_version, 2, "`ModelParallelStrategy` and `fully_shard`", "`FSDPStrategy`"),
-    "reshard_after_forward": Key(
-        _resharding, True, "`fully_shard(reshard_after_forward=)`", "`FSDPStrategy(sharding_strategy=)`"
-    ),
-    "cpu_offload": Key(
-        truth, False, "`fully_shard(offload_policy=CPUOffloadPolicy())`", "`FSDPStrategy(cpu_offload=)`"
-    ),
-    "auto_wrap_policy": Key(
-        _word_of(WRAP_POLICIES),
-        None,
-        "the modules that `fully_shard` is called for",
-        "`FSDPStrategy(auto_wrap_policy=)`",
-    ),
-    "transformer_layer_cls_to_wrap": Key(
-        _class_names,
-        None,
-        "the classes of these modules; by default the model's own list",
-        "`transformer_auto_wrap_policy`",
-    ),
-    "min_num_params": Key(
-        _whole_number,
-        0,
-        "how many parameters such a module has at least",
-        "`size_based_auto_wrap_policy(min_num_params=)`",
-    ),
-    "state_dict_type": Key(
-        _word_of(("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"), numbered_from=1),
-        "FULL_STATE_DICT",
-        IN_FILES,
-        IN_FILES,
-        {2: STATE_DICT_TYPES, 1: STATE_DICT_TYPES},
-    ),
-    "activation_checkpointing": Key(
-        truth,
-        False,
-        "each wrapped layer runs in `torch.utils.checkpoint.checkpoint`",
-        "`FSDPStrategy(activation_checkpointing_policy=)`",
-    ),
-    "activation_checkpointing_offload": Key(
-        truth, False, "`torch.autograd.graph.save_on_cpu` around it", None, {1: (False,)}
-    ),
-    "cpu_ram_efficient_loading": Key(truth, False, FROM_THE_FIRST, FROM_THE_FIRST),
-    "sync_module_states": Key(
-        truth,
-        True,
-        "the first process's weights are sent to all before `fully_shard`",
-        "`FSDPStrategy(sync_module_states=)`",
-    ),
-    "forward_prefetch": Key(
-        truth, False, "`FSDPModule.set_modules_to_forward_prefetch`", "`FSDPStrategy(forward_prefetch=)`"
-    ),
-    "backward_prefetch": Key(
-        _word_of(PREFETCHES, numbered_from=1),
-        "NO_PREFETCH",
-        "nothing to set: version 2 gathers ahead by itself",
-        "`FSDPStrategy(backward_prefetch=)`",
-        {2: ("NO_PREFETCH", "BACKWARD_PRE")},
-    ),
-    "limit_all_gathers": Key(
-        truth, True, "nothing to set: version 2 always does", "`FSDPStrategy(limit_all_gathers=)`", {2: (True,)}
-    ),
-    "use_orig_params": Key(
-        truth, True, "nothing to set: version 2 always does", "`FSDPStrategy(use_orig_params=)`", {2: (True,)}
-    ),
-    "ignored_modules": Key(_pattern, None, "`fully_shard(ignored_params=)`", "`FSDPStrategy(ignored_modules=)`"),
-    "mixed_precision_policy": Key(
-        _precision_policy,
-        None,
-        "`fully_shard(mp_policy=MixedPrecisionPolicy())`",
-        "`FSDPStrategy(mixed_precision=MixedPrecision())`",
-    ),
-}
-
-# Other names of keys, as accelerate's configuration files have them.
-OTHER_NAMES: Mapping[str, str] = {
-    "offload_params": "cpu_offload",
-    "sharding_strategy": "reshard_after_forward",
-    "transformer_cls_names_to_wrap": "transformer_layer_cls_to_wrap",
-    "transformer_cls_to_wrap": "transformer_layer_cls_to_wrap",
-}
-# Keys about TPUs, which no strategy of Lightning's carries out, with what they hold where they ask for nothing.
-TPU_KEYS: Mapping[str, Any] = {
-    "xla": False,
-    "xla_fsdp_v2": False,
-    "xla_fsdp_grad_ckpt": False,
-    "xla_fsdp_settings": None,
-}
-# Environment variable of `accelerate launch` -> key; what no argument of the launcher says is left out.
-VARIABLES: Mapping[str, str] = {
-    "FSDP_SHARDING_STRATEGY": "sharding_strategy",
-    "FSDP_OFFLOAD_PARAMS": "cpu_offload",
-    "FSDP_TRANSFORMER_CLS_TO_WRAP": "transformer_layer_cls_to_wrap",
-    **{
-        f"FSDP_{key.upper()}": key
-        for key in KEYS
-        if key not in ("cpu_offload", "transformer_layer_cls_to_wrap", "limit_all_gathers", "mixed_precision_policy")
-    },
-}
-# Keys that its environment holds whatever was asked for, and that mean nothing to version 2.
-MEANINGLESS_IN_2 = frozenset(
-    {"sharding_strategy", "use_orig_params", "sync_module_states", "forward_prefetch", "backward_prefetch"}
-)
-
-
-# ---- The plan --------------------------------------------------------------------------------------------------------
-
-
 PREFIX = "fsdp_"
-SWITCH_VARIABLE = "ACCELERATE_USE_FSDP"
 RAM_VARIABLE = "FSDP_CPU_RAM_EFFICIENT_LOADING"
-TRANSFORMER_BASED, SIZE_BASED, NO_WRAP = WRAP_POLICIES
-OFFLOAD, AUTO_WRAP = "offload", "auto_wrap"
+TRANSFORMER_BASED, SIZE_BASED, NO_WRAP = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
+SHARDING_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+OFFLOAD = "offload"
 # Words that `fsdp` takes, as transformers 4 had them.
-WORDS = (*(name.lower() for name in SHARDING_STRATEGIES), OFFLOAD, AUTO_WRAP)
+WORDS = (*(name.lower() for name in SHARDING_STRATEGIES), OFFLOAD, "auto_wrap")
 
 # Whether `ask_for_efficient_loading` has set the switch in the environment of this process.
 _switched_on_here = False
@@ -270,23 +38,23 @@ class ShardingPlan:
             the name of torch's sharding strategy.
     """
 
-    version: int
-    reshard_after_forward: bool | str
-    cpu_offload: bool
-    auto_wrap_policy: str
-    transformer_layer_cls_to_wrap: tuple[str, ...] | None
-    min_num_params: int
-    state_dict_type: str
-    activation_checkpointing: bool
-    activation_checkpointing_offload: bool
-    cpu_ram_efficient_loading: bool
-    sync_module_states: bool
-    forward_prefetch: bool
-    backward_prefetch: str
-    limit_all_gathers: bool
-    use_orig_params: bool
-    ignored_modules: str | None
-    mixed_precision_policy: dict[str, Any] | None
+    version: int = 2
+    reshard_after_forward: bool | str = True
+    cpu_offload: bool = False
+    auto_wrap_policy: str = TRANSFORMER_BASED
+    transformer_layer_cls_to_wrap: tuple[str, ...] | None = None
+    min_num_params: int = 0
+    state_dict_type: str = "FULL_STATE_DICT"
+    activation_checkpointing: bool = False
+    activation_checkpointing_offload: bool = False
+    cpu_ram_efficient_loading: bool = False
+    sync_module_states: bool = True
+    forward_prefetch: bool = False
+    backward_prefetch: str = "NO_PREFETCH"
+    limit_all_gathers: bool = True
+    use_orig_params: bool = True
+    ignored_modules: str | None = None
+    mixed_precision_policy: dict[str, Any] | None = None
 
     @property
     def saves_shards(self) -> bool:
@@ -309,7 +77,7 @@ def sharding_plan(args: Any) -> ShardingPlan | None:
 
 def is_launched_with_fsdp() -> bool:
     """Whether `accelerate launch` asks for FSDP."""
-    return not _switched_on_here and os.environ.get(SWITCH_VARIABLE, "").strip().lower() in TRUE_WORDS
+    return not _switched_on_here and os.environ.get(USE_FSDP, "").strip().lower() in TRUE_WORDS
 
 
 def settle_sharding(args: ArgumentFields) -> None:
@@ -336,9 +104,9 @@ def settle_sharding(args: ArgumentFields) -> None:
         layers = config.get("transformer_layer_cls_to_wrap")
         if isinstance(layers, str):
             config["transformer_layer_cls_to_wrap"] = [name.strip() for name in layers.split(",")]
-        for name, nothing in TPU_KEYS.items():
-            if nothing is not None:
-                config.setdefault(name, nothing)
+        # As transformers has them.
+        for name in TPU_KEYS[:3]:
+            config.setdefault(name, False)
         attributes.fsdp, attributes.fsdp_config = True, config
     plan = sharding_plan(args)
     attributes.fsdp_plugin_args = None if plan is None or words is None else plugin_arguments(plan)
@@ -376,10 +144,10 @@ def ask_for_efficient_loading(plan: ShardingPlan | None) -> None:
     global _switched_on_here
     wanted = plan is not None and plan.cpu_ram_efficient_loading
     if wanted and not is_launched_with_fsdp():
-        os.environ[SWITCH_VARIABLE] = os.environ[RAM_VARIABLE] = "true"
+        os.environ[USE_FSDP] = os.environ[RAM_VARIABLE] = "true"
         _switched_on_here = True
     elif not wanted and _switched_on_here:
-        os.environ.pop(SWITCH_VARIABLE, None)
+        os.environ.pop(USE_FSDP, None)
         os.environ[RAM_VARIABLE] = "false"
         _switched_on_here = False
 
@@ -390,8 +158,6 @@ def check_processes(args: Any) -> None:
     Raises:
         ValueError: either is asked for.
     """
-    from littrainer.distributed.environment import is_launched
-
     plan = sharding_plan(args)
     if plan is None:
         return
@@ -420,7 +186,149 @@ def read_config(given: Any) -> dict[str, Any]:
     return {str(name).removeprefix(PREFIX): value for name, value in (given or {}).items()}
 
 
-# ---- Words, environment and keys -------------------------------------------------------------------------------------
+# ---- What a key may hold ---------------------------------------------------------------------------------------------
+
+
+def truth(value: Any) -> bool:
+    """True or false, as JSON, Python and environment variables write them."""
+    text = str(value).strip().lower()
+    if value is None or text not in (*TRUE_WORDS, *FALSE_WORDS):
+        raise ValueError("give true or false")
+    return text in TRUE_WORDS
+
+
+def _whole_number(value: Any) -> int:
+    if isinstance(value, bool) or not str(value).strip().isdecimal():
+        raise ValueError("give a whole number from 0 up")
+    return int(value)
+
+
+def _one_of(*words: str) -> Callable[[Any], str]:
+    """Reads a word, or its number from 1 up, as enumerations of torch and accelerate have it."""
+
+    def read(value: Any) -> str:
+        text = str(value.name if isinstance(value, Enum) else value).strip().upper()
+        if text.isdecimal() and 0 < int(text) <= len(words):
+            return words[int(text) - 1]
+        if text not in words:
+            raise ValueError(f"choose from {', '.join(words)}")
+        return text
+
+    return read
+
+
+def _version(value: Any) -> int:
+    if str(value).strip() not in ("1", "2"):
+        raise ValueError("give 1 or 2")
+    return int(value)
+
+
+def _resharding(value: Any) -> bool | str:
+    # The number 1 is torch's FULL_SHARD, which is `True` in version 2.
+    if str(value).strip().lower() in (*TRUE_WORDS, *FALSE_WORDS):
+        return truth(value)
+    try:
+        return _one_of(*SHARDING_STRATEGIES)(value)
+    except ValueError as error:
+        raise ValueError(f"give true or false, or for version 1 {error}") from None
+
+
+def _class_names(value: Any) -> tuple[str, ...] | None:
+    names = value.split(",") if isinstance(value, str) else value or ()
+    if not isinstance(names, (list, tuple, set)) or not all(isinstance(name, str) for name in names):
+        raise ValueError("give the names of layer classes, such as LlamaDecoderLayer")
+    return tuple(name.strip() for name in names if name.strip()) or None
+
+
+def _pattern(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value or None
+    raise ValueError("give a regular expression that matches the names of modules")
+
+
+def _precision_policy(value: Any) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    policy = dict.fromkeys(("param_dtype", "reduce_dtype"), value) if isinstance(value, str) else value
+    if not isinstance(policy, Mapping):
+        raise ValueError(
+            "give a dict with some of param_dtype, reduce_dtype and output_dtype, or the name of one format"
+        )
+    read: dict[str, Any] = {}
+    for entry, wanted in policy.items():
+        name = str(wanted).removeprefix("torch.")
+        if entry == "cast_forward_inputs":
+            read[entry] = truth(wanted)
+        else:
+            read[entry] = None if wanted is None else NUMBER_FORMATS.get(name, name)
+            if read[entry] not in (None, *NUMBER_FORMATS.values()):
+                raise ValueError(f"{entry} has to be one of {', '.join((*NUMBER_FORMATS, *NUMBER_FORMATS.values()))}")
+    return read
+
+
+# Short names of number formats in a mixed precision policy -> torch's, which are taken too.
+NUMBER_FORMATS: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+# Entries of a mixed precision policy, by the version that has them.
+POLICY_ENTRIES: Mapping[int, tuple[str, ...]] = {
+    1: ("param_dtype", "reduce_dtype", "buffer_dtype", "cast_forward_inputs"),
+    2: ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs"),
+}
+# Strategies of version 1 -> whether version 2 frees the parameters of a layer after its forward pass.
+RESHARDING: Mapping[str, bool] = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}
+# Key -> from what is given to what is meant; raises ValueError, which says what can be meant.
+KEYS: dict[str, Callable[[Any], Any]] = {
+    **{field.name: truth for field in fields(ShardingPlan)},
+    "version": _version,
+    "reshard_after_forward": _resharding,
+    "auto_wrap_policy": _one_of(TRANSFORMER_BASED, SIZE_BASED, NO_WRAP),
+    "transformer_layer_cls_to_wrap": _class_names,
+    "min_num_params": _whole_number,
+    "state_dict_type": _one_of("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"),
+    "backward_prefetch": _one_of("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"),
+    "ignored_modules": _pattern,
+    "mixed_precision_policy": _precision_policy,
+}
+# Version -> key -> the values that it carries out, if not all of them.
+ONLY: Mapping[int, Mapping[str, tuple[Any, ...]]] = {
+    1: {
+        "state_dict_type": ("FULL_STATE_DICT", "SHARDED_STATE_DICT"),
+        "activation_checkpointing_offload": (False,),
+    },
+    2: {
+        "state_dict_type": ("FULL_STATE_DICT", "SHARDED_STATE_DICT"),
+        # It gathers ahead by itself.
+        "backward_prefetch": ("NO_PREFETCH", "BACKWARD_PRE"),
+        "limit_all_gathers": (True,),
+        "use_orig_params": (True,),
+    },
+}
+# Other names of keys, as accelerate's configuration files have them.
+OTHER_NAMES: Mapping[str, str] = {
+    "offload_params": "cpu_offload",
+    "sharding_strategy": "reshard_after_forward",
+    "transformer_cls_names_to_wrap": "transformer_layer_cls_to_wrap",
+    "transformer_cls_to_wrap": "transformer_layer_cls_to_wrap",
+}
+# Keys about TPUs, which no strategy of Lightning's carries out.
+TPU_KEYS = ("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt", "xla_fsdp_settings")
+# Environment variable of `accelerate launch` -> key; what no argument of the launcher says is left out.
+VARIABLES: Mapping[str, str] = {
+    "FSDP_SHARDING_STRATEGY": "sharding_strategy",
+    "FSDP_OFFLOAD_PARAMS": "cpu_offload",
+    "FSDP_TRANSFORMER_CLS_TO_WRAP": "transformer_layer_cls_to_wrap",
+    **{
+        f"FSDP_{key.upper()}": key
+        for key in KEYS
+        if key not in ("cpu_offload", "transformer_layer_cls_to_wrap", "limit_all_gathers", "mixed_precision_policy")
+    },
+}
+# Keys that its environment holds whatever was asked for, and that mean nothing to version 2.
+MEANINGLESS_IN_2 = frozenset(
+    {"sharding_strategy", "use_orig_params", "sync_module_states", "forward_prefetch", "backward_prefetch"}
+)
+
+
+# ---- From words, environment and keys to a plan ----------------------------------------------------------------------
 
 
 def _words(given: Any) -> list[str] | None:
@@ -488,34 +396,28 @@ def _plan(config: Mapping[str, Any], source: str) -> ShardingPlan:
             known = [*KEYS, *OTHER_NAMES]
             raise ValueError(f"{source} has an unknown key, {given_name!r} ({suggestion(given_name, known)}).")
         try:
-            read = KEYS[name].read(value)
-        except BadKey as error:
+            read = KEYS[name](value)
+        except ValueError as error:
             raise ValueError(f"{source} has {given_name}={value!r}; {error}.") from None
-        if name in values and values[name] != read:
+        if values.setdefault(name, read) != read:
             raise ValueError(f"{source} gives {name} twice, once as {given_name}, and they differ.")
-        values[name] = read
-    version = values.get("version", KEYS["version"].default)
-    for name, value in values.items():
-        only = KEYS[name].only.get(version)
-        if only is not None and value not in only:
+    asked = ShardingPlan(**values)
+    version, other = asked.version, 3 - asked.version
+    for name, only in ONLY[version].items():
+        read = getattr(asked, name)
+        if read not in only:
             raise ValueError(
-                f"{source} has {name}={config.get(name, value)!r}, which FSDP version {version} does not carry out; "
-                f"set it to {' or '.join(map(str, only))}"
-                + (f", or version to {3 - version}." if 3 - version not in KEYS[name].only else ".")
+                f"{source} has {name}={config.get(name, read)!r}, which FSDP version {version} does not carry out; "
+                f"set it to {' or '.join(map(str, only))}{'' if name in ONLY[other] else f', or version to {other}'}."
             )
-    for name, key in KEYS.items():
-        values.setdefault(name, key.default)
-    values["reshard_after_forward"] = _resharding_of(version, values["reshard_after_forward"], source)
-    values["auto_wrap_policy"] = _policy_of(values, source)
-    _check_precision_policy(version, values["mixed_precision_policy"], source)
-    if values["activation_checkpointing_offload"] and not values["activation_checkpointing"]:
-        raise ValueError(f"{source} has activation_checkpointing_offload without activation_checkpointing; set both.")
-    if values["cpu_ram_efficient_loading"] and not values["sync_module_states"]:
-        raise ValueError(
-            f"{source} has cpu_ram_efficient_loading, with which only the first process has weights, and "
-            "sync_module_states=False, with which it does not send them. Leave sync_module_states out."
-        )
-    return ShardingPlan(**{field.name: values[field.name] for field in fields(ShardingPlan)})
+    values["reshard_after_forward"] = _resharding_of(version, asked.reshard_after_forward, source)
+    if asked.min_num_params > 0:
+        values.setdefault("auto_wrap_policy", SIZE_BASED)
+    plan = ShardingPlan(**values)
+    for is_wrong, message in _contradictions(plan):
+        if is_wrong:
+            raise ValueError(f"{source} has {message}.")
+    return plan
 
 
 def _resharding_of(version: int, value: bool | str, source: str) -> bool | str:
@@ -533,40 +435,42 @@ def _resharding_of(version: int, value: bool | str, source: str) -> bool | str:
     return RESHARDING[value]
 
 
-def _policy_of(values: Mapping[str, Any], source: str) -> str:
-    policy, size, layers = (
-        values[name] for name in ("auto_wrap_policy", "min_num_params", "transformer_layer_cls_to_wrap")
+def _contradictions(plan: ShardingPlan) -> Iterator[tuple[bool, str]]:
+    """Whether a plan contradicts itself, and how, for each way to do so."""
+    policy, size, layers = plan.auto_wrap_policy, plan.min_num_params, plan.transformer_layer_cls_to_wrap
+    known = POLICY_ENTRIES[plan.version]
+    unknown = [name for name in plan.mixed_precision_policy or () if name not in known]
+    yield (
+        bool(size and layers),
+        f"min_num_params={size} and transformer_layer_cls_to_wrap: modules are wrapped by their size or by their "
+        "class. Leave one of them out",
     )
-    if size > 0 and layers is not None:
-        raise ValueError(
-            f"{source} has min_num_params={size} and transformer_layer_cls_to_wrap: modules are wrapped by their size "
-            "or by their class. Leave one of them out."
-        )
-    if policy is None:
-        return SIZE_BASED if size > 0 else TRANSFORMER_BASED
-    if policy == SIZE_BASED and size == 0:
-        raise ValueError(
-            f"{source} has auto_wrap_policy={SIZE_BASED}, which needs min_num_params; give a number above 0."
-        )
-    if policy != SIZE_BASED and size > 0:
-        raise ValueError(
-            f"{source} has min_num_params={size}, which is for auto_wrap_policy={SIZE_BASED}, not {policy}."
-        )
-    if policy != TRANSFORMER_BASED and layers is not None:
-        raise ValueError(
-            f"{source} has transformer_layer_cls_to_wrap, which is for auto_wrap_policy={TRANSFORMER_BASED}, not "
-            f"{policy}."
-        )
-    return policy
-
-
-def _check_precision_policy(version: int, policy: Mapping[str, Any] | None, source: str) -> None:
-    others = [name for name in policy or () if name not in POLICY_ENTRIES[version]]
-    if others:
-        raise ValueError(
-            f"{source} has {', '.join(others)} in mixed_precision_policy, which FSDP version {version} does not know; "
-            f"it knows {', '.join(POLICY_ENTRIES[version])}."
-        )
+    yield (
+        policy == SIZE_BASED and not size,
+        f"auto_wrap_policy={SIZE_BASED}, which needs min_num_params; give a number above 0",
+    )
+    yield (
+        policy != SIZE_BASED and size > 0,
+        f"min_num_params={size}, which is for auto_wrap_policy={SIZE_BASED}, not {policy}",
+    )
+    yield (
+        policy != TRANSFORMER_BASED and layers is not None,
+        f"transformer_layer_cls_to_wrap, which is for auto_wrap_policy={TRANSFORMER_BASED}, not {policy}",
+    )
+    yield (
+        bool(unknown),
+        f"{', '.join(unknown)} in mixed_precision_policy, which FSDP version {plan.version} does not know; it knows "
+        f"{', '.join(known)}",
+    )
+    yield (
+        plan.activation_checkpointing_offload and not plan.activation_checkpointing,
+        "activation_checkpointing_offload without activation_checkpointing; set both",
+    )
+    yield (
+        plan.cpu_ram_efficient_loading and not plan.sync_module_states,
+        "cpu_ram_efficient_loading, with which only the first process has weights, and sync_module_states=False, with "
+        "which it does not send them. Leave sync_module_states out",
+    )
 
 
 def _check_beside(args: Any, plan: ShardingPlan) -> None:

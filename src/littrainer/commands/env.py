@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import distributions
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def main(words: Sequence[str]) -> int:
     facts = {
         "littrainer": {"version": __version__, "folder": str(Path(__file__).parents[1])},
         "findings": [*([torch["error"]] if "error" in torch else []), *findings()],
-        "packages": {name: found for name in PACKAGES if (found := versions(name))},
+        "packages": {name: found for name in PACKAGES if (found := version_of(name))},
         "torch": torch,
         "accelerate's configuration": accelerate_configuration(),
         "environment variables": variables(os.environ),
@@ -86,7 +87,7 @@ def main(words: Sequence[str]) -> int:
 def as_markdown(facts: Mapping[str, Any]) -> str:
     """The facts as text to be pasted into an issue."""
     own, packages = facts["littrainer"], facts["packages"]
-    listed = [f"{name} {' and '.join(found)}" for name, found in packages.items()]
+    listed = [f"{name} {found}" for name, found in packages.items()]
     missing = [name for name in PACKAGES if name not in packages]
     lines = [f"### littrainer {own['version']}", "", f"- {own['folder']}", "", "### findings", ""]
     lines += [f"- {' '.join(finding.split())}" for finding in facts["findings"] or ["none"]]
@@ -116,40 +117,35 @@ def about_torch() -> dict[str, Any]:
         return {"error": f"import torch ended its process with status {done.returncode}: {said}"}
 
 
-def versions(name: str) -> list[str]:
-    """The versions of a package, one for each folder of the import path that has it; the first counts."""
-    found = {str(one.locate_file("")): one.version or "unknown" for one in reversed(list(distributions(name=name)))}
-    return list(reversed(found.values()))
+def version_of(name: str) -> str | None:
+    """The version of a package; None if it is not installed."""
+    with contextlib.suppress(PackageNotFoundError):
+        return version(name)
+    return None
 
 
 def findings() -> Iterator[str]:
-    """What is missing, has a version that littrainer does not support, or is hidden, with what to do."""
-    own = next(iter(distributions(name=OWN_NAME)), None)
-    if own is None:
+    """What is missing or has a version that littrainer does not support, with what to do."""
+    if version_of(OWN_NAME) is None:
         yield "littrainer has no package metadata here, so versions cannot be checked: install it"
-    for text in own.requires or [] if own else []:
+        return
+    for text in requires(OWN_NAME) or []:
         from packaging.requirements import Requirement
 
         requirement = Requirement(text)
-        found = re.search(r"extra == ['\"](\w+)", str(requirement.marker or ""))
-        extra = found[1] if found else ""
+        about_extra = re.search(r"extra == ['\"](\w+)", str(requirement.marker or ""))
+        extra = about_extra[1] if about_extra else ""
         if extra in EXTRAS_FOR_DEVELOPMENT or not (
             requirement.marker is None or requirement.marker.evaluate({"extra": extra})
         ):
             continue
-        copies = versions(requirement.name)
+        found = version_of(requirement.name)
         wanted = f"pip install '{requirement.name}{requirement.specifier}'"
-        if not copies and not extra:
+        if found is None and not extra:
             yield f"{requirement.name} is not installed, and littrainer needs it: {wanted}"
-        elif copies and not requirement.specifier.contains(copies[0], prereleases=True):
+        elif found is not None and not requirement.specifier.contains(found, prereleases=True):
             use = f"littrainer[{extra}]" if extra else "littrainer"
-            yield f"{requirement.name} {copies[0]} is outside what {use} supports: {wanted}"
-    for name in PACKAGES:
-        copies, module = versions(name), name.replace("-", "_")
-        if len(copies) > 1:
-            yield f"{name} is installed twice ({' and '.join(copies)}); the first counts: uninstall the other"
-        if copies and os.path.exists(f"{module}.py"):
-            yield f"the working directory has a {module}.py, which a script there imports in place of {name}: rename it"
+            yield f"{requirement.name} {found} is outside what {use} supports: {wanted}"
 
 
 def accelerate_configuration() -> dict[str, str]:

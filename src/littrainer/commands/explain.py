@@ -16,7 +16,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from littrainer.arguments.destinations import DESTINATIONS, derived_keywords
 from littrainer.arguments.parser import HfArgumentParser
@@ -49,8 +49,8 @@ ABOUT_MODELS = frozenset(
 )
 # What a Trainer was given -> where it stands in a printed program.
 GIVEN_TO_TRAINER = {
-    "model": "return it in make_model, or name it with --model",
-    "train_dataset": "return it in make_rows, or name it with --data",
+    "model": "return it in make_model",
+    "train_dataset": "return it in make_rows",
     "eval_dataset": "the second one of TrainerDataModule",
     **dict.fromkeys(("data_collator", "processing_class"), "a keyword of TrainerDataModule"),
     **dict.fromkeys(
@@ -59,32 +59,6 @@ GIVEN_TO_TRAINER = {
     ),
     **dict.fromkeys(("optimizer", "lr_scheduler"), "in the keyword `optimizers` of TransformersModule"),
 }
-STAND_IN_MODEL = """\
-class StandIn(torch.nn.Module):
-    # In the place of your model: return yours in make_model, or name it with --model.
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.norm, self.head = torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 3)
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
-        logits = self.head(self.norm(torch.relu(self.inner(x))))
-        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
-
-
-def make_model() -> torch.nn.Module:
-    torch.manual_seed(0)
-    return StandIn()
-
-
-"""
-STAND_IN_ROWS = """\
-def make_rows() -> Any:
-    # Random rows in the place of your data: return yours, or name it with --data.
-    rows = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
-    return [{"x": row, "labels": int(row[:3].argmax())} for row in rows]
-
-
-"""
 PROGRAM = '''\
 """%(heading)s
 """
@@ -94,7 +68,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-%(imports)s
+
 from littrainer import TrainerDataModule, TransformersModule
 
 # What the model, its optimizer, its loss and its data are trained with.
@@ -102,7 +76,30 @@ ARGUMENTS: dict[str, Any] = {
 %(arguments)s}
 
 
-%(stand_ins)sdef main() -> pl.Trainer:
+class StandIn(torch.nn.Module):
+    # In the place of your model: return yours in make_model.
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm, self.head = torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        logits = self.head(self.norm(torch.relu(self.inner(x))))
+        loss = None if labels is None else torch.nn.functional.cross_entropy(logits, labels)
+        return {"loss": loss, "logits": logits}
+
+
+def make_model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return StandIn()
+
+
+def make_rows() -> Any:
+    # Random rows in the place of your data: return yours.
+    rows = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    return [{"x": row, "labels": int(row[:3].argmax())} for row in rows]
+
+
+def main() -> pl.Trainer:
     model, rows = make_model(), make_rows()
     total_steps = %(total_steps)s
     pl.seed_everything(%(seed)s, workers=True)  # As a Trainer does, which is made when there is a model.
@@ -120,18 +117,6 @@ if __name__ == "__main__":
 '''
 
 
-class Source(NamedTuple):
-    """Where a printed program takes its model and its training data from.
-
-    Parameters:
-        model: `module:name` of something that is called to make the model; None for a small stand-in.
-        data: `module:name` of something that is called to make the training dataset; None for random rows.
-    """
-
-    model: str | None = None
-    data: str | None = None
-
-
 # ---- The command line ------------------------------------------------------------------------------------------------
 
 
@@ -147,42 +132,23 @@ def build_parser() -> CommandParser:
     parser = CommandParser("littrainer explain", description=DESCRIPTION, usage=USAGE)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--as-code", "--as_code", action="store_true", help="print a Lightning program of it")
-    parser.add_argument("--model", metavar="MODULE:NAME", help="with --as-code: what is called to make the model")
-    parser.add_argument("--data", metavar="MODULE:NAME", help="with --as-code: what makes the training dataset")
-    parser.epilog = "The options stand before the script or among the training arguments."
+    parser.epilog = "The option stands before the script or among the training arguments."
     return parser
 
 
 def main(words: Sequence[str]) -> int:
     """Run the command on what follows `littrainer explain`; returns the exit status."""
-    parser = build_parser()
-    own, script, rest = split(words)
-    options, rest_of_own = parser.parse_known_args(own)
-    source = Source(options.model, options.data)
-    if not options.as_code and any(source):
-        return complain("explain", "--model and --data say what --as-code prints; give it too")
-    for named in filter(None, source):
-        module, _, name = named.partition(":")
-        if not all(part.isidentifier() for part in (*module.split("."), name)):
-            return complain("explain", f"{named!r} is not MODULE:NAME, such as package.module:function")
-    if script is not None:
-        if "--as-code" in rest:
-            return complain("explain", f"--as-code behind {script!r} would be the script's; write it before")
-        return _explain_script(script, rest, options.as_code, source)
-    return _explain_arguments(rest_of_own, options.as_code, source)
+    before = 1 if words[:1] in (["--as-code"], ["--as_code"]) else 0
+    if len(words) == before or words[before].startswith("-"):
+        options, rest = build_parser().parse_known_args(words)
+        return _explain_arguments(rest, options.as_code)
+    script, *own = words[before:]
+    if "--as-code" in own:
+        return complain("explain", f"--as-code behind {script!r} would be the script's; write it before")
+    return _explain_script(script, own, before == 1)
 
 
-def split(words: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
-    """Divide the words at the script, if one follows the command's own options: the words before, it, those behind."""
-    position = 0
-    while position < len(words) and words[position].startswith(("--as-code", "--as_code", "--model", "--data")):
-        position += 2 if words[position] in ("--model", "--data") else 1
-    if position >= len(words) or words[position].startswith("-"):
-        return list(words), None, []
-    return list(words[:position]), words[position], list(words[position + 1 :])
-
-
-def _explain_arguments(words: list[str], as_code: bool, source: Source) -> int:
+def _explain_arguments(words: list[str], as_code: bool) -> int:
     from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments
 
     parser = _ArgumentParser(Seq2SeqTrainingArguments, prog="littrainer explain", add_help=False)
@@ -198,7 +164,7 @@ def _explain_arguments(words: list[str], as_code: bool, source: Source) -> int:
         if left:
             known = [*option_names(build_parser()), *option_names(parser)]
             return complain("explain", unrecognized(left, known))
-        print(program(args, source) if as_code else explanation(_stand_in_trainer(args), args), end="")
+        print(program(args) if as_code else explanation(_stand_in_trainer(args), args), end="")
     except (TypeError, ValueError, NotImplementedError, ImportError) as error:
         return complain("explain", str(error))
     return 0
@@ -233,7 +199,7 @@ class TrainerReached(BaseException):
     """Stops the script, past its `except Exception`; its argument is what is to be printed."""
 
 
-def _explain_script(script: str, words: list[str], as_code: bool, source: Source) -> int:
+def _explain_script(script: str, words: list[str], as_code: bool) -> int:
     if not os.path.isfile(script):
         return complain("explain", f"no script {script!r} (looked in {os.path.abspath(os.path.dirname(script))})")
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -249,7 +215,7 @@ def _explain_script(script: str, words: list[str], as_code: bool, source: Source
         with _without_a_trace(given) as bound.arguments["args"]:
             original(*bound.args, **bound.kwargs)
             origin = f"the arguments of {os.path.basename(script)}"
-            raise TrainerReached(program(given, source, origin, self) if as_code else explanation(self, given))
+            raise TrainerReached(program(given, origin, self) if as_code else explanation(self, given))
 
     install()
     sys.argv, sys.path[0] = [script, *words], os.path.dirname(os.path.abspath(script))
@@ -337,12 +303,11 @@ def _table(rows: list[tuple[str, str]], widest: int = 44) -> list[str]:
 # ---- As a program ----------------------------------------------------------------------------------------------------
 
 
-def program(args: Any, source: Source = Source(), origin: str = "these arguments", trainer: Any = None) -> str:  # noqa: B008
+def program(args: Any, origin: str = "these arguments", trainer: Any = None) -> str:
     """The text of a Lightning program that trains as arguments say.
 
     Parameters:
         args: the arguments.
-        source: its model and data.
         origin: whose arguments they are, for the first line.
         trainer: the Trainer of a script, whose objects the first lines name.
     """
@@ -352,7 +317,7 @@ def program(args: Any, source: Source = Source(), origin: str = "these arguments
     in_arguments, left_out = [], []
     for name, value in changed_arguments(args).items():
         place, sentence, keywords = DESTINATIONS[name]
-        if name in ABOUT_MODELS and source.model is None:
+        if name in ABOUT_MODELS:
             left_out.append(f"- {name}: {sentence} A stand-in has no use for it; add it to ARGUMENTS.")
         elif not is_plain(value):
             left_out.append(f"- {name}: {sentence} A text cannot hold its objects; add it where it belongs.")
@@ -367,14 +332,11 @@ def program(args: Any, source: Source = Source(), origin: str = "these arguments
     if left_out:
         heading += ["", "Not in this program:", *left_out]
     if trainer is not None:
-        heading += ["", "Objects of the script's Trainer, which a text cannot hold:", *_objects_of(trainer, source)]
-    factories = ((source.model, "make_model"), (source.data, "make_rows"))
+        heading += ["", "Objects of the script's Trainer, which a text cannot hold:", *_objects_of(trainer)]
     evaluates = args.eval_strategy != "no" or args.eval_on_start
     return PROGRAM % {
         "heading": "\n".join(heading).replace("\\", "/").replace('"""', "'''"),
-        "imports": "".join(f"from {named.replace(':', ' import ')} as {name}\n" for named, name in factories if named),
         "arguments": "".join(in_arguments),
-        "stand_ins": ("" if source.model else STAND_IN_MODEL) + ("" if source.data else STAND_IN_ROWS),
         "seed": args.seed,
         "total_steps": _total_steps(args),
         "evaluation_rows": "make_rows()" if evaluates else "None",
@@ -427,16 +389,15 @@ def _program_keywords(args: Any) -> dict[str, str]:
     return keywords | {name: repr(value) for name, value in further.items() if is_plain(further)}
 
 
-def _objects_of(trainer: Any, source: Source) -> Iterator[str]:
+def _objects_of(trainer: Any) -> Iterator[str]:
     from littrainer.callbacks.handler import DefaultFlowCallback
     from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
     from littrainer.seq2seq import Seq2SeqTrainer
     from littrainer.trainer import Trainer
 
-    named = {"model": source.model, "train_dataset": source.data}
     for name, place in GIVEN_TO_TRAINER.items():
         value = getattr(trainer, name, None)
-        if value is not None and named.get(name) is None:
+        if value is not None:
             yield f"- {name} ({getattr(value, '__name__', type(value).__name__)}): {place}"
     usual = (DefaultFlowCallback, PrinterCallback, ProgressCallback)
     for callback in (*trainer.callback_handler.callbacks, *trainer.lightning_callbacks):

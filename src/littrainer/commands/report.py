@@ -14,9 +14,6 @@ from littrainer.errors.atomic_files import write_whole
 FAILURE = 1
 DEFAULT_NAME = "report.html"
 PAGE_ENDINGS = (".html", ".htm")
-# A report is known by this mark, in the first bytes of both files, and may be written again.
-MARK = "littrainer report"
-HEAD_BYTES = 4096
 DESCRIPTION = """\
 Write what a training logged as one HTML page and one PNG picture: losses, metrics, learning rate, gradient norm, speed,
 the best checkpoint, and the arguments away from their defaults. Several folders are drawn over each other and compared.
@@ -38,12 +35,6 @@ def build_parser() -> CommandParser:
         help="the page; the picture goes beside it (default: report.html in OUTPUT_DIR, or in the working "
         "directory if several are given)",
     )
-    parser.add_argument(
-        "--scale",
-        choices=("auto", "linear", "log"),
-        default="auto",
-        help="value axes: auto is logarithmic if most of the values span more than two powers of ten",
-    )
     parser.add_argument("--no-png", action="store_true", help="write the page alone")
     return parser
 
@@ -59,8 +50,8 @@ def main(words: Sequence[str]) -> int:
     try:
         runs, searches = read_folders(options.folders)
         target = _target(runs, searches, options.output)
-        drawn = picture(runs, searches, options.scale, MARK)
-        write_whole(target, page(runs, searches, drawn, MARK))
+        drawn = picture(runs, searches)
+        write_whole(target, page(runs, searches, drawn))
         print(f"page: {target}")
         if not options.no_png:
             write_whole(target.with_suffix(".png"), drawn)
@@ -78,7 +69,7 @@ def _target(runs: list[Run], searches: list[Search], output: str | None) -> Path
     """Where the page goes.
 
     Raises:
-        NothingToReport: no page can be written there, or it would take the place of a file that is no report.
+        NothingToReport: no page can be written there.
     """
     if output is not None:
         target = Path(output)
@@ -91,17 +82,4 @@ def _target(runs: list[Run], searches: list[Search], output: str | None) -> Path
     folders = {search.file.parent for search in searches} | {run.folder for run in runs}
     home = folders.pop() if len(folders) == 1 else Path()
     # One more file would make a checkpoint differ from its manifest.
-    target = (home.parent if step_of(home) is not None else home) / DEFAULT_NAME
-    for path in (target, target.with_suffix(".png")):
-        if path.exists() and not _is_report(path):
-            raise NothingToReport(
-                f"{path} is there and is no report of littrainer; give another place with -o FILE.html."
-            )
-    return target
-
-
-def _is_report(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with open(path, "rb") as file:
-        return MARK.encode() in file.read(HEAD_BYTES)
+    return (home.parent if step_of(home) is not None else home) / DEFAULT_NAME

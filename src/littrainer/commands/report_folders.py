@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -93,24 +92,15 @@ def read_folders(folders: Sequence[str]) -> tuple[list[Run], list[Search]]:
         is_known_file = path.name in (TRAINER_STATE_NAME, SEARCH_RECORD_NAME) and path.is_file()
         folder = path.parent if is_known_file else path
         paths.setdefault(folder.resolve(), folder)
-    names = _shortest_names(list(paths))
     runs: list[Run] = []
     searches: list[Search] = []
-    for real, folder in paths.items():
-        note = None
+    for folder in paths.values():
         record = folder / SEARCH_RECORD_NAME
         if record.is_file():
-            try:
-                searches.append(_read_search(record, names[real]))
-                # A training may have followed in the same folder.
-                if _state_file(folder) is None:
-                    continue
-            except NothingToReport as error:
-                if _state_file(folder) is None:
-                    raise
-                note = str(error)
-        runs.append(_read_run(folder, names[real]))
-        runs[-1].notes += [note] if note else []
+            searches.append(_read_search(record, str(folder)))
+        # A training may have followed in the same folder.
+        if not record.is_file() or _state_file(folder) is not None:
+            runs.append(_read_run(folder, str(folder)))
     return runs, searches
 
 
@@ -150,12 +140,6 @@ def _read_run(folder: Path, name: str) -> Run:
     if not run.history.curves:
         run.notes.append(
             "Nothing was logged that could be drawn. Was training shorter than logging_steps, or logging_strategy 'no'?"
-        )
-    newest = next(reversed(_checkpoints(folder)), None)
-    if state_file.parent == folder and newest is not None and (step_of(newest) or 0) > state.global_step:
-        run.notes.append(
-            f"{newest} goes further than {state_file}, which ends at step {state.global_step}; give that folder to see "
-            "it."
         )
     _add_arguments(run)
     return run
@@ -203,12 +187,3 @@ def _add_arguments(run: Run) -> None:
         run.arguments = {name: as_text(value) for name, value in without_secrets(arguments).items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         run.notes.append(f"The arguments are not known: {path} is not readable ({type(error).__name__}: {error}).")
-
-
-def _shortest_names(paths: list[Path]) -> dict[Path, str]:
-    """For each path as many of its last parts as tell it from the others."""
-    names = {path: path.name or str(path) for path in paths}
-    for length in range(2, max((len(path.parts) for path in paths), default=0) + 1):
-        taken = list(names.values())
-        names.update({path: os.path.join(*path.parts[-length:]) for path in paths if taken.count(names[path]) > 1})
-    return names

@@ -6,7 +6,6 @@ import base64
 import functools
 import html
 import io
-import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -39,8 +38,6 @@ LOGARITHMIC_FROM = 100.0
 # With more points than this a curve has no markers, which would cover it.
 MOST_MARKED = 30
 MOST_LEGEND_ENTRIES, MOST_PARAMETERS, MOST_ROWS = 32, 8, 500
-# With fewer trials the importance of parameters is chance.
-FEWEST_TRIALS = 8
 LONGEST_LABEL = 60
 LINE_STYLES, MARKERS = ("-", "--", ":", "-."), "os^Dv"
 COLUMNS, CHART_INCHES, HEADER_INCHES = 2, (5.8, 3.2), 1.0
@@ -64,19 +61,14 @@ Chart = tuple[str, Callable[[Any], None]]
 # ---- The picture -----------------------------------------------------------------------------------------------------
 
 
-def picture(runs: list[Run], searches: Sequence[Search], scale: str, mark: str) -> bytes:
-    """The charts of searches, and below them those of trainings, as the bytes of a PNG file.
-
-    Parameters:
-        scale: of the value axes: `auto`, `linear` or `log`.
-        mark: what the file names as the software that wrote it.
-    """
+def picture(runs: list[Run], searches: Sequence[Search]) -> bytes:
+    """The charts of searches, and below them those of trainings, as the bytes of a PNG file."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    parts = [(search.name, _search_charts(search.stored, scale)) for search in searches]
+    parts = [(search.name, _search_charts(search.stored)) for search in searches]
     if runs:
-        parts.append((runs[0].name if len(runs) == 1 else f"{len(runs)} trainings", _training_charts(runs, scale)))
+        parts.append((runs[0].name if len(runs) == 1 else f"{len(runs)} trainings", _training_charts(runs)))
     rows = [max(1, math.ceil(len(charts) / COLUMNS)) for _, charts in parts]
     heights = [count * CHART_INCHES[1] + HEADER_INCHES for count in rows]
     written = io.BytesIO()
@@ -101,18 +93,18 @@ def picture(runs: list[Run], searches: Sequence[Search], scale: str, mark: str) 
                 part.legend(
                     [entries[label] for label in labels], labels, loc="outside lower center", ncols=4, frameon=False
                 )
-        figure.savefig(written, format="png", metadata={"Software": mark})
+        figure.savefig(written, format="png")
     return written.getvalue()
 
 
-def _training_charts(runs: list[Run], scale: str) -> list[Chart]:
+def _training_charts(runs: list[Run]) -> list[Chart]:
     return [
-        (TITLES.get(metric, metric), functools.partial(_draw_metric, metric=metric, runs=runs, scale=scale))
+        (TITLES.get(metric, metric), functools.partial(_draw_metric, metric=metric, runs=runs))
         for metric in _drawn_metrics(runs)
     ]
 
 
-def _draw_metric(axes: Any, metric: str, runs: list[Run], scale: str) -> None:
+def _draw_metric(axes: Any, metric: str, runs: list[Run]) -> None:
     drawn: list[float] = []
     for number, run in enumerate(runs):
         for place, source in enumerate(_sources(runs)):
@@ -133,17 +125,15 @@ def _draw_metric(axes: Any, metric: str, runs: list[Run], scale: str) -> None:
                 axes.plot([best.step], [best.value], "*", color="black", markersize=12, label="best", zorder=5)
             drawn += [value for value in values if not math.isnan(value)]
     if metric not in ALWAYS_LINEAR:
-        _set_scale(axes, drawn, scale)
+        _set_scale(axes, drawn)
     axes.set_xlabel("optimizer step")
     axes.locator_params(axis="x", integer=True)
 
 
-def _set_scale(axes: Any, values: list[float], scale: str) -> None:
+def _set_scale(axes: Any, values: list[float]) -> None:
     ordered = sorted(values)
-    if not ordered or ordered[0] <= 0 or scale == "linear":
-        return
     edge = len(ordered) // 20
-    if scale == "log" or ordered[-1 - edge] / ordered[edge] >= LOGARITHMIC_FROM:
+    if ordered and ordered[0] > 0 and ordered[-1 - edge] / ordered[edge] >= LOGARITHMIC_FROM:
         axes.set_yscale("log")
 
 
@@ -184,7 +174,7 @@ def _drawn_metrics(runs: list[Run]) -> list[str]:
     return [metric for metric in ordered if metric in chosen]
 
 
-def _search_charts(search: StoredSearch, scale: str) -> list[Chart]:
+def _search_charts(search: StoredSearch) -> list[Chart]:
     names = objective_names(search)
     charts: list[Chart] = []
     for place, (name, direction) in enumerate(zip(names, search.directions, strict=True)):
@@ -192,23 +182,19 @@ def _search_charts(search: StoredSearch, scale: str) -> list[Chart]:
         charts.append(
             (
                 f"{name} over trials ({better} is better)",
-                functools.partial(_over_trials, search=search, objective=place, scale=scale),
+                functools.partial(_over_trials, search=search, objective=place),
             )
         )
     if len(complete_trials(search)) < 2:
         return charts
     if len(names) == 2:
         charts.append((f"{names[1]} against {names[0]}", functools.partial(_trade_off, search=search)))
-    for place, name in enumerate(names):
-        shares = importance_of(search, place)
-        if shares:
-            charts.append((f"Importance of parameters for {name}", functools.partial(_bars, shares=shares)))
     for name in varied_parameters(search)[:MOST_PARAMETERS]:
         charts.append((f"{names[0]} over {name}", functools.partial(_over_parameter, search=search, name=name)))
     return charts
 
 
-def _over_trials(axes: Any, search: StoredSearch, objective: int, scale: str) -> None:
+def _over_trials(axes: Any, search: StoredSearch, objective: int) -> None:
     sign = -1.0 if search.directions[objective] == MAXIMIZE else 1.0
     best_ids = {id(trial) for trial in best_of(search.trials, search.directions)}
     spots: dict[str, list[tuple[int, float]]] = {"complete": [], "pruned, last value": [], "best": []}
@@ -232,7 +218,7 @@ def _over_trials(axes: Any, search: StoredSearch, objective: int, scale: str) ->
             axes.plot(*zip(*points, strict=True), style, markersize=12 if label == "best" else 5, label=label)
     if failed:
         axes.plot(failed, [0.03] * len(failed), "xC3", transform=axes.get_xaxis_transform(), label="failed")
-    _set_scale(axes, [value for points in spots.values() for _, value in points], scale)
+    _set_scale(axes, [value for points in spots.values() for _, value in points])
     axes.set_xlabel("trial")
     axes.locator_params(axis="x", integer=True)
 
@@ -242,11 +228,6 @@ def _trade_off(axes: Any, search: StoredSearch) -> None:
     for trial in complete_trials(search):
         axes.plot(*([value] for value in trial.objectives()), "*k" if id(trial) in best else "oC0")
     axes.set_xlabel(_label(objective_names(search)[0]))
-
-
-def _bars(axes: Any, shares: dict[str, float]) -> None:
-    foremost = list(shares.items())[:MOST_PARAMETERS][::-1]
-    axes.barh([_label(name) for name, _ in foremost], [share for _, share in foremost])
 
 
 def _over_parameter(axes: Any, search: StoredSearch, name: str) -> None:
@@ -300,56 +281,14 @@ def varied_parameters(search: StoredSearch) -> list[str]:
     return [name for name, found in values.items() if len(found) > 1]
 
 
-def importance_of(search: StoredSearch, objective: int) -> dict[str, float]:
-    """Share of each hyperparameter in an objective by Optuna's PED-ANOVA, the most important first.
-
-    Empty if Optuna is not installed, if there are few trials, or if Optuna cannot weigh them.
-    """
-    trials = complete_trials(search)
-    if len(trials) < FEWEST_TRIALS or len(varied_parameters(search)) < 2:
-        return {}
-    try:
-        import optuna
-    except ImportError:
-        return {}
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        direction: Any = search.directions[objective]
-        study = optuna.create_study(direction=direction)
-        for trial in trials:
-            drawn = {name: _distribution(optuna, entry) for name, entry in trial.distributions.items()}
-            parameters = {name: trial.parameters[name] for name in drawn}
-            value = trial.objectives()[objective]
-            study.add_trial(optuna.trial.create_trial(params=parameters, distributions=drawn, value=value))
-        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-        shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
-    # A record of another program may hold what Optuna refuses, each in a way of its own.
-    except Exception as error:
-        logging.getLogger(__name__).debug("Optuna cannot weigh these trials: %s", error)
-        return {}
-    finally:
-        optuna.logging.set_verbosity(verbosity)
-    return {name: float(share) for name, share in shares.items() if math.isfinite(share)}
-
-
-def _distribution(optuna: Any, drawn: dict[str, Any]) -> Any:
-    if drawn["kind"] == "categorical":
-        return optuna.distributions.CategoricalDistribution(drawn["choices"])
-    if drawn["kind"] == "int":
-        return optuna.distributions.IntDistribution(drawn["low"], drawn["high"], drawn["log"], drawn["step"] or 1)
-    return optuna.distributions.FloatDistribution(drawn["low"], drawn["high"], drawn["log"], drawn["step"])
-
-
 # ---- The page --------------------------------------------------------------------------------------------------------
 
 
-def page(runs: list[Run], searches: Sequence[Search], drawn: bytes, mark: str) -> str:
+def page(runs: list[Run], searches: Sequence[Search], drawn: bytes) -> str:
     """The page on searches and trainings, which needs nothing but itself.
 
     Parameters:
         drawn: the picture, which the page shows.
-        mark: by which the page is known as a report.
     """
     names = list(dict.fromkeys([*(search.name for search in searches), *(run.name for run in runs)]))
     title = names[0] if len(names) == 1 else f"{len(names)} folders compared"
@@ -364,7 +303,6 @@ def page(runs: list[Run], searches: Sequence[Search], drawn: bytes, mark: str) -
     sources = [*(search.file for search in searches), *(run.state_file for run in runs)]
     template = Template(files("littrainer.commands").joinpath("report.html").read_text("utf-8"))
     return template.substitute(
-        mark=mark,
         title=_as_html(title),
         body="\n".join(body),
         version=__version__,
