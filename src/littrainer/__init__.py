@@ -25,41 +25,19 @@ _HOMES = {
     "littrainer.callbacks.state": ("ExportableState", "TrainerControl", "TrainerState"),
     "littrainer.checkpoint.lightning_io": ("TransformersCheckpointIO",),
     "littrainer.checkpoint.verification": ("get_last_checkpoint",),
-    "littrainer.data.collators": (
-        "DataCollator",
-        "DataCollatorWithPadding",
-        "DefaultDataCollator",
-        "default_data_collator",
-    ),
-    "littrainer.data.transformers_collators": (
-        "DataCollatorForLanguageModeling",
-        "DataCollatorForMultipleChoice",
-        "DataCollatorForPermutationLanguageModeling",
-        "DataCollatorForSeq2Seq",
-        "DataCollatorForTokenClassification",
-        "DataCollatorForWholeWordMask",
-        "DataCollatorWithFlattening",
-    ),
+    "littrainer.data.collators": ("DataCollator", "DefaultDataCollator", "default_data_collator"),
+    "littrainer.data.transformers_collators": ("DataCollatorForWholeWordMask",),
     "littrainer.evaluation.results": ("EvalLoopOutput", "EvalPrediction", "PredictionOutput", "TrainOutput"),
     "littrainer.evaluation.streaming": ("StreamingMetrics",),
     "littrainer.keras.trainer": ("TFTrainer",),
     "littrainer.keras.arguments": ("TFTrainingArguments",),
-    "littrainer.optim.adafactor": ("Adafactor",),
-    "littrainer.optim.greedy": ("GreedyLR",),
     "littrainer.optim.schedules": (
         "get_constant_schedule",
         "get_constant_schedule_with_warmup",
         "get_cosine_schedule_with_warmup",
-        "get_cosine_with_hard_restarts_schedule_with_warmup",
-        "get_cosine_with_min_lr_schedule_with_warmup",
-        "get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
-        "get_greedy_schedule",
-        "get_inverse_sqrt_schedule",
         "get_linear_schedule_with_warmup",
-        "get_polynomial_decay_schedule_with_warmup",
         "get_reduce_on_plateau_schedule",
         "get_scheduler",
-        "get_wsd_schedule",
     ),
     "littrainer.lightning.conversion": ("checkpoint_from_lightning", "checkpoint_to_lightning"),
     "littrainer.lightning.data_module": ("TrainerDataModule",),
@@ -68,6 +46,27 @@ _HOMES = {
     "littrainer.errors.seeds": ("set_seed",),
     "littrainer.seq2seq": ("Seq2SeqTrainer",),
     "littrainer.trainer": ("Trainer",),
+    # transformers' own, which need not be installed for the others.
+    "transformers.data.data_collator": (
+        "DataCollatorForLanguageModeling",
+        "DataCollatorForMultipleChoice",
+        "DataCollatorForPermutationLanguageModeling",
+        "DataCollatorForSeq2Seq",
+        "DataCollatorForTokenClassification",
+        "DataCollatorWithFlattening",
+        "DataCollatorWithPadding",
+    ),
+    "transformers.optimization": (
+        "Adafactor",
+        "GreedyLR",
+        "get_cosine_with_hard_restarts_schedule_with_warmup",
+        "get_cosine_with_min_lr_schedule_with_warmup",
+        "get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
+        "get_greedy_schedule",
+        "get_inverse_sqrt_schedule",
+        "get_polynomial_decay_schedule_with_warmup",
+        "get_wsd_schedule",
+    ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -137,6 +136,27 @@ __all__ = [
 if TYPE_CHECKING:
     from typing import Any
 
+    from transformers.data.data_collator import (
+        DataCollatorForLanguageModeling,
+        DataCollatorForMultipleChoice,
+        DataCollatorForPermutationLanguageModeling,
+        DataCollatorForSeq2Seq,
+        DataCollatorForTokenClassification,
+        DataCollatorWithFlattening,
+        DataCollatorWithPadding,
+    )
+    from transformers.optimization import (
+        Adafactor,
+        GreedyLR,
+        get_cosine_with_hard_restarts_schedule_with_warmup,
+        get_cosine_with_min_lr_schedule_with_warmup,
+        get_cosine_with_min_lr_schedule_with_warmup_lr_rate,
+        get_greedy_schedule,
+        get_inverse_sqrt_schedule,
+        get_polynomial_decay_schedule_with_warmup,
+        get_wsd_schedule,
+    )
+
     from littrainer.arguments.choices import IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
     from littrainer.arguments.parser import HfArg, HfArgumentParser
     from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments, TrainingArguments
@@ -147,21 +167,8 @@ if TYPE_CHECKING:
     from littrainer.callbacks.state import ExportableState, TrainerControl, TrainerState
     from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
     from littrainer.checkpoint.verification import get_last_checkpoint
-    from littrainer.data.collators import (
-        DataCollator,
-        DataCollatorWithPadding,
-        DefaultDataCollator,
-        default_data_collator,
-    )
-    from littrainer.data.transformers_collators import (
-        DataCollatorForLanguageModeling,
-        DataCollatorForMultipleChoice,
-        DataCollatorForPermutationLanguageModeling,
-        DataCollatorForSeq2Seq,
-        DataCollatorForTokenClassification,
-        DataCollatorForWholeWordMask,
-        DataCollatorWithFlattening,
-    )
+    from littrainer.data.collators import DataCollator, DefaultDataCollator, default_data_collator
+    from littrainer.data.transformers_collators import DataCollatorForWholeWordMask
     from littrainer.errors.seeds import set_seed
     from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
     from littrainer.evaluation.streaming import StreamingMetrics
@@ -170,22 +177,13 @@ if TYPE_CHECKING:
     from littrainer.lightning.conversion import checkpoint_from_lightning, checkpoint_to_lightning
     from littrainer.lightning.data_module import TrainerDataModule
     from littrainer.lightning.module import TransformersModule
-    from littrainer.optim.adafactor import Adafactor
-    from littrainer.optim.greedy import GreedyLR
     from littrainer.optim.schedules import (
         get_constant_schedule,
         get_constant_schedule_with_warmup,
         get_cosine_schedule_with_warmup,
-        get_cosine_with_hard_restarts_schedule_with_warmup,
-        get_cosine_with_min_lr_schedule_with_warmup,
-        get_cosine_with_min_lr_schedule_with_warmup_lr_rate,
-        get_greedy_schedule,
-        get_inverse_sqrt_schedule,
         get_linear_schedule_with_warmup,
-        get_polynomial_decay_schedule_with_warmup,
         get_reduce_on_plateau_schedule,
         get_scheduler,
-        get_wsd_schedule,
     )
     from littrainer.search.record import BestRun
     from littrainer.seq2seq import Seq2SeqTrainer
@@ -196,7 +194,14 @@ def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'littrainer' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    try:
+        value = getattr(importlib.import_module(home), name)
+    except (ImportError, AttributeError) as error:
+        if "transformers" not in home:
+            raise
+        raise ImportError(
+            f"{name} is transformers' own, which is not installed or has none: pip install -U transformers."
+        ) from error
     globals()[name] = value
     return value
 

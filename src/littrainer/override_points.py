@@ -31,7 +31,7 @@ from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.data.collators import RemoveColumnsCollator
 from littrainer.data.columns import DroppedColumns, accepted_columns, check_has_names, without_extra_columns
 from littrainer.data.limits import overfits
-from littrainer.data.loaders import LookaheadLoader, build_loader, copies_to, has_length
+from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
 from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
 from littrainer.engine import run_lightning
 from littrainer.errors.lazy_isinstance import is_a
@@ -89,7 +89,7 @@ class OverridePoints:
             is_training=is_training,
             settings=settings,
         )
-        loader.copies = copies_to(self.args.device, settings)
+        loader.hand_out_on(self.args.device, settings)
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
             self._eval_dataloaders[dataloader_key] = loader
         return loader

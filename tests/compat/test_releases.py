@@ -131,7 +131,6 @@ NOT_OFFERED: dict[str, set[str]] = {
     "transformers.integrations.integration_utils.TrackioCallback": {
         *("SPACE_URL", "BADGE_MARKDOWN", "MIN_TRACKIO_VERSION_FOR_FREEZE"),
     },
-    "transformers.trainer_pt_utils.BatchRebalanceSampler": {"QUADRATIC_COST_COEF"},
     "transformers.trainer_pt_utils.AcceleratorConfig": {"pop"},
     # A module that was imported in the body of the class.
     "transformers.training_args.TrainingArguments": {"is_torch_greater_or_equal_than_2_8"},

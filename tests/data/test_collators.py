@@ -15,7 +15,6 @@ import transformers
 
 import littrainer
 from littrainer.data.collators import (
-    DataCollatorWithPadding,
     DefaultDataCollator,
     RemoveColumnsCollator,
     default_collator_for,
@@ -110,49 +109,10 @@ def test_the_type_of_collators_for_annotations_is_public() -> None:
 # ---- Padding --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"padding": "max_length", "max_length": 9},
-        {"pad_to_multiple_of": 4},
-        {"return_tensors": "np"},
-    ],
-)
-@pytest.mark.parametrize("label", ["label", "label_ids", "labels"])
-def test_tokenized_samples_are_padded_as_transformers_pads_them(options: dict[str, Any], label: str) -> None:
-    tokenizer = tiny_tokenizer()
-    samples = [{**tokenizer(text), label: number} for number, text in enumerate(["loss", "step batch model"])]
-    theirs = transformers.DataCollatorWithPadding(tokenizer, **options)(samples)
-    ours = DataCollatorWithPadding(tokenizer, **options)(samples)
-    assert described(ours) == described(theirs)
-    assert "labels" in ours and len(ours["input_ids"][0]) > 1
-
-
-class AdvisingTokenizer:
-    """Fails to pad, and notes whether its advice against `pad` was switched off at that time."""
-
-    def __init__(self) -> None:
-        self.deprecation_warnings = {"Asking-to-pad-a-fast-tokenizer": False}
-        self.was_silenced: bool | None = None
-
-    def pad(self, samples: Any, **options: Any) -> Any:
-        self.was_silenced = self.deprecation_warnings["Asking-to-pad-a-fast-tokenizer"]
-        raise OverflowError
-
-
-def test_a_tokenizers_advice_against_pad_is_off_while_padding_only() -> None:
-    tokenizer = AdvisingTokenizer()
-    with pytest.raises(OverflowError):
-        DataCollatorWithPadding(tokenizer)([{"input_ids": [1]}])
-    assert tokenizer.was_silenced
-    assert tokenizer.deprecation_warnings == {"Asking-to-pad-a-fast-tokenizer": False}
-
-
 def test_a_trainer_pads_where_its_processing_class_can() -> None:
     tokenizer = tiny_tokenizer()
     collator = default_collator_for(tokenizer)
-    assert isinstance(collator, DataCollatorWithPadding) and collator.tokenizer is tokenizer
+    assert isinstance(collator, transformers.DataCollatorWithPadding) and collator.tokenizer is tokenizer
 
 
 @pytest.mark.parametrize("processing_class", [None, SimpleNamespace(pad_token_id=0)])
@@ -188,29 +148,6 @@ def test_a_collator_may_take_entries_out_of_its_samples_without_changing_the_dat
     assert rows == [{"x": 1}, {"x": 2, "text": "a"}]
 
 
-def test_every_column_that_was_dropped_is_remembered() -> None:
-    collator = RemoveColumnsCollator(list, ["x"])
-    collator([{"x": 1, "text": "a"}, {"x": 1}])
-    collator([{"x": 1, "id": 2}])
-    assert list(collator.dropped) == ["text", "id"]
-
-
-def test_dropping_nothing_makes_no_call_for_each_sample() -> None:
-    calls: list[str] = []
-
-    def noted(frame: Any, event: str, _: Any) -> None:
-        calls.extend([frame.f_code.co_name] if event == "call" else [])
-
-    collator = RemoveColumnsCollator(list, ["x", "labels"])
-    rows = [{"x": number} for number in range(32)]
-    sys.setprofile(noted)
-    try:
-        collator(rows)
-    finally:
-        sys.setprofile(None)
-    assert len(calls) < 4
-
-
 # ---- transformers' own ----------------------------------------------------------------------------------------------
 
 OF_TRANSFORMERS = (
@@ -223,7 +160,8 @@ OF_TRANSFORMERS = (
 
 
 def test_other_collators_are_those_of_transformers() -> None:
-    for name in (*(f"DataCollatorFor{task}" for task in OF_TRANSFORMERS), "DataCollatorWithFlattening"):
+    further = ("DataCollatorWithFlattening", "DataCollatorWithPadding", "Adafactor")
+    for name in (*(f"DataCollatorFor{task}" for task in OF_TRANSFORMERS), *further):
         assert getattr(littrainer, name) is getattr(transformers, name), name
 
 
@@ -235,10 +173,15 @@ def test_the_earlier_name_for_whole_words_still_hides_them_and_names_the_new_one
     assert isinstance(again, transformers.DataCollatorForLanguageModeling)
 
 
-def test_without_transformers_its_collators_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "littrainer.data.transformers_collators", raising=False)
-    monkeypatch.delitem(vars(littrainer), "DataCollatorForSeq2Seq", raising=False)
-    monkeypatch.setitem(sys.modules, "transformers.data.data_collator", None)
-    with pytest.raises(ImportError, match=r"transformers' own, .* pip install transformers"):
-        _ = littrainer.DataCollatorForSeq2Seq
-    assert littrainer.DataCollatorWithPadding is DataCollatorWithPadding
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("transformers.data.data_collator", "DataCollatorForSeq2Seq"), ("transformers.optimization", "GreedyLR")],
+)
+def test_without_transformers_what_is_its_own_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, module: str, name: str
+) -> None:
+    monkeypatch.delitem(vars(littrainer), name, raising=False)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=f"{name} is transformers' own, .* pip install -U transformers"):
+        getattr(littrainer, name)
+    assert littrainer.default_data_collator is default_data_collator

@@ -11,7 +11,7 @@ from datasets import Dataset
 from torch.utils.data import default_collate
 
 from littrainer import Trainer
-from littrainer.data.columns import DroppedColumns, explain_missing_columns, without_extra_columns
+from littrainer.data.columns import without_extra_columns
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
@@ -118,14 +118,6 @@ def test_a_collator_or_loss_that_misses_a_dropped_column_is_told_so(
     assert_explained(caught.value, "weight", where)
 
 
-def test_an_evaluation_during_training_says_which_set_misses_the_column(tmp_path: Path) -> None:
-    trainer = over(tmp_path, FORMS["rows"](), WeightingTrainer, eval_on_start=True)
-    trainer.train_dataset = Rows(vector_rows(6))
-    with pytest.raises(KeyError) as caught:
-        trainer.train()
-    assert_explained(caught.value, "weight", "evaluation set")
-
-
 @pytest.mark.parametrize("form", ["rows", "datasets"])
 @pytest.mark.parametrize(("kind", "collator"), [(WeightingTrainer, stacking_collator), (Trainer, weighing_collator)])
 def test_columns_that_worker_processes_drop_are_named_too(
@@ -185,12 +177,3 @@ def test_an_error_about_something_else_is_left_alone(tmp_path: Path, missing: An
     with pytest.raises(KeyError) as caught:
         over(tmp_path, FORMS["rows"](), collator=collator).train()
     assert notes_on_columns(caught.value) == []
-
-
-def test_a_forward_without_a_signature_hides_neither_the_error_nor_its_note() -> None:
-    model: Any = torch.nn.Module()
-    model.forward = map
-    error = KeyError("weight")
-    explain_missing_columns(error, [DroppedColumns(["weight"], "Training", "Model", ["x"])], [], model)
-    (note,) = error.__notes__
-    assert "has left 'weight' out of the training set: Model.forward takes x, and" in note

@@ -43,22 +43,6 @@ def test_a_generator_that_was_drawn_from_is_told_from_the_others(name: str) -> N
     assert drawn_from(before, host_states()) == {name}
 
 
-def test_a_normal_variate_that_was_held_back_counts_as_a_draw() -> None:
-    np.random.randn()
-    before = host_states()
-    np.random.randn()
-    assert drawn_from(before, host_states()) == {"numpy"}
-
-
-def test_what_was_not_read_is_not_put_back() -> None:
-    states = host_states(python=False, numpy=False)
-    random.random()
-    np.random.random()
-    there = host_states()
-    set_host_states(states)
-    assert not drawn_from(there, host_states())
-
-
 def test_states_lie_on_the_host_whatever_device_new_tensors_are_made_on() -> None:
     torch.set_default_device("meta")
     try:

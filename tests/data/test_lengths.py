@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,14 @@ import datasets
 import pyarrow as pa
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import Dataset
 from transformers.trainer_pt_utils import LengthGroupedSampler as TheirLengthGroupedSampler
 
-from littrainer.data.lengths import list_lengths, sample_lengths, whole_numbers_of
-from littrainer.data.samplers import LengthGroupedSampler, train_sampler
-from tests.scenarios.trainers import quiet_arguments
+from littrainer.data.samplers import LengthGroupedSampler, sample_lengths, train_sampler
+from tests.scenarios.collators import pad_tokens
+from tests.scenarios.data import vector_rows
+from tests.scenarios.models import tiny_gpt2
+from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 SAMPLES = [[0] * length for length in (3, 50, 7, 0, 12, 1, 30, 29, 8, 8, 8, 40, 2, 19, 5, 6, 11, 13, 4, 22)]
 
@@ -26,45 +29,25 @@ def table(samples: list[Any] = SAMPLES, kind: Any = None) -> Any:
     return datasets.Dataset(datasets.table.InMemoryTable(pa.table(columns)))
 
 
-def in_chunks() -> Any:
-    whole = table().data.table
-    pieces = [whole.slice(0, 3), whole.slice(3, 0), whole.slice(3, 11), whole.slice(14)]
-    return datasets.Dataset(datasets.table.InMemoryTable(pa.concat_tables(pieces)))
-
-
 def from_disk(folder: Path) -> Any:
     table().save_to_disk(folder / "table", num_shards=3)
-    return datasets.load_from_disk(str(folder / "table"))
+    return datasets.load_from_disk(str(folder / "table")).shuffle(seed=3)
 
 
-NESTED = [[[1, 2], [3]], [], [[4]]]
 TABLES: dict[str, Callable[[Path], Any]] = {
     "as it is": lambda _: table(),
-    "in chunks": lambda _: in_chunks(),
-    "chunks shuffled": lambda _: in_chunks().shuffle(seed=3),
-    "from disk": from_disk,
-    "from disk, shuffled": lambda folder: from_disk(folder).shuffle(seed=3),
-    "a range selected": lambda _: table().select(range(4, 13)),
+    "from disk, shuffled": from_disk,
     "rows selected, some twice": lambda _: table().select([7, 1, 1, 18, 0]),
-    "shuffled and a shard of it": lambda _: table().shuffle(seed=1).shard(3, 1),
-    "filtered": lambda _: table().filter(lambda row: row["length"] > 7),
-    "one half of a split": lambda _: table().train_test_split(0.4, seed=2)["train"],
-    "concatenated": lambda _: datasets.concatenate_datasets([table(), in_chunks()]),
     "concatenated with shuffled ones": lambda _: datasets.concatenate_datasets([table().shuffle(seed=4), table()]),
-    "a sliced array": lambda _: datasets.Dataset(datasets.table.InMemoryTable(table().data.table.slice(5, 9))),
     "large lists": lambda _: table(kind=pa.large_list(pa.int32())),
     "lists of one length": lambda _: table([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int64(), 2)).select([2, 0]),
-    "lists of lists": lambda _: table(NESTED, pa.list_(pa.list_(pa.int64()))),
+    "lists of lists": lambda _: table([[[1, 2], [3]], [], [[4]]], pa.list_(pa.list_(pa.int64()))),
     "lists of texts": lambda _: table([["a"], ["b", "c"]], pa.list_(pa.string())),
     "NumPy's arrays": lambda _: table().shuffle(seed=5).with_format("numpy"),
-    "tensors": lambda _: table().with_format("torch"),
     "tensors of one column": lambda _: table().with_format("torch", columns=["input_ids"]),
     "a column that the format leaves out": lambda _: table().with_format(
         "torch", columns=["length"], output_all_columns=True
     ),
-    "without other columns": lambda _: table().shuffle(seed=5).remove_columns("length"),
-    "torch's subset": lambda _: Subset(table().shuffle(seed=5), [3, 11, 2, -1]),
-    "torch's concatenation": lambda _: ConcatDataset([table(), Subset(in_chunks(), range(4))]),
 }
 
 
@@ -73,20 +56,10 @@ def test_lengths_are_read_from_the_table_and_are_those_of_the_samples(
     tmp_path: Path, rows_decoded: list[int], name: str
 ) -> None:
     dataset = TABLES[name](tmp_path)
-    expected = [len(dataset[index]["input_ids"]) for index in range(len(dataset))]
+    theirs = TheirLengthGroupedSampler(2, dataset=dataset).lengths
     rows_decoded.clear()
-    assert sample_lengths(dataset) == expected
+    assert sample_lengths(dataset) == theirs
     assert rows_decoded == []
-
-
-@pytest.mark.parametrize("name", ["as it is", "from disk, shuffled", "tensors", "torch's concatenation"])
-def test_the_order_is_transformers(tmp_path: Path, name: str) -> None:
-    dataset = TABLES[name](tmp_path)
-    ours, theirs = (
-        list(kind(2, dataset=dataset, generator=torch.Generator().manual_seed(7)))
-        for kind in (LengthGroupedSampler, TheirLengthGroupedSampler)
-    )
-    assert ours == theirs
 
 
 def transformed(batch: dict[str, Any]) -> dict[str, Any]:
@@ -100,63 +73,87 @@ class OneLonger(datasets.Dataset):
         return ({**row, "input_ids": [*row["input_ids"], 0]} for row in super().__iter__())
 
 
-UNCERTAIN: dict[str, Callable[[], Any]] = {
+MEASURED: dict[str, Callable[[], Any]] = {
     "a transform": lambda: table().with_transform(transformed),
     "a class of the script's own": lambda: OneLonger(table().data),
     "texts": lambda: table(["word", "", "another"], pa.string()),
     "mappings": lambda: table([{"a": 1, "b": 2}], pa.struct({"a": pa.int64(), "b": pa.int64()})),
-    "a subset of a transform": lambda: Subset(table().with_transform(transformed), [4, 2]),
     "samples in Python": lambda: [{"input_ids": [1, 2]}, {"input_ids": []}],
 }
 
 
-@pytest.mark.parametrize("name", UNCERTAIN)
+@pytest.mark.parametrize("name", MEASURED)
 def test_where_a_table_does_not_tell_lengths_the_samples_are_measured(name: str) -> None:
-    dataset = UNCERTAIN[name]()
-    assert list_lengths(dataset, "input_ids") is None
-    theirs = TheirLengthGroupedSampler(2, dataset=dataset).lengths
-    assert sample_lengths(dataset) == theirs
-
-
-def test_a_missing_value_is_the_error_of_measuring_it_only_where_it_is_read() -> None:
-    holed = table([[1], None, [2, 3]])
-    with pytest.raises(TypeError, match="NoneType"):
-        sample_lengths(holed)
-    assert sample_lengths(holed.select([2, 0])) == [2, 1]
+    dataset = MEASURED[name]()
+    assert sample_lengths(dataset) == TheirLengthGroupedSampler(2, dataset=dataset).lengths
 
 
 @pytest.mark.parametrize(
-    "dataset", [table().remove_columns("input_ids"), table().with_format("torch", columns=["length"])]
+    ("dataset", "error", "words"),
+    [
+        (table([[1], None, [2, 3]]), TypeError, "NoneType"),
+        (table().select([]), IndexError, ""),
+        (table().remove_columns("input_ids"), ValueError, "'input_ids'"),
+        (table().with_format("torch", columns=["length"]), ValueError, "'input_ids'"),
+    ],
+    ids=["a missing value", "no rows", "no such column", "a column that is not shown"],
 )
-def test_a_column_that_samples_do_not_have_is_asked_for_by_name(dataset: Any) -> None:
-    with pytest.raises(ValueError, match="'input_ids'"):
+def test_samples_that_cannot_be_measured_are_the_error_of_measuring_them(
+    dataset: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
         sample_lengths(dataset)
 
 
-@pytest.mark.parametrize("name", ["as it is", "from disk, shuffled", "NumPy's arrays", "tensors"])
-def test_a_column_of_lengths_is_read_without_its_samples(tmp_path: Path, rows_decoded: list[int], name: str) -> None:
+@pytest.mark.parametrize("name", ["as it is", "from disk, shuffled", "NumPy's arrays"])
+def test_a_column_of_lengths_is_read_at_once_and_without_its_samples(
+    tmp_path: Path, rows_decoded: list[int], name: str
+) -> None:
     dataset = TABLES[name](tmp_path)
     args = quiet_arguments(tmp_path, train_sampling_strategy="group_by_length")
     rows_decoded.clear()
     lengths = train_sampler(args, dataset, None).lengths  # type: ignore[attr-defined]
+    assert rows_decoded == [len(dataset)]
     assert all(type(length) is int for length in lengths)
-    assert LengthGroupedSampler(2, lengths=dataset["length"]).lengths == lengths
-    assert rows_decoded == []
     assert lengths == [int(row["length"]) for row in dataset]
 
 
-def test_a_column_that_holds_no_whole_numbers_is_read_value_by_value() -> None:
-    halves = datasets.Dataset.from_dict({"input_ids": [[1], [2]], "length": [2.5, 1.5]})
-    assert whole_numbers_of(halves, "length") is None
-    assert LengthGroupedSampler(2, lengths=halves["length"]).lengths == [2.5, 1.5]
+def test_grouping_by_length_decodes_the_rows_that_are_trained_on_alone(tmp_path: Path, rows_decoded: list[int]) -> None:
+    ids = [[5] * (3 + number % 4) for number in range(16)]
+    data = datasets.Dataset.from_dict({"input_ids": ids, "labels": ids}).shuffle(seed=2)
+    trainer = quiet_trainer(
+        *(tmp_path, tiny_gpt2()),
+        given={"train_dataset": data, "eval_dataset": data, "data_collator": pad_tokens},
+        train_sampling_strategy="group_by_length",
+        per_device_train_batch_size=4,
+        per_device_eval_batch_size=3,
+        num_train_epochs=2,
+        eval_strategy="epoch",
+    )
+    trainer.train()
+    # In each of two epochs 16 rows by fours, and 16 by threes, of which one is left for the last batch. Nothing else.
+    assert Counter(rows_decoded) == {4: 2 * 4, 3: 2 * 5, 1: 2 * 1}
 
 
-def test_a_table_without_rows_is_the_error_of_reading_its_first_one() -> None:
-    dataset = table().shuffle(seed=1).select([])
-    assert list_lengths(dataset, "input_ids") is None
-    for kind in (LengthGroupedSampler, TheirLengthGroupedSampler):
-        with pytest.raises(IndexError):
-            kind(2, dataset=dataset)
+def test_rows_of_a_table_are_decoded_once_and_a_batch_together(tmp_path: Path, rows_decoded: list[int]) -> None:
+    rows = [{"x": row["x"].tolist(), "labels": row["labels"], "note": "unused"} for row in vector_rows(16)]
+    data = datasets.Dataset.from_list(rows)
+    trainer = quiet_trainer(
+        tmp_path,
+        given={"train_dataset": data.shuffle(seed=1), "eval_dataset": data.select(range(7))},
+        per_device_train_batch_size=4,
+        per_device_eval_batch_size=4,
+        num_train_epochs=1,
+        save_strategy="steps",
+        save_steps=3,
+    )
+    trainer.train()
+    trainer.evaluate()
+    trainer.predict(data.select([4, 0, 2]))
+    assert rows_decoded == [4, 4, 4, 4, 4, 3, 3]
+    rows_decoded.clear()
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert rows_decoded == [4]
 
 
 class DrawsByBatches(Dataset[Any]):

@@ -8,24 +8,18 @@ import os
 import random
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator, DataLoaderConfiguration
-from accelerate.state import AcceleratorState
-from torch.utils.data import DataLoader, RandomSampler
-from transformers.trainer_utils import seed_worker as their_seed_worker
 
 from littrainer import TrainingArguments
 from littrainer.data.loaders import build_loader
-from littrainer.data.samplers import BatchRebalanceSampler
-from tests.scenarios.data import Rows, SizedStream, Stream, vector_rows
+from tests.scenarios.data import SizedStream, Stream, vector_rows
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
-from tests.scenarios.trainers import quiet_arguments, quiet_trainer
+from tests.scenarios.trainers import quiet_arguments
 
 Loader = Any
 
@@ -145,26 +139,6 @@ def test_memory_is_pinned_for_an_accelerator_where_that_is_asked_for(
     assert loader.pin_memory is (asked_for and has_gpu)
 
 
-@pytest.mark.parametrize("is_training", [True, False])
-def test_workers_draw_the_numbers_that_they_draw_under_transformers(tmp_path: Path, is_training: bool) -> None:
-    def draws(loader: Loader) -> list[Any]:
-        torch.manual_seed(5)
-        return [
-            (index, drawn if is_training else drawn[0])
-            for _ in range(2)
-            for batch in loader
-            for index, _, drawn in batch
-        ]
-
-    keywords: dict[str, Any] = {"num_workers": 2, "batch_size": 3, "collate_fn": list}
-    if is_training:
-        keywords["worker_init_fn"] = partial(their_seed_worker, num_workers=2, rank=0)
-    theirs = draws(DataLoader(Observed(), **keywords))  # type: ignore[arg-type]
-    ours = draws(loader_for(tmp_path, is_training=is_training, dataloader_num_workers=2))
-    assert ours == theirs
-    assert len({drawn for _, drawn in ours}) == len(ours), "no two samples draw the same number"
-
-
 def test_each_rank_has_workers_that_draw_their_own_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     for rank in ("0", "1"):
@@ -173,39 +147,6 @@ def test_each_rank_has_workers_that_draw_their_own_numbers(tmp_path: Path, monke
         loader = loader_for(tmp_path, dataloader_num_workers=1)
         drawn.append([numbers for batch in loader for _, _, numbers in batch])
     assert drawn[0] != drawn[1]
-
-
-def test_batches_of_a_batch_sampler_are_drawn_as_they_are_and_reshuffled_each_epoch(tmp_path: Path) -> None:
-    sampler = BatchRebalanceSampler(
-        list(range(1, 11)), effective_batch_size=6, dp_size=1, grad_accum=2, drop_last=False
-    )
-    loader = loader_for(tmp_path, sampler=sampler, dataloader_num_workers=0)
-    first, second = ([[index for index, _, _ in batch] for batch in loader] for _ in range(2))
-    sampler.set_epoch(0)
-    assert first == list(sampler)
-    sampler.set_epoch(1)
-    assert second == list(sampler) != first
-
-
-def test_a_seedable_order_can_be_switched_off(tmp_path: Path) -> None:
-    def indices(**changes: Any) -> list[int]:
-        torch.manual_seed(8)
-        torch.rand(1)
-        loader = loader_for(tmp_path, sampler=RandomSampler(Observed()), data_seed=3, **changes)  # type: ignore[arg-type]
-        return [index for batch in loader for index, _, _ in batch]
-
-    def under_accelerate(seedable: bool) -> list[int]:
-        AcceleratorState._reset_state(reset_partial_state=True)
-        config = DataLoaderConfiguration(use_seedable_sampler=seedable, data_seed=3)
-        torch.manual_seed(8)
-        torch.rand(1)
-        loader: Any = DataLoader(Observed(), 3, shuffle=True, collate_fn=list)  # type: ignore[arg-type]
-        prepared = Accelerator(cpu=True, dataloader_config=config).prepare(loader)
-        return [index for batch in prepared for index, _, _ in batch]
-
-    assert indices() == under_accelerate(True)
-    assert indices(accelerator_config={"use_seedable_sampler": False}) == under_accelerate(False)
-    assert under_accelerate(True) != under_accelerate(False)
 
 
 @pytest.mark.parametrize(
@@ -226,30 +167,3 @@ def test_the_last_batch_of_a_stream_is_counted_unless_the_stream_is_not_dispatch
     loader = build_loader(args, stream(vector_rows(7)), collate=collate, batch_size=3, sampler=None, is_training=True)
     list(loader)
     assert loader.samples_in_last_batch() == samples
-
-
-class NotedTensor(torch.Tensor):
-    """Notes how it is moved."""
-
-    moves: ClassVar[list[dict[str, Any]]] = []
-
-    def to(self, *args: Any, **kwargs: Any) -> Any:
-        self.moves.append(kwargs)
-        return self
-
-
-@pytest.mark.parametrize("wished", [True, False])
-def test_batches_are_copied_without_waiting_where_that_is_asked_for(tmp_path: Path, wished: bool) -> None:
-    trainer = quiet_trainer(tmp_path, accelerator_config={"non_blocking": wished})
-    NotedTensor.moves.clear()
-    trainer._prepare_inputs({"x": torch.zeros(2).as_subclass(NotedTensor)})
-    assert NotedTensor.moves == [{"non_blocking": wished}]
-
-
-def test_accumulation_asked_of_the_accelerator_is_what_is_trained_with(tmp_path: Path) -> None:
-    config = {"gradient_accumulation_kwargs": {"num_steps": 3}}
-    trainer = quiet_trainer(
-        tmp_path, given={"train_dataset": Rows(vector_rows(24))}, num_train_epochs=1, accelerator_config=config
-    )
-    assert trainer.train().global_step == 2
-    assert trainer.args.gradient_accumulation_steps == 3

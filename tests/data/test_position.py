@@ -67,20 +67,6 @@ def test_what_was_read_for_a_step_that_was_not_made_is_not_kept() -> None:
     assert progress.state(2, epoch_is_over=False)["before_ahead"] is None
 
 
-def generators_read(progress: DataProgress, batch: int, collate: Any = list) -> set[str]:
-    """The generators whose states were read before a batch was collated ahead."""
-    batches = progress.batches(LookaheadLoader(Numbers(40), 2, collate_fn=collate))
-    read(batches, batch)
-    assert progress._before_ahead is not None
-    return set(progress._before_ahead)
-
-
-def test_generators_that_reading_does_not_draw_from_are_soon_not_read_any_more() -> None:
-    assert generators_read(DataProgress(), 2) == {"torch", "python", "numpy"}
-    assert generators_read(DataProgress(), 9) == {"torch"}
-    assert generators_read(DataProgress(), 9, collate=noisy) == {"torch", "python"}
-
-
 def test_a_generator_that_reading_draws_from_now_and_then_goes_on_where_it_stood() -> None:
     def rarely_noisy(samples: list[int]) -> Any:
         return (*samples, random.random()) if samples[0] in (12, 24) else samples
@@ -211,14 +197,6 @@ class Tells(IterableDataset[Any]):
 
     def __iter__(self) -> Any:
         return iter(())
-
-
-def test_a_stream_is_asked_where_it_stands_and_told_where_to_go_on() -> None:
-    stream = Tells()
-    state = ExactStreamState.of(DataLoader(stream))
-    assert state is not None and state.save() == 3
-    state.dataset.load_state_dict(8)
-    assert stream.state == 8
 
 
 @pytest.mark.parametrize(

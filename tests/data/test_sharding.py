@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
 from typing import Any
 
 import pytest
@@ -98,24 +97,6 @@ def test_each_part_of_a_stream_is_that_of_accelerate(
         assert list(ours) == list(theirs)
         # accelerate counts a stream whose batches are split as one whose batches are not.
         assert len(ours) == len(list(ours)) and (split or len(ours) == len(theirs))
-
-
-@given(COUNTS, PARTS, SIZES, st.booleans())
-@settings(max_examples=100, deadline=None)
-def test_all_parts_together_hold_each_sample_once_and_then_the_first_ones_again(
-    count: int, parts: int, size: int, split: bool
-) -> None:
-    size = size * parts if split else size
-    rounds = zip(*batches_of_all(count, size, False, parts, split_batches=split), strict=True)
-    everything = [index for one in rounds for batch in one for index in batch]
-    assert everything[:count] == list(range(count))
-    assert len(everything) % parts == 0 and all(index in range(count) for index in everything[count:])
-
-
-def test_uneven_parts_hold_each_sample_exactly_once() -> None:
-    for count, size, split in product(range(30), (2, 4), (False, True)):
-        parts = batches_of_all(count, size, False, 2, split_batches=split, even_batches=False)
-        assert sorted(index for part in parts for batch in part for index in batch) == list(range(count))
 
 
 def test_a_stream_knows_how_many_of_its_last_samples_are_no_repetitions() -> None:

@@ -31,24 +31,25 @@ def test_equal_and_unknown_lengths_pass(monkeypatch: pytest.MonkeyPatch) -> None
         check_equal_lengths(Sized(length), "training data")
 
 
-def test_a_length_that_one_process_alone_does_not_know_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    let_processes_have(monkeypatch, [(3, 9, ""), (None, 9, "")])
-    with pytest.raises(UnequalData, match="rank 0 has 3 batches, rank 1 has an unknown number of batches"):
-        check_equal_lengths(Sized(3), "training data")
-
-
-def test_processes_at_different_evaluations_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    let_processes_have(monkeypatch, [(1, 3, "prediction"), (1, 7, "evaluation")])
-    with pytest.raises(UnequalData, match="do not evaluate the same: rank 0 has prediction, rank 1 has evaluation"):
-        check_equal_lengths(Sized(1), "prediction data", "prediction")
-
-
-def test_evaluations_of_differently_many_samples_are_refused_though_their_batches_are_as_many(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("everywhere", "call", "words"),
+    [
+        ([(3, 9, ""), (None, 9, "")], "", "rank 0 has 3 batches, rank 1 has an unknown number of batches"),
+        (
+            [(1, 3, "predict"), (1, 7, "evaluate")],
+            "predict",
+            "not evaluate the same: rank 0 has pred.*, rank 1 has eval",
+        ),
+        # As many batches, of differently many samples.
+        ([(1, 3, "evaluate"), (1, 7, "evaluate")], "evaluate", "rank 0 has 3, rank 1 has 7 samples"),
+    ],
+)
+def test_data_that_is_not_the_same_length_everywhere_is_refused_by_rank(
+    monkeypatch: pytest.MonkeyPatch, everywhere: list[Any], call: str, words: str
 ) -> None:
-    let_processes_have(monkeypatch, [(1, 3, "evaluation"), (1, 7, "evaluation")])
-    with pytest.raises(UnequalData, match="rank 0 has 3, rank 1 has 7 samples"):
-        check_equal_lengths(Sized(1), "evaluation data", "evaluation")
+    let_processes_have(monkeypatch, everywhere)
+    with pytest.raises(UnequalData, match=words):
+        check_equal_lengths(Sized(3), "data", call)
 
 
 def test_an_end_counts_for_all_and_is_told_once(

@@ -7,12 +7,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from littrainer.data.generators import drawn_from, host_states
+from littrainer.data.generators import host_states
 from littrainer.data.loaders import LookaheadLoader
 from littrainer.data.position import without_first_batches
 from littrainer.data.workers import (
-    Report,
-    ReportingCollate,
     WorkerStates,
     reporting_workers,
     without_reports,
@@ -22,39 +20,6 @@ from tests.data.test_loaders import Numbers
 
 def drawing(samples: list[Any]) -> list[Any]:
     return [*samples, random.random(), torch.rand(1).item()]
-
-
-def test_generators_are_reported_first_and_then_where_they_were_drawn_from() -> None:
-    collate = ReportingCollate(lambda samples: drawing(samples) if 3 in samples else samples)
-    reports = [collate([number])[1] for number in range(5)]
-    assert [report.states is not None for report in reports] == [True, False, False, True, False]
-
-
-def test_no_samples_are_not_handed_to_the_collator() -> None:
-    def refuse(samples: list[Any]) -> Any:
-        raise AssertionError("called")
-
-    batch, report = ReportingCollate(refuse)([])
-    assert batch is None and report.is_padding
-
-
-def test_batches_come_without_reports_and_each_workers_states_are_kept() -> None:
-    first, second, third = host_states(), draw_and_read(), draw_and_read()
-    answers = [
-        (["a"], Report(0, first, is_padding=False)),
-        (None, Report(1, None, is_padding=True)),
-        (["b"], Report(1, second, is_padding=False)),
-        (["c"], Report(0, third, is_padding=False)),
-    ]
-    workers = WorkerStates()
-    assert list(workers.batches(iter(answers))) == [["a"], ["b"], ["c"]]
-    before_last = workers.before_last_batch()
-    assert not drawn_from(before_last[0], first) and not drawn_from(before_last[1], second)
-
-
-def draw_and_read() -> Any:
-    drawing([])
-    return host_states()
 
 
 def test_other_pairs_than_reports_are_batches() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import numpy as np
@@ -33,26 +32,6 @@ def test_a_collection_gives_the_arrays_of_transformers_container(
     assert described(ours.arrays()) == described(ours.arrays())
 
 
-@pytest.mark.parametrize("join", [True, False])
-def test_a_collection_of_nothing_gives_nothing(join: bool) -> None:
-    collection = BatchCollection(join)
-    collection.move_to_host()
-    assert collection.arrays() is None
-
-
-@pytest.mark.parametrize("join", [True, False])
-def test_a_collection_on_the_host_holds_no_tensor(join: bool) -> None:
-    collection = BatchCollection(join)
-    batch = filled(2)
-    tensor = weakref.ref(batch)
-    collection.add(batch)
-    collection.move_to_host()
-    assert collection.arrays() is not None
-    del batch
-    # An array of a batch that is kept by itself shares the tensor's memory, and the tensor is gone all the same.
-    assert tensor() is None
-
-
 def test_large_tensors_of_the_host_are_written_into_the_joined_array_when_they_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -63,30 +42,6 @@ def test_large_tensors_of_the_host_are_written_into_the_joined_array_when_they_c
     first.fill_(7)
     collection.add(filled(2, 3))
     assert collection.arrays().tolist() == [*filled(2, 3).tolist()] * 2
-
-
-def test_tensors_of_a_device_wait_until_they_are_moved_and_are_let_go_one_by_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(gathering, "WAITING_BYTES", 1)
-    monkeypatch.setattr(gathering, "_bytes_and_place", lambda batch: (2, False))
-    batches = [filled(2, 3) for _ in range(4)]
-    waiting = [weakref.ref(batch) for batch in batches]
-    alive_at_each_write: list[int] = []
-    write = gathering.HostRows.write
-
-    def counting(rows: Any, piece: torch.Tensor) -> None:
-        alive_at_each_write.append(sum(batch() is not None for batch in waiting))
-        write(rows, piece)
-
-    monkeypatch.setattr(gathering.HostRows, "write", counting)
-    collection = BatchCollection(expected_rows=8)
-    while batches:
-        collection.add(batches.pop(0))
-    assert alive_at_each_write == []
-    collection.move_to_host()
-    assert alive_at_each_write == [4, 3, 2, 1]
-    assert collection.arrays().tolist() == filled(2, 3).tolist() * 4
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -111,15 +66,6 @@ def test_batches_of_another_structure_are_refused(batch: Any, kinds: str) -> Non
     with pytest.raises(TypeError, match=rf"{kinds}.*eval_do_concat_batches=False"):
         collection.add(batch)
         collection.arrays()
-
-
-def test_arrays_and_tensors_of_a_batch_are_collected_side_by_side() -> None:
-    collection = BatchCollection()
-    for width in (1, 2):
-        collection.add({"tensor": filled(1, width), "array": np.ones((1, width), dtype=np.int32)})
-    arrays = collection.arrays()
-    assert arrays["tensor"].tolist() == [[0, -100], [0, 1]]
-    assert arrays["array"].tolist() == [[1, -100], [1, 1]] and arrays["array"].dtype == np.int32
 
 
 def numbered(rows: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -163,15 +109,6 @@ def test_rows_are_those_of_all_batches_whatever_number_was_expected(
 def test_a_single_number_stays_one_and_several_make_a_row() -> None:
     assert written([torch.tensor(2.5)]).shape == ()
     assert written([torch.tensor(2.5), torch.tensor(1.0)]).tolist() == [2.5, 1.0]
-
-
-def test_rows_can_be_read_and_added_to_again() -> None:
-    collected = HostRows()
-    for width in (2, 3):
-        collected.write(numbered(1, width))
-        collected.joined()
-    collected.write(numbered(2, 1))
-    assert collected.joined().tolist() == [[0, 1, -100], [0, 1, 2], [0, -100, -100], [1, -100, -100]]
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 5), (2, 3), (2,)])

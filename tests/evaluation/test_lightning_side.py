@@ -14,13 +14,12 @@ import pytest
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.engine.module import TrainerModule
-from littrainer.evaluation.batch_stream import BATCHES_PER_CHUNK
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 
-ROWS = BATCHES_PER_CHUNK + 3
+ROWS = 5
 
 
 @pytest.fixture
@@ -43,15 +42,15 @@ def trainer_over_many_batches(folder: Path, **changes: Any) -> Trainer:
     return quiet_trainer(folder, given=given, per_device_eval_batch_size=1, **changes)
 
 
-def test_batches_that_nobody_listens_to_go_through_lightnings_loop_in_chunks(
+def test_batches_that_nobody_listens_to_go_through_lightnings_loop_as_one_step(
     tmp_path: Path, handed_out: list[str]
 ) -> None:
     trainer = trainer_over_many_batches(tmp_path, max_steps=1, eval_on_start=True)
     predictions = trainer.predict(trainer.eval_dataset).predictions
-    assert handed_out == ["BatchChunk", "BatchChunk"] and len(predictions) == ROWS
+    assert handed_out == ["WholePass"] and len(predictions) == ROWS
     trainer.evaluate()
     trainer.train()
-    assert handed_out == ["BatchChunk"] * 6
+    assert handed_out == ["WholePass"] * 3
 
 
 class Listening(pl.Callback):
@@ -82,14 +81,14 @@ def test_a_lightning_callback_that_listens_hears_of_each_batch(tmp_path: Path, h
 def test_further_keywords_of_lightning_see_each_batch_and_a_callback_without_such_hooks_does_not(
     tmp_path: Path, handed_out: list[str]
 ) -> None:
-    trainer_over_many_batches(tmp_path, lightning={"limit_val_batches": 5}).evaluate()
-    assert handed_out == ["dict"] * 5
+    trainer_over_many_batches(tmp_path, lightning={"limit_val_batches": 3}).evaluate()
+    assert handed_out == ["dict"] * 3
     handed_out.clear()
     trainer_over_many_batches(tmp_path, given={"callbacks": [Deaf()]}).evaluate()
-    assert handed_out == ["BatchChunk", "BatchChunk"]
+    assert handed_out == ["WholePass"]
 
 
-def test_a_signal_ends_an_evaluation_after_its_batch_and_not_after_the_chunk(tmp_path: Path) -> None:
+def test_a_signal_ends_an_evaluation_after_its_batch_and_not_after_the_pass(tmp_path: Path) -> None:
     seen: list[int] = []
 
     class Stopped(Trainer):

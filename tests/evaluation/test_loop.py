@@ -5,19 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from littrainer import EvalPrediction, Trainer, TrainerCallback
+from littrainer import TrainerCallback
 from tests.fidelity.compare import first_difference
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.models import NoisyClassifier, VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
-
-SPEEDS = {"runtime", "samples_per_second", "steps_per_second"}
 
 
 class LightningWatcher(pl.Callback):
@@ -67,17 +64,6 @@ def test_a_prediction_made_by_a_callback_during_training_is_an_evaluation_to_lig
     assert modes == [True, True]
 
 
-@pytest.mark.parametrize("prefix", ["eval", "held_out"])
-def test_every_metric_is_named_with_the_prefix(tmp_path: Path, prefix: str) -> None:
-    trainer = quiet_trainer(
-        tmp_path, given={"compute_metrics": lambda _: {"plain": 1, f"{prefix}_named": np.float64(2), "eval": 3}}
-    )
-    metrics = trainer.evaluate(metric_key_prefix=prefix)
-    expected = {"loss", "model_preparation_time", "plain", "named", "eval", *SPEEDS}
-    assert set(metrics) == {*(f"{prefix}_{name}" for name in expected), "epoch"}
-    assert metrics[f"{prefix}_named"] == 2 and type(metrics[f"{prefix}_named"]) is float
-
-
 def test_preparing_the_model_is_timed_in_the_first_evaluation_and_not_after_training(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, max_steps=1)
     trainer.train()
@@ -122,81 +108,11 @@ def test_losses_that_are_no_numbers_are_left_out_of_the_mean_where_asked(
     assert trainer.evaluate()["eval_loss"] == pytest.approx(mean, nan_ok=True)
 
 
-def test_metrics_are_computed_from_rows_in_the_order_of_the_dataset(tmp_path: Path) -> None:
-    seen: list[EvalPrediction] = []
-
-    def remember(prediction: EvalPrediction) -> dict[str, float]:
-        seen.append(prediction)
-        return accuracy(prediction)
-
-    trainer = quiet_trainer(tmp_path, given={"compute_metrics": remember})
-    trainer.evaluate()
-    (prediction,) = seen
-    rows = vector_rows(7, seed=1)
-    assert prediction.label_ids.tolist() == [row["labels"] for row in rows]
-    with torch.no_grad():
-        logits = trainer.model.logits(torch.stack([row["x"] for row in rows]))
-    assert np.allclose(prediction.predictions, logits.numpy())
-    assert prediction.inputs is None and prediction.losses is None
-
-
-@pytest.mark.parametrize(
-    ("wanted", "inputs", "losses"),
-    [(["inputs"], True, False), (["loss"], False, True), (["inputs", "loss"], True, True)],
-)
-def test_metrics_are_given_inputs_and_losses_where_asked(
-    tmp_path: Path, wanted: list[str], inputs: bool, losses: bool
-) -> None:
-    seen: list[Any] = []
-
-    class Vectors(VectorClassifier):
-        main_input_name = "x"
-
-    trainer = quiet_trainer(
-        tmp_path,
-        Vectors(),
-        given={"compute_metrics": lambda prediction: seen.append(prediction) or {}},
-        include_for_metrics=wanted,
-    )
-    trainer.evaluate()
-    assert (seen[0].inputs is not None, seen[0].losses is not None) == (inputs, losses)
-    if inputs:
-        assert seen[0].inputs.shape == (7, 6)
-    if losses:
-        assert seen[0].losses.shape == (7,)
-
-
-def test_batch_metrics_are_told_which_batch_is_the_last(tmp_path: Path) -> None:
-    calls: list[tuple[int, bool]] = []
-
-    def streaming(prediction: EvalPrediction, compute_result: bool) -> dict[str, float]:
-        calls.append((len(prediction.label_ids), compute_result))
-        return {"batches": len(calls)} if compute_result else {}
-
-    trainer = quiet_trainer(tmp_path, given={"compute_metrics": streaming}, batch_eval_metrics=True)
-    assert trainer.evaluate()["eval_batches"] == 3
-    assert calls == [(3, False), (3, False), (1, True)]
-
-
 def test_a_prediction_keeps_its_outputs_also_with_batch_metrics(tmp_path: Path) -> None:
     trainer = quiet_trainer(
         tmp_path, given={"compute_metrics": lambda prediction, compute_result: {}}, batch_eval_metrics=True
     )
     assert trainer.predict(Rows(vector_rows(5))).predictions.shape == (5, 3)
-
-
-def test_predictions_without_labels_have_no_loss_and_no_labels(tmp_path: Path) -> None:
-    output = quiet_trainer(tmp_path).predict(Rows([{"x": row["x"]} for row in vector_rows(5)]))
-    assert output.predictions.shape == (5, 3) and output.label_ids is None
-    assert "test_loss" not in output.metrics
-
-
-def test_the_samples_of_a_stream_are_counted_as_they_come(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path)
-    loader = trainer.get_test_dataloader(Stream(vector_rows(7)))
-    output = trainer.evaluation_loop(loader, "Prediction")
-    assert output.num_samples == 7
-    assert output.predictions.shape == (7, 3)
 
 
 def test_a_stream_that_gives_nothing_is_refused(tmp_path: Path) -> None:
@@ -205,24 +121,6 @@ def test_a_stream_that_gives_nothing_is_refused(tmp_path: Path) -> None:
         trainer.evaluate()
     with pytest.raises(ValueError, match="The test set is a stream"):
         trainer.predict(Stream([]))
-
-
-def test_the_loop_takes_any_iterable_of_batches(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path)
-    batch = {"x": torch.ones(2, 6), "labels": torch.tensor([0, 1])}
-    output = trainer.evaluation_loop([batch, batch], "Evaluation", metric_key_prefix="own")
-    assert output.predictions.shape == (4, 3)
-    assert set(output.metrics or {}) == {"own_loss", "own_model_preparation_time"}
-
-
-def test_an_evaluation_leaves_no_gradients_and_the_models_numbers_alone(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, NoisyClassifier())
-    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-    first, second = trainer.evaluate(), trainer.evaluate()
-    assert first["eval_loss"] == second["eval_loss"]
-    assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
-    assert all(parameter.grad is None for parameter in trainer.model.parameters())
-    assert torch.is_grad_enabled()
 
 
 class SwitchedOptimizer(torch.optim.SGD):
@@ -283,38 +181,6 @@ def test_all_that_is_collected_goes_through_the_trainers_gather_function_once(tm
     # It holds for one loop, as in transformers.
     trainer.evaluate()
     assert len(handed) == 12
-
-
-def test_what_a_script_gathers_in_its_prediction_step_leaves_out_what_fills_the_last_batch(tmp_path: Path) -> None:
-    class Gathering(Trainer):
-        def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
-            found.append(len(self.accelerator.gather_for_metrics(torch.zeros(3))))
-            return super().prediction_step(*args, **kwargs)
-
-    found: list[int] = []
-    trainer = quiet_trainer(tmp_path, kind=Gathering)
-    trainer.evaluate()
-    assert found == [3, 3, 1]
-    assert len(trainer.accelerator.gather_for_metrics(torch.zeros(3))) == 3
-
-
-def test_samples_that_came_are_counted_where_the_loader_or_its_dataset_tells_of_none(tmp_path: Path) -> None:
-    class Counting(Trainer):
-        number = 123
-
-        def num_examples(self, dataloader: Any) -> int:
-            return self.number
-
-    class Unsure(list[Any]):
-        dataset = ()
-
-    batch = {"x": torch.ones(2, 6), "labels": torch.tensor([0, 1])}
-    trainer: Any = quiet_trainer(tmp_path, kind=Counting)
-    assert trainer.evaluation_loop([batch], "Evaluation").num_samples == 123
-    trainer.number = 0
-    assert trainer.evaluation_loop([batch, batch], "Evaluation").num_samples == 4
-    assert trainer.evaluation_loop(Unsure([batch]), "Evaluation").num_samples == 2
-    assert trainer.evaluation_loop([], "Evaluation").num_samples == 0
 
 
 def test_a_loader_in_place_of_a_dataset_is_refused_with_the_method_it_belongs_into(tmp_path: Path) -> None:

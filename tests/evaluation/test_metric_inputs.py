@@ -13,78 +13,49 @@ from tests.scenarios.models import VectorClassifier, tiny_bert_classifier, tiny_
 from tests.scenarios.trainers import quiet_trainer
 
 SCORES = torch.tensor([[[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]], [[0.6, 0.4], [0.2, 0.8], [0.9, 0.1]]])
+CHOSEN = SCORES.argmax(dim=-1)
 LABELS = torch.tensor([[1, 0, -100], [-100, 1, 1]])
+COUNTED = LABELS != -100
+LOGITS, OF_LOGITS = torch.tensor([[2.0, 0.0], [0.5, 0.9], [0.0, 0.0]]), torch.tensor([0, 1, -100])
+HALF = torch.tensor([[0.5], [1.5]], dtype=torch.bfloat16)
+SEVERAL, HOLD = torch.tensor([[0.2, 0.9], [-3.0, 4.0]]), torch.tensor([[1.0, 0], [0, 1]])
+ONE = torch.tensor([0.2, -3.0, 0.9])
+FOLLOWED = torch.stack([SCORES[0, 0], SCORES[1, 0], SCORES[1, 1]]).unsqueeze(0)
 
-
-def lists(arguments: Any) -> Any:
-    return [argument.tolist() for argument in arguments]
+# Conversion, predictions and labels, and what update is called with.
+CONVERTED: list[tuple[str, Any, Any, list[Any]]] = [
+    ("classification", SCORES, LABELS, [[1, 0, 1, 0], [1, 0, 1, 1]]),
+    ("classification", CHOSEN, LABELS, [[1, 0, 1, 0], [1, 0, 1, 1]]),
+    ("class_scores", SCORES.half(), LABELS, [SCORES.half().float()[COUNTED], [1, 0, 1, 1]]),
+    ("class_scores", LOGITS, OF_LOGITS, [LOGITS[:2].softmax(-1), [0, 1]]),
+    ("positive_class_scores", LOGITS, OF_LOGITS, [LOGITS[:2].softmax(-1)[:, 1], [0, 1]]),
+    ("positive_class_scores", LOGITS.softmax(-1), OF_LOGITS, [LOGITS[:2].softmax(-1)[:, 1], [0, 1]]),
+    ("language_model", SCORES, LABELS, [[1, 0, 1], [0, 1, 1]]),
+    ("language_model", CHOSEN, LABELS, [[1, 0, 1], [0, 1, 1]]),
+    ("language_model_scores", SCORES, LABELS, [FOLLOWED, [[0, 1, 1]]]),
+    ("regression", HALF, torch.tensor([1, 2]), [[0.5, 1.5], [1, 2]]),
+    ("regression", HALF, HALF, [HALF.float(), HALF.float()]),
+    ("multi_label", SEVERAL, HOLD, [SEVERAL, [[1, 0], [0, 1]]]),
+    ("multi_label_logits", SEVERAL, HOLD, [SEVERAL.sigmoid(), [[1, 0], [0, 1]]]),
+    ("binary_logits", ONE, torch.tensor([1.0, 0, -100]), [ONE[:2].sigmoid(), [1, 0]]),
+    ("binary_logits", ONE.reshape(3, 1), torch.tensor([1.0, 0, -100]), [ONE[:2].sigmoid(), [1, 0]]),
+    # The first of several outputs holds the logits.
+    ("unchanged", (SCORES, torch.zeros(1)), LABELS, [SCORES, LABELS]),
+]
 
 
 def batch(logits: Any, labels: Any) -> EvalPrediction:
     return EvalPrediction(logits, labels)
 
 
-def test_classification_takes_the_likeliest_class_where_there_is_a_label() -> None:
-    assert lists(converted(batch(SCORES, LABELS), "classification")) == [[1, 0, 1, 0], [1, 0, 1, 1]]
-
-
-def test_class_scores_keep_all_classes_where_there_is_a_label() -> None:
-    scores, labels = converted(batch(SCORES.half(), LABELS), "class_scores") or ()
-    assert scores.dtype == torch.float32 and scores.shape == (4, 2)
-    assert torch.equal(scores, SCORES.half().float()[LABELS != -100]) and labels.tolist() == [1, 0, 1, 1]
-
-
-def test_scores_of_classes_become_probabilities_unless_they_are_some() -> None:
-    logits, labels = torch.tensor([[2.0, 0.0], [0.5, 0.9], [0.0, 0.0]]), torch.tensor([0, 1, -100])
-    scores, counted = converted(batch(logits, labels), "class_scores") or ()
-    assert torch.equal(scores, logits[:2].softmax(-1)) and counted.tolist() == [0, 1]
-    positive, _ = converted(batch(logits, labels), "positive_class_scores") or ()
-    assert torch.equal(positive, logits[:2].softmax(-1)[:, 1])
-    positive, _ = converted(batch(logits.softmax(-1), labels), "positive_class_scores") or ()
-    assert torch.equal(positive, logits[:2].softmax(-1)[:, 1])
-
-
-def test_a_language_models_prediction_belongs_to_the_label_after_it() -> None:
-    assert lists(converted(batch(SCORES, LABELS), "language_model")) == [[1, 0, 1], [0, 1, 1]]
-    scores, labels = converted(batch(SCORES, LABELS), "language_model_scores") or ()
-    assert torch.equal(scores, torch.stack([SCORES[0, 0], SCORES[1, 0], SCORES[1, 1]]).unsqueeze(0))
-    assert labels.tolist() == [[0, 1, 1]]
-
-
-def test_predictions_that_are_classes_already_are_taken_as_they_are() -> None:
-    chosen = SCORES.argmax(dim=-1)
-    for name in ("classification", "language_model"):
-        assert lists(converted(batch(chosen, LABELS), name)) == lists(converted(batch(SCORES, LABELS), name))
-
-
-def test_regression_drops_a_last_dimension_that_the_labels_lack() -> None:
-    numbers = torch.tensor([[0.5], [1.5]], dtype=torch.bfloat16)
-    assert lists(converted(batch(numbers, torch.tensor([1, 2])), "regression")) == [[0.5, 1.5], [1, 2]]
-    both = converted(batch(numbers, numbers), "regression") or ()
-    assert [(value.shape, value.dtype) for value in both] == [((2, 1), torch.float32)] * 2
-
-
-def test_labels_that_may_hold_together_become_whole_numbers() -> None:
-    scores, labels = converted(batch(torch.rand(2, 3), torch.tensor([[1.0, 0, 1], [0, 0, 1]])), "multi_label") or ()
-    assert scores.shape == (2, 3) and labels.tolist() == [[1, 0, 1], [0, 0, 1]] and labels.dtype == torch.int64
-
-
-def test_logits_of_several_labels_become_probabilities_wherever_they_lie() -> None:
-    logits, holds = torch.tensor([[0.2, 0.9], [-3.0, 4.0]]), torch.tensor([[1.0, 0], [0, 1]])
-    scores, labels = converted(batch(logits, holds), "multi_label_logits") or ()
-    assert torch.equal(scores, logits.sigmoid()) and labels.tolist() == [[1, 0], [0, 1]]
-    assert (converted(batch(logits.half(), holds), "multi_label_logits") or ())[0].dtype == torch.float32
-
-
-@pytest.mark.parametrize("shape", [(3,), (3, 1)])
-def test_one_logit_per_sample_becomes_a_probability_where_there_is_a_label(shape: tuple[int, ...]) -> None:
-    logits = torch.tensor([0.2, -3.0, 0.9])
-    scores, labels = converted(batch(logits.reshape(shape), torch.tensor([1.0, 0, -100])), "binary_logits") or ()
-    assert torch.equal(scores, logits[:2].sigmoid()) and labels.tolist() == [1, 0]
-
-
-def test_the_first_of_several_outputs_holds_the_logits() -> None:
-    assert lists(converted(batch((SCORES, torch.zeros(1)), LABELS), "unchanged")) == lists((SCORES, LABELS))
+@pytest.mark.parametrize(("name", "predictions", "labels", "expected"), CONVERTED, ids=[one[0] for one in CONVERTED])
+def test_a_conversion_makes_of_a_batch_what_update_is_called_with(
+    name: str, predictions: Any, labels: Any, expected: list[Any]
+) -> None:
+    found = converted(batch(predictions, labels), name)
+    for value, wanted in zip(found or (), expected, strict=True):
+        assert torch.equal(value, torch.as_tensor(wanted, dtype=value.dtype))
+        assert value.dtype in (torch.float32, torch.int64)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,24 +46,6 @@ def test_without_a_config_all_outputs_but_the_loss_are_predictions(tmp_path: Pat
     assert torch.equal(labels, torch.arange(ROWS))
 
 
-@pytest.mark.parametrize(
-    ("config", "ignored", "kept"),
-    [
-        ({}, None, 2),
-        ({"keys_to_ignore_at_inference": ["logits", "hidden"]}, None, 1),
-        ({"keys_to_ignore_at_inference": ["logits", "hidden"]}, [], 3),
-        ({}, ["hidden", "past_key_values"], 1),
-    ],
-)
-def test_ignored_outputs_are_those_given_else_those_of_the_config_else_the_cache_of_keys(
-    tmp_path: Path, config: dict[str, Any], ignored: list[str] | None, kept: int
-) -> None:
-    model: Any = Talkative()
-    model.config = SimpleNamespace(**config)
-    _, logits, _ = predicted(tmp_path, model, batch(), ignored)
-    assert (len(logits) if isinstance(logits, tuple) else 1) == kept
-
-
 def test_a_tuple_of_outputs_begins_with_the_loss_where_there_are_labels(tmp_path: Path) -> None:
     _, with_labels, _ = predicted(tmp_path, Talkative(as_tuple=True), batch())
     loss, without_labels, labels = predicted(tmp_path, Talkative(as_tuple=True), {"x": torch.ones(ROWS, FEATURES)})
@@ -79,12 +60,6 @@ def test_labels_are_taken_before_the_loss_may_take_them_out_of_the_batch(tmp_pat
     trainer = quiet_trainer(tmp_path, Talkative(), given={"compute_loss_func": summed})
     loss, _, labels = predict_batch(trainer, trainer.model, batch(), False, None)
     assert torch.equal(labels, torch.arange(ROWS)) and loss is not None
-
-
-def test_several_labels_come_as_a_tuple_in_the_order_of_their_names(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, Talkative(), label_names=["labels", "x"])
-    _, _, labels = predict_batch(trainer, trainer.model, batch(), False, None)
-    assert [value.shape for value in labels] == [(ROWS,), (ROWS, FEATURES)]
 
 
 @pytest.mark.parametrize("asked", [None, False])
@@ -109,22 +84,16 @@ def test_a_model_that_returns_a_loss_without_labels_is_asked_for_it_unless_the_b
     assert labels == (() if asked is None else None)
 
 
-def test_only_the_loss_is_returned_where_only_that_is_asked_for(tmp_path: Path) -> None:
-    loss, logits, labels = predicted(tmp_path, Talkative(), batch(), only_loss=True)
-    assert loss is not None and logits is None and labels is None
-
-
 class Reducing(nn.Module):
     """Returns what a function makes of its logits."""
 
-    def __init__(self, reduce: Any, as_tuple: bool = False) -> None:
+    def __init__(self, reduce: Any) -> None:
         super().__init__()
         self.head = nn.Linear(FEATURES, 2)
-        self.reduce, self.as_tuple = reduce, as_tuple
+        self.reduce = reduce
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
-        outputs = {"loss": self.head(x).sum(), **self.reduce(self.head(x))}
-        return tuple(outputs.values()) if self.as_tuple else outputs
+        return {"loss": self.head(x).sum(), **self.reduce(self.head(x))}
 
 
 def measured(folder: Path, model: nn.Module, **given: Any) -> Any:
@@ -174,31 +143,6 @@ def test_parts_of_the_loss_come_as_one_number_for_each_batch(tmp_path: Path) -> 
 
     parts = Reducing(lambda logits: {"cross_entropy": logits.mean(), "penalty": logits.abs().mean()})
     assert measured(tmp_path, parts, compute_metrics=shapes)["eval_shapes"] == [(3,), (3,)]
-
-
-def test_ignored_outputs_in_a_single_text_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"ignore_keys='hidden'.*\['hidden'\]"):
-        quiet_trainer(tmp_path, Talkative()).evaluate(ignore_keys="hidden")
-
-
-def test_flattened_tokens_fit_their_labels(tmp_path: Path) -> None:
-    class Tokens(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(1, 2)
-
-        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
-            logits = self.head(x.unsqueeze(-1))
-            return {"loss": logits.mean(), "logits": logits if labels.dim() == 1 else logits.flatten(0, 1)}
-
-    def flat_labels(samples: list[Any]) -> Any:
-        return {"x": torch.stack([s["x"] for s in samples]), "labels": torch.zeros(FEATURES * len(samples))}
-
-    def token_labels(samples: list[Any]) -> Any:
-        return {"x": torch.stack([s["x"] for s in samples]), "labels": torch.zeros(len(samples), FEATURES)}
-
-    for collator in (flat_labels, token_labels):
-        assert "eval_loss" in measured(tmp_path, Tokens(), data_collator=collator)
 
 
 def test_predictions_may_have_any_shape_where_the_script_shapes_them_or_measures_nothing(tmp_path: Path) -> None:

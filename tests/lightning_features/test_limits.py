@@ -143,7 +143,6 @@ def test_a_prediction_stops_at_the_smaller_one_of_its_limits(
         ({"overfit_batches": 1.5}, "'overfit_batches': 1.5}"),
         ({"fast_dev_run": -1}, "no number of batches"),
         ({"fast_dev_run": "yes"}, "no number of batches"),
-        ({"detect_anomaly": "yes"}, "no switch: give True or False"),
     ],
 )
 def test_a_limit_that_means_nothing_is_refused_when_the_trainer_is_made(

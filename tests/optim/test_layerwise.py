@@ -9,7 +9,6 @@ import torch
 import transformers
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.optim.layerwise import LayerwiseOptimizer
 from tests.optim import libraries
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import NoisyClassifier
@@ -71,15 +70,6 @@ def test_weights_losses_and_rates_are_those_of_transformers(
     theirs.train()
     assert weights(trainer) == weights(theirs) != start
     assert history(trainer) == history(theirs)
-
-
-def test_each_parameter_has_an_optimizer_which_leaves_no_gradient(trainer: Trainer) -> None:
-    trainer.train()
-    assert isinstance(trainer.optimizer, LayerwiseOptimizer)
-    names = {id(parameter) for parameter in trainer.model.parameters()}
-    assert {id(parameter) for parameter in trainer.optimizer.optimizer_dict} == names
-    assert len(names) == len(trainer.optimizer.optimizer_dict)
-    assert all(parameter.grad is None for parameter in trainer.model.parameters())
 
 
 def test_the_schedule_drives_the_optimizer_of_each_parameter(trainer: Trainer) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from littrainer.optim.parameter_groups import AskedFor, are_others, decayed_parameter_names, parameter_groups
 from littrainer.optim.schedules import get_linear_schedule_with_warmup
@@ -17,6 +17,8 @@ from tests.scenarios.models import (
     tiny_bert_classifier,
     tiny_bert_for_masked_tokens,
     tiny_gpt2,
+    tiny_llama,
+    tiny_t5,
 )
 
 STEPS = 10
@@ -80,25 +82,6 @@ def test_a_rate_that_had_fallen_to_zero_is_not_lost() -> None:
     assert rates(new) == pytest.approx([0.01] * 2)
 
 
-def test_decay_and_betas_are_those_asked_for_in_the_groups_that_have_them() -> None:
-    old, new = an_optimizer(0.1, decay=0.3), an_optimizer(0.1, decay=0.01, betas=(0.8, 0.9))
-    old_schedule, schedule = linear(old), linear(new)
-    stepped(old, old_schedule, 1)
-    gone_on((old, old_schedule), (new, schedule), 0.1, 0.1)
-    assert [group["weight_decay"] for group in new.param_groups] == [0.01, 0.0]
-    assert [group["betas"] for group in new.param_groups] == [(0.8, 0.9)] * 2
-
-
-def test_a_schedule_that_multiplies_goes_on_from_the_new_rate() -> None:
-    old, new = an_optimizer(0.1), an_optimizer(0.02)
-    old_schedule, schedule = (StepLR(one, step_size=2, gamma=0.5) for one in (old, new))
-    stepped(old, old_schedule, 3)
-    gone_on((old, old_schedule), (new, schedule), 0.1, 0.02)
-    assert rates(new) == pytest.approx([0.01] * 2)
-    stepped(new, schedule, 1)
-    assert rates(new) == pytest.approx([0.005] * 2)
-
-
 def test_a_schedule_that_goes_by_a_metric_keeps_what_it_has_lowered_the_rate_by() -> None:
     old, new = an_optimizer(0.1), an_optimizer(0.02)
     old_schedule, schedule = (ReduceLROnPlateau(one, factor=0.5, patience=0) for one in (old, new))
@@ -129,41 +112,12 @@ def test_hyperparameters_are_compared_as_a_file_holds_them(then: Any, now: Any, 
     assert are_others(then, now) is differ
 
 
-def tiny_llama() -> nn.Module:
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=20,
-            hidden_size=8,
-            intermediate_size=8,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-        )
-    )
-
-
-def tiny_t5() -> nn.Module:
-    return transformers.T5ForConditionalGeneration(
-        transformers.T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
-    )
-
-
 class OddlyNamed(nn.Module):
     """Names that hold `norm` or `bias` in every position."""
 
     NAMES = (
-        "norm",
-        "norms",
-        "prenorm",
-        "q_norm",
-        "norm_q",
-        "normalizer",
-        "LayerNorm2",
-        "rmsnorm_in",
-        "NORM",
-        "BiasGate",
-        "unbiased",
-        "enormous",
+        *("norm", "norms", "prenorm", "q_norm", "norm_q", "normalizer", "LayerNorm2"),
+        *("rmsnorm_in", "NORM", "BiasGate", "unbiased", "enormous"),
     )
 
     def __init__(self) -> None:

@@ -16,7 +16,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from littrainer import Trainer
-from littrainer.optim.adafactor import Adafactor
 from littrainer.optim.stepping import clip_by_norm, closure_before_step, lie_on_several_meshes, updates_during_backward
 from tests.optim.libraries import Recording
 from tests.scenarios.trainers import quiet_trainer
@@ -63,18 +62,6 @@ def test_a_step_that_a_schedule_has_replaced_is_put_back() -> None:
     with pytest.raises(KeyError), closure_before_step(optimizer):
         raise KeyError
     assert vars(optimizer)["step"] is replaced
-
-
-@pytest.mark.parametrize("kind", [torch.optim.SGD, Adafactor])
-def test_a_hook_before_the_step_sees_the_gradients_of_the_closure(kind: Any) -> None:
-    parameter = torch.nn.Parameter(torch.ones(2))
-    optimizer = kind([parameter])
-    seen: list[Any] = []
-    optimizer.register_step_pre_hook(lambda *_: seen.append(parameter.grad))
-    with closure_before_step(optimizer):
-        run: Any = optimizer.step
-        run(lambda: (parameter * 3).sum().backward())
-    assert torch.equal(seen[0], torch.full((2,), 3.0))
 
 
 def test_an_optimizer_whose_step_takes_no_closure_is_stepped() -> None:
@@ -176,9 +163,7 @@ def test_whether_gradients_lie_on_several_meshes_goes_by_those_that_are_there(me
     assert not lie_on_several_meshes(with_gradients(None, None, None))
 
 
-def test_a_trainer_of_several_processes_asks_its_overridable_methods(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clipping_asks_the_overridable_methods(tmp_path: Path) -> None:
     called: list[str] = []
 
     class Looking(Trainer):
@@ -193,11 +178,3 @@ def test_a_trainer_of_several_processes_asks_its_overridable_methods(
     trainer = quiet_trainer(tmp_path, kind=Looking, max_grad_norm=0.25)
     assert trainer._clip_grad_norm(trainer.model).item() == trainer._get_grad_norm(trainer.model).item() == 7.0
     assert called == ["has", "norm 0.25", "has", "norm inf"]
-    asked = quiet_trainer(tmp_path)
-    monkeypatch.setattr("littrainer.override_points.lie_on_several_meshes", lambda parameters: called.append("asked"))
-    asked._clip_grad_norm(asked.model)
-    # A process that trains alone does not look through its parameters at each step.
-    assert "asked" not in called
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    asked._clip_grad_norm(asked.model)
-    assert called[-1] == "asked"

@@ -27,7 +27,6 @@ WAYS = {
     "from transformers.trainer import TrainerCallback as Reexported": "Reexported",
     "from transformers.trainer import TrainingArguments as FromTrainer": "FromTrainer",
     "from transformers.trainer_callback import IntervalStrategy as ForCallbacks": "ForCallbacks",
-    "from transformers import Adafactor": "Adafactor",
     "from transformers.trainer_seq2seq import Seq2SeqTrainer as Generating": "Generating",
     "from transformers.training_args_seq2seq import Seq2SeqTrainingArguments as ForGenerating": "ForGenerating",
     "from transformers.trainer_seq2seq import Trainer as ForSeq2Seq": "ForSeq2Seq",

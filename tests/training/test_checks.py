@@ -158,4 +158,4 @@ def test_an_error_of_preprocess_logits_for_metrics_says_what_it_was_called_with(
         trainer.evaluate()
     (note,) = caught.value.__notes__
     assert note.startswith("preprocess_logits_for_metrics raised this in an evaluation outside of training.")
-    assert "float32 (3, 3), and its labels, int64 (3,)" in note
+    assert "It was given predictions float32 (3, 3), labels int64 (3,)." in note

@@ -1,7 +1,8 @@
-"""From a list of samples to a batch: stacking, padding, and leaving out columns that the model does not take."""
+"""From a list of samples to a batch: stacking, and leaving out columns that the model does not take."""
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,6 @@ TEXT_LABELS = (
     "{0!r} is text ({1!r}), and labels have to be numbers: number the classes from 0, such as with "
     "dataset.class_encode_column({0!r}), or tokenize texts that are to be generated"
 )
-
-ADVICE_AGAINST_PAD = "Asking-to-pad-a-fast-tokenizer"
 
 DataCollator = Callable[[list[Any]], dict[str, Any]]
 """What turns a list of samples into a batch, for annotations."""
@@ -130,50 +129,11 @@ class DefaultDataCollator:
         return default_data_collator(features, self.return_tensors if return_tensors is None else return_tensors)
 
 
-@dataclass
-class DataCollatorWithPadding:
-    """Pads tokenized samples to the longest one of the batch with the tokenizer's own `pad`.
-
-    Parameters:
-        tokenizer: anything with the `pad` method of transformers' tokenizers.
-        padding: `True` or `"longest"`, `"max_length"`, or `False` for no padding.
-        max_length: tokens to pad to with `"max_length"`.
-        pad_to_multiple_of: round the padded length up to a multiple of this.
-        return_tensors: `"pt"` or `"np"`.
-    """
-
-    tokenizer: Any
-    padding: bool | str = True
-    max_length: int | None = None
-    pad_to_multiple_of: int | None = None
-    return_tensors: str = "pt"
-
-    def __call__(self, features: Sequence[dict[str, Any]]) -> Any:
-        """Pad one batch; `label` and `label_ids` become `labels`."""
-        # Fast tokenizers warn that calling them on text would be quicker than `pad`; in a collator there is only `pad`.
-        given_already = getattr(self.tokenizer, "deprecation_warnings", {})
-        before = given_already.get(ADVICE_AGAINST_PAD, False)
-        given_already[ADVICE_AGAINST_PAD] = True
-        try:
-            batch = self.tokenizer.pad(
-                list(features),
-                padding=self.padding,
-                max_length=self.max_length,
-                pad_to_multiple_of=self.pad_to_multiple_of,
-                return_tensors=self.return_tensors,
-            )
-        finally:
-            given_already[ADVICE_AGAINST_PAD] = before
-        for name in LABEL_NAMES:
-            if name in batch:
-                batch["labels"] = batch.pop(name)
-        return batch
-
-
 def default_collator_for(processing_class: Any) -> Callable[[list[Any]], Any]:
     """The collator of a Trainer that was given none: it pads where the processing class can, else it stacks."""
     if processing_class is not None and is_a(processing_class, "padding class"):
-        return DataCollatorWithPadding(processing_class)
+        # It is of transformers' own classes, so that transformers is loaded.
+        return importlib.import_module("transformers.data.data_collator").DataCollatorWithPadding(processing_class)
     return default_data_collator
 
 

@@ -44,7 +44,7 @@ def joined_rows(batches: list[Any]) -> Any:
     """One batch with the rows of all, built as the first one is.
 
     Raises:
-        TypeError, ValueError: the batches are not built alike, or their rows are not equally long.
+        TypeError, ValueError, RuntimeError: the batches are not built alike, or their rows are not equally long.
     """
     first = batches[0]
     if len(batches) == 1:
@@ -54,9 +54,6 @@ def joined_rows(batches: list[Any]) -> Any:
     if isinstance(first, (list, tuple)):
         columns = [joined_rows(list(column)) for column in zip(*batches, strict=True)]
         return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
-    shapes = {tuple(getattr(batch, "shape", ()))[1:] for batch in batches}
-    if len(shapes) > 1:
-        raise ValueError(f"rows of the shapes {', '.join(map(str, sorted(shapes)))}")
     if isinstance(first, torch.Tensor):
         return torch.cat(batches)
     if isinstance(first, np.ndarray):
@@ -249,7 +246,7 @@ class Dispatch:
 def _joined(batches: list[Any]) -> Any:
     try:
         return joined_rows(batches)
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, RuntimeError) as error:
         raise ValueError(
             f"The first process reads the data for all, and its batches cannot be divided between them: {error}. Let "
             "the collator pad to one length (pad_to_multiple_of, padding='max_length'), or set dispatch_batches=False "

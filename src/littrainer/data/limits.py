@@ -18,7 +18,7 @@ from littrainer.data.sharding import length_of
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
-OVERFIT, DEVELOPMENT_RUN, ANOMALIES = "overfit_batches", "fast_dev_run", "detect_anomaly"
+OVERFIT, DEVELOPMENT_RUN = "overfit_batches", "fast_dev_run"
 # What the batches are for -> the keywords that limit them; the smallest limit counts.
 LIMITS: dict[str, tuple[str, ...]] = {
     "training": ("limit_train_batches",),
@@ -51,16 +51,13 @@ def further_keywords(source: HasKeywords) -> dict[str, Any]:
 
 
 def check_limits(source: HasKeywords) -> None:
-    """Refuse limits, and switches of the same dict, that mean nothing.
+    """Refuse limits that mean nothing.
 
     Raises:
-        ValueError: a limit is no number of batches and no share of them, or a switch is neither on nor off.
+        ValueError: a limit is no number of batches and no share of them.
     """
     for purpose in LIMITS:
         _limits_for(source, purpose)
-    looks_for_anomalies = further_keywords(source).get(ANOMALIES, False)
-    if not isinstance(looks_for_anomalies, bool):
-        raise ValueError(f"lightning={{{ANOMALIES!r}: {looks_for_anomalies!r}}} is no switch: give True or False.")
 
 
 def overfits(source: HasKeywords) -> bool:

@@ -1,10 +1,8 @@
-"""The DataLoader that a Trainer builds from a dataset, and how its batches get to an accelerator."""
+"""The DataLoader that a Trainer builds from a dataset; it hands out batches on the accelerator."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sized
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -12,135 +10,36 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from littrainer.data.dispatching import NO_BATCH, Dispatch, first_dimension
-from littrainer.data.samplers import (
-    BatchRebalanceSampler,
-    EpochSeededSampler,
-    warn_that_a_stream_has_its_own_order,
-)
+from littrainer.data.samplers import EpochSeededSampler, warn_that_a_stream_has_its_own_order
 from littrainer.data.sharding import Share, SharedBatches, SharedStream, length_of, share_of, tell_epoch
 from littrainer.data.stream_end import CommonEnd
 from littrainer.data.workers import read_batches, without_reports
 from littrainer.distributed.agreement import from_first
-from littrainer.errors.lazy_isinstance import is_a, known_classes
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.errors.seeds import seed_worker
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 
-@functools.cache
-def copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of CUDA that carries all copies of this process to a device.
-
-    Memory that was allocated for one stream is kept for it: with a stream for each pass over a loader, each would hold
-    a batch of its own.
-    """
-    return torch.cuda.Stream(device)
-
-
-@dataclass(frozen=True)
-class DeviceCopies:
-    """Where a loader's batches go, and how.
+def on_device(value: Any, device: torch.device, non_blocking: bool) -> Any:
+    """What a batch holds on a device, objects that move themselves as a whole.
 
     Parameters:
-        device: an accelerator.
-        non_blocking: host memory is never waited for. Else a batch has left it before the next one is prepared, so that
-            a collator may fill the same memory again. Neither waits for what the device computes.
-
-    On CUDA a stream of its own carries the copies: in the stream of the computation they would begin when the step
-    before has ended, and copies that wait would wait for that step too.
+        non_blocking: the host does not wait for copies, as far as they come from pinned memory.
     """
-
-    device: torch.device
-    non_blocking: bool = False
-
-    def begun(self, batches: Iterator[Any]) -> Iterator[BatchCopy]:
-        """Copies of batches, each of which begins when it is handed out here."""
-        stream = copy_stream(self.device) if self.device.type == "cuda" else None
-        for batch in batches:
-            copy = BatchCopy(self, batch, stream)
-            yield copy
-            if not self.non_blocking:
-                copy.leave_host()
-
-    def on_device(self, batch: Any) -> Any:
-        """A batch on the device, copied at once as far as it lies elsewhere."""
-        return _mapped(self._moved, batch)
-
-    def _moved(self, leaf: Any) -> Any:
-        if not callable(getattr(leaf, "to", None)):
-            return leaf
+    if callable(getattr(value, "to", None)):
         try:
-            return leaf.to(self.device, non_blocking=self.non_blocking)
+            return value.to(device, non_blocking=non_blocking)
         except TypeError:
             # An object of the script's own, whose method need not take more than the device.
-            return leaf.to(self.device)
-
-
-class BatchCopy:
-    """One batch on its way; with a stream of CUDA it is copied in that, and nobody waits for the end."""
-
-    def __init__(self, copies: DeviceCopies, batch: Any, stream: torch.cuda.Stream | None):
-        self.copies, self.batch = copies, batch
-        self._event: Any = None
-        self._copied: list[torch.Tensor] = []
-        if stream is not None:
-            with torch.cuda.stream(stream):
-                self.batch = _mapped(self._begun, batch)
-                self._event = stream.record_event()
-
-    def _begun(self, leaf: Any) -> Any:
-        if type(leaf) in known_classes("batch of transformers"):
-            # Its `to` replaces its data, too.
-            leaf.data = {name: self._begun(value) for name, value in leaf.data.items()}
-            return leaf
-        # The allocator has to be told of each tensor that another stream uses, which sparse and nested ones, and
-        # objects of other kinds, do not let it: these are copied when they are needed.
-        if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or leaf.is_nested:
-            return leaf
-        if leaf.device.type != "cpu":
-            return leaf
-        self._copied.append(leaf.to(self.copies.device, non_blocking=True))
-        return self._copied[-1]
-
-    def leave_host(self) -> None:
-        """Wait until the host memory of the batch has been read; a step later that is long done."""
-        if self._event is not None:
-            self._event.synchronize()
-
-    def arrived(self) -> Any:
-        """The batch on the device, for the stream that is current now; the host does not wait."""
-        if self._event is not None:
-            current = torch.cuda.current_stream(self.copies.device)
-            current.wait_event(self._event)
-            for tensor in self._copied:
-                # Memory of one stream that another one reads is not given away before that one is done.
-                tensor.record_stream(current)
-            self._copied.clear()
-        return self.copies.on_device(self.batch)
-
-
-def copies_to(device: torch.device, settings: Any) -> DeviceCopies | None:
-    """How the batches of a Trainer's loaders get to its device; None where they are there already.
-
-    Parameters:
-        settings: of the accelerator; `non_blocking` counts.
-    """
-    if device.type == "cpu":
-        return None
-    return DeviceCopies(device, bool(getattr(settings, "non_blocking", False)))
-
-
-def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """Apply a function to what a batch holds, and to objects that move themselves as a whole."""
-    if callable(getattr(value, "to", None)):
-        return function(value)
+            return value.to(device)
     if isinstance(value, Mapping):
-        return type(value)({name: _mapped(function, item) for name, item in value.items()})  # type: ignore[call-arg]
+        return type(value)({name: on_device(item, device, non_blocking) for name, item in value.items()})  # type: ignore[call-arg]
     if isinstance(value, (list, tuple)):
-        items = (_mapped(function, item) for item in value)
+        items = (on_device(item, device, non_blocking) for item in value)
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return function(value)
+    return value
 
 
 # Loaders that somebody goes through at this moment, but for a training's; the last one began last.
@@ -182,8 +81,9 @@ class LookaheadLoader(DataLoader):
     sharing: str | None = None
     _has_drawn_seed = False
     rows_in_last_batch = -1
-    # How batches get to an accelerator before they are handed out; None leaves them on the host.
-    copies: DeviceCopies | None = None
+    # The accelerator on which batches are handed out; None leaves them on the host.
+    destination: torch.device | None = None
+    copies_are_waited_for = True
     # What scripts read of accelerate's loaders: the Trainer's device, and what is never otherwise here.
     device: torch.device | None = None
     gradient_state: Any = None
@@ -196,6 +96,17 @@ class LookaheadLoader(DataLoader):
         """Choose the epoch whose order the next iteration has, and tell sampler and dataset."""
         self.epoch = epoch
         tell_epoch(epoch, self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.dataset)
+
+    def hand_out_on(self, device: torch.device, settings: Any) -> None:
+        """Hand out batches on a device; on the CPU they are there already.
+
+        Parameters:
+            settings: of the accelerator; with `non_blocking` the host waits for no copy. For one out of memory that
+                this loader has pinned on CUDA it never does: that memory is not used again before it has been read.
+        """
+        self.destination = None if device.type == "cpu" else device
+        has_pinned = self.pin_memory and device.type == "cuda"
+        self.copies_are_waited_for = not (has_pinned or getattr(settings, "non_blocking", False))
 
     @property
     def total_batch_size(self) -> int:
@@ -266,8 +177,6 @@ class LookaheadLoader(DataLoader):
         batches = without_reports(self._read_here()) if progress is None else progress.begin(self, self._read_here)
         if self.dispatch is not None:
             batches = self.dispatch.rounds(batches)
-        elif self.copies is not None:
-            batches = self.copies.begun(batches)
         current: Any = next(batches, NO_BATCH)
         if self.dispatch is not None:
             current = self.dispatch.begin(current)
@@ -284,8 +193,8 @@ class LookaheadLoader(DataLoader):
             if progress is not None:
                 progress.after_batch_ahead(is_one=following is not NO_BATCH)
             self.end_of_dataloader = following is NO_BATCH
-            if self.copies is not None:
-                current = current.arrived() if self.dispatch is None else self.copies.on_device(current)
+            if self.destination is not None:
+                current = on_device(current, self.destination, not self.copies_are_waited_for)
             if self.end_of_dataloader:
                 rows = first_dimension(current) if self.dispatch is None else self.dispatch.rows_in_last_round
                 self.rows_in_last_batch = rows or -1
@@ -343,7 +252,7 @@ def build_loader(
     if is_training and sampler is None:
         warn_that_a_stream_has_its_own_order(args)
     if not isinstance(dataset, IterableDataset):
-        if isinstance(sampler, BatchRebalanceSampler):
+        if is_a(sampler, "rebalancing sampler"):
             del keywords["batch_size"]
             keywords["batch_sampler"] = sampler
         else:
@@ -453,7 +362,7 @@ def _loader_of_stream(dataset: Any, keywords: dict[str, Any], share: Share) -> L
 
 def _loader_of_part(dataset: Any, keywords: dict[str, Any], share: Share, settings: Any) -> LookaheadLoader:
     """A loader for one process's part of a map-style dataset."""
-    if isinstance(keywords.get("batch_sampler"), BatchRebalanceSampler):
+    if is_a(keywords.get("batch_sampler"), "rebalancing sampler"):
         # It knows which process it is for.
         return LookaheadLoader(dataset, **keywords)
     others = dict(keywords)

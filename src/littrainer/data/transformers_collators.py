@@ -1,34 +1,11 @@
-"""The collators that are transformers' own, under their public names here; loaded when one of them is first used."""
+"""A collator under its earlier name, which newer releases of transformers do not have."""
 
 from __future__ import annotations
 
 import warnings
 from typing import Any
 
-try:
-    from transformers.data.data_collator import (
-        DataCollatorForLanguageModeling,
-        DataCollatorForMultipleChoice,
-        DataCollatorForPermutationLanguageModeling,
-        DataCollatorForSeq2Seq,
-        DataCollatorForTokenClassification,
-        DataCollatorWithFlattening,
-    )
-except ImportError as error:
-    raise ImportError(
-        "The collators for language modelling, sequence-to-sequence models, token classification and multiple choice, "
-        "and DataCollatorWithFlattening, are transformers' own, which is not installed: pip install transformers."
-    ) from error
-
-__all__ = [
-    "DataCollatorForLanguageModeling",
-    "DataCollatorForMultipleChoice",
-    "DataCollatorForPermutationLanguageModeling",
-    "DataCollatorForSeq2Seq",
-    "DataCollatorForTokenClassification",
-    "DataCollatorForWholeWordMask",
-    "DataCollatorWithFlattening",
-]
+from transformers.data.data_collator import DataCollatorForLanguageModeling
 
 
 class DataCollatorForWholeWordMask(DataCollatorForLanguageModeling):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import traceback
@@ -15,19 +16,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
-import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from littrainer.data.generators import HostStates, drawn_from, host_states, set_host_states
 from littrainer.errors.interruptions import UpdateGuard
-
-if TYPE_CHECKING:
-    pass
 
 # torch reads the samples of a batch and hands them to the collator here, and raises a worker's errors there.
 READING, RAISED_AGAIN = ("torch.utils.data._utils.fetch", "fetch"), ("torch._utils", "reraise")
@@ -180,33 +177,19 @@ def _read(batches: Iterator[Any]) -> Iterator[Any]:
         yield batch
 
 
-class Report:
+class Report(NamedTuple):
     """What a worker says beside a batch.
 
     Parameters:
         worker: the worker's index.
-        states: its generators after the batch; None where they stand as at its last report.
+        states: its generators after the batch, pickled: torch would hand each tensor over in shared memory of its own.
+            None where they stand as at its last report.
         is_padding: there is no batch; it only moves the turn on to the next worker.
     """
 
-    def __init__(self, worker: int, states: HostStates | None, is_padding: bool):
-        self.worker = worker
-        self.is_padding = is_padding
-        # Arrays, not tensors: torch would hand each tensor over in shared memory of its own.
-        self._states = None if states is None else _converted(states, torch.Tensor, torch.Tensor.numpy)
-
-    @property
-    def states(self) -> HostStates | None:
-        """The generators' states, as `host_states` gives them."""
-        return None if self._states is None else _converted(self._states, np.ndarray, torch.from_numpy)
-
-
-def _converted(value: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
-    if isinstance(value, kind):
-        return convert(value)
-    if isinstance(value, dict):
-        return {name: _converted(item, kind, convert) for name, item in value.items()}
-    return tuple(_converted(item, kind, convert) for item in value) if isinstance(value, tuple) else value
+    worker: int
+    states: bytes | None = None
+    is_padding: bool = False
 
 
 class ReportingCollate:
@@ -223,13 +206,13 @@ class ReportingCollate:
     def __call__(self, samples: list[Any]) -> tuple[Any, Report]:
         worker = getattr(get_worker_info(), "id", 0)
         if not samples:
-            return None, Report(worker, None, is_padding=True)
+            return None, Report(worker, is_padding=True)
         batch = self.collate(samples)
         states = host_states()
         if self.reported is not None and not drawn_from(self.reported, states):
-            return batch, Report(worker, None, is_padding=False)
+            return batch, Report(worker)
         self.reported = states
-        return batch, Report(worker, states, is_padding=False)
+        return batch, Report(worker, pickle.dumps(states))
 
 
 class ContinuingInit:
@@ -277,7 +260,7 @@ class WorkerStates:
             elif not report.is_padding:
                 self.before_last = report.worker, self.latest.get(report.worker)
                 if report.states is not None:
-                    self.latest[report.worker] = report.states
+                    self.latest[report.worker] = pickle.loads(report.states)
                 yield answer[0]
 
     def before_last_batch(self) -> dict[int, HostStates]:

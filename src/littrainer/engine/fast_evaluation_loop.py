@@ -65,7 +65,7 @@ def _is_inside_fit(pl_trainer: Any) -> bool:
 
 
 def pass_over(pl_trainer: Any, batches: Iterable[Any], is_prediction: bool = False) -> None:
-    """Hand each of the batches, or chunks of them, to the module.
+    """Hand the batches to the module.
 
     Parameters:
         pl_trainer: one that fits, where this is an evaluation within; else one that has evaluated this module.

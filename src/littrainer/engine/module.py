@@ -23,7 +23,7 @@ from littrainer.data.windows import MicroBatch
 from littrainer.engine.bridge import users_callbacks
 from littrainer.engine.lightning_internals import count_optimizer_steps_from, replace_optimizer, show_number_of_batches
 from littrainer.errors.interruptions import carries_stop_iteration
-from littrainer.evaluation.batch_stream import BatchChunk, single_batches
+from littrainer.evaluation.batch_stream import WholePass, single_batches
 from littrainer.model.traversal import clear_gradients
 from littrainer.optim.schedules import steps_with_metric
 from littrainer.optim.stepping import closure_before_step, step_after_backward, updates_during_backward
@@ -328,7 +328,7 @@ class TrainerModule(StepsAfterBackward):
 
     @carries_stop_iteration
     def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Any] | None:
-        """One batch of an evaluation, or a chunk of them.
+        """One batch of an evaluation, or all of them.
 
         Returns:
             this process's loss, predictions and labels, for callbacks that hear of single batches.
@@ -342,7 +342,7 @@ class TrainerModule(StepsAfterBackward):
 
     @carries_stop_iteration
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        """One batch of a prediction, or a chunk of them.
+        """One batch of a prediction, or all of them.
 
         Returns:
             this process's predictions, for callbacks that hear of single batches; else an empty tuple, since Lightning
@@ -362,7 +362,7 @@ class TrainerModule(StepsAfterBackward):
             # Those of the batch before are gone by the time this one is predicted.
             outputs = None
             outputs = evaluation_pass.step(batch)
-        return None if isinstance(handed_out, BatchChunk) else outputs
+        return None if isinstance(handed_out, WholePass) else outputs
 
     def on_validation_start(self) -> None:
         """An evaluation begins."""

@@ -20,7 +20,7 @@ from littrainer.engine.torchmetrics_on_demand import torchmetrics_on_demand
 from littrainer.errors.interruptions import CarriedStopIteration, PythonInterruptions
 from littrainer.errors.lazy_isinstance import known_classes
 from littrainer.errors.log_filter import quiet_lightning
-from littrainer.evaluation.batch_stream import BATCHES_PER_CHUNK, BatchStream
+from littrainer.evaluation.batch_stream import BatchStream
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -118,7 +118,7 @@ def evaluate(trainer: Any, evaluation_pass: EvaluationPass) -> None:
     module.evaluation_pass = evaluation_pass
     if has_evaluated and fast_evaluation_loop.may_be_fast(lightning_trainer):
         with NotedBatches(trainer), CarriedStopIteration(), naming_failed_processes("the evaluation"):
-            fast_evaluation_loop.pass_over(lightning_trainer, _chunks(evaluation_pass), evaluation_pass.is_prediction)
+            fast_evaluation_loop.pass_over(lightning_trainer, _one_step(evaluation_pass), evaluation_pass.is_prediction)
     else:
         _evaluate_with_lightning(trainer, lightning_trainer, module, evaluation_pass)
     module.evaluation_pass = None
@@ -133,7 +133,7 @@ def _evaluate_inside_fit(trainer: Any, running: TrainerModule, evaluation_pass: 
     outer, running.evaluation_pass = running.evaluation_pass, evaluation_pass
     try:
         if not further_keywords(trainer) and fast_evaluation_loop.may_be_fast(running.trainer):
-            fast_evaluation_loop.pass_over(running.trainer, _chunks(evaluation_pass))
+            fast_evaluation_loop.pass_over(running.trainer, _one_step(evaluation_pass))
             end: Callable[[bool], None] = _nobody_hears
         else:
             batches = _batch_stream(trainer, running.trainer, evaluation_pass)
@@ -246,13 +246,11 @@ def _batch_stream(trainer: Any, lightning_trainer: pl.Trainer, evaluation_pass: 
 
     # Further keywords, as a profiler or a limit, may be about single batches too.
     one_by_one = further_keywords(trainer) or any(map(listens, lightning_trainer.callbacks))  # type: ignore[attr-defined]
-    return BatchStream(
-        evaluation_pass.dataloader, 1 if one_by_one else BATCHES_PER_CHUNK, evaluation_pass.limit_of_batches
-    )
+    return BatchStream(evaluation_pass.dataloader, bool(one_by_one), evaluation_pass.limit_of_batches)
 
 
-def _chunks(evaluation_pass: EvaluationPass) -> BatchStream:
-    return BatchStream(evaluation_pass.dataloader, BATCHES_PER_CHUNK, evaluation_pass.limit_of_batches)
+def _one_step(evaluation_pass: EvaluationPass) -> BatchStream:
+    return BatchStream(evaluation_pass.dataloader, limit=evaluation_pass.limit_of_batches)
 
 
 def is_lightning_callback(callback: Any) -> bool:

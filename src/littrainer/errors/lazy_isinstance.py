@@ -24,6 +24,7 @@ CLASSES: dict[str, tuple[tuple[str, str], ...]] = {
     "tokenizer": (("transformers.tokenization_utils_base", "PreTrainedTokenizerBase"),),
     "processor": (("transformers.processing_utils", "ProcessorMixin"),),
     "greedy schedule": (("transformers.optimization", "GreedyLR"),),
+    "rebalancing sampler": (("transformers.trainer_pt_utils", "BatchRebalanceSampler"),),
     "sharded module": (
         ("torch.distributed.fsdp", "FSDPModule"),
         ("torch.distributed.fsdp", "FullyShardedDataParallel"),
@@ -34,10 +35,6 @@ CLASSES: dict[str, tuple[tuple[str, str], ...]] = {
     "lightning callback": (
         ("lightning.pytorch.callbacks.callback", "Callback"),
         ("pytorch_lightning.callbacks.callback", "Callback"),
-    ),
-    "batch of transformers": (
-        ("transformers.tokenization_utils_base", "BatchEncoding"),
-        ("transformers.feature_extraction_utils", "BatchFeature"),
     ),
     "accelerator": (("accelerate.accelerator", "Accelerator"),),
     "default flow": (("transformers.trainer_callback", "DefaultFlowCallback"),),

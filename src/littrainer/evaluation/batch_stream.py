@@ -1,4 +1,4 @@
-"""What Lightning iterates in an evaluation or a prediction: batches, one by one or in chunks."""
+"""What Lightning iterates in an evaluation or a prediction: its batches, one by one or all as one step."""
 
 from __future__ import annotations
 
@@ -9,43 +9,13 @@ from littrainer.data.limits import first_batches
 from littrainer.data.loaders import LookaheadLoader
 from littrainer.data.workers import read_batches
 
-BATCHES_PER_CHUNK = 32
-
-
-class BatchChunk:
-    """Batches in a row that go through Lightning's loop as one of its steps.
-
-    Parameters:
-        first: the first of them, drawn when the chunk began.
-        batches: where the further ones are drawn, each when it is asked for.
-        length: how many batches there are at most.
-
-    What Lightning does around a step takes longer than a small model takes for a batch. Where nobody listens to single
-    batches it is done once for a chunk. No batch is drawn before its turn: the order of random draws stays.
-    """
-
-    def __init__(self, first: Any, batches: Iterator[Any], length: int):
-        self._first, self._batches, self._length = first, batches, length
-        self.is_last = False
-
-    def __iter__(self) -> Iterator[Any]:
-        yield self._first
-        self._first = None
-        for _ in range(self._length - 1):
-            try:
-                batch = next(self._batches)
-            except StopIteration:
-                self.is_last = True
-                return
-            yield batch
-
 
 class BatchStream:
     """The batches of a loader, untouched.
 
     Parameters:
         loader: any iterable of batches.
-        batches_per_step: above 1, hand them out in chunks of so many.
+        one_by_one: hand each of them out; else all go through Lightning's loop as one of its steps.
         limit: end after so many; None for all.
 
     The length given is one that is never reached: without any, Lightning looks a batch ahead and the order of random
@@ -54,10 +24,8 @@ class BatchStream:
 
     UNREACHABLE_LENGTH = 2**40
 
-    def __init__(self, loader: Any, batches_per_step: int = 1, limit: int | None = None):
-        self.loader = loader
-        self.limit = limit
-        self.batches_per_step = batches_per_step
+    def __init__(self, loader: Any, one_by_one: bool = False, limit: int | None = None):
+        self.loader, self.one_by_one, self.limit = loader, one_by_one, limit
 
     def __len__(self) -> int:
         return self.UNREACHABLE_LENGTH
@@ -65,30 +33,33 @@ class BatchStream:
     def __iter__(self) -> Iterator[Any]:
         # Lightning asks for an iterator twice, and a DataLoader draws a random number for each that it makes: one is
         # made with the first batch, and no sooner.
-        return self._one_by_one() if self.batches_per_step == 1 else self._chunks()
+        if self.one_by_one:
+            yield from self.batches()
+        else:
+            yield WholePass(self)
 
-    def _one_by_one(self) -> Iterator[Any]:
-        yield from self._batches()
-
-    def _chunks(self) -> Iterator[BatchChunk]:
-        batches = self._batches()
-        for first in batches:
-            chunk = BatchChunk(first, batches, self.batches_per_step)
-            yield chunk
-            if chunk.is_last:
-                # Some iterators begin again when they are asked once more.
-                return
-
-    def _batches(self) -> Iterator[Any]:
+    def batches(self) -> Iterator[Any]:
+        """The batches, none of which is drawn before its turn."""
         reads_itself = isinstance(self.loader, LookaheadLoader)
         batches = iter(self.loader) if reads_itself else read_batches(self.loader)
-        return batches if self.limit is None else first_batches(batches, self.limit)
+        yield from batches if self.limit is None else first_batches(batches, self.limit)
 
     def release(self) -> None:
         """Let go of the loader and its data; Lightning keeps what it has iterated last."""
         self.loader = ()
 
 
+class WholePass:
+    """All batches of a stream as one step of Lightning's loop.
+
+    What Lightning does around a step takes longer than a small model takes for a batch. Where nobody listens to single
+    batches it is done once.
+    """
+
+    def __init__(self, stream: BatchStream):
+        self.stream = stream
+
+
 def single_batches(handed_out: Any) -> Iterator[Any]:
-    """The batches of a chunk, or the one batch that was handed out by itself."""
-    return iter(handed_out) if isinstance(handed_out, BatchChunk) else iter((handed_out,))
+    """All batches of a pass, or the one batch that was handed out by itself."""
+    return handed_out.stream.batches() if isinstance(handed_out, WholePass) else iter((handed_out,))

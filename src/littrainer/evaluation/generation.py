@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import copy
 import importlib
-import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from littrainer.arguments.did_you_mean import nearest_name
 from littrainer.arguments.fields import GenerationConfig
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.errors.notes import kind_of
 
 logger = logging.getLogger(__name__)
 
-CONFIG_FILE = "generation_config.json"
 # Keywords of a call that None leaves to the arguments and to the model's generation config.
 UNSET_BY_NONE = ("max_length", "num_beams")
 # Made from the labels by collators; to generate after them would be to continue the answer.
@@ -93,10 +89,7 @@ def load_config(wanted: Any) -> Any:
     elif isinstance(wanted, GenerationConfig):
         named, config = "generation_config", copy.deepcopy(wanted)
     else:
-        raise TypeError(
-            f"generation_config is {kind_of(wanted)}; give a GenerationConfig, the path of a file or of a "
-            "folder that holds one, or a model id."
-        )
+        raise TypeError(f"generation_config is {kind_of(wanted)}; give {WAYS_TO_NAME_ONE}.")
     try:
         # The same check happens when the model is saved, after the training.
         config.validate(strict=True)
@@ -107,24 +100,20 @@ def load_config(wanted: Any) -> Any:
     return config
 
 
+WAYS_TO_NAME_ONE = "a GenerationConfig, the path of a file or of a folder that holds one, or a model id"
+
+
 def _read(wanted: str | os.PathLike[str], named: str) -> Any:
+    path = Path(wanted)
+    place = (path.parent, path.name) if path.is_file() else (wanted, None)
     try:
-        known: Any = importlib.import_module("transformers").GenerationConfig
+        return importlib.import_module("transformers").GenerationConfig.from_pretrained(*place)
     except ImportError as error:
         raise ImportError(f"{named} is read by transformers, which is not installed: pip install transformers.") from (
             error
         )
-    path = Path(wanted)
-    if path.is_dir() and not (path / CONFIG_FILE).is_file():
-        raise FileNotFoundError(f"{named} is a folder without a {CONFIG_FILE}; write one with save_pretrained().")
-    place = (path.parent, path.name) if path.is_file() else (wanted, None)
-    try:
-        return known.from_pretrained(*place)
     except OSError as error:
-        raise OSError(
-            f"{named} cannot be read: {error} Give a GenerationConfig, the path of a file or of a folder that holds "
-            "one, or a model id."
-        ) from None
+        raise OSError(f"{named} cannot be read: {error} Give {WAYS_TO_NAME_ONE}.") from None
     except (ValueError, TypeError) as error:
         raise ValueError(f"{named} is not valid: {error}") from error
 
@@ -135,16 +124,8 @@ def keywords_of_a_call(args: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     Parameters:
         args: arguments whose length and beams fill in what the call leaves open.
         given: the keywords of the call; None leaves a keyword open.
-
-    Raises:
-        ValueError: the call asks for no beam, or for a part of one.
     """
     keywords = dict(given)
-    wanted = keywords.get("num_beams")
-    if wanted is not None and not (isinstance(wanted, Integral) and int(wanted) > 0):
-        raise ValueError(
-            f"num_beams={wanted!r} in a call of evaluate() or predict() is out of range; give a whole number from 1."
-        )
     length, beams = (getattr(args, name, None) for name in ("generation_max_length", "generation_num_beams"))
     if length is not None and keywords.get("max_length") is None and keywords.get("max_new_tokens") is None:
         keywords["max_length"] = length
@@ -186,13 +167,10 @@ def generated_tokens(
     Parameters:
         gen_kwargs: keywords of `generate`.
         world_size: number of processes.
-
-    Raises:
-        ValueError: `generate` does not take one of the keywords.
     """
     keywords = {name: value for name, value in gen_kwargs.items() if value is not None or name not in UNSET_BY_NONE}
     keywords.setdefault("synced_gpus", generates_in_step(model, world_size))
-    return _generated(model, inputs_to_generate_from(inputs), keywords)
+    return model.generate(**inputs_to_generate_from(inputs), **keywords)
 
 
 def padded_alike(
@@ -207,8 +185,12 @@ def padded_alike(
         pad: fills rows of token ids up to a length.
     """
     lengths = _longest(model.generation_config)
-    padded_tokens = _padded_to_first_longer(pad, tokens, lengths)
-    return padded_tokens, None if labels is None else _padded_to_first_longer(pad, labels, lengths)
+
+    def padded_to_first_longer(rows: torch.Tensor) -> torch.Tensor:
+        longer = next((length for length in lengths if rows.shape[-1] < length), None)
+        return rows if longer is None else pad(rows, longer)
+
+    return padded_to_first_longer(tokens), None if labels is None else padded_to_first_longer(labels)
 
 
 def inputs_to_generate_from(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,22 +200,6 @@ def inputs_to_generate_from(inputs: Mapping[str, Any]) -> dict[str, Any]:
     if labels is not None and decoder_inputs is not None and labels.shape == decoder_inputs.shape:
         left_out = MADE_FROM_LABELS
     return {name: value for name, value in inputs.items() if name not in left_out}
-
-
-def _generated(model: Any, inputs: dict[str, Any], keywords: dict[str, Any]) -> torch.Tensor:
-    try:
-        return model.generate(**inputs, **keywords)
-    except ValueError as error:
-        unknown = [name for name in keywords if repr(name) in str(error)]
-        known = [*inspect.signature(model.generate).parameters, *model.generation_config.to_dict()]
-        nearest = {name: nearest_name(name, known) for name in unknown if name not in known}
-        if not nearest:
-            raise
-        hints = [f"{name!r}" + (f" (did you mean {near!r}?)" if near else "") for name, near in nearest.items()]
-        raise ValueError(
-            f"{type(model).__name__}.generate does not take {', '.join(hints)}: correct the keywords given to "
-            "evaluate() or predict()."
-        ) from error
 
 
 def _longest(config: Any) -> tuple[int, ...]:
@@ -247,13 +213,6 @@ def _longest(config: Any) -> tuple[int, ...]:
         for length in (config.max_length, None if config.max_new_tokens is None else config.max_new_tokens + 1)
         if length is not None
     )
-
-
-def _padded_to_first_longer(
-    pad: Callable[[torch.Tensor, int], torch.Tensor], tokens: torch.Tensor, lengths: tuple[int, ...]
-) -> torch.Tensor:
-    longer = next((length for length in lengths if tokens.shape[-1] < length), None)
-    return tokens if longer is None else pad(tokens, longer)
 
 
 def padded(tokens: torch.Tensor, length: int, padding: int) -> torch.Tensor:

@@ -19,13 +19,7 @@ from littrainer.distributed.agreement import failing_together, from_first
 from littrainer.distributed.layout import data_parallel_rank, data_parallel_size, tensor_parallel_rank
 from littrainer.errors.nested_values import PADDING, truncated
 from littrainer.evaluation.gathering import BatchCollection
-from littrainer.evaluation.metrics import (
-    NotedLogits,
-    call_metric_function,
-    checked_metrics,
-    noting_where,
-    warn_without_result,
-)
+from littrainer.evaluation.metrics import call_metric_function, checked_metrics, noting_where
 from littrainer.evaluation.prediction import ExactLossMean, mean_over_samples
 from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction
 from littrainer.evaluation.streaming import StreamingMetrics, TaskFacts, facts_of_task, streaming_metrics
@@ -115,8 +109,6 @@ class EvaluationPass:
         if trainer.args.eval_loss_weighting != "batches":
             self.exact_loss = ExactLossMean(trainer.args, trainer._loss_shifts_labels, trainer.accelerator.gather)
         self.metrics: dict[str, Any] | None = None
-        # Whether a function of single batches was called, and then whether for a result.
-        self.has_called_for: set[bool] = set()
         self.batches_done = 0
         self.examples_seen = 0
         self.model: Any = None
@@ -235,8 +227,6 @@ class EvaluationPass:
         with failing_together("computing the metrics of an evaluation"):
             if trainer.compute_metrics is not None and is_complete and is_for_all_batches:
                 metrics = call_metric_function(trainer, everything.for_metrics(args.include_for_metrics))
-            if self.has_called_for == {False}:
-                warn_without_result(trainer.compute_metrics)
             metrics = checked_metrics(trainer, metrics)
         # Which checkpoint is the best, and what a schedule follows, must be the same everywhere.
         metrics = from_first(metrics)
@@ -266,7 +256,7 @@ class EvaluationPass:
             found = self._padded(trainer._prepare_input(found))
         labels, logits = self._padded(labels), self._padded(logits)
         if logits is not None and trainer.preprocess_logits_for_metrics is not None:
-            with NotedLogits(trainer, logits, labels):
+            with noting_where(trainer, (logits, labels), "preprocess_logits_for_metrics"):
                 logits = trainer.preprocess_logits_for_metrics(logits, labels)
         return BatchOutputs(losses, logits, labels, found)
 
@@ -291,7 +281,6 @@ class EvaluationPass:
 
     def _update_batch_metrics(self, batch: BatchOutputs, is_last: bool) -> None:
         if self.trainer.compute_metrics is not None and batch.predictions is not None and batch.labels is not None:
-            self.has_called_for.add(is_last)
             prediction = batch.for_metrics(self.trainer.args.include_for_metrics)
             self.metrics = call_metric_function(self.trainer, prediction, compute_result=is_last)
 

@@ -29,11 +29,9 @@ def predict_batch(
         ignore_keys: outputs to leave out; by default those the model's config names, else `past_key_values`.
 
     Raises:
-        TypeError: `ignore_keys` is a single text, or the batch is no mapping.
+        TypeError: the batch is no mapping, or `compute_loss` returned no pair.
         ValueError: the predictions cannot belong to the labels that metrics compare them with.
     """
-    if isinstance(ignore_keys, str):
-        raise TypeError(f"ignore_keys={ignore_keys!r} is one text; pass a list of the names, [{ignore_keys!r}].")
     check_has_names(inputs, model, override="prediction_step")
     label_names = trainer.label_names
     gives_loss = is_loss_to_be_had(inputs, label_names, trainer.can_return_loss)

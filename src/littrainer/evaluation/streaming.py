@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from littrainer.errors.lazy_isinstance import is_a, known_classes
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.errors.nested_values import PADDING, described
 from littrainer.evaluation.results import EvalPrediction
 from littrainer.model.facts import base_model, predicts_next_token, users_model
@@ -23,92 +23,39 @@ from littrainer.model.facts import base_model, predicts_next_token, users_model
 Arguments = tuple[Any, ...] | dict[str, Any]
 
 
-def classification(predictions: Any, labels: Any) -> Arguments:
-    """The likeliest class of each sample or token, and its label; labels of -100 are left out."""
-    return _counted(_likeliest(predictions, labels), labels)
-
-
-def class_scores(predictions: Any, labels: Any) -> Arguments:
-    """All classes' probabilities of each sample or token, `(N, C)`, and the label; labels of -100 are left out."""
-    return _counted(_class_probabilities(predictions), labels)
-
-
-def positive_class_scores(predictions: Any, labels: Any) -> Arguments:
-    """The probability of the second of two classes, and the label, 0 or 1; labels of -100 are left out."""
-    return _counted(_class_probabilities(predictions)[..., 1], labels)
-
-
-def language_model(predictions: Any, labels: Any) -> Arguments:
-    """The likeliest next token at each position, and the token that follows; labels of -100 are left out."""
-    likeliest = _likeliest(predictions, labels)
-    return _counted(likeliest[:, :-1], labels[:, 1:])
-
-
-def language_model_scores(predictions: Any, labels: Any) -> Arguments:
-    """All tokens' scores at each position, `(1, N, vocabulary)`, and the token that follows, `(1, N)`."""
-    counted = labels[:, 1:] != PADDING
-    scores = _in_full_precision(predictions[:, :-1][counted])
-    return scores.unsqueeze(0), labels[:, 1:][counted].long().unsqueeze(0)
-
-
-def multi_label(predictions: Any, labels: Any) -> Arguments:
-    """Each label's score, and whether it holds, as 0 or 1."""
-    return _in_full_precision(predictions), labels.long()
-
-
-def multi_label_logits(predictions: Any, labels: Any) -> Arguments:
-    """Each label's probability, made from a logit, and whether it holds, as 0 or 1."""
-    return _in_full_precision(predictions).sigmoid(), labels.long()
-
-
-def binary_logits(predictions: Any, labels: Any) -> Arguments:
-    """The probability of the positive class, made from one logit, and the label, 0 or 1; labels of -100 are left out.
-
-    A last dimension of 1 that the labels lack is dropped.
-    """
-    if predictions.dim() == labels.dim() + 1 and predictions.shape[-1] == 1:
-        predictions = predictions.squeeze(-1)
-    return _counted(_in_full_precision(predictions).sigmoid(), labels.long())
-
-
-def regression(predictions: Any, labels: Any) -> Arguments:
-    """Predicted and true numbers in one shape; a last dimension of 1 that only one side has is dropped."""
-    if predictions.dim() == labels.dim() + 1 and predictions.shape[-1] == 1:
-        predictions = predictions.squeeze(-1)
-    return _in_full_precision(predictions), _in_full_precision(labels)
-
-
-def unchanged(predictions: Any, labels: Any) -> Arguments:
-    """Predictions and labels as they are."""
-    return predictions, labels
-
-
+# Name -> what update is called with, made of predictions and labels; but for "unchanged", labels of -100 are left out.
 CONVERSIONS: dict[str, Callable[[Any, Any], Arguments]] = {
-    conversion.__name__: conversion
-    for conversion in (
-        classification,
-        class_scores,
-        positive_class_scores,
-        language_model,
-        language_model_scores,
-        multi_label,
-        multi_label_logits,
-        binary_logits,
-        regression,
-        unchanged,
-    )
+    # The likeliest class of each sample or token, and its label.
+    "classification": lambda predictions, labels: _counted(_likeliest(predictions, labels), labels),
+    # All classes' probabilities of each sample or token, `(N, C)`, and the label.
+    "class_scores": lambda predictions, labels: _counted(_class_probabilities(predictions), labels),
+    # The probability of the second of two classes, and the label, 0 or 1.
+    "positive_class_scores": lambda predictions, labels: _counted(_class_probabilities(predictions)[..., 1], labels),
+    # The likeliest next token at each position, and the token that follows.
+    "language_model": lambda predictions, labels: _counted(_likeliest(predictions, labels)[:, :-1], labels[:, 1:]),
+    # All tokens' scores at each position, `(1, N, vocabulary)`, and the token that follows, `(1, N)`.
+    "language_model_scores": lambda predictions, labels: tuple(
+        rows.unsqueeze(0) for rows in _counted(_in_full_precision(predictions[:, :-1]), labels[:, 1:].long())
+    ),
+    # Each label's score, or its probability made from a logit, and whether it holds, as 0 or 1.
+    "multi_label": lambda predictions, labels: (_in_full_precision(predictions), labels.long()),
+    "multi_label_logits": lambda predictions, labels: (_in_full_precision(predictions).sigmoid(), labels.long()),
+    # The probability of the positive class, made from one logit, and the label, 0 or 1.
+    "binary_logits": lambda predictions, labels: _counted(
+        _in_full_precision(_without_last_dimension(predictions, labels)).sigmoid(), labels.long()
+    ),
+    # Predicted and true numbers in one shape.
+    "regression": lambda predictions, labels: (
+        _in_full_precision(_without_last_dimension(predictions, labels)),
+        _in_full_precision(labels),
+    ),
+    "unchanged": lambda predictions, labels: (predictions, labels),
 }
 
 MULTI_LABEL = "multi_label_classification"
 
 # How far half precision may take the sum of a sample's probabilities from 1.
 ROUNDING_OF_A_SUM = 1e-2
-
-# Conversion to the likeliest class -> those that keep scores.
-SCORES_INSTEAD = {
-    "classification": ("class_scores", "positive_class_scores"),
-    "language_model": ("language_model_scores",),
-}
 
 
 @dataclass(frozen=True)
@@ -230,19 +177,12 @@ def scores_in(predictions: Any) -> Any:
     return predictions[0] if isinstance(predictions, (tuple, list)) and predictions else predictions
 
 
-def listed(arguments: Arguments) -> str:
-    """Kinds and shapes of what update is called with."""
-    if isinstance(arguments, dict):
-        return ", ".join(f"{name}={described(value)}" for name, value in arguments.items())
-    return ", ".join(map(described, arguments))
-
-
 def _likeliest(predictions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     # preprocess_logits_for_metrics may have taken the argmax already.
     return predictions if predictions.dim() == labels.dim() else predictions.argmax(dim=-1)
 
 
-def _counted(predictions: torch.Tensor, labels: torch.Tensor) -> Arguments:
+def _counted(predictions: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     counted = labels != PADDING
     return predictions[counted], labels[counted]
 
@@ -253,6 +193,11 @@ def _class_probabilities(predictions: torch.Tensor) -> torch.Tensor:
     scores = _in_full_precision(predictions)
     are_probabilities = (scores >= 0).all() & ((scores.sum(dim=-1) - 1).abs() < ROUNDING_OF_A_SUM).all()
     return torch.where(are_probabilities, scores, scores.softmax(dim=-1))
+
+
+def _without_last_dimension(predictions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    is_single = predictions.dim() == labels.dim() + 1 and predictions.shape[-1] == 1
+    return predictions.squeeze(-1) if is_single else predictions
 
 
 def _in_full_precision(values: torch.Tensor) -> torch.Tensor:
@@ -296,19 +241,15 @@ class StreamingMetrics:
     """
 
     def __init__(self, metric: Any, inputs: str | Callable[..., Any] | None = None):
-        if isinstance(inputs, str) and inputs not in CONVERSIONS:
-            raise ValueError(f"inputs={inputs!r} of StreamingMetrics is none of {', '.join(map(repr, CONVERSIONS))}.")
-        if inputs is not None and not isinstance(inputs, str) and not callable(inputs):
-            raise TypeError(
-                f"inputs of StreamingMetrics is a name or a function of predictions and labels, not {inputs!r}."
-            )
+        if inputs is not None and not callable(inputs) and inputs not in CONVERSIONS:
+            names = ", ".join(map(repr, CONVERSIONS))
+            raise ValueError(f"inputs={inputs!r} of StreamingMetrics is neither a function nor one of {names}.")
         self.metric = metric
         self.inputs = inputs
         self._parts = dict(_parts_of(metric, inputs))
         if not self._parts:
             raise ValueError("compute_metrics is a dict without a metric: name one, such as {'accuracy': metric}.")
         self._read_facts: Callable[[], TaskFacts] = TaskFacts
-        self._facts: TaskFacts | None = None
         self._guess: str | None = None
         self.batches = 0
 
@@ -324,7 +265,7 @@ class StreamingMetrics:
             device: where the metrics keep their states.
             read_facts: tells what is known of the model's task, once a batch has been predicted.
         """
-        self._guess, self._facts, self.batches = None, None, 0
+        self._guess, self.batches = None, 0
         # Not before the first batch: models of transformers find out about their problem in a forward pass.
         self._read_facts = read_facts
         self.reset()
@@ -363,24 +304,20 @@ class StreamingMetrics:
         Raises:
             TypeError: a metric gives something else than numbers.
         """
+        # It may hold on to a model.
+        self._read_facts = TaskFacts
         results: dict[str, Any] = {}
         for name, part in self._parts.items():
             results.update(_flat(part.names_itself, name, part.metric.compute(), type(part.metric).__name__))
         return results
 
     def _update(self, name: str, part: _Part, prediction: EvalPrediction) -> None:
-        if self._facts is None:
-            self._facts, self._read_facts = self._read_facts(), TaskFacts
         conversion = part.inputs
         if conversion is None and converts_itself(part.metric):
-            conversion = unchanged
+            conversion = "unchanged"
         elif conversion is None:
-            self._guess = self._guess or guessed_conversion(prediction, self._facts)
+            self._guess = self._guess or guessed_conversion(prediction, self._read_facts())
             conversion = conversion_for(part.metric, self._guess, prediction)
-        elif conversion == "multi_label" and self._facts.has_multi_label_logits:
-            # Torchmetrics takes the sigmoid batch by batch, where a score is below 0 or above 1: a batch of logits
-            # between them it would take for probabilities.
-            conversion = "multi_label_logits"
         arguments: Any = None
         try:
             arguments = converted(prediction, conversion)
@@ -421,8 +358,7 @@ def streaming_metrics(compute_metrics: Any) -> StreamingMetrics | None:
         return compute_metrics
     if is_a(compute_metrics, "torchmetrics metric"):
         return StreamingMetrics(compute_metrics)
-    kinds = (StreamingMetrics, *known_classes("torchmetrics metric"))
-    if inspect.isclass(compute_metrics) and issubclass(compute_metrics, kinds):
+    if inspect.isclass(compute_metrics) and has_metric_methods(compute_metrics):
         raise TypeError(
             f"compute_metrics is the class {compute_metrics.__name__}; pass a metric, made with its arguments."
         )
@@ -438,7 +374,7 @@ def streaming_metrics(compute_metrics: Any) -> StreamingMetrics | None:
 
 def has_metric_methods(candidate: Any) -> bool:
     """Whether an object has the methods that streaming metrics are driven by."""
-    return not inspect.isclass(candidate) and all(callable(getattr(candidate, name, None)) for name in METHODS)
+    return all(callable(getattr(candidate, name, None)) for name in METHODS)
 
 
 def _parts_of(metric: Any, inputs: Any) -> Iterator[tuple[str, _Part]]:
@@ -456,7 +392,7 @@ def _parts_of(metric: Any, inputs: Any) -> Iterator[tuple[str, _Part]]:
 
 
 def _check_is_metric(place: str, metric: Any) -> None:
-    if not has_metric_methods(metric):
+    if inspect.isclass(metric) or not has_metric_methods(metric):
         name = metric.__name__ if inspect.isclass(metric) else type(metric).__name__
         raise TypeError(
             f"{place} is no metric ({name}): it needs the methods {', '.join(METHODS)}, as those of torchmetrics have."
@@ -504,20 +440,12 @@ def _misfit(
 ) -> str:
     way = f"inputs={conversion!r}" if isinstance(conversion, str) else "the function given as inputs"
     if part.inputs is None:
-        is_own = conversion is unchanged
-        way = "the rule for own metrics (both unchanged)" if is_own else f"{way} (told from their shapes and the model)"
-    given = (
-        f"{way} failed before update was called"
-        if arguments is None
-        else f"{way} made of them what update was called with: {listed(arguments)}"
-    )
-    with_scores = SCORES_INSTEAD.get(conversion, ()) if isinstance(conversion, str) else ()
-    ways = " or ".join(f"inputs={way!r}" for way in with_scores)
-    hint = f" If it needs the scores, pass StreamingMetrics with {ways}." if ways else ""
+        way += " (told from their shapes and the model)"
+    made = "failed" if arguments is None else f"made of them what update was called with: {described(arguments)}"
     others = [repr(other) for other in CONVERSIONS if other != conversion]
     return (
         f"The metric {name!r} ({type(part.metric).__name__}) cannot take a batch: {error} (a {type(error).__name__}). "
         f"The batch has predictions {described(prediction.predictions)} and labels {described(prediction.label_ids)}; "
-        f"{given}. Check what the metric was made for.{hint} StreamingMetrics takes as inputs also "
-        f"{', '.join(others)}, or a function of predictions and labels that returns what update takes."
+        f"{way} {made}. Check what the metric was made for. StreamingMetrics takes as inputs also {', '.join(others)}, "
+        "or a function of predictions and labels that returns what update takes."
     )

@@ -323,7 +323,9 @@ BUILT_IN: dict[OptimizerNames, OptimizerEntry] = {
     OptimizerNames.ADAMW_TORCH: OptimizerEntry(("torch.optim:AdamW",), ADAM),
     OptimizerNames.ADAMW_TORCH_FUSED: OptimizerEntry(("torch.optim:AdamW",), ADAM, {"fused": True}),
     OptimizerNames.ADAFACTOR: OptimizerEntry(
-        ("littrainer.optim.adafactor:Adafactor",), defaults={"scale_parameter": False, "relative_step": False}
+        ("transformers.optimization:Adafactor",),
+        defaults={"scale_parameter": False, "relative_step": False},
+        package="transformers",
     ),
     OptimizerNames.SGD: OptimizerEntry(
         ("torch.optim:SGD",),
@@ -405,30 +407,21 @@ def _torchao(kind: str) -> OptimizerEntry:
     )
 
 
-def _galore(kind: str, is_layerwise: bool = False) -> OptimizerEntry:
+def _projecting(home: str, package: str, texts: tuple[str, ...], is_layerwise: bool = False) -> OptimizerEntry:
+    settings = {"rank": int, "update_proj_gap": int, "scale": float, **dict.fromkeys(texts, str)}
+    defaults = {"scale_parameter": False, "relative_step": False} if home.endswith("Adafactor") else {}
     return OptimizerEntry(
-        (f"galore_torch:{kind}",),
-        defaults={"scale_parameter": False, "relative_step": False} if kind == "GaLoreAdafactor" else {},
-        settings={"rank": int, "update_proj_gap": int, "scale": float, "proj_type": str},
-        package="galore-torch",
-        projects=True,
-        is_layerwise=is_layerwise,
+        (home,), defaults=defaults, settings=settings, package=package, projects=True, is_layerwise=is_layerwise
     )
+
+
+def _galore(kind: str, is_layerwise: bool = False) -> OptimizerEntry:
+    return _projecting(f"galore_torch:{kind}", "galore-torch", ("proj_type",), is_layerwise)
 
 
 def _apollo(is_layerwise: bool = False) -> OptimizerEntry:
-    return OptimizerEntry(
-        ("apollo_torch:APOLLOAdamW",),
-        settings={
-            "rank": int,
-            "update_proj_gap": int,
-            "scale": float,
-            **dict.fromkeys(("proj", "scale_type", "proj_type"), str),
-        },
-        package="apollo-torch",
-        projects=True,
-        is_layerwise=is_layerwise,
-    )
+    texts = ("proj", "scale_type", "proj_type")
+    return _projecting("apollo_torch:APOLLOAdamW", "apollo-torch", texts, is_layerwise)
 
 
 def _schedule_free(kind: str, adam: tuple[str, ...] = ADAM, package: str = "schedulefree") -> OptimizerEntry:

@@ -48,7 +48,6 @@ REPLACED: dict[str, dict[str, str]] = {
         "run_hp_search_ray": f"{SEARCH}.ray_backend:run_hp_search_ray",
         "run_hp_search_wandb": f"{SEARCH}.wandb_sweep:run_hp_search_wandb",
     },
-    "transformers.optimization": {"Adafactor": "littrainer.optim.adafactor:Adafactor"},
     "transformers.trainer": {
         "Trainer": "littrainer.trainer:Trainer",
         "DEFAULT_CALLBACKS": "littrainer.trainer:DEFAULT_CALLBACKS",
@@ -73,7 +72,6 @@ REPLACED: dict[str, dict[str, str]] = {
     "transformers.trainer_pt_utils": {
         "AcceleratorConfig": "littrainer.arguments.accelerator_config:AcceleratorConfig",
         "LabelSmoother": "littrainer.training.loss:LabelSmoother",
-        "BatchRebalanceSampler": "littrainer.data.samplers:BatchRebalanceSampler",
         "LengthGroupedSampler": "littrainer.data.samplers:LengthGroupedSampler",
         "get_length_grouped_indices": "littrainer.data.samplers:get_length_grouped_indices",
     },

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from littrainer.arguments.deepspeed import asks_for_deepspeed
 from littrainer.compat.accelerator.stepping import PreparedOptimizer, PreparedScheduler
-from littrainer.data.loaders import LookaheadLoader, copies_to, lookahead_version
+from littrainer.data.loaders import LookaheadLoader, lookahead_version
 from littrainer.distributed import collectives
 from littrainer.model.facts import WRAPPERS
 from littrainer.model.traversal import move_to
@@ -121,7 +121,7 @@ class Preparing:
         if isinstance(prepared, LookaheadLoader):
             prepared.gradient_state = getattr(self, "gradient_state", None)
             if device_placement is not False:
-                prepared.copies = copies_to(self._args.device, settings)
+                prepared.hand_out_on(self._args.device, settings)
         self._dataloaders.append(prepared)
         return prepared
 
