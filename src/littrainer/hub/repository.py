@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -44,6 +45,21 @@ SILENT = "The Hub was silent ({}); look at the network, and at HF_ENDPOINT."
 OF_CONNECTIONS = ("Connect", "Timeout", "Network", "Protocol", "ReadError", "WriteError", "Offline")
 
 
+@dataclass(slots=True)
+class HubState:
+    """What a Trainer knows of its repository.
+
+    Attributes:
+        model_id: the repository's id; None until it is created.
+        asked_for: what `hub_model_id` was when it was created.
+        pushes: what is pushed in the background; None before the first push.
+    """
+
+    model_id: str | None = None
+    asked_for: tuple[str | None] | None = None
+    pushes: Any = None
+
+
 class PushError(RuntimeError):
     """What was to be pushed to the Hub is not there."""
 
@@ -80,14 +96,15 @@ def make_repository(trainer: Any, token: str | None = None, private: bool | None
     name = repository_name(args)
     with explaining(f"creating the repository {name}", token):
         created = _with_patience(lambda: client().create_repo(name, token=token, private=private, exist_ok=True))
-        trainer.hub_model_id, trainer._hub_model_id_asked_for = created.repo_id, (args.hub_model_id,)
+        hub = trainer.session.hub
+        hub.model_id, hub.asked_for = created.repo_id, (args.hub_model_id,)
         make_branch(created.repo_id, args.hub_revision, token)
 
 
 def is_repository_made(trainer: Any) -> bool:
     """Whether there is the repository that the arguments name; a script may set them after it has made the Trainer."""
     # An override of init_hf_repo, or the script, may have set hub_model_id by itself.
-    asked_for = trainer._hub_model_id_asked_for or (trainer.args.hub_model_id,)
+    asked_for = trainer.session.hub.asked_for or (trainer.args.hub_model_id,)
     return trainer.hub_model_id is not None and asked_for == (trainer.args.hub_model_id,)
 
 
