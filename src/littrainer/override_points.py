@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer import session
-from littrainer.arguments.choices import HPSearchBackend
+from littrainer.arguments.choices import HPSearchBackend, SaveStrategy
 from littrainer.arguments.deepspeed import asks_for_deepspeed, settle_deepspeed
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.callbacks.handler import restore_callbacks
@@ -33,10 +33,11 @@ from littrainer.data.columns import DroppedColumns, accepted_columns, check_has_
 from littrainer.data.limits import overfits
 from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
 from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
+from littrainer.distributed.agreement import failing_together
 from littrainer.engine import run_lightning
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
-from littrainer.hub.push_to_hub import finish_pushes, push_save
+from littrainer.hub.push_to_hub import finish_pushes, finish_together, push_save
 from littrainer.model.traversal import move_to, parameters_of, train_all
 from littrainer.optim.schedules import step_with_metric, steps_with_metric
 from littrainer.optim.stepping import clip_by_norm, lie_on_several_meshes
@@ -45,9 +46,11 @@ from littrainer.strategies.model_wrapping import is_own_wrapping, wrapped_model
 from littrainer.training import log_eval_save, loss
 from littrainer.training.batch_size_search import empty_device_cache_if_due, failures_agreed_on
 from littrainer.training.overrides import own_methods
+from littrainer.training.run import delete_all_but_best
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.callbacks.state import TrainerState
 
 
 logger = logging.getLogger(__name__)
@@ -149,7 +152,8 @@ class OverridePoints:
         if self.is_deepspeed_enabled:
             from littrainer.strategies.deepspeed import optimizer_and_schedule
 
-            return optimizer_and_schedule(self, max_steps)
+            overridden = self._own_methods("create_optimizer", "create_scheduler")
+            return optimizer_and_schedule(self, max_steps, overridden)
         # A schedule made by an earlier train() may have another length.
         if self._created_lr_scheduler:
             self.lr_scheduler, self._created_lr_scheduler = None, False
@@ -210,10 +214,30 @@ class OverridePoints:
         resume_from_checkpoint: str | None,
         trial: Any,
     ) -> tuple[int, int]:
-        return self.training_run.reset_state()
+        start = self.training_run.reset_state()
+        if resume_from_checkpoint is not None:
+            self._load_callback_state()
+        return start
 
     def _finalize_training(self: Any, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput:
-        return self.training_run.finish(num_train_samples, start_time)
+        if self.background_saves is not None:
+            self.background_saves.wait()
+        output = self.training_run.finish(num_train_samples, start_time)
+        args, state = self.args, self.state
+        best = state.best_model_checkpoint
+        if args.load_best_model_at_end and best is not None:
+            with failing_together("loading the best model"):
+                self._load_best_model()
+        run_dir = self._get_output_dir(trial)
+        if best is not None and args.save_total_limit == 1 and leads(args, run_dir):
+            delete_all_but_best(run_dir, best)
+        self.control = self.callback_handler.on_train_end(args, state, self.control)
+        not_pushed = finish_together(self)
+        if not_pushed is not None:
+            output.metrics["push_to_hub_error"] = not_pushed
+        # One that came after the last step stops nothing here, and the script may want to know of it.
+        self.preemption.agree()
+        return output
 
     def _push_from_checkpoint(self: Any, checkpoint_folder: str) -> None:
         push_save(self, checkpoint_folder)
@@ -292,7 +316,7 @@ class OverridePoints:
     def _track_num_input_tokens(self: Any, inputs: Any) -> None:
         if self.args.include_num_input_tokens_seen != "no":
             processing_class, tp_size = self.processing_class, self.get_tp_size()
-            number = self._tokens.count(inputs, self.args, self.model, processing_class, tp_size)
+            number = self.session.tokens.count(inputs, self.args, self.model, processing_class, tp_size)
             self.state.num_input_tokens_seen += number
 
     def _maybe_log_save_evaluate(
@@ -306,9 +330,44 @@ class OverridePoints:
         start_time: float,
         learning_rate: float | None = None,
     ) -> None:
-        log_eval_save.log_and_maybe_evaluate_and_save(
-            self, tr_loss, grad_norm, model, trial, ignore_keys_for_eval, start_time, learning_rate
-        )
+        state, summed, preemption = self.state, self.session.loss, self.preemption
+        if self.control.should_log and state.global_step > summed.step_of_last_log:
+            rate = self._get_learning_rate() if learning_rate is None else learning_rate
+            logs = log_eval_save.logs_since_last(summed, tr_loss, state.global_step, grad_norm, rate)
+            self.store_flos()
+            self.log(logs, start_time)
+        if self.control.should_evaluate and preemption.agreed is None:
+            with preemption.breaking_off_evaluation(state):
+                metrics = self._evaluate(trial, ignore_keys_for_eval)
+                is_new_best = self._determine_best_metric(metrics=metrics, trial=trial)
+                if self.args.save_strategy == SaveStrategy.BEST:
+                    self.control.should_save = is_new_best
+        preemption.save_and_stop_if_asked(state, self.control)
+        if not self.control.should_save:
+            return
+        saves = self.background_saves
+        if saves is not None and saves.can_copy(self._storage()):
+            saves.wait()
+            if self.hp_search_backend is None and trial is None:
+                self.store_flos()
+            saves.save(self._saved_training(self._get_output_dir(trial=trial)))
+            self.control.should_save = False
+            return
+        self._save_checkpoint(model, trial)
+        with failing_together("on_save of callbacks"):
+            self.control = self.callback_handler.on_save(self.args, state, self.control)
+        saving = self.session.saving
+        written, saving.written = saving.written, None
+        log_eval_save.note_what_callbacks_did(written)
+
+    def _after_background_save(self: Any, folder: str, state: TrainerState) -> None:
+        asked_meanwhile = self.control.should_save
+        with failing_together(f"on_save of callbacks for {folder}"):
+            self.control = self.callback_handler.on_save(self.args, state, self.control)
+        self.control.should_save = self.control.should_save or asked_meanwhile
+        log_eval_save.note_what_callbacks_did(folder if leads(self.args, Path(folder).parent) else None)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(folder)
 
     def decides_by_itself_when_to_log(self: Any) -> bool:
         """Whether a subclass, or this instance, has a `_maybe_log_save_evaluate` of its own, called at each step."""
@@ -414,7 +473,7 @@ class OverridePoints:
         if self.args.push_to_hub:
             self._push_from_checkpoint(written)
         if leads(self.args, run_dir):
-            self._written_checkpoint = written
+            self.session.saving.written = written
             limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
             rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=written, in_background=True)
 

@@ -24,8 +24,9 @@ from littrainer.errors.interruptions import UpdateGuard
 from littrainer.errors.seeds import enable_full_determinism, set_seed
 from littrainer.evaluation.results import TrainOutput
 from littrainer.hub.push_to_hub import pushes_during_training
+from littrainer.hub.repository import HubState
 from littrainer.optim.optimizers import Optimization
-from littrainer.search.trial import begin_trial, is_of_search
+from littrainer.search.trial import SearchState, begin_trial, is_of_search
 from littrainer.tracking.selection import tell_trackers_of_trial
 from littrainer.training.batch_size_search import with_fitting_batch_size
 from littrainer.training.checks import check_before_training
@@ -35,6 +36,7 @@ from littrainer.training.loss import RunningLoss
 from littrainer.training.model_preparation import model_prepared_for_training
 from littrainer.training.plan import TrainingPlan
 from littrainer.training.preemption import Preemption
+from littrainer.training.reports import InputTokenCounter, MemoryReport
 from littrainer.training.run import TrainingRun
 
 if TYPE_CHECKING:
@@ -45,10 +47,14 @@ if TYPE_CHECKING:
 class TrainingSession:
     """The state of one training; the first is made with the Trainer, so that scripts find it before `train()`.
 
-    A deep copy, and what is unpickled, keeps optimizer and schedule alone: a training belongs to the process.
+    A deep copy, and what is unpickled, keeps what lasts for more than one training: a training belongs to the process.
 
     Attributes:
-        optimization, lightning, saving: the parts of it that belong to a package.
+        optimization, search, hub, memory, train_batch_size, model_is_prepared: what lasts for more than one training:
+            optimizer and schedule, hyperparameter search, repository, measurements of memory, samples in a micro-batch
+            of this process, and whether evaluations find the model wrapped.
+        lightning, saving: further parts that belong to a package.
+        tokens: counts input tokens.
         loss: the sum of the losses.
         run: the training; None before it begins.
         is_in_train: whether `train()` is going on.
@@ -64,8 +70,14 @@ class TrainingSession:
     """
 
     optimization: Optimization = field(default_factory=Optimization)
+    search: SearchState = field(default_factory=SearchState)
+    hub: HubState = field(default_factory=HubState)
+    memory: MemoryReport = field(default_factory=lambda: MemoryReport(False))
+    train_batch_size: int = 0
+    model_is_prepared: bool = False
     lightning: LightningState = field(default_factory=LightningState)
     saving: Saving = field(default_factory=Saving)
+    tokens: InputTokenCounter = field(default_factory=InputTokenCounter)
     loss: RunningLoss = field(default_factory=RunningLoss)
     run: TrainingRun | None = None
     is_in_train: bool = False
@@ -80,17 +92,31 @@ class TrainingSession:
     neftune_hook_handle: Any = None
 
     def __reduce__(self) -> Any:
-        return TrainingSession, (self.optimization,)
+        # Uploads that are on their way belong to the process too.
+        hub = replace(self.hub, pushes=None)
+        return TrainingSession, (self.optimization, self.search, hub, *self._further_lasting())
 
     def __copy__(self) -> TrainingSession:
-        parts: dict[str, Any] = {name: replace(getattr(self, name)) for name in ("optimization", "lightning", "saving")}
+        names = ("optimization", "search", "hub", "lightning", "saving")
+        parts: dict[str, Any] = {name: replace(getattr(self, name)) for name in names}
         return replace(self, **parts)
+
+    def _further_lasting(self) -> tuple[Any, ...]:
+        return self.memory, self.train_batch_size, self.model_is_prepared
+
+    def without_training(self) -> TrainingSession:
+        """Return a session without optimizer, loaders and Lightning objects, which take memory."""
+        return TrainingSession(Optimization(), self.search, self.hub, *self._further_lasting())
 
     def next(self) -> TrainingSession:
         """Return the session of the next training, which goes on with this one's optimizer and loaders."""
         return TrainingSession(
-            optimization=replace(self.optimization),
+            replace(self.optimization),
+            self.search,
+            self.hub,
+            *self._further_lasting(),
             lightning=replace(self.lightning),
+            tokens=self.tokens,
             flos=self.flos,
             micro_batches_in_window=self.micro_batches_in_window,
             eval_dataloaders=dict(self.eval_dataloaders),
@@ -136,12 +162,22 @@ class SessionAttributes:
     current_flos = of_session("flos")
     current_gradient_accumulation_steps = of_session("micro_batches_in_window")
     training_run = of_session("run")
+    _train_batch_size = of_session("train_batch_size")
+    _model_is_prepared = of_session("model_is_prepared")
     is_in_train = of_session("is_in_train")
     preemption = of_session("preemption")
     update_guard = of_session("update_guard")
     _eval_dataloaders = of_session("eval_dataloaders")
     deepspeed = of_session("deepspeed")
     neftune_hook_handle = of_session("neftune_hook_handle")
+    hp_space: Any = of_session("search.space")
+    hp_name: Any = of_session("search.name")
+    compute_objective: Any = of_session("search.compute_objective")
+    hp_search_backend: Any = of_session("search.backend")
+    objective: Any = of_session("search.objective")
+    _trial: Any = of_session("search.trial")
+    hub_model_id = of_session("hub.model_id")
+    push_in_progress = of_session("hub.pushes")
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Make a session before any `__init__`, where a subclass may set attributes of it first."""
@@ -196,13 +232,19 @@ def _train_from(
 ) -> TrainOutput:
     args = trainer.args
     trainer.preemption = Preemption.for_arguments(args)
-    trainer.background_saves = background_saves(trainer)
+    trainer.background_saves = background_saves(trainer.args, trainer, trainer._after_background_save)
     trainer.is_in_train = True
     try:
         if trainer.model_init is not None and not is_of_search(trainer, trial):
             _make_new_model(trainer, trial)
+        casts_to_evaluate = args.fp16_full_eval or args.bf16_full_eval
+        is_placed_elsewhere = trainer.is_fsdp_enabled or trainer.is_model_parallel
+        if casts_to_evaluate and trainer.model_init is None and not is_placed_elsewhere:
+            # So far it was left where it is, to be cast by an evaluation.
+            trainer._move_model_to_device(trainer.model, args.device)
         checkpoint = checkpoint_for_all(resume_from_checkpoint, args, needed_to_resume(trainer._own_methods(*READ_BY)))
-        with trainer.update_guard, trainer._memory.measuring("train"), model_prepared_for_training(trainer):
+        memory = trainer.session.memory
+        with trainer.update_guard, memory.measuring("train"), model_prepared_for_training(trainer):
             if checkpoint is not None:
                 with failing_together(f"loading the model in {checkpoint}"):
                     trainer._load_from_checkpoint(str(checkpoint))
@@ -268,8 +310,8 @@ def _resume_batch_size(trainer: Any, checkpoint: Path) -> None:
 
 def _make_new_model(trainer: Any, trial: Any) -> None:
     args = trainer.args
-    seed_everything(args, args.seed if trial is not None else trainer._seed_for_model.get(args.seed))
-    model = trainer.model = trainer.call_model_init(trainer._best_trial if trial is None else trial)
+    seed_everything(args, args.seed if trial is not None else trainer.session.search.seed_for_model.get(args.seed))
+    model = trainer.model = trainer.call_model_init(trainer.session.search.best_trial if trial is None else trial)
     trainer.optimizer = trainer.lr_scheduler = None
     trainer._parameters_without_embeddings = None
     if type(model) is not trainer._described_model_class:

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -73,15 +73,7 @@ from littrainer.training.overrides import (
 )
 from littrainer.training.plan import plan_training
 from littrainer.training.preemption import listed_callbacks
-from littrainer.training.reports import CONSTRUCTION, InputTokenCounter, MemoryReport
-
-if TYPE_CHECKING:
-    pass
-
-
-if TYPE_CHECKING:
-    pass
-
+from littrainer.training.reports import CONSTRUCTION, MemoryReport
 
 logger = logging.getLogger(__name__)
 
@@ -150,8 +142,8 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         checks.check_model_source(model, model_init)
         run_lightning.import_lightning()
         session.seed_everything(args)
-        self._memory = MemoryReport(not args.skip_memory_metrics)
-        self._memory.start(CONSTRUCTION)
+        self.session.memory = MemoryReport(not args.skip_memory_metrics)
+        self.session.memory.start(CONSTRUCTION)
 
         # What the accelerator is made of may depend on the model.
         self.model: Any = model
@@ -191,8 +183,6 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         if not brings_a_bar(self.lightning_callbacks, args):
             self.add_callback(PrinterCallback if args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK)
         adopt_loggers(self, self.callback_handler)
-        # The repository that the model is pushed to.
-        self.hub_model_id: str | None = None
         if pushes_by_itself(self):
             with failing_together("creating the repository on the Hub"):
                 self.init_hf_repo()
@@ -208,33 +198,16 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             stateful_callbacks=list(filter(is_exportable, exportable)),
         )
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
-        # What a hyperparameter search goes by; the trial and objective at hand, or of the last training.
-        self.hp_space: Any = None
-        self.hp_name: Any = None
-        self.compute_objective: Any = None
-        self.hp_search_backend: Any = None
-        self.objective: Any = None
-        self._trial: Any = None
-        self._last_search_backend: Any = None
-        # The arguments as a search left them: a training after it goes by what the script changes in them.
-        self._arguments_after_search: dict[str, Any] | None = None
-        # What `apply_best` has chosen, for a model_init that takes a trial.
-        self._best_trial: Any = None
-        # Trial -> the seed that its model was made with; and, for trainings after `apply_best`, seed -> the model's.
-        self._seeds_of_models: dict[str, int] = {}
-        self._seed_for_model: dict[int, int] = {}
         self.model_preparation_time: float | None = None
-        self._model_is_prepared = False
         self._signature_columns: list[str] | None = None
         self._dropped_columns: dict[str | None, DroppedColumns] = {}
         self._train_batch_size = args.train_batch_size
-        self._tokens = InputTokenCounter()
         self._parameters_without_embeddings: int | None = None
         self.control = self.callback_handler.on_init_end(args, self.state, self.control)
         config: Any = getattr(self.model, "config", None)
         if config is not None:
             config.use_cache = args.use_cache
-        self._memory.stop(CONSTRUCTION)
+        self.session.memory.stop(CONSTRUCTION)
 
     def _validate_args(self) -> None:
         """Refuse what contradicts itself, before anything is computed."""
@@ -261,6 +234,31 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         self._loss_shifts_labels = facts.shifts_labels
         self.label_smoother: Any = smoother_for(self.model, self.args.label_smoothing_factor)
         self.neftune_noise_alpha = self.args.neftune_noise_alpha
+
+    def _follow_arguments(self, changed: set[str]) -> None:
+        """Make again what a Trainer makes of its arguments, but for its accelerator.
+
+        Parameters:
+            changed: names of the arguments that have other values than when it was made.
+        """
+        args = self.args
+        self._train_batch_size = args.train_batch_size
+        self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
+        if "label_smoothing_factor" in changed:
+            self.label_smoother = smoother_for(self.model, args.label_smoothing_factor)
+        if "neftune_noise_alpha" in changed:
+            self.neftune_noise_alpha = args.neftune_noise_alpha
+        if "label_names" in changed:
+            self._signature_columns = None
+            if self.model is not None:
+                self._read_model_facts()
+            else:
+                # They are read with the next model.
+                self._described_model_class = type(None)
+        if "skip_memory_metrics" in changed:
+            self.session.memory = MemoryReport(not args.skip_memory_metrics)
+        if changed & {"fp16_full_eval", "bf16_full_eval", "place_model_on_device", "fsdp", "deepspeed"}:
+            self.place_model_on_device = self._moves_model_itself()
 
     # ---- Data -------------------------------------------------------------------------------------------------------
 
@@ -583,7 +581,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             ShortTraceback(),
             run_lightning.validation_round(self),
             naming_dropped_columns(self),
-            self._memory.measuring("eval"),
+            self.session.memory.measuring("eval"),
         ):
             dataloader = self.get_eval_dataloader(chosen)
             start_time = time.time()
@@ -597,7 +595,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             found = self._with_speed(output, metric_key_prefix, start_time)
             self.log(found)
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
-            self._memory.stop("eval", found)
+            self.session.memory.stop("eval", found)
         return found
 
     def predict(
@@ -617,7 +615,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         Raises:
             ValueError: the dataset is None or empty.
         """
-        with ShortTraceback(), naming_dropped_columns(self), self._memory.measuring("test"):
+        with ShortTraceback(), naming_dropped_columns(self), self.session.memory.measuring("test"):
             dataloader = self.get_test_dataloader(test_dataset)
             start_time = time.time()
             output = self.evaluation_loop(
@@ -625,7 +623,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             )
             metrics = self._with_speed(output, metric_key_prefix, start_time)
             self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
-            self._memory.stop("test", metrics)
+            self.session.memory.stop("test", metrics)
         return PredictionOutput(output.predictions, output.label_ids, metrics)
 
     def evaluation_loop(
@@ -649,11 +647,18 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             prediction_loss_only = self.args.prediction_loss_only
         accept_earlier_signatures(self)
         evaluation_pass = EvaluationPass(
-            self, dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+            self,
+            dataloader,
+            description,
+            prediction_loss_only,
+            ignore_keys,
+            metric_key_prefix,
+            has_own_step=bool(self._own_methods("prediction_step")),
         )
         with run_lightning.validation_round(self), self.accelerator.evaluating(dataloader):
             evaluation_pass.begin(self._model_for_evaluation())
             run_lightning.evaluate(self, evaluation_pass)
+            self.gather_function = self._gather_for_metrics
             return evaluation_pass.finish()
 
     def _model_for_evaluation(self) -> nn.Module:

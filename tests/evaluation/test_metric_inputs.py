@@ -129,7 +129,9 @@ def test_a_conversion_that_cannot_be_told_is_asked_for(logits: Any, labels: Any,
 
 
 def task_facts(trainer: Trainer) -> TaskFacts:
-    return EvaluationPass(trainer, trainer.get_eval_dataloader(), "Evaluation", False, None, "eval").task_facts()
+    has_own_step = bool(trainer._own_methods("prediction_step"))
+    loader = trainer.get_eval_dataloader()
+    return EvaluationPass(trainer, loader, "Evaluation", False, None, "eval", has_own_step).task_facts()
 
 
 @pytest.mark.parametrize(

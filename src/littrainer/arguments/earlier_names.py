@@ -344,8 +344,8 @@ def unknown_names_message(class_name: str, unknown: Iterable[str], known: Iterab
     return f"{class_name}: {'; '.join(f'{name!r} is unknown, {suggestion(name, known)}' for name in unknown)}"
 
 
-def _prepare_constructor(owner: type) -> None:
-    constructor = vars(owner).get("__init__")
+def _prepare_constructor(cls: type) -> None:
+    constructor = vars(cls).get("__init__")
     if constructor is None or hasattr(constructor, "takes_earlier_names"):
         return
     parameters = _parameters_of(constructor)
@@ -367,4 +367,4 @@ def _prepare_constructor(owner: type) -> None:
                 vars(self)[name] = kwargs[name]
 
     __init__.takes_earlier_names = True  # type: ignore[attr-defined]
-    owner.__init__ = __init__  # type: ignore[misc]
+    cls.__init__ = __init__  # type: ignore[misc]

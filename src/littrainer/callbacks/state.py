@@ -182,8 +182,8 @@ class TrainerState:
             num_train_epochs: its epochs, rounded up.
             trial: the trial of a search, or None.
         """
-        if trainer.hp_name is not None and trainer._trial is not None:
-            self.trial_name = trainer.hp_name(trainer._trial)
+        if trainer.hp_name is not None and trial is not None:
+            self.trial_name = trainer.hp_name(trial)
         self.trial_params = None if trial is None else hp_params(trial)
         self.max_steps = max_steps
         self.num_train_epochs = num_train_epochs

@@ -54,8 +54,6 @@ class TrainerAttributes:
     is_fsdp_xla_v1_enabled: Any = None
     is_fsdp_xla_v2_enabled: Any = None
     is_distributed_loading_by_transformers = False
-    hub_model_id: str | None = None
-    push_in_progress: Any = None
     _loggers_initialized = False
 
     @property
@@ -77,7 +75,7 @@ class TrainerAttributes:
 
     @property
     def _memory_tracker(self: Any) -> MemoryTracker:
-        return MemoryTracker(self._memory, self.args.skip_memory_metrics)
+        return MemoryTracker(self.session.memory, self.args.skip_memory_metrics)
 
 
 def missing_member_message(name: str) -> str:

@@ -115,15 +115,15 @@ class ClosingEvents(_Events):
         self.run.end_epoch()
         self._stop_if_asked(trainer)
 
-    def _note_stop(self, trainer: pl.Trainer) -> None:
+    def _note_stop(self, pl_trainer: pl.Trainer) -> None:
         # Lightning would stop within the window of an optimizer step. The Trainer stops where one is complete.
-        if trainer.should_stop:
+        if pl_trainer.should_stop:
             self._stop_was_asked_for = True
-            trainer.should_stop = False
+            pl_trainer.should_stop = False
 
-    def _stop_if_asked(self, trainer: pl.Trainer) -> None:
+    def _stop_if_asked(self, pl_trainer: pl.Trainer) -> None:
         if self.run.trainer.control.should_training_stop:
-            trainer.should_stop = True
+            pl_trainer.should_stop = True
 
 
 class TrainerEvents(OpeningEvents, ClosingEvents):

@@ -101,21 +101,21 @@ class FastEpochLoop(_TrainingEpochLoop):
             self._scaling = None if getattr(plugin, "scaler", None) is None else plugin
 
     def _may_be_fast(self, fetcher: Any) -> bool:
-        trainer: Any = self.trainer
-        plugin: Any = trainer.precision_plugin
+        pl_trainer: Any = self.trainer
+        plugin: Any = pl_trainer.precision_plugin
         iterator = fetcher.combined_loader._iterator
         return (
-            type(trainer.lightning_module) is TrainerModule
-            and vars(trainer.lightning_module).keys().isdisjoint(OF_THE_MODULE)
+            type(pl_trainer.lightning_module) is TrainerModule
+            and vars(pl_trainer.lightning_module).keys().isdisjoint(OF_THE_MODULE)
             and (
-                type(trainer.strategy) in PLAIN_STRATEGIES
+                type(pl_trainer.strategy) in PLAIN_STRATEGIES
                 # Asked of the strategy, since importing it takes time where no model is split.
-                or getattr(trainer.strategy, "acts_behind_backward_passes_only", False)
+                or getattr(pl_trainer.strategy, "acts_behind_backward_passes_only", False)
             )
-            and getattr(trainer.strategy, "_model_averager", None) is None
+            and getattr(pl_trainer.strategy, "_model_averager", None) is None
             and type(plugin) in PLAIN_PRECISIONS
             and (getattr(plugin, "scaler", None) is None or type(plugin) is ForwardMixedPrecision)
-            and type(trainer.profiler) is PassThroughProfiler
+            and type(pl_trainer.profiler) is PassThroughProfiler
             and not call.log.isEnabledFor(logging.DEBUG)
             and type(fetcher) is _PrefetchDataFetcher
             and fetcher.length is not None
@@ -128,16 +128,16 @@ class FastEpochLoop(_TrainingEpochLoop):
 
     def _tell(self, hook: str, *args: Any) -> None:
         """Call a hook of the callbacks that have it at this moment, in order, as Lightning does; then the module's."""
-        trainer, module, nothing = self.trainer, self._module, getattr(pl.Callback, hook)
+        pl_trainer, module, nothing = self.trainer, self._module, getattr(pl.Callback, hook)
         # Not over a copy: a callback that another one adds is called for the same hook.
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        for callback in pl_trainer.callbacks:  # type: ignore[attr-defined]
             found = getattr(callback, hook)
             # What `listens_to` says, without twelve calls for each micro-batch.
             if getattr(found, "__func__", found) is not nothing and callable(found):
                 # `self.log` goes by it. What follows a hook sets its own before anything can log, so that nothing
                 # needs to be put back.
                 module.__dict__["_current_fx_name"] = hook
-                found(trainer, module, *args)
+                found(pl_trainer, module, *args)
         if hook in module.__dict__:
             module.__dict__["_current_fx_name"] = hook
             getattr(module, hook)(*args)
@@ -167,7 +167,7 @@ class FastEpochLoop(_TrainingEpochLoop):
         if not self._is_fast:
             super().advance(data_fetcher)
             return
-        trainer, module, results = self.trainer, self._module, self._results
+        pl_trainer, module, results = self.trainer, self._module, self._results
         try:
             batch = next(self._batches)
         except StopIteration:
@@ -181,14 +181,14 @@ class FastEpochLoop(_TrainingEpochLoop):
         batch_idx = current.ready
         total.ready += 1
         current.ready += 1
-        connector = trainer._logger_connector
+        connector = pl_trainer._logger_connector
         connector._first_loop_iter = connector._first_loop_iter is None
         # What `self.log` finds the batch size in.
         results.batch, results.batch_size, results.dataloader_idx = batch, None, None
         self._tell("on_train_batch_start", batch, batch_idx)
         total.started += 1
         current.started += 1
-        steps = current.ready % trainer.accumulate_grad_batches == 0 or self._has_reached_the_end()
+        steps = current.ready % pl_trainer.accumulate_grad_batches == 0 or self._has_reached_the_end()
         self._has_stepped = steps
         outputs: Any
         if module.automatic_optimization:
@@ -217,7 +217,7 @@ class FastEpochLoop(_TrainingEpochLoop):
         if not self._is_fast:
             super().on_advance_end(data_fetcher)
             return
-        trainer = self.trainer
+        pl_trainer = self.trainer
         if self._has_stepped:
             for config in self._strategy.lr_scheduler_configs:
                 if config.reduce_on_plateau:
@@ -225,7 +225,7 @@ class FastEpochLoop(_TrainingEpochLoop):
                     break
             # The step under which Lightning logs.
             self._batches_that_stepped += 1
-        if trainer.should_stop:
+        if pl_trainer.should_stop:
             self._save_loggers_on_train_batch_end()
 
     def _optimize(self, batch: Any, batch_idx: int, steps: bool) -> dict[str, Any]:

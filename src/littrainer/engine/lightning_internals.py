@@ -85,19 +85,19 @@ def evaluate_inside_fit(
 
 @contextmanager
 def _in_the_place_of_fits_own(loop: _EvaluationLoop) -> Iterator[None]:
-    trainer = loop.trainer
-    epoch_loop = trainer.fit_loop.epoch_loop
+    pl_trainer = loop.trainer
+    epoch_loop = pl_trainer.fit_loop.epoch_loop
     # Lightning asserts that the first micro-batch after a validation is the first of its logging round.
-    connector = trainer._logger_connector
-    first_loop_iteration, was_validating = connector._first_loop_iter, trainer.validating
+    connector = pl_trainer._logger_connector
+    first_loop_iteration, was_validating = connector._first_loop_iter, pl_trainer.validating
     own_loop, epoch_loop.val_loop = epoch_loop.val_loop, loop
-    trainer.validating = True
+    pl_trainer.validating = True
     try:
         yield
     finally:
         epoch_loop.val_loop = own_loop
         if not was_validating:
-            trainer.training = True
+            pl_trainer.training = True
         connector._first_loop_iter = first_loop_iteration
 
 

@@ -124,7 +124,7 @@ def build_lightning_trainer(trainer: Any, run: TrainingRun | None) -> pl.Trainer
     keywords = lightning_keywords(trainer.args, trainer.lightning_keywords)
     keywords["strategy"] = fitted_strategy(keywords.get("strategy", "auto"), trainer)
     # Where callbacks write that are not told where to.
-    keywords.setdefault("default_root_dir", trainer._get_output_dir(trial=None if run is None else run.trial))
+    keywords.setdefault("default_root_dir", trainer.args.output_dir if run is None else run.folder)
     if trainer.overrides_training_step():
         # Lightning accepts no other number in manual optimization, where it does not count micro-batches anyway.
         keywords["accumulate_grad_batches"] = 1

@@ -142,7 +142,7 @@ class TrainerModule(StepsAfterBackward):
     @carries_stop_iteration
     def configure_optimizers(self) -> Any:
         """The Trainer's optimizer and schedule; the schedule steps with the optimizer."""
-        optimizer, schedule = self.owner._optimizer_and_schedule(self._step().run.plan.max_steps)
+        optimizer, schedule = self._step().run.optimizer_and_schedule()
         self._optimizer, self._schedule = optimizer, schedule
         # Lightning takes torch's schedules only; any other object with the same methods is stepped here, and one that
         # steps with an evaluation's metric in the Trainer.

@@ -84,9 +84,9 @@ def fit(trainer: Any, run: TrainingRun) -> None:
 
     # A lightning.Trainer that has been fitted does nothing when it is fitted again.
     _check_same_strategy(trainer)
-    lightning_trainer = trainer.lightning_trainer = build_lightning_trainer(trainer, run)
-    module = TrainerModule(trainer, run)
-    trainer.lightning_module = module
+    state = trainer.session.lightning
+    lightning_trainer = state.trainer = build_lightning_trainer(trainer, run)
+    module = state.module = TrainerModule(trainer, run)
     trainer.accelerator.module = module
     try:
         with (
@@ -99,7 +99,7 @@ def fit(trainer: Any, run: TrainingRun) -> None:
         _add_to_history(lightning_trainer)
     finally:
         trainer.accelerator.module = None
-        trainer.lightning_module = None
+        state.module = None
         end_workers(run.windows.loader)
 
 
@@ -107,14 +107,14 @@ def evaluate(trainer: Any, evaluation_pass: EvaluationPass) -> None:
     """Drive an evaluation or prediction with Lightning: nested where fit is running, else on its own."""
     from littrainer.engine import fast_evaluation_loop
 
-    running = trainer.lightning_module
-    if running is not None:
-        _evaluate_inside_fit(trainer, running, evaluation_pass)
+    state = trainer.session.lightning
+    if state.module is not None:
+        _evaluate_inside_fit(trainer, state.module, evaluation_pass)
         return
     evaluator, has_evaluated = _evaluator_for(trainer)
     lightning_trainer, module = evaluator.lightning_trainer, evaluator.module
-    if trainer.lightning_trainer is None:
-        trainer.lightning_trainer = lightning_trainer
+    if state.trainer is None:
+        state.trainer = lightning_trainer
     module.evaluation_pass = evaluation_pass
     if has_evaluated and fast_evaluation_loop.may_be_fast(lightning_trainer):
         with NotedBatches(trainer), CarriedStopIteration(), naming_failed_processes("the evaluation"):
@@ -122,7 +122,7 @@ def evaluate(trainer: Any, evaluation_pass: EvaluationPass) -> None:
     else:
         _evaluate_with_lightning(trainer, lightning_trainer, module, evaluation_pass)
     module.evaluation_pass = None
-    trainer.idle_evaluator = evaluator
+    state.idle_evaluator = evaluator
 
 
 def _evaluate_inside_fit(trainer: Any, running: TrainerModule, evaluation_pass: EvaluationPass) -> None:
@@ -211,7 +211,8 @@ def _evaluator_for(trainer: Any) -> tuple[Evaluator, bool]:
     from littrainer.engine.module import TrainerModule
 
     # One that is busy, as where a callback evaluates during an evaluation, or has failed, is not idle.
-    idle, trainer.idle_evaluator = trainer.idle_evaluator, None
+    state = trainer.session.lightning
+    idle, state.idle_evaluator = state.idle_evaluator, None
     # What a user hands to Lightning may hold the state of one run.
     is_plain = not trainer.lightning_callbacks and not further_keywords(trainer)
     made_for = (trainer.args.device, trainer.overrides_training_step(), lightning_keywords(trainer.args))

@@ -91,8 +91,11 @@ class EvaluationPass:
         prediction_loss_only: bool,
         ignore_keys: Sequence[str] | None,
         metric_key_prefix: str,
+        has_own_step: bool = False,
     ):
         self.trainer = trainer
+        self.has_own_step = has_own_step
+        self.loss_shifts_labels = trainer._loss_shifts_labels
         self.dataloader = dataloader
         self.description = description
         self.is_prediction = description == "Prediction"
@@ -107,7 +110,7 @@ class EvaluationPass:
         self.streaming = streaming_metrics(trainer.compute_metrics)
         self.exact_loss: ExactLossMean | None = None
         if trainer.args.eval_loss_weighting != "batches":
-            self.exact_loss = ExactLossMean(trainer.args, trainer._loss_shifts_labels, trainer.accelerator.gather)
+            self.exact_loss = ExactLossMean(trainer.args, self.loss_shifts_labels, trainer.accelerator.gather)
         self.metrics: dict[str, Any] | None = None
         self.batches_done = 0
         self.examples_seen = 0
@@ -141,9 +144,9 @@ class EvaluationPass:
         trainer = self.trainer
         return facts_of_task(
             trainer.model,
-            trainer._loss_shifts_labels,
+            self.loss_shifts_labels,
             # A script's own step may return probabilities, and their sigmoid would be above one half throughout.
-            keeps_scores=trainer.preprocess_logits_for_metrics is None and not trainer._own_methods("prediction_step"),
+            keeps_scores=trainer.preprocess_logits_for_metrics is None and not self.has_own_step,
             generates=bool(getattr(trainer.args, "predict_with_generate", False)),
         )
 
@@ -214,7 +217,6 @@ class EvaluationPass:
                 f"The {name} set is a stream that gave no batch. Check how it was filtered; a generator can be read "
                 "only once, and dataloader_drop_last=True leaves out a short last batch."
             )
-        trainer.gather_function = trainer._gather_for_metrics
         everything = BatchOutputs(*(collection.arrays() for collection in self.collected))
         losses, predictions, labels, _ = everything
         metrics: Any = {} if self.metrics is None else self.metrics

@@ -80,7 +80,7 @@ def pushes_of(trainer: Any) -> PushInProgress:
     """The pushes of a Trainer; with the first one, what killed programs left of theirs is removed."""
     if not isinstance(trainer.push_in_progress, PushInProgress):
         remove_abandoned_snapshots(Path(trainer.args.output_dir))
-        trainer.push_in_progress = PushInProgress()
+        trainer.session.hub.pushes = PushInProgress()
     pushes: PushInProgress = trainer.push_in_progress
     return pushes
 
@@ -141,11 +141,12 @@ def finish_together(trainer: Any) -> str | None:
     Returns:
         what the Hub lacks, and why; None if it lacks nothing.
     """
+    finish = trainer._finish_current_push
     if not trainer.args.push_to_hub or not are_several():
-        trainer._finish_current_push()
+        finish()
         return getattr(trainer.push_in_progress, "failure_at_end", None)
     pool = ThreadPoolExecutor(1)
-    finished = pool.submit(trainer._finish_current_push)
+    finished = pool.submit(finish)
     pool.shutdown(wait=False)
     seconds = min(LONGEST_SILENCE_SECONDS, longest_wait().total_seconds() / 4)
     while agreed(bool(wait([finished], seconds).not_done)):

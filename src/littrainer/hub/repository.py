@@ -9,6 +9,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,19 @@ HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
 SEARCHED_BYTES = 16 << 20
 # If a class has one of these in its name, there was no answer.
 OF_CONNECTIONS = ("Connect", "Timeout", "Network", "Protocol", "ReadError", "WriteError", "Offline")
+
+
+@dataclass(slots=True)
+class HubState:
+    """What a Trainer knows of its repository.
+
+    Attributes:
+        model_id: the repository's id; None until it is created.
+        pushes: what is pushed in the background; None before the first push.
+    """
+
+    model_id: str | None = None
+    pushes: Any = None
 
 
 class PushError(RuntimeError):

@@ -357,7 +357,7 @@ def _has_memory_for(trainer: Any, size: int, steps: int, accumulation: int) -> b
         with left_as_found(trainer):
             # So the processes hear of what happens in each other's forward pass.
             trainer.args.auto_find_batch_size = True
-            trainer._train_batch_size = size
+            trainer.session.train_batch_size = size
             take_steps(trainer, steps, _StepLimit(trainer, size, steps), accumulation)
     except Exception as error:
         if not ran_out_of_memory(error):

@@ -17,9 +17,9 @@ from littrainer.search.record import BestRun
 from littrainer.search.trial import (
     default_compute_objective,
     follow_arguments,
-    read_again,
     release_memory,
 )
+from littrainer.training.overrides import own_methods
 
 DIRECTIONS = ("minimize", "maximize")
 
@@ -54,9 +54,9 @@ def hyperparameter_search(
             "direction."
         )
     _check_data(trainer)
-    trainer.hp_space = library.default_hp_space if hp_space is None else hp_space
-    trainer.hp_name = hp_name
-    trainer.compute_objective = default_compute_objective if compute_objective is None else compute_objective
+    search = trainer.session.search
+    search.space, search.name = library.default_hp_space if hp_space is None else hp_space, hp_name
+    search.compute_objective = default_compute_objective if compute_objective is None else compute_objective
     with searching(trainer, key):
         return library.run(trainer, n_trials, direction, **kwargs)  # type: ignore[arg-type]
 
@@ -70,13 +70,13 @@ def searching(trainer: Any, backend: Any) -> Iterator[None]:
     Parameters:
         backend: a member of HPSearchBackend, or the name of a script's own backend.
     """
-    args, values = trainer.args, dict(vars(trainer.args))
+    args, values, search = trainer.args, dict(vars(trainer.args)), trainer.session.search
     release_memory(trainer)
-    trainer.hp_search_backend = trainer._last_search_backend = backend
+    search.backend = search.last_backend = backend
     try:
         yield
     finally:
-        trainer.hp_search_backend = None
+        search.backend = None
         release_memory(trainer)
         # A callback may have put others in their place.
         trainer.args = args
@@ -87,8 +87,8 @@ def searching(trainer: Any, backend: Any) -> Iterator[None]:
         if plugin is not None:
             # transformers may have been told of a trial's own one last.
             plugin.select()
-        read_again(trainer, changed)
-        trainer._arguments_after_search = dict(values)
+        follow_arguments(trainer, changed, makes_accelerator=False)
+        search.arguments_after = dict(values)
 
 
 def checked_number_of_trials(n_trials: Any, backend: Any) -> int | None:
@@ -127,9 +127,10 @@ def checked_direction(direction: Any) -> str | list[str]:
 
 
 def _check_data(trainer: Any) -> None:
-    if trainer.train_dataset is None and not trainer._own_methods("get_train_dataloader"):
+    if trainer.train_dataset is None and not own_methods(trainer, ["get_train_dataloader"]):
         raise ValueError("hyperparameter_search needs a train_dataset: pass one to the Trainer.")
-    if trainer.eval_dataset is None and not trainer._own_methods("evaluate", "get_eval_dataloader", "_evaluate"):
+    evaluating = ("evaluate", "get_eval_dataloader", "_evaluate")
+    if trainer.eval_dataset is None and not own_methods(trainer, evaluating):
         raise ValueError(
             "hyperparameter_search compares evaluations, and there is no eval_dataset: pass one to the Trainer."
         )
@@ -140,9 +141,9 @@ def apply_best(trainer: Any, best: BestRun, hp_space: Callable[[Any], dict[str, 
     if not isinstance(best, BestRun):
         advice = "; it has several objectives, so choose one" if isinstance(best, list) else ""
         raise TypeError(f"apply_best takes a BestRun of hyperparameter_search, and got {kind_of(best)}{advice}.")
-    space = hp_space
-    if space is None and trainer._last_search_backend == HPSearchBackend.OPTUNA:
-        space = trainer.hp_space
+    space, search = hp_space, trainer.session.search
+    if space is None and search.last_backend == HPSearchBackend.OPTUNA:
+        space = search.space
     trial: Any = drawn_in(best.hyperparameters)
     parameters = trial
     if space is not None:
@@ -151,10 +152,10 @@ def apply_best(trainer: Any, best: BestRun, hp_space: Callable[[Any], dict[str, 
         number = int(best.run_id) if str(best.run_id).isdigit() else 0
         trial = optuna.trial.FixedTrial(best.hyperparameters, number)
         parameters = asked(space, trial)
-    seed_of_model = trainer._seeds_of_models.get(best.run_id, trainer.args.seed)
+    seed_of_model = search.seeds_of_models.get(best.run_id, trainer.args.seed)
     follow_arguments(trainer, set_parameters(trainer.args, parameters))
-    trainer._seed_for_model = {trainer.args.seed: seed_of_model}
-    if trainer._arguments_after_search is not None:
+    search.seed_for_model = {trainer.args.seed: seed_of_model}
+    if search.arguments_after is not None:
         # What the script sets from here on decides over these.
-        trainer._arguments_after_search = dict(vars(trainer.args))
-    trainer._best_trial = trial
+        search.arguments_after = dict(vars(trainer.args))
+    search.best_trial = trial

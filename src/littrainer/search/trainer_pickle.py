@@ -16,10 +16,9 @@ from littrainer.callbacks.progress import PrinterCallback, ProgressCallback, def
 from littrainer.engine import run_lightning
 from littrainer.search.trial import release_memory
 from littrainer.tracking.base import TrackerCallback
-from littrainer.training.reports import InputTokenCounter
 
 # What belongs to the process, and is made there again.
-LEFT_BEHIND = ("accelerator", "gather_function", "_tokens")
+LEFT_BEHIND = ("accelerator", "gather_function")
 
 
 def packed(trainer: Any) -> bytes:
@@ -64,7 +63,6 @@ def unpacked(data: bytes) -> Any:
     for name, value in unpickler.load().items():
         names.setdefault(name, value)
     sent = dict(vars(trainer))
-    trainer._tokens = InputTokenCounter()
     trainer.create_accelerator_and_postprocess()
     vars(trainer).update(sent)
     for callback in trainer.callback_handler.callbacks:

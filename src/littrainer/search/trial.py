@@ -7,6 +7,7 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -25,14 +26,41 @@ from littrainer.search.parameters import (
 )
 from littrainer.training.batch_size_search import empty_device_cache
 from littrainer.training.checks import check_arguments
-from littrainer.training.loss import smoother_for
-from littrainer.training.reports import MemoryReport
 
 logger = logging.getLogger(__name__)
 
 # What hyperparameters can bring about (memory that runs out, numbers that overflow, values that do not go together).
 # Anything else, a misspelled name for one, would fail in each further trial too.
 TRIAL_FAILURES: tuple[type[Exception], ...] = (ArithmeticError, MemoryError, RuntimeError, ValueError)
+
+
+@dataclass(slots=True)
+class SearchState:
+    """What a hyperparameter search goes by, and what it leaves for trainings after it.
+
+    Attributes:
+        space, name, compute_objective: the functions that `hyperparameter_search` was given, or the default ones.
+        backend: that of the search going on; None outside of one.
+        last_backend: that of the last search.
+        trial, objective: those at hand, or of the last training.
+        arguments_after: the arguments as the search left them; a training goes by what the script changes in them.
+        best_trial: what `apply_best` has chosen, for a model_init that takes a trial.
+        seeds_of_models: trial -> the seed that its model was made with.
+        seed_for_model: for trainings after `apply_best`, seed -> the model's.
+    """
+
+    space: Any = None
+    name: Any = None
+    compute_objective: Any = None
+    backend: Any = None
+    last_backend: Any = None
+    trial: Any = None
+    objective: Any = None
+    arguments_after: dict[str, Any] | None = None
+    best_trial: Any = None
+    seeds_of_models: dict[str, int] = field(default_factory=dict)
+    seed_for_model: dict[int, int] = field(default_factory=dict)
+
 
 OF_THE_HANDLER = ("model", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
 
@@ -67,7 +95,8 @@ def run_trial(
     """
     # Of the trial before, whose error may have held something until now.
     release_memory(trainer)
-    trainer.objective = None
+    search = trainer.session.search
+    search.objective = None
     lightnings = [one for one in trainer.lightning_callbacks if type(one).__module__.partition(".")[0] in PACKAGES]
     # Lightning's are for one training: a ModelCheckpoint would delete what it has kept of another trial.
     before = {
@@ -76,12 +105,12 @@ def run_trial(
     }
     try:
         trainer.train(resume_from_checkpoint=resume_from_checkpoint, trial=trial)
-        if trainer.objective is None and resume_from_checkpoint is None:
+        if search.objective is None and resume_from_checkpoint is None:
             metrics = trainer.evaluate()
-            trainer.objective = objective_of(trainer.compute_objective, metrics)
+            search.objective = objective_of(search.compute_objective, metrics)
             if evaluated_at_end is not None:
                 evaluated_at_end(metrics)
-        return trainer.objective
+        return search.objective
     finally:
         for callback, values in before.items():
             vars(callback).clear()
@@ -94,7 +123,7 @@ def release_memory(trainer: Any) -> None:
 
     The Trainer has no model afterwards, until `train()` makes one.
     """
-    trainer.session = type(trainer.session)()
+    trainer.session = trainer.session.without_training()
     trainer.model = trainer.model_wrapped = None
     for name in OF_THE_HANDLER:
         setattr(trainer.callback_handler, name, None)
@@ -113,7 +142,8 @@ def is_of_search(trainer: Any, trial: Any) -> bool:
 
 def begin_trial(trainer: Any, trial: Any) -> None:
     """Note the seed that the model of a trial is made with: that of the trial before, as in transformers."""
-    trainer._seeds_of_models[str(id_of(trainer.hp_search_backend, trial))] = trainer.args.seed
+    search = trainer.session.search
+    search.seeds_of_models[str(id_of(search.backend, trial))] = trainer.args.seed
 
 
 def set_up_trial(trainer: Any, trial: Any) -> None:
@@ -124,14 +154,15 @@ def set_up_trial(trainer: Any, trial: Any) -> None:
         ValueError: the parameters do not go together.
         NotImplementedError: a parameter's value is not supported.
     """
-    trainer._trial = trial
-    left = trainer._arguments_after_search
-    if trial is None and left is not None:
+    search = trainer.session.search
+    search.trial = trial
+    if trial is None and search.arguments_after is not None:
         # A training after a search goes by what the script has set since then.
+        left = search.arguments_after
         changed = {name for name, value in vars(trainer.args).items() if differs(value, left.get(name))}
         if changed:
             settle(trainer.args, changed)
-            trainer._arguments_after_search = dict(vars(trainer.args))
+            search.arguments_after = dict(vars(trainer.args))
             follow_arguments(trainer, changed)
     if not is_of_search(trainer, trial):
         return
@@ -141,40 +172,20 @@ def set_up_trial(trainer: Any, trial: Any) -> None:
     follow_arguments(trainer, changed)
 
 
-def follow_arguments(trainer: Any, changed: set[str]) -> None:
+def follow_arguments(trainer: Any, changed: set[str], makes_accelerator: bool = True) -> None:
     """Make again what a Trainer makes of its arguments.
 
     Parameters:
         changed: names of the arguments that have other values than when it was made.
+        makes_accelerator: check the arguments, and make the accelerator too.
 
     Raises:
         ValueError, TypeError, NotImplementedError: as at the Trainer's construction.
     """
-    check_arguments(trainer.args)
-    trainer.create_accelerator_and_postprocess()
-    read_again(trainer, changed)
-
-
-def read_again(trainer: Any, changed: set[str]) -> None:
-    """Read those arguments again that a Trainer reads when it is made, but for those of its accelerator."""
-    args = trainer.args
-    trainer._train_batch_size = args.train_batch_size
-    trainer.current_gradient_accumulation_steps = args.gradient_accumulation_steps
-    if "label_smoothing_factor" in changed:
-        trainer.label_smoother = smoother_for(trainer.model, args.label_smoothing_factor)
-    if "neftune_noise_alpha" in changed:
-        trainer.neftune_noise_alpha = args.neftune_noise_alpha
-    if "label_names" in changed:
-        trainer._signature_columns = None
-        if trainer.model is not None:
-            trainer._read_model_facts()
-        else:
-            # They are read with the next model.
-            trainer._described_model_class = type(None)
-    if "skip_memory_metrics" in changed:
-        trainer._memory = MemoryReport(not args.skip_memory_metrics)
-    if changed & {"fp16_full_eval", "bf16_full_eval", "place_model_on_device", "fsdp", "deepspeed"}:
-        trainer.place_model_on_device = trainer._moves_model_itself()
+    if makes_accelerator:
+        check_arguments(trainer.args)
+        trainer.create_accelerator_and_postprocess()
+    trainer._follow_arguments(changed)
 
 
 # ---- What is reported of a trial -------------------------------------------------------------------------------------
@@ -226,25 +237,26 @@ def report(trainer: Any, trial: Any, step: int, metrics: dict[str, float]) -> No
         SearchMistake: as `objective_of`.
         optuna.TrialPruned: the trial is not worth going on with.
     """
-    backend = trainer.hp_search_backend
+    search = trainer.session.search
+    backend = search.backend
     if backend is None or trial is None:
         return
-    trainer.objective = objective_of(trainer.compute_objective, metrics)
+    search.objective = objective_of(search.compute_objective, metrics)
     if backend == HPSearchBackend.OPTUNA:
         _report_to_optuna(trainer, trial, step)
-    elif hasattr(trial, "reported") and not isinstance(trainer.objective, list):
+    elif hasattr(trial, "reported") and not isinstance(search.objective, list):
         # A sweep's server has the metrics that the tracker logs; the record has this.
-        trial.reported.append((step, trainer.objective))
+        trial.reported.append((step, search.objective))
 
 
 def _report_to_optuna(trainer: Any, trial: Any, step: int) -> None:
-    if isinstance(trainer.objective, list):
+    if isinstance(trainer.session.search.objective, list):
         # Optuna prunes by one objective only.
         return
     prunes = False
     # A fixed trial belongs to no study: the trial of a search's other processes is one.
     if hasattr(trial, "study"):
-        trial.report(trainer.objective, step)
+        trial.report(trainer.session.search.objective, step)
         prunes = trial.should_prune()
     if from_first(prunes):
         trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)

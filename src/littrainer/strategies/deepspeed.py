@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -219,16 +219,18 @@ class EngineSchedule:
 # ---- Making the engine -----------------------------------------------------------------------------------------------
 
 
-def optimizer_and_schedule(trainer: Any, max_steps: int) -> tuple[Any, Any]:
+def optimizer_and_schedule(trainer: Any, max_steps: int, overridden: Collection[str]) -> tuple[Any, Any]:
     """Make the engine for a training, with optimizer and schedule, and hand these to the Trainer.
 
     Parameters:
         max_steps: optimizer steps of the training.
+        overridden: those of `create_optimizer` and `create_scheduler` that a subclass has its own version of.
 
     Raises:
         ValueError: the configuration contradicts the arguments, or what was given to the Trainer.
     """
-    config = resolved_config(trainer.args, trainer.model, trainer._train_batch_size, max_steps)
+    session, made = trainer.session, trainer.session.optimization
+    config = resolved_config(trainer.args, trainer.model, session.train_batch_size, max_steps)
     start_deepspeed_communication(trainer.args)
     if isinstance(trainer.optimizer, EngineOptimizer) and trainer.optimizer.made_by_user:
         raise ValueError(
@@ -237,15 +239,15 @@ def optimizer_and_schedule(trainer: Any, max_steps: int) -> tuple[Any, Any]:
         )
     # What an earlier training has made.
     if isinstance(trainer.optimizer, EngineOptimizer):
-        trainer.optimizer = None
-    if trainer._created_lr_scheduler:
-        trainer.lr_scheduler, trainer._created_lr_scheduler = None, False
+        made.optimizer = None
+    if made.schedule_is_own:
+        made.schedule, made.schedule_is_own = None, False
     settings = config.config
     for section, method, given in (
         ("optimizer", "create_optimizer", trainer.optimizer),
         ("scheduler", "create_scheduler", trainer.lr_scheduler),
     ):
-        is_overridden = trainer._own_methods(method)
+        is_overridden = method in overridden
         if section in settings and (is_overridden or given is not None):
             there = (
                 f"{type(trainer).__name__}.{method}" if is_overridden else f"the one given as `optimizers` ({given})"
@@ -261,7 +263,7 @@ def optimizer_and_schedule(trainer: Any, max_steps: int) -> tuple[Any, Any]:
     _warn_of_what_has_no_effect(trainer.args)
     if trainer.deepspeed is not None:
         trainer.deepspeed.destroy()
-        trainer.deepspeed, trainer.model_wrapped = None, trainer.model
+        session.deepspeed, trainer.model_wrapped = None, trainer.model
     keywords: dict[str, Any] = {}
     made_by_user = trainer.optimizer is not None
     if "optimizer" not in settings:
@@ -276,7 +278,7 @@ def optimizer_and_schedule(trainer: Any, max_steps: int) -> tuple[Any, Any]:
     elif "scheduler" not in settings:
 
         def schedule_for(optimizer: Any) -> Any:
-            trainer.lr_scheduler = None
+            made.schedule = None
             trainer.create_scheduler(num_training_steps=max_steps, optimizer=optimizer)
             return trainer.lr_scheduler
 
@@ -285,13 +287,13 @@ def optimizer_and_schedule(trainer: Any, max_steps: int) -> tuple[Any, Any]:
     engine, optimizer, schedule = _initialize(
         trainer.args, trainer.model, settings, model_parameters=parameters, **keywords
     )
-    trainer.deepspeed = trainer.model_wrapped = engine
-    trainer.optimizer = EngineOptimizer(optimizer, made_by_user and "optimizer" not in settings)
+    session.deepspeed = trainer.model_wrapped = engine
+    made.optimizer = EngineOptimizer(optimizer, made_by_user and "optimizer" not in settings)
     if schedule is not None:
-        trainer.lr_scheduler, trainer._created_lr_scheduler = EngineSchedule(schedule), True
+        made.schedule, made.schedule_is_own = EngineSchedule(schedule), True
     else:
         trainer.create_scheduler(num_training_steps=max_steps, optimizer=trainer.optimizer)
-    trainer._model_is_prepared = True
+    session.model_is_prepared = True
     return trainer.optimizer, trainer.lr_scheduler
 
 
@@ -299,14 +301,15 @@ def start_for_evaluation(trainer: Any) -> None:
     """Make an engine without optimizer around a model whose parameters are sharded, unless there is one."""
     if trainer.deepspeed is not None:
         return
-    config = resolved_config(trainer.args, trainer.model, trainer._train_batch_size, 0)
+    session = trainer.session
+    config = resolved_config(trainer.args, trainer.model, session.train_batch_size, 0)
     if not config.is_zero3():
         return
     start_deepspeed_communication(trainer.args)
     without_training = {name: value for name, value in config.config.items() if name not in ("optimizer", "scheduler")}
     engine, _, _ = _initialize(trainer.args, trainer.model, without_training)
-    trainer.deepspeed = trainer.model_wrapped = engine
-    trainer._model_is_prepared = True
+    session.deepspeed = trainer.model_wrapped = engine
+    session.model_is_prepared = True
 
 
 def resolved_config(args: Any, model: Any, train_batch_size: int, max_steps: int) -> DeepSpeedConfig:

@@ -107,17 +107,18 @@ def with_fitting_batch_size(trainer: Any, train: Callable[[], Result]) -> Result
     try.
 
     Parameters:
-        train: trains with micro-batches of `trainer._train_batch_size` samples per device.
+        train: trains with micro-batches of `session.train_batch_size` samples per device.
 
     Raises:
         RuntimeError: not even one sample at a time fits.
     """
     if not trainer.args.auto_find_batch_size:
         return train()
-    first_size = trainer._train_batch_size
+    session = trainer.session
+    first_size = session.train_batch_size
     _free_memory(trainer)
-    while trainer._train_batch_size > 0:
-        size = trainer._train_batch_size
+    while session.train_batch_size > 0:
+        size = session.train_batch_size
         try:
             result = train()
         except Exception as error:
@@ -134,12 +135,12 @@ def with_fitting_batch_size(trainer: Any, train: Callable[[], Result]) -> Result
                 )
             return result
         # Outside of the except block, since the error's traceback holds the tensors that filled the memory.
-        trainer._train_batch_size = int(size * KEPT_SHARE)
-        if trainer._train_batch_size:
+        session.train_batch_size = int(size * KEPT_SHARE)
+        if session.train_batch_size:
             logger.warning(
                 "Memory ran out with micro-batches of %d samples; training starts over with %d.",
                 size,
-                trainer._train_batch_size,
+                session.train_batch_size,
             )
         _free_memory(trainer)
     raise RuntimeError(
@@ -149,7 +150,7 @@ def with_fitting_batch_size(trainer: Any, train: Callable[[], Result]) -> Result
 
 
 def _free_memory(trainer: Any) -> None:
-    trainer.lightning_trainer = None
+    trainer.session.lightning.trainer = None
     # With DDP around it, which would go on to exchange gradients.
     trainer.model_wrapped = trainer.model
     gc.collect()

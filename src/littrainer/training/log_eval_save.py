@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +13,9 @@ import torch
 from littrainer.arguments.choices import SaveStrategy
 from littrainer.checkpoint.async_save import WRITING_METHODS, BackgroundSaves
 from littrainer.checkpoint.checksums import note_changes
-from littrainer.checkpoint.distributed_save import leads
-from littrainer.distributed.agreement import failing_together
 from littrainer.training.batch_size_search import ran_out_of_memory
-from littrainer.training.loss import mean_over_processes
+from littrainer.training.loss import RunningLoss, mean_over_processes
+from littrainer.training.overrides import own_methods
 
 logger = logging.getLogger(__name__)
 
@@ -26,86 +24,52 @@ if TYPE_CHECKING:
     from littrainer.callbacks.state import TrainerState
 
 
-def log_and_maybe_evaluate_and_save(
-    trainer: Any,
-    running_loss: torch.Tensor,
-    grad_norm: Any,
-    model: Any,
-    trial: Any,
-    ignore_keys_for_eval: Sequence[str] | None,
-    start_time: float,
-    learning_rate: float | None,
-) -> None:
-    """Do what the control asks for after a step or an epoch: log, then evaluate, then save."""
-    args, state = trainer.args, trainer.state
-    steps_since_logging = state.global_step - trainer.session.loss.step_of_last_log
-    if trainer.control.should_log and steps_since_logging > 0:
-        summed = mean_over_processes(running_loss)
-        # Not zero_(): once a loss that is not a number has been logged, the running loss stays that way, as it does in
-        # transformers.
-        running_loss -= running_loss.clone()
-        logs: dict[str, float] = {"loss": summed / steps_since_logging}
-        if grad_norm is not None:
-            logs["grad_norm"] = grad_norm.item() if isinstance(grad_norm, torch.Tensor) else grad_norm
-        logs["learning_rate"] = trainer._get_learning_rate() if learning_rate is None else learning_rate
-        trainer.session.loss.before_last_log += summed
-        trainer.session.loss.step_of_last_log = state.global_step
-        trainer.store_flos()
-        trainer.log(logs, start_time)
-    if trainer.control.should_evaluate and trainer.preemption.agreed is None:
-        with trainer.preemption.breaking_off_evaluation(state):
-            metrics = trainer._evaluate(trial, ignore_keys_for_eval)
-            is_new_best = trainer._determine_best_metric(metrics=metrics, trial=trial)
-            if args.save_strategy == SaveStrategy.BEST:
-                trainer.control.should_save = is_new_best
-    trainer.preemption.save_and_stop_if_asked(state, trainer.control)
-    if not trainer.control.should_save:
-        return
-    if trainer.background_saves is not None and trainer.background_saves.can_copy(trainer._storage()):
-        _begin_to_save(trainer, trainer.background_saves, trial)
-        return
-    trainer._save_checkpoint(model, trial)
-    with failing_together("on_save of callbacks"):
-        trainer.control = trainer.callback_handler.on_save(args, state, trainer.control)
-    written, trainer._written_checkpoint = trainer._written_checkpoint, None
-    _note_what_callbacks_did(written)
+def logs_since_last(
+    loss: RunningLoss, running_sum: torch.Tensor, step: int, grad_norm: Any, learning_rate: float
+) -> dict[str, float]:
+    """Return what is logged of the steps since the last log, and sum from 0 again.
+
+    Parameters:
+        loss: the running loss of the training.
+        running_sum: its sum since the last log; set to 0 in place.
+        step: optimizer steps done.
+        grad_norm: norm of the gradients at the last one; None if it is not known.
+    """
+    summed = mean_over_processes(running_sum)
+    # Not zero_(): once a loss that is not a number has been logged, the running loss stays that way, as it does in
+    # transformers.
+    running_sum -= running_sum.clone()
+    logs: dict[str, float] = {"loss": summed / (step - loss.step_of_last_log)}
+    if grad_norm is not None:
+        logs["grad_norm"] = grad_norm.item() if isinstance(grad_norm, torch.Tensor) else grad_norm
+    logs["learning_rate"] = learning_rate
+    loss.before_last_log += summed
+    loss.step_of_last_log = step
+    return logs
 
 
-def background_saves(trainer: Any) -> BackgroundSaves | None:
-    """What `async_save` asks for; None where it is not set, or a subclass writes checkpoints itself."""
-    overridden = trainer._own_methods(*WRITING_METHODS) if trainer.args.async_save else []
+def background_saves(
+    args: TrainingArguments, instance: object, when_saved: Callable[[str, TrainerState], None]
+) -> BackgroundSaves | None:
+    """What `async_save` asks for; None where it is not set, or a subclass writes checkpoints itself.
+
+    Parameters:
+        instance: the Trainer, whose overrides are looked for.
+        when_saved: called with the folder of each checkpoint that has been written, and the state in it.
+    """
+    overridden = own_methods(instance, WRITING_METHODS) if args.async_save else []
     if overridden:
         logger.warning(
             "async_save: %s has its own %s, which has to find the model as it is at that step, so training waits for "
             "its checkpoints.",
-            type(trainer).__name__,
+            type(instance).__name__,
             ", ".join(overridden),
         )
-    if overridden or not trainer.args.async_save:
-        return None
-    return BackgroundSaves(functools.partial(_tell_of_background_save, trainer))
+    return BackgroundSaves(when_saved) if args.async_save and not overridden else None
 
 
-def _begin_to_save(trainer: Any, saves: BackgroundSaves, trial: Any) -> None:
-    saves.wait()
-    if trainer.hp_search_backend is None and trial is None:
-        trainer.store_flos()
-    saves.save(trainer._saved_training(trainer._get_output_dir(trial=trial)))
-    trainer.control.should_save = False
-
-
-def _tell_of_background_save(trainer: Any, folder: str, state: TrainerState) -> None:
-    asked_meanwhile = trainer.control.should_save
-    with failing_together(f"on_save of callbacks for {folder}"):
-        trainer.control = trainer.callback_handler.on_save(trainer.args, state, trainer.control)
-    trainer.control.should_save = trainer.control.should_save or asked_meanwhile
-    _note_what_callbacks_did(folder if leads(trainer.args, Path(folder).parent) else None)
-    if trainer.args.push_to_hub:
-        trainer._push_from_checkpoint(folder)
-
-
-def _note_what_callbacks_did(checkpoint: str | None) -> None:
-    # Looked at when all of them have done it: the checkpoint counts as intact with what they did to its files.
+def note_what_callbacks_did(checkpoint: str | None) -> None:
+    """Let a checkpoint count as intact with what callbacks did to its files, when all of them have done it."""
     if checkpoint is not None and Path(checkpoint).is_dir():
         note_changes(Path(checkpoint))
 

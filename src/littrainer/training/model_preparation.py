@@ -38,15 +38,11 @@ def model_prepared_for_training(trainer: Any) -> Iterator[None]:
         ValueError: the model lacks what an argument needs.
     """
     apply_liger_kernels(trainer.model, trainer.args)
-    casts_to_evaluate = trainer.args.fp16_full_eval or trainer.args.bf16_full_eval
-    if casts_to_evaluate and trainer.model_init is None and not (trainer.is_fsdp_enabled or trainer.is_model_parallel):
-        # So far it was left where it is, to be cast by an evaluation.
-        trainer._move_model_to_device(trainer.model, trainer.args.device)
     move_to_device(trainer)
     enable_activation_checkpointing(trainer.model, trainer.args)
     align_special_tokens(trainer.model, trainer.processing_class)
     noise = noisy_embeddings(trainer.model, trainer.neftune_noise_alpha)
-    with noise as trainer.neftune_hook_handle, _watched_for_overflow(trainer.model, trainer.args):
+    with noise as trainer.session.neftune_hook_handle, _watched_for_overflow(trainer.model, trainer.args):
         yield
 
 

@@ -121,7 +121,7 @@ def resume_record(run: TrainingRun) -> dict[str, Any]:
     return {
         "version": RECORD_VERSION,
         "position": vars(position),
-        "sizes": sizes_of(run.trainer.args, run.trainer._train_batch_size, run.plan),
+        "sizes": sizes_of(run.trainer.args, run.trainer.session.train_batch_size, run.plan),
         "arguments": compared_arguments(run.trainer.args),
         "rank": run.trainer.args.process_index,
         "data": data,

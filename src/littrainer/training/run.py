@@ -15,14 +15,12 @@ from typing import Any
 from littrainer.callbacks.lightning_states import restore_lightning_callbacks
 from littrainer.callbacks.state import TrainerState, is_exportable
 from littrainer.checkpoint.atomic_write import delete_checkpoint, sort_checkpoints
-from littrainer.checkpoint.distributed_save import leads
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
 from littrainer.checkpoint.reader import read_state
 from littrainer.data.position import ResumePoint
 from littrainer.data.windows import WindowLoader
 from littrainer.distributed.agreement import failing_together
 from littrainer.evaluation.results import TrainOutput, speed_metrics
-from littrainer.hub.push_to_hub import finish_together
 from littrainer.model.traversal import clear_gradients, parameters_of
 from littrainer.optim.parameter_groups import AskedFor, are_others
 from littrainer.optim.schedules import leave_added_groups_alone
@@ -93,7 +91,7 @@ class TrainingRun:
         # Where they stand at the first step, if not where the checkpoint left them.
         self._random_states: dict[str, Any] | None = None
         trainer.callback_handler.train_dataloader = loader
-        trainer.schedule_is_replaced = False
+        trainer.session.optimization.schedule_is_replaced = False
         self.step = TrainingStep(self)
         self._rates_to_keep: list[float] | None = None
         self._hyperparameters_changed = False
@@ -128,7 +126,7 @@ class TrainingRun:
         callbacks = [*trainer.callback_handler.callbacks, trainer.control]
         trainer.state = TrainerState(stateful_callbacks=list(filter(is_exportable, callbacks)))
         trainer.state.is_hyper_param_search = self.trial is not None
-        trainer.state.train_batch_size = trainer._train_batch_size
+        trainer.state.train_batch_size = trainer.session.train_batch_size
         trainer.state.compute_steps(trainer.args, plan.max_steps)
         if self.checkpoint is not None:
             self._resume_state(self.checkpoint)
@@ -144,9 +142,9 @@ class TrainingRun:
         trainer, plan = self.trainer, self.plan
         trainer.state = read_state(checkpoint)
         self.evaluation_due = evaluation_to_make_up_for(trainer.state)
-        trainer._load_callback_state()
         self.record = read_resume_record(checkpoint, trainer.args.process_index)
-        training = ResumedTraining(trainer.args, trainer.state, plan, trainer._train_batch_size, self.schedule)
+        size = trainer.session.train_batch_size
+        training = ResumedTraining(trainer.args, trainer.state, plan, size, self.schedule)
         # A search means to change what it changes.
         if self.trial is None:
             warn_of_differences(checkpoint, self.record, training)
@@ -166,6 +164,11 @@ class TrainingRun:
         self._restores_before_epoch = kept is not None and not micro_batches
         restore = (lambda: None) if self._restores_before_epoch else self._restore_random_states
         self.windows.resume_at(ResumePoint(micro_batches, kept, restore))
+
+    @property
+    def folder(self) -> str:
+        """The folder of this training's checkpoints, as an override names it."""
+        return str(self.trainer._get_output_dir(trial=self.trial))
 
     @property
     def is_finished(self) -> bool:
@@ -247,9 +250,9 @@ class TrainingRun:
         handler = trainer.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
         self.start_time = time.time()
-        trainer.session.loss = RunningLoss(trainer.args.device, trainer.state.global_step)
-        trainer._initial_global_step = trainer.state.global_step
-        trainer._initial_num_input_tokens_seen = trainer.state.num_input_tokens_seen
+        session, state = trainer.session, trainer.state
+        session.loss = RunningLoss(trainer.args.device, state.global_step)
+        session.first_step, session.first_input_tokens = state.global_step, state.num_input_tokens_seen
         clear_gradients(trainer.model)
         trainer.control = handler.on_train_begin(trainer.args, trainer.state, trainer.control)
         if trainer.args.eval_on_start:
@@ -284,9 +287,14 @@ class TrainingRun:
         self.step.log_evaluate_save()
         self._random_states = capture_random_states()
 
+    def optimizer_and_schedule(self) -> tuple[Any, Any]:
+        """Make optimizer and schedule for the length of this training."""
+        made: tuple[Any, Any] = self.trainer._optimizer_and_schedule(self.plan.max_steps)
+        return made
+
     def begin_without_steps(self) -> None:
         """Training is over before it begins, as where one that had ended is resumed: make optimizer and schedule."""
-        self.trainer._optimizer_and_schedule(self.plan.max_steps)
+        self.optimizer_and_schedule()
         # A search goes back to a trial that had ended, as when it was paused at its last step.
         if self.is_finished and self.trial is None:
             step, last = self.trainer.state.global_step, self.plan.max_steps
@@ -319,7 +327,9 @@ class TrainingRun:
         """Learn what callbacks did to the schedule: put one of their own in its place, or add groups of parameters."""
         schedule = self.trainer.lr_scheduler
         leave_added_groups_alone(schedule)
-        self.trainer.schedule_is_replaced = bool(schedules) and all(one is not schedule for one in schedules)
+        self.trainer.session.optimization.schedule_is_replaced = bool(schedules) and all(
+            one is not schedule for one in schedules
+        )
         if self._rates_to_keep is not None:
             # A schedule that is made anew sets those of its own beginning.
             for group, rate in zip(self.trainer.optimizer.param_groups, self._rates_to_keep, strict=True):
@@ -357,52 +367,33 @@ class TrainingRun:
         self.step.log_evaluate_save()
 
     def finish(self, num_train_samples: float, start_time: float) -> TrainOutput:
-        """Training has ended: log its metrics, load the best model, tidy up checkpoints.
+        """The last step is done: log the metrics of the training, and return them.
 
         Parameters:
             num_train_samples: samples in the whole training.
             start_time: `time.time()` when this call of it began.
         """
-        trainer, state = self.trainer, self.trainer.state
-        if trainer.background_saves is not None:
-            trainer.background_saves.wait()
+        trainer, state, session = self.trainer, self.trainer.state, self.trainer.session
         self.step.end_agreements()
         logger.info("\n\nTraining completed. Do not forget to share your model on huggingface.co/models =)\n\n")
-        loss = trainer.session.loss
+        loss = session.loss
         loss.before_last_log += loss.since_last_log.item()
-        steps_done = state.global_step - trainer._initial_global_step
+        steps_done = state.global_step - session.first_step
         train_loss = loss.before_last_log / max(steps_done, 0.001)
-        metrics: dict[str, Any] = speed_metrics(
-            "train",
-            start_time,
-            num_samples=num_train_samples * steps_done / max(state.max_steps, 1),
-            num_steps=steps_done,
-        )
+        samples_done = num_train_samples * steps_done / max(state.max_steps, 1)
+        metrics: dict[str, Any] = speed_metrics("train", start_time, num_samples=samples_done, num_steps=steps_done)
         trainer.store_flos()
         metrics["total_flos"] = state.total_flos
         metrics["train_loss"] = train_loss
-        trainer._memory.stop("train", metrics)
+        session.memory.stop("train", metrics)
         trainer.log(metrics)
-        if trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None:
-            with failing_together("loading the best model"):
-                trainer._load_best_model()
-        self._delete_all_but_best()
-        trainer.control = trainer.callback_handler.on_train_end(trainer.args, state, trainer.control)
-        not_pushed = finish_together(trainer)
-        if not_pushed is not None:
-            metrics["push_to_hub_error"] = not_pushed
-        # One that came after the last step stops nothing here, and the script may want to know of it.
-        trainer.preemption.agree()
         return TrainOutput(state.global_step, train_loss, metrics)
 
-    def _delete_all_but_best(self) -> None:
-        trainer, best = self.trainer, self.trainer.state.best_model_checkpoint
-        run_dir = trainer._get_output_dir(self.trial)
-        if best is None or trainer.args.save_total_limit != 1 or not leads(trainer.args, run_dir):
-            return
-        # The best one of a training resumed from another folder lies there, and none would be left here.
-        if not Path(best).parent.samefile(run_dir):
-            return
+
+def delete_all_but_best(run_dir: str, best: str) -> None:
+    """Delete the checkpoints of a folder but for the best one, if that lies there."""
+    # The best one of a training resumed from another folder lies there, and none would be left here.
+    if Path(best).parent.samefile(run_dir):
         for folder in sort_checkpoints(run_dir, best_model_checkpoint=best):
             if not Path(folder).samefile(best):
                 delete_checkpoint(folder)

@@ -148,7 +148,7 @@ class TrainingStep:
         if not (calls_events or trainer.preemption.agreed is not None or trainer.decides_by_itself_when_to_log()):
             return
         trainer._maybe_log_save_evaluate(
-            trainer._tr_loss,
+            trainer.session.loss.since_last_log,
             self.grad_norm,
             trainer.model_wrapped,
             run.trial,
