@@ -116,17 +116,16 @@ def test_it_holds_for_a_stream_and_for_limited_epochs_too(tmp_path: Path) -> Non
             sizes.append(len(drawn[0]))
             return drawn
 
-    callbacks = [GradientAccumulationScheduler({1: 2})]
-    given = {"callbacks": callbacks, "train_dataset": Stream(vector_rows(12))}
-    quiet_trainer(tmp_path, kind=Noting, given=given, max_steps=5).train()
+    def sizes_of(rows: Any, **changes: Any) -> list[int]:
+        sizes.clear()
+        given = {"callbacks": [GradientAccumulationScheduler({1: 2})], "train_dataset": rows}
+        quiet_trainer(tmp_path, kind=Noting, given=given, **changes).train()
+        return [size for size in sizes if size]
+
     # A stream may end within a window, whose optimizer step is never taken.
-    assert [size for size in sizes if size] == [1, 1, 1, 2, 1, 2]
-    sizes.clear()
-    limited = {"callbacks": callbacks, "train_dataset": Rows(vector_rows(40))}
-    quiet_trainer(
-        tmp_path, kind=Noting, given=limited, num_train_epochs=2, lightning={"limit_train_batches": 3}
-    ).train()
-    assert sizes == [1, 1, 1, 2, 1]
+    assert sizes_of(Stream(vector_rows(12)), max_steps=5) == [1, 1, 1, 2, 1, 2]
+    limited = {"limit_train_batches": 3}
+    assert sizes_of(Rows(vector_rows(40)), num_train_epochs=2, lightning=limited) == [1, 1, 1, 2, 1]
 
 
 def test_a_class_of_ones_own_may_choose_the_number_itself(tmp_path: Path) -> None:

@@ -132,20 +132,15 @@ def test_the_hub_hears_of_it_only_where_the_script_pushes(tmp_path: Path) -> Non
         assert Asking.asked == heard
 
 
-def test_it_is_told_of_once_and_not_with_each_evaluation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_told_of_once_begins_at_the_beginning_and_needs_no_evaluation_data(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     trainer = quiet_trainer(tmp_path, lightning={"fast_dev_run": 2})
     trainer.train()
     trainer.evaluate()
     assert caplog.text.count("a trial, with 2 batch(es)") == caplog.text.count("fast_dev_run") == 1
-
-
-def test_without_evaluation_data_there_is_no_evaluation(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"tries a training out from its beginning, .* leave one of them out"):
+        trainer.train(resume_from_checkpoint=True)
     trainer = quiet_trainer(tmp_path, given={"eval_dataset": None}, lightning={"fast_dev_run": True})
     assert trainer.train().global_step == 1
     assert not any("eval_loss" in entry for entry in trainer.state.log_history)
-
-
-def test_it_begins_at_the_beginning(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, lightning={"fast_dev_run": True})
-    with pytest.raises(ValueError, match=r"tries a training out from its beginning, .* leave one of them out"):
-        trainer.train(resume_from_checkpoint=True)

@@ -254,10 +254,18 @@ def leave_signals_alone(lightning_trainer: pl.Trainer) -> None:
     epoch_loop._broadcast_sigterm_tensor = lambda: None
 
 
-def read_ahead_anew(lightning_trainer: pl.Trainer) -> None:
-    """Let fit throw away the batch that it has read ahead, and begin to iterate its loader once more."""
+def read_nothing_ahead(lightning_trainer: pl.Trainer) -> None:
+    """Keep fit from reading a batch ahead of a loader that has no length; to be called when it asks for an iterator."""
     fetcher: Any = lightning_trainer.fit_loop._data_fetcher
-    iter(fetcher)
+    # It first asks for one to see whether there is any.
+    if fetcher is not None:
+        fetcher.prefetch_batches = 0
+
+
+def end_epoch_with_this_batch(lightning_trainer: pl.Trainer) -> None:
+    """Let fit step, validate and end the epoch with the batch that it is handed, of a loader that has no length."""
+    fetcher: Any = lightning_trainer.fit_loop._data_fetcher
+    fetcher.done = True
 
 
 class _LookedAt(Iterator[Any]):

@@ -22,7 +22,7 @@ from littrainer.data.loaders import LookaheadLoader, count_examples, has_length
 from littrainer.data.position import DataProgress, ResumePoint, epoch_seeded_sampler
 from littrainer.data.windows import MicroBatch, WindowLoader, draw
 from littrainer.distributed.agreement import from_first
-from littrainer.engine.lightning_internals import begin_next_epoch, read_ahead_anew
+from littrainer.engine.lightning_internals import begin_next_epoch, end_epoch_with_this_batch, read_nothing_ahead
 from littrainer.training.resuming import SIZES
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ class PlaceInData:
         data: what `DataProgress.state()` returned; None where only the number of micro-batches is known.
         random: the states of all random generators, as `portable_states` has them; None leaves them alone.
         order_seed: with the epoch it makes the random order of an epoch; None where that is drawn in another way.
-        random_when_read_ahead: where they stood before Lightning read the next window ahead; None where it has not.
     """
 
     epoch: int
@@ -58,15 +57,11 @@ class PlaceInData:
     data: dict[str, Any] | None = None
     random: dict[str, Any] | None = None
     order_seed: int | None = None
-    random_when_read_ahead: dict[str, Any] | None = None
 
     def restore_random_states(self) -> None:
         """Put the generators back where they stood."""
-        _restore(self.random)
-
-    def restore_for_reading(self) -> None:
-        """Put the generators back where they stood when the next window was read."""
-        _restore(self.random if self.random_when_read_ahead is None else self.random_when_read_ahead)
+        if self.random is not None:
+            set_random_states(states_of_portable(self.random))
 
 
 def places_in(state: dict[str, Any]) -> list[PlaceInData]:
@@ -86,11 +81,6 @@ def places_in(state: dict[str, Any]) -> list[PlaceInData]:
 def random_states() -> dict[str, Any]:
     """Where all random generators of this process stand, the current GPU's too."""
     return portable_states(capture_random_states())
-
-
-def _restore(states: dict[str, Any] | None) -> None:
-    if states is not None:
-        set_random_states(states_of_portable(states))
 
 
 class TrainingBatches:
@@ -135,23 +125,14 @@ class TrainingBatches:
         self._epoch: int | None = None
         # Each epoch is announced and begun to be read, in this order or the other.
         self._epochs_announced = self._epochs_begun = 0
-        # What Lightning took for the length of an epoch until a stream ended earlier.
-        self._length_before_end: float | None = None
         # The places at which the windows that were drawn last begin, by their micro-batches.
         self._window_starts: dict[int, PlaceInData] = {}
-        # Where the batches handed out last (Lightning may read one ahead), by `batch_idx`, stand in windows with items.
+        # Where the batch handed out last, by `batch_idx`, stands in a window with items.
         self.handed_out: dict[int, MicroBatch] = {}
 
     def __len__(self) -> int:
         # What is read of an epoch may be less, as Lightning's limits say; it asks for the length to find that out.
-        if has_length(self.loader):
-            return len(self.loader)
-        # Without any length, Lightning would read a batch ahead before training begins, and later before each step. One
-        # that a stream cannot exceed does as well: if it ends earlier, Lightning's limit is lowered.
-        steps = self.pl_trainer.max_steps
-        if steps < 0:
-            raise TypeError("the length of the data is not known")
-        return steps * self.args.gradient_accumulation_steps
+        return len(self.loader)
 
     @property
     def sizes(self) -> dict[str, int | None]:
@@ -195,16 +176,7 @@ class TrainingBatches:
             return self._place_between_epochs(self._epoch + 1)
         in_window = done % self.args.gradient_accumulation_steps
         start = self._window_starts.get(done - in_window)
-        if in_window and start is not None:
-            return start
-        if self._is_read_ahead and start is not None:
-            return replace(start, random=random_states(), random_when_read_ahead=start.random)
-        return self._place_in_epoch(done)
-
-    @property
-    def _is_read_ahead(self) -> bool:
-        # Lightning does so to see where the data ends.
-        return not has_length(self)
+        return start if in_window and start is not None else self._place_in_epoch(done)
 
     def _place_between_epochs(self, next_epoch: int) -> PlaceInData:
         data = None if self._epoch is None else self.progress.state(0, epoch_is_over=True)
@@ -285,26 +257,22 @@ class TrainingBatches:
 
     def announce_epoch(self) -> None:
         """An epoch comes next, or a resumed one goes on; its hooks have not been called yet."""
-        is_read_already = self._epochs_begun > self._epochs_announced
         self._epochs_announced += 1
         self._nothing_is_left = False
-        place, loaded = self._place, self._place_to_resume()
-        if is_read_already and loaded is not place:
-            # Some strategies load a checkpoint later than Lightning reads ahead.
-            read_ahead_anew(self.pl_trainer)
+        self._place_to_resume()
         work, self._work_of_place = self._work_of_place, []
         for one in work:
             one()
         place = self._place
         if work and place is not None and place.micro_batches >= self._batches_to_read:
             # Lightning ends the epoch, and may do so without asking for a batch.
-            place.restore_for_reading()
+            place.restore_random_states()
             self._place, self._epoch, self._nothing_is_left = None, place.epoch, True
 
     def _begin_epoch_as_then(self) -> None:
         # Its order is drawn from where the checkpoint left the generators, and so is what callbacks draw before it.
         if self._place is not None and not self._place.micro_batches:
-            self._place.restore_for_reading()
+            self._place.restore_random_states()
 
     def _let_lightning_count_from_place(self) -> None:
         place, count = self._place or self._place_of_epoch, self._count
@@ -330,23 +298,25 @@ class TrainingBatches:
             # With as many micro-batches in an epoch as then it finds out itself.
             is_known = count.current.ready == self._batches_to_read or fit_loop.restarted_on_epoch_start
             return fit_loop.epoch_loop.restarting and count.is_last_batch and not is_known
-        if count.is_last_batch:
-            # It ends the epoch by that, but for a checkpoint which it takes for one in the middle of it.
-            return fit_loop.epoch_loop.restarted_on_train_batch_end
-        return fit_loop.restarted_on_epoch_end or place.epoch > self._epoch_of_lightning
+        # It ends the epoch by its last batch, but for a checkpoint which it takes for one in the middle of it.
+        return count.is_last_batch and (
+            fit_loop.epoch_loop.restarted_on_train_batch_end or fit_loop.restarted_on_epoch_end
+        )
 
     # ---- Reading -----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
+        if not has_length(self):
+            # It would do so to see where the data ends, which is known here.
+            read_nothing_ahead(self.pl_trainer)
+        return self._read()
+
+    def _read(self) -> Iterator[Any]:
         if self._nothing_is_left:
             return
         place = self._begin_to_read()
         if place is not None and place.micro_batches >= self._batches_to_read:
             return
-        pl_trainer = self.pl_trainer
-        if self._length_before_end is not None:
-            self._let_lightning_end_epochs_after(self._length_before_end)
-            self._length_before_end = None
         if self._windows is not None:
             # Where an epoch was resumed, the one whose workers live on.
             self.loader = self._windows.loader
@@ -362,42 +332,20 @@ class TrainingBatches:
         windows.start_epoch(self._epoch)
         self._window_starts = {} if place is None else {place.micro_batches: place}
         if place is not None:
-            restore = place.restore_for_reading if place.micro_batches else lambda: None
+            restore = place.restore_random_states if place.micro_batches else lambda: None
             windows.resume_at(ResumePoint(place.micro_batches, place.data, restore))
         for micro_batch in windows:
-            is_last = micro_batch.is_last_drawn and self.progress.data_has_ended
-            if is_last and windows.micro_batches_seen < windows.micro_batches_per_epoch:
-                self._length_before_end = pl_trainer.fit_loop.max_batches
-                self._let_lightning_end_epochs_after(windows.micro_batches_seen)
-            handed_out = windows.micro_batches_seen
+            if not has_length(self) and micro_batch.is_last_drawn and self.progress.data_has_ended:
+                end_epoch_with_this_batch(self.pl_trainer)
             if self.count_items is not None:
-                latest = list(self.handed_out.items())[-1:]
-                self.handed_out = {**dict(latest), handed_out - 1: replace(micro_batch, inputs=None)}
+                self.handed_out = {windows.micro_batches_seen - 1: replace(micro_batch, inputs=None)}
             yield micro_batch.inputs
-            if self._is_read_ahead:
-                self._note_end_of_step_before(handed_out - 1, place)
-
-    def _note_end_of_step_before(self, micro_batches: int, resumed: PlaceInData | None) -> None:
-        """The micro-batch behind so many has been read ahead, and only now are those before it done."""
-        start = self._window_starts.get(micro_batches)
-        if start is None:
-            return
-        if start is resumed and start.random_when_read_ahead is not None:
-            start.restore_random_states()
-        else:
-            now = random_states()
-            self._window_starts[micro_batches] = replace(start, random=now, random_when_read_ahead=start.random)
 
     def _begin_to_read(self) -> PlaceInData | None:
         """Note which epoch is read, and return the place where it goes on."""
-        if 0 < self._epochs_begun >= self._epochs_announced:
-            # Lightning has read ahead before it announced the epoch, and begins it once more.
-            self._place = self._place or self._place_of_epoch
-            self._work_of_place.append(self._begin_epoch_as_then)
-        else:
-            self._place = self._place_to_resume() or self._place_that_lightning_counts()
-            self._epoch = self._next_epoch
-            self._epochs_begun = max(self._epochs_announced, self._epochs_begun + 1)
+        self._place = self._place_to_resume() or self._place_that_lightning_counts()
+        self._epoch = self._next_epoch
+        self._epochs_begun = max(self._epochs_announced, self._epochs_begun + 1)
         if self._begin_epoch_as_then in self._work_of_place:
             self._work_of_place.remove(self._begin_epoch_as_then)
             self._begin_epoch_as_then()
@@ -405,13 +353,6 @@ class TrainingBatches:
         if place is not None:
             self._place, self._epoch = None, place.epoch
         return place
-
-    def _let_lightning_end_epochs_after(self, micro_batches: float) -> None:
-        """Let it step, validate and end the epoch at a batch."""
-        pl_trainer = self.pl_trainer
-        if pl_trainer.val_check_batch == pl_trainer.fit_loop.max_batches:
-            pl_trainer.val_check_batch = micro_batches
-        pl_trainer.fit_loop.max_batches = micro_batches
 
     def _place_that_lightning_counts(self) -> PlaceInData | None:
         """The place of a checkpoint that holds none, as where its data came from another loader."""
@@ -432,9 +373,9 @@ class TrainingBatches:
         accumulation, behind = self.args.gradient_accumulation_steps, windows.micro_batches_seen
         begins = behind % accumulation == 0 and self.progress.point is None
         # In the first window of a resumed epoch it is the place of the checkpoint.
-        if begins and (accumulation > 1 or self._is_read_ahead):
+        if begins and accumulation > 1:
             start = self._place_in_epoch(behind) if behind else self._place_between_epochs(self._epoch)
-            self._window_starts = {**dict(list(self._window_starts.items())[-1:]), behind: start}
+            self._window_starts = {behind: start}
         window = draw(batches, number)
         return window, None if self.count_items is None or not window else self.count_items(window)
 
