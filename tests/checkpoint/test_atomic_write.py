@@ -6,11 +6,7 @@ import functools
 import itertools
 import os
 import re
-import shutil
-import signal
-import subprocess
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +16,9 @@ from littrainer.checkpoint import atomic_write
 from littrainer.checkpoint.atomic_write import (
     UNFINISHED_DIR,
     clean_unfinished,
-    rotate_checkpoints,
     sequence_of,
     set_aside_and_delete,
     staged_folder,
-    wait_for_deletions,
 )
 from littrainer.checkpoint.checksums import read_manifest, write_manifest
 from littrainer.checkpoint.verification import damage_in, edits_in
@@ -195,33 +189,6 @@ def test_only_what_training_left_unfinished_is_removed_and_what_is_complete_is_p
     clean_unfinished(tmp_path / "nowhere")
 
 
-@pytest.fixture
-def overlay(tmp_path: Path) -> Iterator[Path]:
-    """A run's folder with three checkpoints in the lower layer of an overlay, as in an image that holds a run."""
-    lower, upper, work, merged = (tmp_path / name for name in ("lower", "upper", "work", "merged"))
-    for folder in (lower, upper, work, merged):
-        folder.mkdir()
-    for step in (2, 4, 6):
-        write(lower / f"checkpoint-{step}", a="before")
-    options = f"lowerdir={lower},upperdir={upper},workdir={work}"
-    made = shutil.which("mount") and subprocess.run(
-        ["mount", "-t", "overlay", "overlay", "-o", options, str(merged)], capture_output=True, check=False
-    )
-    if not made or made.returncode:
-        pytest.skip("an overlay cannot be mounted here")
-    yield merged
-    subprocess.run(["umount", str(merged)], check=True)
-
-
-def test_checkpoints_in_the_lower_layer_of_an_overlay_are_replaced_and_deleted(overlay: Path) -> None:
-    with pytest.raises(OSError, match="cross-device"):
-        os.rename(overlay / "checkpoint-2", overlay / "elsewhere")
-    write(overlay / "checkpoint-6", a="after")
-    assert contents(overlay / "checkpoint-6") == {"a": "after"} and damage_in(overlay / "checkpoint-6") == []
-    rotate_checkpoints(overlay, save_total_limit=1, in_background=True)
-    assert os.listdir(overlay) == ["checkpoint-6"]
-
-
 def test_a_link_or_a_file_where_unfinished_checkpoints_lie_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
     elsewhere, run_dir = tmp_path / "elsewhere", tmp_path / "run"
     (elsewhere / "mydata-2024").mkdir(parents=True)
@@ -255,28 +222,6 @@ def test_a_link_to_a_checkpoint_is_deleted_and_not_what_it_leads_to(tmp_path: Pa
     set_aside_and_delete(tmp_path / "checkpoint-5")
     assert os.listdir(tmp_path) == ["elsewhere"]
     assert contents(tmp_path / "elsewhere" / "checkpoint-5") == {"a": "x"}
-
-
-def test_a_deletion_is_waited_for_again_after_ctrl_c_has_interrupted_the_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path / "checkpoint-5", a="x")
-    opened = threading.Event()
-    original = atomic_write._delete_or_warn
-
-    def slowly(aside: Path) -> None:
-        opened.wait()
-        original(aside)
-
-    monkeypatch.setattr(atomic_write, "_delete_or_warn", slowly)
-    set_aside_and_delete(tmp_path / "checkpoint-5", in_background=True)
-    assert os.listdir(tmp_path) == [UNFINISHED_DIR]
-    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        wait_for_deletions()
-    threading.Timer(0.1, opened.set).start()
-    wait_for_deletions()
-    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def write_arguments(args: TrainingArguments, path: Path | str) -> None:
     # What transformers keeps there of accelerate, and asks arguments for that it has read.
     vars(shared)["distributed_state"] = None
     shared.report_to = [tracker for tracker in trackers_in(args.report_to) if isinstance(tracker, str)]
-    torch.save(shared, path, pickle_module=_naming_transformers())
+    torch.save(shared, path, pickle_module=_NAMING_TRANSFORMERS)
 
 
 def write_run_record(args: TrainingArguments, run_dir: Path | str) -> None:
@@ -80,12 +80,6 @@ def _as_json(value: Any) -> Any:
     return without_secrets(value.to_dict()) if hasattr(value, "to_dict") else as_text(value)
 
 
-def _naming_transformers() -> ModuleType:
-    module = ModuleType("naming_transformers")
-    module.Pickler = _TransformersPickler  # type: ignore[attr-defined]
-    return module
-
-
 # The pickler that is written in Python, since the one in C lets nobody choose the name of a class.
 _PythonPickler: Any = pickle._Pickler
 
@@ -98,3 +92,7 @@ class _TransformersPickler(_PythonPickler):
             return
         self.write(pickle.GLOBAL + "{}\n{}\n".format(*NAMES_IN_TRANSFORMERS[ours]).encode("ascii"))
         self.memoize(obj)
+
+
+_NAMING_TRANSFORMERS = ModuleType("naming_transformers")
+_NAMING_TRANSFORMERS.Pickler = _TransformersPickler  # type: ignore[attr-defined]

@@ -94,7 +94,8 @@ def staged_checkpoint(final: Path) -> Iterator[StagedCheckpoint]:
             folder.mkdir(parents=True)
             yield StagedCheckpoint(folder, seal)
             _carry_over(final, folder)
-            seal.complete(_next_sequence(final))
+            others = [sequence_of(other) or 0 for other in final.parent.glob("*-*") if other.is_dir()]
+            seal.complete(1 + max(others, default=0))
             is_complete = True
             _put_in_place(folder, final)
     except BaseException:
@@ -298,10 +299,6 @@ def _carry_over(earlier: Path, folder: Path) -> None:
         if name not in outdated and not (folder / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(earlier / name, folder / name)
-
-
-def _next_sequence(final: Path) -> int:
-    return 1 + max((sequence_of(folder) or 0 for folder in final.parent.glob("*-*") if folder.is_dir()), default=0)
 
 
 def sequence_of(folder: Path) -> int | None:

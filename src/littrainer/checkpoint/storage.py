@@ -6,7 +6,6 @@ One class for each. Everything else in a checkpoint is the same whatever the str
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +41,6 @@ from littrainer.checkpoint.weights import (
 )
 from littrainer.checkpoint.writer import write_companions, write_files
 from littrainer.distributed.agreement import failing_together
-from littrainer.distributed.layout import data_parallel_size
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.strategies.shards import (
     by_name,
@@ -67,9 +65,6 @@ logger = logging.getLogger(__name__)
 # What DeepSpeed's engine writes: each process its part of the optimizer's states, and in stage 3 of the parameters. It
 # reads weights, optimizer and its own schedule from there; `zero_to_fp32.py` beside it makes whole weights of it.
 ENGINE_FOLDERS = "global_step*"
-# The file that names the folder to read.
-LATEST_NAME = "latest"
-PART_OF_PROCESS = re.compile(r".*zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt")
 
 
 @dataclass
@@ -373,14 +368,16 @@ class EngineStorage(WholeStorage):
 
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
         """Load the weights of the best model; those of a training that is resumed come with the optimizer's state."""
-        if to_resume:
-            self._check(folder)
-        else:
+        if not to_resume:
             self.load_optimizer(folder)
+        elif not self.holds_weights(folder):
+            raise ValueError(
+                f"{folder} has no folder {ENGINE_FOLDERS} of DeepSpeed's engine, so DeepSpeed cannot go on from it. "
+                "Resume it without `deepspeed`, or load its model with from_pretrained and start a new training."
+            )
 
     def load_optimizer(self, folder: Path) -> None:
         """Load weights, optimizer and the engine's own schedule."""
-        self._check(folder)
         path, _ = self.trained.engine.load_checkpoint(
             str(folder),
             load_module_strict=not self._has_adapters(),
@@ -392,27 +389,6 @@ class EngineStorage(WholeStorage):
 
     def _has_adapters(self) -> bool:
         return is_a(self.trained.model, "peft model")
-
-    def _check(self, folder: Path) -> None:
-        if not self.holds_weights(folder):
-            raise ValueError(
-                f"{folder} has no folder {ENGINE_FOLDERS} of DeepSpeed's engine, so DeepSpeed cannot go on from it. "
-                "Resume it without `deepspeed`, or load its model with from_pretrained and start a new training."
-            )
-        latest = folder / LATEST_NAME
-        if not latest.is_file() or not (folder / latest.read_text("utf-8").strip()).is_dir():
-            there = ", ".join(sorted(path.name for path in folder.glob(ENGINE_FOLDERS)))
-            raise ValueError(f"{latest} has to name the folder that DeepSpeed's engine reads; there is {there}.")
-        files = (folder / latest.read_text("utf-8").strip()).iterdir()
-        wrote = len({part[1] for part in (PART_OF_PROCESS.fullmatch(path.name) for path in files) if part is not None})
-        config: Any = self.args.hf_deepspeed_config
-        size = data_parallel_size(self.args)
-        if wrote not in (0, size) and not config.is_true("checkpoint.load_universal"):
-            raise ValueError(
-                f"{folder} was written by {wrote} processes, and there are {size}: DeepSpeed goes on with as many as "
-                "before. Start so many, or convert it with DeepSpeed's ds_to_universal.py and set "
-                '"checkpoint": {"load_universal": true} in its configuration.'
-            )
 
 
 def storage_of(trained: Trained) -> WholeStorage:
