@@ -388,7 +388,8 @@ class TrainingRun:
                 trainer._load_best_model()
         self._delete_all_but_best()
         trainer.control = trainer.callback_handler.on_train_end(trainer.args, state, trainer.control)
-        not_pushed = finish_together(trainer)
+        finish, any_pushes = trainer._finish_current_push, trainer.args.push_to_hub
+        not_pushed = finish_together(finish, lambda: trainer.push_in_progress, any_pushes)
         if not_pushed is not None:
             metrics["push_to_hub_error"] = not_pushed
         # One that came after the last step stops nothing here, and the script may want to know of it.
