@@ -204,7 +204,7 @@ SEEN_ELSEWHERE: dict[str, tuple[str, str]] = {
         "test_the_size_shrinks_by_a_tenth_until_it_fits_and_is_told",
     ),
     "report_to": ("tracking/test_selection.py", "test_names_become_callbacks_in_their_order_each_once"),
-    "run_name": ("tracking/test_mlflow.py", "test_parameters_name_and_status_are_those_of_transformers"),
+    "run_name": ("tracking/test_as_transformers.py", "test_mlflow"),
     "logging_dir": ("tracking/test_tensorboard.py", "test_the_folder_is_that_of_logging_dir_before_the_environments"),
     "parallelism_config": ("distributed/test_layout.py", "test_ranks_are_those_of_accelerates_mesh"),
     "fsdp": (
@@ -235,7 +235,7 @@ SEEN_ELSEWHERE: dict[str, tuple[str, str]] = {
     "hub_private_repo": ("hub/test_repository.py", "test_privacy_is_asked_for_only_where_it_is_set"),
     "hub_revision": ("hub/test_repository.py", "test_pushes_go_to_the_branch_of_hub_revision_which_is_made"),
     "hub_token": ("hub/test_repository.py", "test_the_token_that_is_logged_in_is_taken_where_none_is_given"),
-    "hub_strategy": ("hub/test_pushing.py", "test_the_end_strategy_pushes_nothing_before_the_script_saves_the_model"),
+    "hub_strategy": ("hub/test_as_transformers.py", "test_commits_and_files_of_a_strategy_are_those_of_transformers"),
     "hub_always_push": (
         "hub/test_pushing.py",
         "test_training_does_not_wait_for_a_push_and_skips_saves_while_one_is_on_its_way",

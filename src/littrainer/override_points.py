@@ -232,7 +232,8 @@ class OverridePoints:
         if best is not None and args.save_total_limit == 1 and leads(args, run_dir):
             delete_all_but_best(run_dir, best)
         self.control = self.callback_handler.on_train_end(args, state, self.control)
-        not_pushed = finish_together(self)
+        any_pushes = args.push_to_hub
+        not_pushed = finish_together(self._finish_current_push, lambda: self.push_in_progress, any_pushes)
         if not_pushed is not None:
             output.metrics["push_to_hub_error"] = not_pushed
         # One that came after the last step stops nothing here, and the script may want to know of it.

@@ -771,7 +771,8 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             TypeError: `create_model_card` takes no such keyword.
             huggingface_hub.errors.HfHubHTTPError: the Hub refuses it; a note says what to do.
         """
-        return push_model(self, commit_message, blocking, token, revision, private, **kwargs)
+        finish = self._finish_current_push
+        return push_model(self, finish, commit_message, blocking, token, revision, private, **kwargs)
 
     def create_model_card(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ import torch
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint.storage import WholeStorage
 from littrainer.hub.snapshot import SNAPSHOT_DIR
-from tests.hub.runs import PUSHING, AtEnd, files_below, pushing_trainer
-from tests.hub.server import MAIN, Fault, Hub
+from tests.hub.runs import PUSHING, AtEnd, AtStep, files_below, pushing_trainer
+from tests.hub.server import GOOD_TOKEN, MAIN, Fault, Hub
 from tests.scenarios.data import Rows, tag_rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_lora_tagger
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
@@ -190,3 +191,34 @@ def test_trials_of_a_search_push_as_trainings_do(hub: Hub, tmp_path: Path) -> No
     trainer.train()
     trainer.push_to_hub()
     assert not [name for name in hub.repository().files() if name.startswith("run-")]
+
+
+def weights(trainer: Trainer) -> dict[str, list[float]]:
+    return {name: tensor.flatten().tolist() for name, tensor in trainer.model.state_dict().items()}
+
+
+def test_a_download_of_the_repository_is_an_output_folder_to_resume_in(hub: Hub, tmp_path: Path) -> None:
+    from huggingface_hub import snapshot_download
+
+    whole = pushing_trainer(tmp_path / "whole", push_to_hub=False)
+    whole.train()
+
+    class Stopped(Exception):
+        pass
+
+    def stop() -> None:
+        raise Stopped
+
+    first = pushing_trainer(tmp_path / "first", hub_strategy="checkpoint", given={"callbacks": [AtStep(5, stop)]})
+    with pytest.raises(Stopped):
+        first.train()
+    first.push_in_progress.wait_until_done()
+    shutil.rmtree(tmp_path / "first")
+
+    folder = tmp_path / "second" / "run"
+    snapshot_download("someone/run", local_dir=folder, token=GOOD_TOKEN)
+    second = pushing_trainer(tmp_path / "second", hub_strategy="checkpoint")
+    second.train(resume_from_checkpoint="last-checkpoint")
+    assert second.state.global_step == 6
+    assert weights(second) == weights(whole)
+    assert hub.repository().messages()[-1] == "Training in progress, step 6, checkpoint"

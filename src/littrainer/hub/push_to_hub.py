@@ -132,8 +132,8 @@ def finish_pushes(pushes: Any) -> None:
         pushes.wait_until_done()
 
 
-def finish_together(trainer: Any) -> str | None:
-    """All steps are done: wait in all processes until the first one's pushes are over.
+def finish_together(finish: Callable[[], None], pushes: Callable[[], Any], are_there_any: bool) -> str | None:
+    """All steps are done: finish the first process's pushes, while the others wait.
 
     The processes agree again and again that they are there, since a push may take longer than they would wait for each
     other at one place.
@@ -141,10 +141,9 @@ def finish_together(trainer: Any) -> str | None:
     Returns:
         what the Hub lacks, and why; None if it lacks nothing.
     """
-    finish = trainer._finish_current_push
-    if not trainer.args.push_to_hub or not are_several():
+    if not are_there_any or not are_several():
         finish()
-        return getattr(trainer.push_in_progress, "failure_at_end", None)
+        return getattr(pushes(), "failure_at_end", None)
     pool = ThreadPoolExecutor(1)
     finished = pool.submit(finish)
     pool.shutdown(wait=False)
@@ -152,7 +151,7 @@ def finish_together(trainer: Any) -> str | None:
     while agreed(bool(wait([finished], seconds).not_done)):
         pass
     finished.result()
-    return from_first(getattr(trainer.push_in_progress, "failure_at_end", None))
+    return from_first(getattr(pushes(), "failure_at_end", None))
 
 
 @contextlib.contextmanager
@@ -178,6 +177,7 @@ def pushes_during_training(args: TrainingArguments, pushes: Callable[[], Any]) -
 
 def push_model(
     trainer: Any,
+    finish: Callable[[], None],
     commit_message: str | None,
     blocking: bool,
     token: str | None,
@@ -213,7 +213,7 @@ def push_model(
         return None
     trainer.create_model_card(**card)
     # If that fails, what is pushed next takes its place.
-    trainer._finish_current_push()
+    finish()
     pushes = pushes_of(trainer)
     output_dir, repository = Path(args.output_dir), str(trainer.hub_model_id)
     branch = args.hub_revision if revision is None else revision

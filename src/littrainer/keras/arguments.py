@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 from littrainer.arguments.choices import SchedulerType
 from littrainer.arguments.fields import argument
@@ -63,17 +64,6 @@ class TFTrainingArguments(TrainingArguments):
         return self.world_size
 
     @property
-    def strategy(self) -> ReplicaStrategy:
+    def strategy(self) -> SimpleNamespace:
         """Stands for TensorFlow's distribution strategy, so that `with args.strategy.scope():` around a model works."""
-        return ReplicaStrategy(self.n_replicas)
-
-
-@dataclass
-class ReplicaStrategy:
-    """What scripts ask of a TensorFlow distribution strategy; nothing has to be done for a model of torch."""
-
-    num_replicas_in_sync: int
-
-    def scope(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context to make the model in, which changes nothing."""
-        return contextlib.nullcontext()
+        return SimpleNamespace(num_replicas_in_sync=self.n_replicas, scope=contextlib.nullcontext)

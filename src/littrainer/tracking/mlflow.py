@@ -48,7 +48,6 @@ class MLflowCallback(TrackerCallback):
 
         self._ml_flow: Any = mlflow
         self._MAX_PARAM_VAL_LENGTH = validation.MAX_PARAM_VAL_LENGTH
-        self._MAX_PARAMS_TAGS_PER_BATCH = validation.MAX_PARAMS_TAGS_PER_BATCH
         self._auto_end_run = False
         self._pending: Any = None
 
@@ -106,9 +105,7 @@ class MLflowCallback(TrackerCallback):
         limit = os.environ.get("MLFLOW_MAX_LOG_PARAMS", "")
         if limit.isdigit():
             kept = kept[: int(limit)]
-        for start in range(0, len(kept), self._MAX_PARAMS_TAGS_PER_BATCH):
-            batch = dict(kept[start : start + self._MAX_PARAMS_TAGS_PER_BATCH])
-            self._ml_flow.log_params(batch, synchronous=False)
+        self._ml_flow.log_params(dict(kept), synchronous=False)
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
         self._raise_earlier_failure()

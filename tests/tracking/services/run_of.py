@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,37 @@ def run_of_dvclive(side: str, folder: Path) -> dict[str, Any]:
     }
     model = sorted(path.name for path in Path("out/last").iterdir())
     return {"tables": tables, "parameters": Path("dvclive/params.yaml").read_text(), "model": model}
+
+
+def run_of_comet_ml(side: str, folder: Path) -> dict[str, Any]:
+    # What it would look for on the network or in the environment of the machine.
+    switched_off = ("AUTO_LOG_CO2", "AUTO_LOG_ENV_DETAILS", "AUTO_LOG_GIT_METADATA", "START_ONLINE")
+    os.environ.update({f"COMET_{name}": "False" for name in switched_off})
+    os.environ.update(COMET_OFFLINE_DIRECTORY=str(folder), COMET_LOG_ASSETS="true")
+    import comet_ml
+
+    trainer = trainer_of(side, folder / "out", report_to="comet_ml", save_strategy="steps", save_steps=3)
+    trainer.train()
+    trainer.evaluate()
+    trainer.predict(trainer.eval_dataset)
+    comet_ml.end()
+    (archive,) = folder.glob("*.zip")
+    found: dict[str, Any] = {"metrics": {}, "parameters": {}, "others": {}, "uploads": []}
+    with zipfile.ZipFile(archive) as files:
+        messages = map(json.loads, files.read("messages.json").splitlines())
+        for kind, payload in ((message["type"], message["payload"]) for message in messages):
+            if kind == "metric_msg" and payload["metric"]["metricName"].startswith(("train/", "eval/", "test/")):
+                metric = payload["metric"]
+                row = metric["step"], metric["epoch"], metric["metricValue"]
+                found["metrics"].setdefault(metric["metricName"], []).append(row)
+            elif kind == "parameter_msg":
+                parameter = payload.get("param") or payload["params"]
+                found["parameters"][parameter["paramName"]] = parameter["paramValue"]
+            elif kind == "log_other":
+                found["others"][payload["key"]] = payload["value"]
+            elif kind == "file_upload":
+                found["uploads"].append(json.dumps(payload))
+    return found
 
 
 def run_of_codecarbon(side: str, folder: Path) -> dict[str, Any]:

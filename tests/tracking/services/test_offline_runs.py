@@ -68,6 +68,17 @@ def test_swanlab_gets_what_it_gets_from_transformers(tmp_path: Path) -> None:
     assert ours["config"]["learning_rate"] == 0.01 and ours["config"]["model_num_parameters"] > 0
 
 
+def test_comet_gets_what_it_gets_from_transformers(tmp_path: Path) -> None:
+    theirs, ours = both_runs_of("comet_ml", tmp_path)
+    assert same_on_both_machines(theirs["metrics"]) == same_on_both_machines(ours["metrics"])
+    assert {"eval/accuracy", "test/loss", "train/total_flos"} <= ours["metrics"].keys()
+    assert [step for step, _, _ in ours["metrics"]["train/loss"]] == [2, 4, 6]
+    expected = {name: value for name, value in theirs["parameters"].items() if name != "args|output_dir"}
+    assert {name: ours["parameters"].get(name) for name in expected} == expected
+    assert ours["others"]["Name"] == "one short run"
+    assert any("trainer_state.json" in upload for upload in ours["uploads"])
+
+
 def test_clearml_gets_what_it_gets_from_transformers(tmp_path: Path) -> None:
     theirs, ours = both_runs_of("clearml", tmp_path)
     for run in (theirs, ours):

@@ -190,6 +190,15 @@ def test_each_trial_is_an_experiment_of_comet_which_ends_with_it(tmp_path: Path,
     assert drawn == [{"decay": 0.0}, {"decay": 1.0}, {"decay": 2.0}]
 
 
+@pytest.mark.usefixtures("comet")
+def test_an_unknown_mode_of_comet_is_told_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("COMET_MODE", "sometimes")
+    trainer_of(tmp_path, CometCallback()).train()
+    assert "COMET_MODE=sometimes is none of get, get_or_create, create" in caplog.text
+
+
 @pytest.fixture
 def comet(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
     class Logger(Recorder):
