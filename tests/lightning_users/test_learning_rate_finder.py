@@ -344,7 +344,6 @@ def test_a_model_that_model_init_made_stays_the_same_object(tmp_path: Path) -> N
         ({"mode": "log"}, "mode='log'.: give 'exponential' or 'linear'"),
         ({"min_lr": 0}, "rises from a number above 0"),
         ({"min_lr": 1.0, "max_lr": 0.1}, "to a larger one"),
-        ({"max_lr": "0.1"}, "rises from a number above 0"),
         ({"num_training": 0}, "number of learning rates to try"),
         ({"early_stop_threshold": 0.5}, "above 1; None lets it go on"),
     ],
