@@ -335,7 +335,7 @@ class _StepLimit(TrainerCallback):
         self.on_substep_end()
         control.should_training_stop = state.global_step >= self.steps
 
-    def on_substep_end(self, *_: Any, **__: Any) -> None:  # type: ignore[override]
+    def on_substep_end(self, *_: Any, **__: Any) -> None:
         # Of the first micro-batch: the last one of the data may be smaller.
         found = first_dimension(self.trainer.lightning_module.micro_batch.inputs) if self._is_unseen else None
         self._is_unseen = False
