@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from littrainer.checkpoint.lightning_format import DATA_VERSION
@@ -75,7 +75,9 @@ def places_in(state: dict[str, Any]) -> list[PlaceInData]:
             f"The state of the data has version {state.get('version')!r}, and this littrainer reads version "
             f"{DATA_VERSION}. Use the littrainer that wrote it, or resume without TrainerDataModule."
         )
-    return [PlaceInData(**place) for place in state["processes"]]
+    # Earlier checkpoints of streams hold one entry more.
+    known = [field.name for field in fields(PlaceInData)]
+    return [PlaceInData(**{name: place[name] for name in known if name in place}) for place in state["processes"]]
 
 
 def random_states() -> dict[str, Any]:
