@@ -93,9 +93,9 @@ ARGUMENTS: dict[str, Any] = {
     "weight_decay": 0.1,
     "warmup_steps": 2,
     "lr_scheduler_type": "cosine",
+    "seed": SEED,
     "per_device_train_batch_size": 4,
     "per_device_eval_batch_size": 3,
-    "seed": SEED,
 }
 # Some gradients are clipped, and some are not.
 LARGEST_NORM = 0.6
@@ -103,34 +103,24 @@ LARGEST_NORM = 0.6
 
 def curve_of_our_trainer(folder: Path, job: Job, accumulation: int, **changes: Any) -> Curve:
     set_seed(0)
-    args = quiet_arguments(
-        folder,
-        num_train_epochs=EPOCHS,
-        gradient_accumulation_steps=accumulation,
-        max_grad_norm=LARGEST_NORM,
-        logging_strategy="steps",
-        logging_steps=1,
-        eval_strategy="epoch",
-        **{**ARGUMENTS, **changes},
-    )
+    running = {"num_train_epochs": EPOCHS, "gradient_accumulation_steps": accumulation, "max_grad_norm": LARGEST_NORM}
+    showing = {"logging_strategy": "steps", "logging_steps": 1, "eval_strategy": "epoch"}
     trainer = Trainer(
-        model=job.model(),
-        args=args,
-        train_dataset=job.training_rows,
-        eval_dataset=job.evaluation_rows,
-        data_collator=pad_tokens,
+        job.model(),
+        quiet_arguments(folder, **{**running, **showing, **ARGUMENTS, **changes}),
+        pad_tokens,
+        job.training_rows,
+        job.evaluation_rows,
         compute_metrics=job.compute_metrics,
     )
     trainer.train()
-    entries = trainer.state.log_history
-    return Curve(
-        losses=[entry["loss"] for entry in entries if "loss" in entry],
-        learning_rates=[entry["learning_rate"] for entry in entries if "learning_rate" in entry],
-        eval_losses=[entry["eval_loss"] for entry in entries if "eval_loss" in entry],
-        # Lightning keeps what is logged in single precision.
-        accuracies=[torch.tensor(entry["eval_accuracy"]).item() for entry in entries if "eval_accuracy" in entry],
-        weights=weights_of(trainer.model),
-    )
+
+    def logged(name: str) -> list[float]:
+        return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+    # Lightning keeps what is logged in single precision.
+    accuracies = [torch.tensor(one).item() for one in logged("eval_accuracy")]
+    return Curve(logged("loss"), logged("learning_rate"), logged("eval_loss"), accuracies, weights_of(trainer.model))
 
 
 class Watches(pl.Callback):
@@ -168,16 +158,9 @@ def curve_of_lightning(job: Job, accumulation: int, data: Data, processes: int =
     args = {**ARGUMENTS, **changes}
     module = TransformersModule(job.model(), args, compute_metrics=job.compute_metrics)
     watches = Watches()
-    trainer = pl.Trainer(
-        max_epochs=EPOCHS,
-        accumulate_grad_batches=accumulation,
-        gradient_clip_val=LARGEST_NORM,
-        callbacks=[watches],
-        log_every_n_steps=1,
-        devices=processes,
-        strategy="ddp" if processes > 1 else "auto",
-        **QUIET,
-    )
+    running: dict[str, Any] = {"max_epochs": EPOCHS, "accumulate_grad_batches": accumulation, "log_every_n_steps": 1}
+    where: dict[str, Any] = {"devices": processes, "strategy": "ddp" if processes > 1 else "auto"}
+    trainer = pl.Trainer(**running, **where, **QUIET, gradient_clip_val=LARGEST_NORM, callbacks=[watches])
     # As a Trainer does when it is made, which is after its model.
     set_seed(SEED)
     trainer.fit(module, **data(job, args))

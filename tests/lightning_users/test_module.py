@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 from littrainer import TransformersModule, set_seed
-from littrainer.optim.parameter_groups import decayed_parameter_names
 from tests.lightning_users.fitting import ROWS, fitted, loader, module_of, predicted, seen_in, trainer_for, validated
 from tests.scenarios.collators import pad_tokens, pad_translations
 from tests.scenarios.data import language_rows, token_rows, translation_rows, vector_rows
@@ -83,12 +82,6 @@ def test_a_loaded_model_within_another_one_is_trained_in_training_mode(make: Any
 # ---- Optimizer and schedule ------------------------------------------------------------------------------------------
 
 
-def test_the_schedule_is_as_long_as_the_run_of_the_lightning_trainer() -> None:
-    args = {"learning_rate": 0.5, "warmup_steps": 2, "lr_scheduler_type": "linear"}
-    seen = seen_in(module_of(args=args), max_epochs=2)
-    assert seen.learning_rates == pytest.approx([0, 0.25, 0.5, 0.375, 0.25, 0.125])
-
-
 def test_a_loader_without_a_length_needs_max_steps_and_the_error_says_so() -> None:
     batches = list(loader())
     with pytest.raises(ValueError, match=r"lr_scheduler_type='linear' ends with the training.*max_steps"):
@@ -103,14 +96,6 @@ def test_a_schedule_that_follows_a_metric_steps_with_the_validation() -> None:
     options = {"patience": 0, "factor": 0.5, "threshold": 100.0, "threshold_mode": "abs"}
     args = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": options, "learning_rate": 0.5}
     assert seen_in(module_of(args=args), val=loader(), max_epochs=3).learning_rates[::3] == [0.5, 0.5, 0.25]
-
-
-def test_norms_and_biases_are_not_decayed() -> None:
-    module = module_of(args={"weight_decay": 0.1})
-    with_decay, without = fitted(module).optimizers[0].param_groups
-    own = {id(parameter) for name, parameter in module.named_parameters() if name in decayed_parameter_names(module)}
-    assert {id(parameter) for parameter in with_decay["params"]} == own and with_decay["weight_decay"] == 0.1
-    assert len(without["params"]) == 4 and without["weight_decay"] == 0
 
 
 def test_a_given_optimizer_and_schedule_are_used() -> None:
@@ -245,13 +230,6 @@ def test_losses_and_metrics_are_logged_under_the_names_a_lightning_user_expects(
     assert set(trainer.callback_metrics) == {"train_loss", "val_loss", "val_right", "val_half"}
     (tested,) = trainer.test(module, loader(), verbose=False)
     assert set(tested) == {"test_loss", "test_right", "test_half"}
-
-
-def test_the_validation_loss_is_the_mean_over_samples() -> None:
-    module = module_of()
-    found = validated(module)["val_loss"]
-    with torch.no_grad():
-        assert found == pytest.approx(module(**next(iter(loader(batch_size=ROWS))))["loss"].item(), rel=1e-6)
 
 
 def test_several_loaders_are_told_apart_by_name_or_by_number() -> None:

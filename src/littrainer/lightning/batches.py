@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from littrainer.checkpoint.lightning_format import DATA_VERSION
@@ -75,7 +75,9 @@ def places_in(state: dict[str, Any]) -> list[PlaceInData]:
             f"The state of the data has version {state.get('version')!r}, and this littrainer reads version "
             f"{DATA_VERSION}. Use the littrainer that wrote it, or resume without TrainerDataModule."
         )
-    return [PlaceInData(**place) for place in state["processes"]]
+    # Earlier checkpoints of streams hold one entry more.
+    known = [field.name for field in fields(PlaceInData)]
+    return [PlaceInData(**{name: place[name] for name in known if name in place}) for place in state["processes"]]
 
 
 def random_states() -> dict[str, Any]:
@@ -114,10 +116,9 @@ class TrainingBatches:
         self.progress = DataProgress()
         self.batch_sampler = _AnnouncedEpochs(self)
         self._take_place = take_place
-        # Where a checkpoint lets reading begin, until it has begun, and what of it is still to be done before that.
+        # Where a checkpoint lets reading begin, until it has begun; and whether its epoch is still to be announced.
         self._place: PlaceInData | None = None
-        self._place_of_epoch: PlaceInData | None = None
-        self._work_of_place: list[Callable[[], None]] = []
+        self._is_unannounced = False
         # Whether a checkpoint stands behind the last batch that the epoch has by the sizes of today.
         self._nothing_is_left = False
         self._windows: WindowLoader | None = None
@@ -215,7 +216,7 @@ class TrainingBatches:
         place = self._take_place()
         if place is not None:
             self._place = self._fitting(place)
-            self._work_of_place = [self._begin_epoch_as_then, self._let_lightning_count_from_place]
+            self._is_unannounced = True
             sampler = epoch_seeded_sampler(self.loader)
             if sampler is not None and place.order_seed is not None:
                 # A program that is started again need not have the same seed.
@@ -259,27 +260,23 @@ class TrainingBatches:
         """An epoch comes next, or a resumed one goes on; its hooks have not been called yet."""
         self._epochs_announced += 1
         self._nothing_is_left = False
-        self._place_to_resume()
-        work, self._work_of_place = self._work_of_place, []
-        for one in work:
-            one()
-        place = self._place
-        if work and place is not None and place.micro_batches >= self._batches_to_read:
+        place, is_new = self._place_to_resume(), self._is_unannounced
+        self._is_unannounced = False
+        if place is None or not is_new:
+            return
+        if not place.micro_batches:
+            # Its order is drawn from where the checkpoint left the generators, and so is what callbacks draw before it.
+            place.restore_random_states()
+        self._let_lightning_count_from(place)
+        if place.micro_batches >= self._batches_to_read:
             # Lightning ends the epoch, and may do so without asking for a batch.
             place.restore_random_states()
             self._place, self._epoch, self._nothing_is_left = None, place.epoch, True
 
-    def _begin_epoch_as_then(self) -> None:
-        # Its order is drawn from where the checkpoint left the generators, and so is what callbacks draw before it.
-        if self._place is not None and not self._place.micro_batches:
-            self._place.restore_random_states()
-
-    def _let_lightning_count_from_place(self) -> None:
-        place, count = self._place or self._place_of_epoch, self._count
-        if place is None:
-            return
+    def _let_lightning_count_from(self, place: PlaceInData) -> None:
+        count = self._count
         if not place.micro_batches:
-            if self._is_at_an_end_unknown_to_lightning(place):
+            if self._is_at_an_end_unknown_to_lightning():
                 begin_next_epoch(self.pl_trainer)
                 return
             is_sized = has_length(self.loader)
@@ -292,7 +289,7 @@ class TrainingBatches:
         if place.micro_batches or is_at_its_beginning or self.pl_trainer.fit_loop.restarted_on_epoch_start:
             count.increment_by(place.micro_batches - count.current.processed)
 
-    def _is_at_an_end_unknown_to_lightning(self, place: PlaceInData) -> bool:
+    def _is_at_an_end_unknown_to_lightning(self) -> bool:
         fit_loop, count = self.pl_trainer.fit_loop, self._count
         if has_length(self.loader):
             # With as many micro-batches in an epoch as then it finds out itself.
@@ -343,15 +340,9 @@ class TrainingBatches:
 
     def _begin_to_read(self) -> PlaceInData | None:
         """Note which epoch is read, and return the place where it goes on."""
-        self._place = self._place_to_resume() or self._place_that_lightning_counts()
-        self._epoch = self._next_epoch
+        place, self._place = self._place_to_resume() or self._place_that_lightning_counts(), None
+        self._epoch = self._next_epoch if place is None else place.epoch
         self._epochs_begun = max(self._epochs_announced, self._epochs_begun + 1)
-        if self._begin_epoch_as_then in self._work_of_place:
-            self._work_of_place.remove(self._begin_epoch_as_then)
-            self._begin_epoch_as_then()
-        place = self._place_of_epoch = self._place
-        if place is not None:
-            self._place, self._epoch = None, place.epoch
         return place
 
     def _place_that_lightning_counts(self) -> PlaceInData | None:

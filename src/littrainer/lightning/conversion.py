@@ -48,9 +48,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The name under which a `TransformersModule` carries its model.
-ATTRIBUTE = "model"
-PREFIX = f"{ATTRIBUTE}."
+# Of the names of the model's weights in those of a `TransformersModule`.
+PREFIX = "model."
 # What the state of a `TrainerDataModule` has, under whatever name its class goes.
 PARTS_OF_DATA_STATE = {"version", "processes"}
 START_ANEW = "Load its model (TransformersModule.load_from_checkpoint) and start a new training."

@@ -190,15 +190,15 @@ class EvaluationRound:
 
     def add(self, inputs: dict[str, Any], loss: Any, predictions: Any, labels: Any) -> None:
         """Take in what this process has for a batch."""
-        ends_here = self.loader is not None and self.loader.end_of_dataloader
-        size, rows = first_dimension(inputs) or 1, self.loader.samples_in_last_batch() if ends_here else None
+        loader, size = self.loader, first_dimension(inputs) or 1
+        rows = loader.samples_in_last_batch() if loader is not None and loader.end_of_dataloader else None
         losses = None if loss is None else loss.detach().reshape(1)
         if losses is not None:
             if self.exact_loss is not None:
                 self.exact_loss.add(loss, self.exact_loss.weight_of(inputs))
             # A batch's mean loss stands once for each of its samples, that of a short last batch of a TrainerDataModule
             # for those of a full one, which is cut off.
-            full = None if self.loader is None else self.loader.batch_size
+            full = None if loader is None else loader.batch_size
             repeated = BatchOutputs(losses.repeat(size if full is None else full))
             self.kept.losses.add(self._everywhere(repeated, rows).losses)
         needs_predictions = self.module.compute_metrics is not None and not self.args.prediction_loss_only
@@ -253,7 +253,7 @@ class EvaluationRound:
                 streaming.update(own.for_metrics(wanted), everywhere.for_metrics(wanted))
 
     def _everywhere(self, own: BatchOutputs, rows: int | None) -> BatchOutputs:
-        """What all processes have for a batch, without rows that only fill it up."""
+        # Without rows that only fill a batch up.
         found = BatchOutputs(*(None if value is None else self._gather(value) for value in own))
         return found if rows is None else found.first_rows(rows)
 

@@ -20,7 +20,7 @@ from littrainer.callbacks.progress import shows_bars
 from littrainer.data.limits import development_batches
 from littrainer.data.loaders import first_dimension, has_length
 from littrainer.distributed.layout import data_parallel_size
-from littrainer.lightning.trial_steps import check_can_try, is_number, left_as_found, take_steps
+from littrainer.lightning.trial_steps import check_can_try, left_as_found, take_steps
 from littrainer.search import searching
 from littrainer.search.record import BestRun
 from littrainer.training.batch_size_search import check_that_all_ran_out, empty_device_cache, ran_out_of_memory
@@ -115,7 +115,8 @@ class LightningExtras:
             ValueError: a parameter is wrong, or there is no training data.
             RuntimeError, NotImplementedError: no size fits, or the Trainer could not be left as it was.
         """
-        _check_size_search(mode, steps_per_trial, init_val, max_trials, margin, max_val)
+        numbers = {"init_val": init_val, "max_trials": max_trials, "max_val": max_val}
+        _check_size_search(mode, margin, steps_per_trial=steps_per_trial, **numbers)
         check_can_try(self, "scale_batch_size")
         if development_batches(self):
             logger.warning("scale_batch_size tries nothing with fast_dev_run: it keeps %d.", self._train_batch_size)
@@ -295,20 +296,22 @@ def _rates(lowest: float, highest: float, number: int, mode: str) -> list[float]
     return [lowest * (highest / lowest) ** share for share in shares]
 
 
-def _check_range_test(min_lr: Any, max_lr: Any, num_training: Any, mode: Any, threshold: Any) -> None:
+def _check_range_test(
+    min_lr: float, max_lr: float, num_training: int, mode: str, early_stop_threshold: float | None
+) -> None:
     if mode not in RISES:
         raise ValueError(f"lr_find(mode={mode!r}): give {' or '.join(map(repr, RISES))}.")
-    if not is_number(min_lr) or not is_number(max_lr) or not 0 < min_lr < max_lr < math.inf:
+    if not 0 < min_lr < max_lr < math.inf:
         raise ValueError(
             f"lr_find(min_lr={min_lr!r}, max_lr={max_lr!r}): the learning rate rises from a number above 0 to a larger "
             "one."
         )
-    if isinstance(num_training, bool) or not isinstance(num_training, int) or num_training < 1:
+    if num_training < 1:
         raise ValueError(f"lr_find(num_training={num_training!r}): give the number of learning rates to try.")
-    if threshold is not None and not (is_number(threshold) and threshold > 1):
+    if early_stop_threshold is not None and not early_stop_threshold > 1:
         raise ValueError(
-            f"lr_find(early_stop_threshold={threshold!r}): give how many times the lowest loss ends the test, above 1; "
-            "None lets it go on."
+            f"lr_find(early_stop_threshold={early_stop_threshold!r}): give how many times the lowest loss ends the "
+            "test, above 1; None lets it go on."
         )
 
 
@@ -332,7 +335,7 @@ class _StepLimit(TrainerCallback):
         self.on_substep_end()
         control.should_training_stop = state.global_step >= self.steps
 
-    def on_substep_end(self, *_: Any, **__: Any) -> None:  # type: ignore[override]
+    def on_substep_end(self, *_: Any, **__: Any) -> None:
         # Of the first micro-batch: the last one of the data may be smaller.
         found = first_dimension(self.trainer.lightning_module.micro_batch.inputs) if self._is_unseen else None
         self._is_unseen = False
@@ -370,14 +373,11 @@ def _has_memory_for(trainer: Any, size: int, steps: int, accumulation: int) -> b
     return has_memory
 
 
-def _check_size_search(
-    mode: Any, steps_per_trial: Any, init_val: Any, max_trials: Any, margin: Any, max_val: Any
-) -> None:
+def _check_size_search(mode: str, margin: float, **numbers: int) -> None:
     if mode not in SEARCHES:
         raise ValueError(f"scale_batch_size(mode={mode!r}): give {' or '.join(map(repr, SEARCHES))}.")
-    numbers = {"init_val": init_val, "max_trials": max_trials, "max_val": max_val, "steps_per_trial": steps_per_trial}
     for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if value < 1:
             raise ValueError(f"scale_batch_size({name}={value!r}): give a whole number from 1 up.")
-    if not is_number(margin) or not 0 <= margin < 1:
+    if not 0 <= margin < 1:
         raise ValueError(f"scale_batch_size(margin={margin!r}): give the share to take off, from 0 up and below 1.")

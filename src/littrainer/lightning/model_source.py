@@ -38,6 +38,8 @@ ModelSource: TypeAlias = nn.Module | str | os.PathLike[str] | Mapping[str, Any] 
 
 # Keys of a description: the class, its configuration as a dict, and the name that the model was loaded by.
 CLASS, CONFIG, NAME = "class", "config", "name"
+# Of the names of the model's weights in those of a module.
+PREFIX = "model."
 
 
 def made_at_once(source: ModelSource | None, model_class: Any = None) -> nn.Module | None:
@@ -175,11 +177,7 @@ def shown_hyper_parameters(module_class: type, args: TrainingArguments, name: st
 
 
 def kept_in(checkpoint: Any, module_class: type) -> dict[str, Any]:
-    """The keywords of a module that a checkpoint keeps, as far as the class takes them.
-
-    Parameters:
-        checkpoint: what a checkpoint holds.
-    """
+    """The keywords of a module that a checkpoint keeps, as far as the class takes them."""
     if not isinstance(checkpoint, Mapping):
         return {}
     own = checkpoint.get(pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY) or {}
@@ -197,11 +195,7 @@ def taken_by(module_class: type, keywords: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mark_of(pl_trainer: pl.Trainer, hyper_parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return what a checkpoint says about the training that wrote it, in addition to what Lightning says.
-
-    Parameters:
-        hyper_parameters: as `hyper_parameters_of` has them.
-    """
+    """Return what a checkpoint says about the training that wrote it, in addition to what Lightning says."""
     batches = pl_trainer.num_training_batches
     # One that has only evaluated would load training data to find out.
     steps = math.inf if pl_trainer.train_dataloader is None else steps_of_training(pl_trainer)
@@ -262,9 +256,8 @@ def _whole_weights(module: Any) -> dict[str, Any] | None:
         )
     strategy = getattr(module.attached_trainer(), "strategy", None)
     if isinstance(strategy, FSDPStrategy):
-        prefix = "model."
         state = strategy.lightning_module_state_dict()
-        return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        return {name.removeprefix(PREFIX): value for name, value in state.items() if name.startswith(PREFIX)}
     if any(is_a(parameter, "sharded tensor") for parameter in parameters):
         return whole_state_dict(module.model)
     return None

@@ -68,11 +68,6 @@ def check_can_try(trainer: Any, method: str) -> None:
     check_before_training(trainer)
 
 
-def is_number(value: Any) -> bool:
-    """Whether a parameter can be compared with numbers; True and False are none."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 @contextlib.contextmanager
 def left_as_found(trainer: Any) -> Iterator[None]:
     """While the block runs trial steps change the Trainer; afterwards it is as it was, however the block ends.
