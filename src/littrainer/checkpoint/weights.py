@@ -485,7 +485,8 @@ def load_adapters(model: Any, folder: Path, *, is_trainable: bool) -> list[str]:
 
 
 def _active_adapters(model: Any) -> list[str]:
-    return list(model.active_adapters) if is_a(model, "peft model") else model.active_adapters()
+    # Of a model of transformers that carries several, its `save_pretrained` writes the first.
+    return list(model.active_adapters) if is_a(model, "peft model") else model.active_adapters()[:1]
 
 
 def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
