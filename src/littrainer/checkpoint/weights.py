@@ -404,7 +404,7 @@ def _converted(inner: Any, stored: Mapping[str, Any]) -> tuple[dict[str, Any], l
 
 def _plain_name(name: str) -> str:
     """A name without what wrappers put into it."""
-    return ".".join(part for part in name.removeprefix(WRAPPER_PREFIX).split(".") if part != COMPILED_PART)
+    return name.removeprefix(WRAPPER_PREFIX).replace(f"{COMPILED_PART}.", "")
 
 
 def _not_ignored(names: Iterable[str], model: Any, *attributes: str) -> list[str]:
@@ -485,8 +485,7 @@ def load_adapters(model: Any, folder: Path, *, is_trainable: bool) -> list[str]:
 
 
 def _active_adapters(model: Any) -> list[str]:
-    # Of a model of transformers that carries several, its `save_pretrained` writes the first.
-    return list(model.active_adapters) if is_a(model, "peft model") else model.active_adapters()[:1]
+    return list(model.active_adapters) if is_a(model, "peft model") else model.active_adapters()
 
 
 def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
