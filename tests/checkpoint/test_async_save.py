@@ -5,14 +5,12 @@ import logging
 import os
 import signal
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from transformers import BertForSequenceClassification
 
 from littrainer import Trainer, TrainerCallback
@@ -310,18 +308,6 @@ def test_a_model_with_its_own_way_of_saving_is_asked_before_training_goes_on(tmp
     quiet_trainer(tmp_path, model, given=given, max_steps=2, async_save=True, save_strategy="steps").train()
     assert (tmp_path / "checkpoint-2" / "thread.txt").read_text() == threading.main_thread().name
     assert damage_in(tmp_path / "checkpoint-2") == []
-
-
-def test_a_copy_keeps_values_containers_and_what_is_no_tensor() -> None:
-    model = nn.Linear(3, 2)
-    states = {"model": model.state_dict(), "rest": [1, "text", (None, torch.arange(3)), {"lr": 0.1}]}
-    copied = HostCopies().copy(states)
-    with torch.no_grad():
-        model.weight.zero_()
-    assert isinstance(copied["model"], OrderedDict) and copied["model"]._metadata == model.state_dict()._metadata
-    assert copied["model"]["weight"].abs().sum() > 0
-    assert copied["rest"][:2] == [1, "text"] and copied["rest"][3] == {"lr": 0.1}
-    assert copied["rest"][2][0] is None and copied["rest"][2][1].tolist() == [0, 1, 2]
 
 
 def test_what_shares_memory_shares_it_in_the_copy_too() -> None:

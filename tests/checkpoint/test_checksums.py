@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from littrainer.checkpoint import checksums
 from littrainer.checkpoint.checksums import (
     BYTES_AT_A_TIME,
     MANIFEST_NAME,
@@ -142,9 +141,3 @@ def test_what_a_users_code_does_to_the_files_afterwards_is_no_damage(folder: Pat
     manifest = read_manifest(folder)
     assert manifest is not None and manifest.sequence == 4
     assert manifest.files == {name: file_record(folder / name) for name in ("a", "added")}
-
-
-def test_a_folder_that_was_not_touched_keeps_its_manifest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sealed(folder)
-    monkeypatch.setattr(checksums, "write_manifest", lambda *_: pytest.fail("written again"))
-    note_changes(folder)

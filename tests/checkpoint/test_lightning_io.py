@@ -16,18 +16,11 @@ from torch.utils.data import DataLoader
 import littrainer
 from littrainer import TransformersCheckpointIO
 from tests.checkpoint.malicious import Creates
+from tests.lightning_users.curves import QUIET
 from tests.scenarios.data import Rows, tiny_tokenizer, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_gpt2
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
-QUIET: dict[str, Any] = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "accelerator": "cpu",
-    "num_sanity_val_steps": 0,
-}
 EPOCH_STEPS = 5
 
 

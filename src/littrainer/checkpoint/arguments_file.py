@@ -77,7 +77,8 @@ def write_run_record(args: TrainingArguments, run_dir: Path | str) -> None:
 
 
 def _as_json(value: Any) -> Any:
-    return without_secrets(value.to_dict()) if hasattr(value, "to_dict") else as_text(value)
+    is_configuration = hasattr(value, "to_dict") and not isinstance(value, type)
+    return without_secrets(value.to_dict()) if is_configuration else as_text(value)
 
 
 # The pickler that is written in Python, since the one in C lets nobody choose the name of a class.

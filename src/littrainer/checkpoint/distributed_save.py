@@ -140,28 +140,19 @@ def _first_seen(run_dir: Path, tokens: dict[int, str]) -> int | None:
 
 
 @contextlib.contextmanager
-def distributed_checkpoint(args: TrainingArguments, final: Path) -> Iterator[StagedCheckpoint]:
-    """Write a checkpoint as `staged_checkpoint` does, each process its part; it stands when this ends in any of them.
+def parts_of_checkpoint(
+    args: TrainingArguments, final: Path, unfinished: contextlib.ExitStack
+) -> Iterator[StagedCheckpoint]:
+    """Write a checkpoint as `staged_checkpoint` does, each process its part, up to where all parts are written.
 
     Parameters:
         final: the checkpoint's folder.
+        unfinished: closing it completes the checkpoint.
 
     Raises:
         OSError: the disk is full; the error names the checkpoint and the file.
         FailedElsewhere: another process could not write its part, which its error says.
     """
-    with contextlib.ExitStack() as unfinished:
-        with parts_of_checkpoint(args, final, unfinished) as part:
-            yield part
-        with failing_together(f"writing {final}"):
-            unfinished.close()
-
-
-@contextlib.contextmanager
-def parts_of_checkpoint(
-    args: TrainingArguments, final: Path, unfinished: contextlib.ExitStack
-) -> Iterator[StagedCheckpoint]:
-    """As `distributed_checkpoint`, up to where all parts are written; closing `unfinished` completes the checkpoint."""
     if not are_several():
         yield unfinished.enter_context(staged_checkpoint(final))
         return

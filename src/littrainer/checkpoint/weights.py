@@ -404,7 +404,7 @@ def _converted(inner: Any, stored: Mapping[str, Any]) -> tuple[dict[str, Any], l
 
 def _plain_name(name: str) -> str:
     """A name without what wrappers put into it."""
-    return ".".join(part for part in name.removeprefix(WRAPPER_PREFIX).split(".") if part != COMPILED_PART)
+    return name.removeprefix(WRAPPER_PREFIX).replace(f"{COMPILED_PART}.", "")
 
 
 def _not_ignored(names: Iterable[str], model: Any, *attributes: str) -> list[str]:

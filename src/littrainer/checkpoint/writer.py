@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -16,7 +17,7 @@ from torch import nn
 from littrainer.callbacks.state import TrainerState, exported_states, is_exportable
 from littrainer.checkpoint.arguments_file import write_arguments
 from littrainer.checkpoint.atomic_write import StagedCheckpoint, name_final_folder
-from littrainer.checkpoint.distributed_save import distributed_checkpoint, place_of
+from littrainer.checkpoint.distributed_save import parts_of_checkpoint, place_of
 from littrainer.checkpoint.layout import (
     RESUME_RECORD_NAME,
     TRAINER_STATE_NAME,
@@ -26,7 +27,7 @@ from littrainer.checkpoint.layout import (
 )
 from littrainer.checkpoint.safe_loading import refuse_unsafe
 from littrainer.checkpoint.weights import write_weights, writes_given_weights
-from littrainer.distributed.agreement import are_several, from_each
+from littrainer.distributed.agreement import are_several, failing_together, from_each
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -206,12 +207,15 @@ def write_checkpoint(
         FailedElsewhere: another process could not write its part.
     """
     final = training.folder if folder is None else folder
-    with distributed_checkpoint(training.args, final) as staged:
-        files = CheckpointFiles(staged)
-        collect_files(training, files, is_complete)
-        files.take(further or {})
-        for name in further or {}:
-            refuse_unsafe(files.folder / name, advice)
+    with contextlib.ExitStack() as unfinished:
+        with parts_of_checkpoint(training.args, final, unfinished) as part:
+            files = CheckpointFiles(part)
+            collect_files(training, files, is_complete)
+            files.take(further or {})
+            for name in further or {}:
+                refuse_unsafe(files.folder / name, advice)
+        with failing_together(f"writing {final}"):
+            unfinished.close()
     return str(final)
 
 
