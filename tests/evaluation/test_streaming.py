@@ -146,10 +146,11 @@ def test_scores_of_several_labels_do_not_depend_on_the_batches(
 # ---- Names and values -----------------------------------------------------------------------------------------------
 
 
-class Seen:
-    """An object with the three methods that is no metric of torchmetrics."""
+class Seen(Metric):
+    """A metric with an update of its own, which notes what it is called with."""
 
     def __init__(self, **results: Any) -> None:
+        super().__init__()
         self.results = results
         self.calls: list[Any] = []
 
@@ -160,6 +161,7 @@ class Seen:
         return {"rows": sum(len(arguments[0]) for arguments, _ in self.calls), **self.results}
 
     def reset(self) -> None:
+        super().reset()
         self.calls = []
 
 
@@ -204,21 +206,10 @@ def test_a_result_that_is_no_number_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_what_can_be_called_is_a_function_unless_it_is_of_torchmetrics() -> None:
-    class Callable(Seen):
-        def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
-            return {}
-
-    def function(prediction: EvalPrediction) -> dict[str, float]:
-        return {}
-
-    for name in ("update", "compute", "reset"):
-        setattr(function, name, lambda: None)
-    assert streaming_metrics(function) is None
-    assert streaming_metrics(Callable()) is None
-    assert streaming_metrics(None) is None
+    assert streaming_metrics(accuracy) is None and streaming_metrics(None) is None
     for metrics in (micro_accuracy(), MetricCollection([micro_accuracy()]), {"acc": micro_accuracy()}, Seen()):
         assert isinstance(streaming_metrics(metrics), StreamingMetrics)
-    chosen = StreamingMetrics(Callable())
+    chosen = StreamingMetrics(Seen())
     assert streaming_metrics(chosen) is chosen
 
 
@@ -227,8 +218,8 @@ def test_what_can_be_called_is_a_function_unless_it_is_of_torchmetrics() -> None
     [
         ("accuracy", TypeError, "compute_metrics is 'accuracy'.*function of an EvalPrediction"),
         ({}, ValueError, "dict without a metric"),
-        ({"accuracy": accuracy}, TypeError, r"compute_metrics\['accuracy'\] is no metric \(function\).*update"),
-        ({"all": {"f1": accuracy}}, TypeError, r"compute_metrics\['all'\] is no metric \(dict\)"),
+        ({"accuracy": accuracy}, TypeError, r"compute_metrics\['accuracy'\] is no metric of torchmetrics \(function\)"),
+        ({"all": {"f1": accuracy}}, TypeError, r"compute_metrics\['all'\] is no metric of torchmetrics \(dict\)"),
         (StreamingMetrics, TypeError, "compute_metrics is the class StreamingMetrics"),
         (MulticlassAccuracy, TypeError, "is the class MulticlassAccuracy; pass a metric"),
     ],
@@ -354,20 +345,6 @@ def test_metrics_move_to_the_device_of_the_model(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, given={"compute_metrics": Moving(CLASSES)})
     trainer.evaluate()
     assert moved == [(trainer.args.device,)]
-
-
-class BatchesOfAll(Seen):
-    """Has no states that torchmetrics could put together."""
-
-
-def test_only_metrics_that_do_not_synchronise_are_given_the_batches_of_all_processes() -> None:
-    own, everywhere = (EvalPrediction(torch.rand(n, CLASSES), torch.zeros(n, dtype=torch.int64)) for n in (2, 4))
-    seen, metric = BatchesOfAll(), micro_accuracy()
-    metrics = StreamingMetrics({"seen": seen, "metric": metric})
-    assert metrics.needs_all_processes and not StreamingMetrics(metric).needs_all_processes
-    metrics.update(own, everywhere)
-    assert len(seen.calls[0][0][0]) == 4
-    assert int(metric.tp + metric.fn) == 2
 
 
 # ---- Errors ---------------------------------------------------------------------------------------------------------
