@@ -111,32 +111,17 @@ def test_every_dataloader_argument_has_its_effect_tested() -> None:
     assert {*EFFECTS, "dataloader_pin_memory"} == fields
 
 
-class ArgumentsOnAGpu(TrainingArguments):
-    """Say that there is a GPU, which is all that a loader asks before it is iterated."""
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cuda", 0)
-
-
-class ArgumentsOnACpu(TrainingArguments):
-    """Say that there is no accelerator."""
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
-
-
 @pytest.mark.parametrize("asked_for", [True, False])
-@pytest.mark.parametrize(("kind", "has_gpu"), [(ArgumentsOnAGpu, True), (ArgumentsOnACpu, False)])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_memory_is_pinned_for_an_accelerator_where_that_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, has_gpu: bool, asked_for: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, asked_for: bool
 ) -> None:
     # Without an accelerator in the machine torch takes the wish back.
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    args: Any = quiet_arguments(tmp_path, kind=kind, dataloader_pin_memory=asked_for, use_cpu=False)
+    monkeypatch.setattr(TrainingArguments, "device", torch.device(device))
+    args = quiet_arguments(tmp_path, dataloader_pin_memory=asked_for, use_cpu=False)
     loader = build_loader(args, Observed(), collate=list, batch_size=3, sampler=None, is_training=True)
-    assert loader.pin_memory is (asked_for and has_gpu)
+    assert loader.pin_memory is (asked_for and device == "cuda")
 
 
 def test_each_rank_has_workers_that_draw_their_own_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 from torchmetrics.text import Perplexity
 
@@ -70,16 +71,17 @@ def language_model(folder: Path, rank: int, size: int) -> Any:
     return output.predictions, output.label_ids
 
 
-class RowCounter:
-    """A metric that cannot put the states of several processes together."""
+class RowCounter(Metric):
+    """A metric of the script's own."""
 
-    def reset(self) -> None:
-        self.rows = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("rows", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, predictions: torch.Tensor, labels: torch.Tensor) -> None:
         self.rows += len(labels)
 
-    def compute(self) -> int:
+    def compute(self) -> Any:
         return self.rows
 
 

@@ -146,10 +146,11 @@ def test_scores_of_several_labels_do_not_depend_on_the_batches(
 # ---- Names and values -----------------------------------------------------------------------------------------------
 
 
-class Seen:
-    """An object with the three methods that is no metric of torchmetrics."""
+class Seen(Metric):
+    """A metric with an update of its own, which notes what it is called with."""
 
     def __init__(self, **results: Any) -> None:
+        super().__init__()
         self.results = results
         self.calls: list[Any] = []
 
@@ -160,6 +161,7 @@ class Seen:
         return {"rows": sum(len(arguments[0]) for arguments, _ in self.calls), **self.results}
 
     def reset(self) -> None:
+        super().reset()
         self.calls = []
 
 
@@ -204,21 +206,10 @@ def test_a_result_that_is_no_number_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_what_can_be_called_is_a_function_unless_it_is_of_torchmetrics() -> None:
-    class Callable(Seen):
-        def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
-            return {}
-
-    def function(prediction: EvalPrediction) -> dict[str, float]:
-        return {}
-
-    for name in ("update", "compute", "reset"):
-        setattr(function, name, lambda: None)
-    assert streaming_metrics(function) is None
-    assert streaming_metrics(Callable()) is None
-    assert streaming_metrics(None) is None
+    assert streaming_metrics(accuracy) is None and streaming_metrics(None) is None
     for metrics in (micro_accuracy(), MetricCollection([micro_accuracy()]), {"acc": micro_accuracy()}, Seen()):
         assert isinstance(streaming_metrics(metrics), StreamingMetrics)
-    chosen = StreamingMetrics(Callable())
+    chosen = StreamingMetrics(Seen())
     assert streaming_metrics(chosen) is chosen
 
 
@@ -227,8 +218,8 @@ def test_what_can_be_called_is_a_function_unless_it_is_of_torchmetrics() -> None
     [
         ("accuracy", TypeError, "compute_metrics is 'accuracy'.*function of an EvalPrediction"),
         ({}, ValueError, "dict without a metric"),
-        ({"accuracy": accuracy}, TypeError, r"compute_metrics\['accuracy'\] is no metric \(function\).*update"),
-        ({"all": {"f1": accuracy}}, TypeError, r"compute_metrics\['all'\] is no metric \(dict\)"),
+        ({"accuracy": accuracy}, TypeError, r"compute_metrics\['accuracy'\] is no metric of torchmetrics \(function\)"),
+        ({"all": {"f1": accuracy}}, TypeError, r"compute_metrics\['all'\] is no metric of torchmetrics \(dict\)"),
         (StreamingMetrics, TypeError, "compute_metrics is the class StreamingMetrics"),
         (MulticlassAccuracy, TypeError, "is the class MulticlassAccuracy; pass a metric"),
     ],
@@ -356,20 +347,6 @@ def test_metrics_move_to_the_device_of_the_model(tmp_path: Path) -> None:
     assert moved == [(trainer.args.device,)]
 
 
-class BatchesOfAll(Seen):
-    """Has no states that torchmetrics could put together."""
-
-
-def test_only_metrics_that_do_not_synchronise_are_given_the_batches_of_all_processes() -> None:
-    own, everywhere = (EvalPrediction(torch.rand(n, CLASSES), torch.zeros(n, dtype=torch.int64)) for n in (2, 4))
-    seen, metric = BatchesOfAll(), micro_accuracy()
-    metrics = StreamingMetrics({"seen": seen, "metric": metric})
-    assert metrics.needs_all_processes and not StreamingMetrics(metric).needs_all_processes
-    metrics.update(own, everywhere)
-    assert len(seen.calls[0][0][0]) == 4
-    assert int(metric.tp + metric.fn) == 2
-
-
 # ---- Errors ---------------------------------------------------------------------------------------------------------
 
 
@@ -406,7 +383,7 @@ def test_a_metric_that_fails_in_a_training_is_noted_with_the_optimizer_step(tmp_
 # ---- In a training --------------------------------------------------------------------------------------------------
 
 
-def test_a_metrics_state_is_no_part_of_model_or_checkpoint(tmp_path: Path) -> None:
+def test_a_metrics_state_is_no_part_of_the_models(tmp_path: Path) -> None:
     class Persistent(MulticlassAccuracy):
         def __init__(self) -> None:
             super().__init__(CLASSES)
@@ -422,11 +399,7 @@ def test_a_metrics_state_is_no_part_of_model_or_checkpoint(tmp_path: Path) -> No
         tmp_path,
         given={"compute_metrics": Persistent(), "callbacks": [Looking()]},
         max_steps=1,
-        eval_strategy="steps",
-        eval_steps=1,
-        save_strategy="steps",
-        save_steps=1,
+        eval_strategy="epoch",
     )
     trainer.train()
     assert names and {name.removeprefix("model.") for name in names} == set(VectorClassifier().state_dict())
-    assert {path.name for path in (tmp_path / "checkpoint-1").iterdir()} >= {"model.safetensors", "optimizer.pt"}

@@ -54,6 +54,5 @@ def test_nothing_waits_for_the_gpu_where_the_next_batches_are_drawn(both) -> Non
 
 
 def test_further_evaluations_reserve_no_further_memory(both) -> None:  # type: ignore[no-untyped-def]
-    # All copies share one stream; memory of a stream of its own for each evaluation would add up.
     (few, many), _ = both("memory reserved by evaluations")
     assert 0 < many == few

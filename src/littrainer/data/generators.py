@@ -49,15 +49,12 @@ def set_host_states(states: HostStates) -> None:
 
 def drawn_from(before: HostStates, after: HostStates) -> set[str]:
     """The generators, of those that both states have, that something was drawn from in between."""
-    return {name for name in before.keys() & after.keys() if not _equal(before[name], after[name])}
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        # As NumPy sees them: these lie on the host, and `torch.equal` would look like a read of the device.
-        return np.array_equal(one.numpy(), other.numpy())
-    # Python's 625 numbers are compared as a whole: one by one they take 1,260 calls.
-    if isinstance(one, tuple) and torch.Tensor in set(map(type, one)):
-        # Cheapest first: a generator that was drawn from nearly always has another position.
-        return len(one) == len(other) and all(_equal(a, b) for a, b in zip(reversed(one), reversed(other), strict=True))
-    return one == other
+    drawn: set[str] = set()
+    for name in before.keys() & after.keys():
+        states = [before[name], after[name]] if isinstance(before[name], tuple) else [(before[name],), (after[name],)]
+        for one, other in zip(*states, strict=True):
+            # As NumPy sees them: these lie on the host, and `torch.equal` would look like a read of the device.
+            is_tensor = isinstance(one, torch.Tensor)
+            if not (np.array_equal(one.numpy(), other.numpy()) if is_tensor else one == other):
+                drawn.add(name)
+    return drawn

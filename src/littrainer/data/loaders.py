@@ -188,7 +188,7 @@ class LookaheadLoader(DataLoader):
             following = next(batches, NO_BATCH)
             if self.dispatch is not None:
                 current, following = self.dispatch.hand_out(current, following)
-            if self._ends(following is NO_BATCH, progress):
+            if self.common_end is not None and self._ends(following is NO_BATCH, progress):
                 following = NO_BATCH
             if progress is not None:
                 progress.after_batch_ahead(is_one=following is not NO_BATCH)

@@ -366,7 +366,8 @@ class DataProgress:
 
     def before_batch_ahead(self) -> None:
         """A batch is in hand, and the one after it is about to be collated."""
-        self._reach_checkpoint()
+        if self.point is not None:
+            self._reach_checkpoint()
         self._batches_in_hand += 1
         if self._loader.num_workers:
             if self._dispatch is not None:

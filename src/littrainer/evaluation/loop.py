@@ -167,7 +167,7 @@ class EvaluationPass:
         everywhere = self._gathered(own)
         trainer.accelerator.samples_in_last_batch = None
         if self.streaming is not None:
-            self._update_streaming_metrics(self.streaming, own, everywhere, rows)
+            self._update_streaming_metrics(self.streaming, own, rows)
         self._collect(everywhere)
         trainer.control = trainer.callback_handler.on_prediction_step(args, trainer.state, trainer.control)
 
@@ -268,7 +268,7 @@ class EvaluationPass:
         return self.trainer.accelerator.pad_across_processes(value, dim=1, pad_index=PADDING)
 
     def _gathered(self, own: BatchOutputs) -> BatchOutputs:
-        if self.streaming is not None and not self.is_prediction and not self.streaming.needs_all_processes:
+        if self.streaming is not None and not self.is_prediction:
             # Nothing is kept of a batch but its loss, so nothing else has to travel.
             own = BatchOutputs(losses=own.losses)
         gather = self.trainer.gather_function
@@ -286,9 +286,7 @@ class EvaluationPass:
             prediction = batch.for_metrics(self.trainer.args.include_for_metrics)
             self.metrics = call_metric_function(self.trainer, prediction, compute_result=is_last)
 
-    def _update_streaming_metrics(
-        self, streaming: StreamingMetrics, own: BatchOutputs, everywhere: BatchOutputs, rows: int | None
-    ) -> None:
+    def _update_streaming_metrics(self, streaming: StreamingMetrics, own: BatchOutputs, rows: int | None) -> None:
         """Hand a batch to the metrics, without the samples that only fill up the last one."""
         if own.predictions is None or own.labels is None:
             return
@@ -301,8 +299,7 @@ class EvaluationPass:
             size = first_dimension(own.predictions) or 0
             own = own.first_rows(min(max(rows - data_parallel_rank(args) * size, 0), size))
         with noting_where(self.trainer):
-            wanted = args.include_for_metrics
-            streaming.update(own.for_metrics(wanted), everywhere.for_metrics(wanted))
+            streaming.update(own.for_metrics(args.include_for_metrics))
 
     def _prefixed(self, metrics: dict[str, Any]) -> dict[str, Any]:
         prefix = f"{self.prefix}_"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from littrainer.errors.lazy_isinstance import is_a
+from littrainer.errors.lazy_isinstance import is_a, known_classes
 from littrainer.errors.nested_values import PADDING, described
 from littrainer.evaluation.results import EvalPrediction
 from littrainer.model.facts import base_model, predicts_next_token, users_model
@@ -136,8 +136,6 @@ def guessed_conversion(prediction: EvalPrediction, facts: TaskFacts) -> str:
 
 def converts_itself(metric: Any) -> bool:
     """Whether `update` of a metric, or of one that a collection or wrapper hands on to, is not torchmetrics' own."""
-    if not is_a(metric, "torchmetrics metric"):
-        return True
     updates = [type(module).update for module in metric.modules() if is_a(module, "torchmetrics metric")]
     return not all(update.__module__.startswith("torchmetrics.") for update in updates)
 
@@ -148,7 +146,7 @@ def conversion_for(metric: Any, guess: str, prediction: EvalPrediction) -> str:
     Some of these, such as `BinaryAUROC`, would take likeliest classes for scores, and give a wrong number.
     """
     logits = scores_in(prediction.predictions)
-    if guess != "classification" or not logits.is_floating_point() or not is_a(metric, "torchmetrics metric"):
+    if guess != "classification" or not logits.is_floating_point():
         return guess
     # Those in a collection or a wrapper too.
     over_thresholds = [module for module in metric.modules() if hasattr(module, "thresholds")]
@@ -219,15 +217,11 @@ def _untold(prediction: EvalPrediction, reason: str) -> ValueError:
     )
 
 
-METHODS = ("update", "compute", "reset")
-
-
 class StreamingMetrics:
     """A metric for `compute_metrics` that sees each batch once and keeps nothing but its own state.
 
     Parameters:
-        metric: a torchmetrics `Metric` or `MetricCollection`, any object with `update`, `compute` and `reset`, or a
-            dict of these by name.
+        metric: a torchmetrics `Metric` or `MetricCollection`, or a dict of these by name.
         inputs: how predictions and labels of a batch go into `update`: a name in `CONVERSIONS` (`"classification"`,
             `"class_scores"`, `"positive_class_scores"`, `"language_model"`, `"language_model_scores"`, `"multi_label"`,
             `"multi_label_logits"`, `"binary_logits"`, `"regression"`, `"unchanged"`), or a function of predictions and
@@ -253,11 +247,6 @@ class StreamingMetrics:
         self._guess: str | None = None
         self.batches = 0
 
-    @property
-    def needs_all_processes(self) -> bool:
-        """Whether a metric has to be given the batches of all processes, since it does not put its states together."""
-        return not all(_synchronises_itself(part.metric) for part in self._parts.values())
-
     def begin(self, device: torch.device, read_facts: Callable[[], TaskFacts]) -> None:
         """Forget what earlier evaluations have left, and move to the device of the model.
 
@@ -270,30 +259,24 @@ class StreamingMetrics:
         self._read_facts = read_facts
         self.reset()
         for part in self._parts.values():
-            if callable(getattr(part.metric, "to", None)):
-                part.metric.to(device)
+            part.metric.to(device)
 
     def reset(self) -> None:
         """Forget the batches that the metrics have seen."""
         for part in self._parts.values():
             part.metric.reset()
 
-    def update(self, prediction: EvalPrediction, everywhere: EvalPrediction | None = None) -> None:
-        """Take in one batch.
-
-        Parameters:
-            prediction: the samples of this process.
-            everywhere: those of all processes, for metrics that do not put their states together; by default the same.
+    def update(self, prediction: EvalPrediction) -> None:
+        """Take in the samples that this process has of one batch.
 
         Raises:
             ValueError: a metric cannot take it, or how it is to take it cannot be told.
         """
         # Counted without rows too: computing is a matter of all processes, and the last batch may leave some without.
         self.batches += 1
-        for name, part in self._parts.items():
-            given = prediction if everywhere is None or _synchronises_itself(part.metric) else everywhere
-            if _has_rows(given.label_ids):
-                self._update(name, part, given)
+        if _has_rows(prediction.label_ids):
+            for name, part in self._parts.items():
+                self._update(name, part, prediction)
 
     def compute(self) -> dict[str, Any]:
         """The metrics of all batches and processes by their names.
@@ -349,7 +332,7 @@ def streaming_metrics(compute_metrics: Any) -> StreamingMetrics | None:
     """What a Trainer's `compute_metrics` is as streaming metrics; None where it is a function.
 
     Metrics of torchmetrics can be called too, but not with an `EvalPrediction`. Anything else that can be called is a
-    function, whatever further attributes it has.
+    function.
 
     Raises:
         TypeError, ValueError: it is neither a function nor metrics.
@@ -358,29 +341,23 @@ def streaming_metrics(compute_metrics: Any) -> StreamingMetrics | None:
         return compute_metrics
     if is_a(compute_metrics, "torchmetrics metric"):
         return StreamingMetrics(compute_metrics)
-    if inspect.isclass(compute_metrics) and has_metric_methods(compute_metrics):
+    kinds = (StreamingMetrics, *known_classes("torchmetrics metric"))
+    if inspect.isclass(compute_metrics) and issubclass(compute_metrics, kinds):
         raise TypeError(
             f"compute_metrics is the class {compute_metrics.__name__}; pass a metric, made with its arguments."
         )
     if callable(compute_metrics):
         return None
-    if isinstance(compute_metrics, Mapping) or has_metric_methods(compute_metrics):
+    if isinstance(compute_metrics, Mapping):
         return StreamingMetrics(compute_metrics)
     raise TypeError(
         f"compute_metrics is {compute_metrics!r}. It has to be a function of an EvalPrediction, a torchmetrics metric "
-        "or collection, an object with update, compute and reset, or a dict of metrics by name."
+        "or collection, or a dict of these by name."
     )
 
 
-def has_metric_methods(candidate: Any) -> bool:
-    """Whether an object has the methods that streaming metrics are driven by."""
-    return all(callable(getattr(candidate, name, None)) for name in METHODS)
-
-
 def _parts_of(metric: Any, inputs: Any) -> Iterator[tuple[str, _Part]]:
-    if isinstance(metric, StreamingMetrics):
-        yield from _parts_of(metric.metric, metric.inputs if inputs is None else inputs)
-    elif isinstance(metric, Mapping) and not has_metric_methods(metric):
+    if isinstance(metric, Mapping):
         for name, entry in metric.items():
             own = entry.inputs if isinstance(entry, StreamingMetrics) else None
             entry = entry.metric if isinstance(entry, StreamingMetrics) else entry
@@ -392,15 +369,9 @@ def _parts_of(metric: Any, inputs: Any) -> Iterator[tuple[str, _Part]]:
 
 
 def _check_is_metric(place: str, metric: Any) -> None:
-    if inspect.isclass(metric) or not has_metric_methods(metric):
+    if not is_a(metric, "torchmetrics metric"):
         name = metric.__name__ if inspect.isclass(metric) else type(metric).__name__
-        raise TypeError(
-            f"{place} is no metric ({name}): it needs the methods {', '.join(METHODS)}, as those of torchmetrics have."
-        )
-
-
-def _synchronises_itself(metric: Any) -> bool:
-    return is_a(metric, "torchmetrics metric")
+        raise TypeError(f"{place} is no metric of torchmetrics ({name}): derive one from torchmetrics.Metric.")
 
 
 def _has_rows(value: Any) -> bool:

@@ -245,12 +245,10 @@ class EvaluationRound:
                 if value is not None:
                     collection.add(value)
         elif own.labels is not None:
-            everywhere = self._everywhere(own, rows) if streaming.needs_all_processes else own
             real = self._own_rows(size, rows)
             own = own if real is None else own.first_rows(real)
-            wanted = self.args.include_for_metrics
             with noting_where(self._place()):
-                streaming.update(own.for_metrics(wanted), everywhere.for_metrics(wanted))
+                streaming.update(own.for_metrics(self.args.include_for_metrics))
 
     def _everywhere(self, own: BatchOutputs, rows: int | None) -> BatchOutputs:
         # Without rows that only fill a batch up.
