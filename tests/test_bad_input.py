@@ -15,11 +15,11 @@ from tests.scenarios.models import LosslessClassifier, VectorClassifier
 
 
 class StepCounter(TrainerCallback):
-    """Counts the optimizer steps that began."""
+    """Counts the optimizer steps."""
 
     steps = 0
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.steps += 1
 
 

@@ -94,19 +94,6 @@ def test_a_reader_that_leaves_ends_a_command_without_a_word() -> None:
     assert process.returncode == command_line.NOBODY_READS == 141
 
 
-@pytest.mark.skipif(os.name != "posix", reason="pipes are those of POSIX")
-def test_a_help_page_that_nobody_reads_ends_without_a_word() -> None:
-    read, write = os.pipe()
-    os.close(read)
-    # Without it the page lies in a buffer until the end.
-    buffered = {name: value for name, value in environment().items() if name != "PYTHONUNBUFFERED"}
-    done = subprocess.run(
-        [*COMMAND, "--help"], env=buffered, stdout=write, stderr=subprocess.PIPE, check=False, timeout=300
-    )
-    os.close(write)
-    assert (done.returncode, done.stderr) == (141, b"")
-
-
 @pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
 def test_ctrl_c_ends_a_command_by_the_signal_and_without_a_traceback() -> None:
     program = "import sys; from littrainer.commands.command_line import quietly\n"

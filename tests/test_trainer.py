@@ -64,7 +64,7 @@ def test_a_model_init_that_cannot_make_a_model_is_refused(tmp_path: Path, build:
         Trainer(model_init=build, args=quiet_arguments(tmp_path))
     optimizers: Any = (torch.optim.SGD([torch.zeros(1)]), None)
     with pytest.raises(RuntimeError, match=r"model_init.*optimizers"):
-        Trainer(model_init=VectorClassifier, args=quiet_arguments(tmp_path), optimizers=optimizers)
+        Trainer(model_init=lambda: VectorClassifier(), args=quiet_arguments(tmp_path), optimizers=optimizers)
 
 
 def test_metrics_batch_by_batch_need_a_function_that_is_told_the_last_batch(tmp_path: Path) -> None:

@@ -76,18 +76,16 @@ def test_two_different_accumulations_are_refused_with_both_names(num_steps: int)
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "words"),
+    ("given", "words"),
     [
-        ({"num_step": 2}, ValueError, "num_step.*num_steps"),
-        ({"num_steps": 0}, ValueError, "num_steps.*=0 .*from 1 up"),
-        ({"num_steps": 2.5}, ValueError, "num_steps.*=2.5"),
-        ({"num_steps": True}, ValueError, "num_steps.*=True"),
-        (4, TypeError, "gradient_accumulation_kwargs.*=4 .*dict"),
+        ({"num_step": 2}, "num_step.*num_steps"),
+        ({"num_steps": 0}, "num_steps.*=0 .*from 1 up"),
+        ({"num_steps": 2.5}, "num_steps.*=2.5"),
     ],
     ids=str,
 )
-def test_settings_of_the_accumulation_that_cannot_be_meant_are_refused(given: Any, error: type, words: str) -> None:
-    with pytest.raises(error, match=words):
+def test_settings_of_the_accumulation_that_cannot_be_meant_are_refused(given: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
         TrainingArguments(accelerator_config={"gradient_accumulation_kwargs": given})
 
 

@@ -6,9 +6,6 @@ import copy
 import json
 import logging
 import pickle
-import subprocess
-import sys
-import textwrap
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -18,15 +15,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from accelerate.logging import get_logger
 from accelerate.state import AcceleratorState, PartialState
 
 from littrainer.arguments import TrainingArguments
 from littrainer.arguments.choices import ParallelMode
 from littrainer.arguments.process import DistributedType, distributed_type
 from tests.compat.processes import facts_of
-from tests.fidelity.conftest import environment_of_runs
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 
 def play(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int, local_rank: int) -> None:
@@ -131,42 +125,6 @@ def test_several_processes_without_a_process_group_are_told_to_make_one(monkeypa
         raise AssertionError("the block must not run")
 
 
-def test_the_main_process_is_through_before_the_others_start(tmp_path: Path) -> None:
-    script = tmp_path / "both.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import os, pathlib, sys, time
-            import torch.distributed as dist
-            from littrainer.arguments import TrainingArguments
-            from tests.scenarios.other_processes import end_process
-
-            folder = pathlib.Path(sys.argv[1])
-            rank = int(os.environ["RANK"])
-            dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
-            with TrainingArguments().main_process_first(local=False):
-                if rank == 0:
-                    time.sleep(0.5)
-                    (folder / "cache").write_text("ready")
-                else:
-                    assert (folder / "cache").exists(), "ran before the main process"
-            end_process()
-            """
-        )
-    )
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path)],
-            env={**environment_of_runs(), "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    errors = [process.communicate(timeout=LONGEST_WAIT_SECONDS)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], errors
-
-
 @pytest.fixture
 def precision_switch() -> Iterator[None]:
     """Puts torch's switch for TF32 back."""
@@ -202,13 +160,6 @@ def test_tf32_needs_an_ampere_gpu(monkeypatch: pytest.MonkeyPatch, generation: i
         TrainingArguments(tf32=True)
 
 
-def test_forbidding_what_is_not_there_is_no_error(monkeypatch: pytest.MonkeyPatch, precision_switch: None) -> None:
-    pretend_gpu(monkeypatch, None)
-    before = torch.backends.fp32_precision
-    TrainingArguments(tf32=False)
-    assert torch.backends.fp32_precision == before
-
-
 @pytest.mark.parametrize(
     ("keywords", "expected"),
     [
@@ -228,11 +179,6 @@ def test_the_switch_for_tf32_is_set_as_asked_and_by_compilation(
     pretend_gpu(monkeypatch, 8)
     TrainingArguments(**keywords)
     assert torch.backends.fp32_precision == expected
-
-
-def test_an_unknown_compiler_backend_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match=r"torch_compile_backend='induktor'.*inductor"):
-        TrainingArguments(torch_compile_backend="induktor")
 
 
 @pytest.mark.parametrize("word", ["bf16", "fp16"])
@@ -258,14 +204,6 @@ print(json.dumps([before, type(state).__module__, state.num_processes, str(state
 
 def test_accelerate_is_loaded_only_by_somebody_who_asks_for_its_state(tmp_path: Path) -> None:
     assert facts_of(LAZINESS, tmp_path) == [False, "accelerate.state", 1, "cpu"]
-
-
-def test_arguments_let_accelerates_loggers_and_collectives_work(caplog: pytest.LogCaptureFixture) -> None:
-    AcceleratorState._reset_state(reset_partial_state=True)
-    TrainingArguments("out", use_cpu=True)
-    with caplog.at_level(logging.INFO):
-        get_logger("library").info("hello")
-    assert "hello" in caplog.text and PartialState().device == torch.device("cpu")
 
 
 def test_a_state_that_says_otherwise_is_made_anew_unless_it_is_the_configured_one() -> None:

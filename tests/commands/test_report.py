@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import html
-import importlib.util
 import math
 import re
 from html.parser import HTMLParser
@@ -127,14 +126,6 @@ def test_a_training_is_reported_beside_its_model_with_its_arguments(
     assert main(["report", str(out / "checkpoint-6"), "--no-png"]) == 0
     assert (out / "report.html").is_file() and damage_in(out / "checkpoint-6") == []
     assert "load_best_model_at_end" in (out / "report.html").read_text()
-
-
-def test_without_matplotlib_an_error_names_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else found(name))
-    assert "pip install 'littrainer[report]'" in complaint_of([str(write_state(tmp_path))], capsys, status=1)
 
 
 @pytest.mark.parametrize(

@@ -144,4 +144,21 @@ PROCESSES: dict[str, tuple[Example, ...]] = {
             rows=("logistic regression", "this model"),
         ),
     ),
+    "on Lightning": (
+        Example(
+            "lightning_module.py",
+            "--labels 2 --texts 160 --epochs 2",
+            rows=("majority label", "this model"),
+            columns=2,
+            leaves=("model.safetensors", "checkpoints", "log/version_0/metrics.csv"),
+            prints=(r'^".* \.\.\." comes from \w+$',),
+        ),
+        Example(
+            "ema_and_profiler.py",
+            "--labels 2 --texts 160 --epochs 2",
+            rows=("majority label", "last weights", "averaged weights"),
+            columns=2,
+            prints=(r"^ +\d+\.\d\d +\d+  run_training_epoch$",),
+        ),
+    ),
 }

@@ -61,14 +61,9 @@ class AcceleratorConfig:
             if field.name != "gradient_accumulation_kwargs" and value not in (True, False, field.default):
                 raise TypeError(f"accelerator_config[{field.name!r}]={value!r} is no truth value; give true or false.")
         given = self.gradient_accumulation_kwargs or {}
-        if not isinstance(given, dict):
-            raise TypeError(
-                f"accelerator_config['gradient_accumulation_kwargs']={given!r} is a {type(given).__name__}; give a "
-                'dict, such as {"num_steps": 2}.'
-            )
-        _refuse_unknown("accelerator_config['gradient_accumulation_kwargs']", given, ACCUMULATION_KEYS)
         steps = given.get("num_steps", 1)
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        _refuse_unknown("accelerator_config['gradient_accumulation_kwargs']", given, ACCUMULATION_KEYS)
+        if not isinstance(steps, int) or steps < 1:
             raise ValueError(
                 f"accelerator_config['gradient_accumulation_kwargs']['num_steps']={steps!r} is no number of "
                 "micro-batches; give a whole number from 1 up."

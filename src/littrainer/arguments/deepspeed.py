@@ -365,15 +365,9 @@ class DeepSpeedPlugin:
     def __getattr__(self, name: str) -> Any:
         if name in PLUGIN_VALUES:
             return self.hf_ds_config.get_value(*PLUGIN_VALUES[name])
+        if name in ("get_value", "is_auto", "fill_match", "set_mixed_precision"):
+            return getattr(self.hf_ds_config, name)
         raise AttributeError(f"the DeepSpeed plugin has no {name!r}; its deepspeed_config has what DeepSpeed is told.")
-
-    def get_value(self, ds_key_long: str, default: Any = None) -> Any:
-        """Return the value at a key with dots, or `default`."""
-        return self.hf_ds_config.get_value(ds_key_long, default)
-
-    def is_auto(self, ds_key_long: str) -> bool:
-        """Return whether the value still has to be filled in."""
-        return self.hf_ds_config.is_auto(ds_key_long)
 
     def is_zero3_init_enabled(self) -> bool:
         """Return whether models are sharded while they are loaded."""
@@ -408,10 +402,6 @@ class DeepSpeedPlugin:
     def select(self, _from_accelerator_state: bool = False) -> None:
         """Make this the plugin in use."""
         self.set_deepspeed_weakref()
-
-    def set_mixed_precision(self, mixed_precision: str) -> None:
-        """Let the engine compute in `bf16` or `fp16`, or in neither (`no`)."""
-        self.hf_ds_config.set_mixed_precision(mixed_precision)
 
     def set_moe_leaf_modules(self, model: Any) -> None:
         """Gather mixtures of experts as a whole, by the class names in `transformer_moe_cls_names`.

@@ -87,9 +87,9 @@ class HfArgumentParser(argparse.ArgumentParser):
                 if field.name in left:
                     self._add_field(group, left.pop(field.name), hints[field.name])
         title = getattr(dataclass_type, "_argument_group_name", None)
-        group = self if title is None else self.add_argument_group(title)
+        place: Any = self if title is None else self.add_argument_group(title)
         for field in left.values():
-            self._add_field(group, field, hints[field.name])
+            self._add_field(place, field, hints[field.name])
 
     @staticmethod
     def _add_field(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:

@@ -330,7 +330,7 @@ NO_COMPILATION = "no"
 
 
 def apply_hardware_choices(args: Any) -> None:
-    """Check bf16, fp16 and the compiler's backend, and switch TF32 matrix products on or off.
+    """Check bf16 and fp16, and switch TF32 matrix products on or off.
 
     Raises:
         ValueError: the device or torch lacks what an argument asks for.
@@ -347,8 +347,6 @@ def apply_hardware_choices(args: Any) -> None:
             UserWarning,
             stacklevel=2,
         )
-    if args.torch_compile:
-        _check_compiler(args.torch_compile_backend)
     if args.tf32 is not None or args.torch_compile:
         _set_tf32(args)
 
@@ -356,21 +354,10 @@ def apply_hardware_choices(args: Any) -> None:
 def _has_bf16() -> bool:
     import torch
 
-    if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported()
-    if torch.xpu.is_available():
-        return torch.xpu.is_bf16_supported()
+    for device in (torch.cuda, torch.xpu):
+        if device.is_available():
+            return device.is_bf16_supported()
     return torch.backends.mps.is_available() and torch.backends.mps.is_macos_or_newer(14, 0)
-
-
-def _check_compiler(backend: str) -> None:
-    import torch
-
-    if backend.lower() not in (NO_COMPILATION, *torch.compiler.list_backends(exclude_tags=())):
-        raise ValueError(
-            f"torch_compile_backend={backend!r} is no backend that torch.compile has here; choose eager or one of "
-            f"{', '.join(torch.compiler.list_backends())}."
-        )
 
 
 def _set_tf32(args: Any) -> None:

@@ -36,19 +36,15 @@ class Range(NamedTuple):
     Parameters:
         low, high: the bounds, allowed themselves.
         below: an upper bound that is not allowed itself.
-        infinite: whether infinity is allowed.
     """
 
     low: float = -math.inf
     high: float = math.inf
     below: float = math.inf
-    infinite: bool = False
 
     def holds(self, value: float) -> bool:
-        """Whether a number that is not nan lies in the range."""
-        if math.isinf(value) and not self.infinite:
-            return False
-        return self.low <= value <= self.high and (value < self.below or self.infinite)
+        """Whether a number is finite and lies in the range."""
+        return math.isfinite(value) and self.low <= value <= self.high and value < self.below
 
     def __str__(self) -> str:
         if self.low == -math.inf:
@@ -62,7 +58,8 @@ FROM_0 = Range(low=0)
 FROM_1 = Range(low=1)
 SHARE = Range(low=0, high=1)
 
-# Numbers that are not listed may have any finite value.
+# Numbers that are not listed may have any finite value, and one any but nan.
+ANY_BUT_NAN = "max_grad_norm"
 RANGES: dict[str, Range] = {
     "per_device_train_batch_size": FROM_1,
     "per_device_eval_batch_size": FROM_1,
@@ -77,8 +74,6 @@ RANGES: dict[str, Range] = {
     "adam_beta2": Range(low=0, below=1),
     "adam_epsilon": FROM_0,
     "gradient_accumulation_steps": FROM_1,
-    # Scripts switch clipping off with 0, a negative number or infinity.
-    "max_grad_norm": Range(infinite=True),
     "label_smoothing_factor": SHARE,
     "neftune_noise_alpha": FROM_0,
     "torch_empty_cache_steps": FROM_1,
@@ -160,7 +155,8 @@ def _check_range(name: str, value: Any, taken: tuple[Any, ...]) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     too_large = isinstance(value, int) and abs(value) > LARGEST_WHOLE_NUMBER
-    if too_large or math.isnan(value) or not RANGES.get(name, Range()).holds(value):
+    # Scripts switch clipping off with 0, a negative number or infinity.
+    if too_large or not ((name == ANY_BUT_NAN and value == value) or RANGES.get(name, Range()).holds(value)):
         raise ValueError(f"{_named(name, value)} is out of range; give {_expected(name, taken)}.")
 
 
