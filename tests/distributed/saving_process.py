@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import pickle
-import shutil
 import signal
 import sys
 import time
@@ -27,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.checkpoint import distributed_resume, distributed_save, weights, writer
+from littrainer.checkpoint import distributed_resume, weights, writer
 from littrainer.checkpoint.checksums import read_manifest
 from littrainer.checkpoint.run_lock import give_back_claim, take_claim
 from littrainer.checkpoint.verification import damage_in
@@ -187,12 +186,6 @@ def generators(folder: Path) -> Any:
 def failures(folder: Path) -> Any:
     """Writing fails in one process, in different places; then training is resumed."""
 
-    class FailingSubclass(Trainer):
-        def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-            if RANK == 1 and self.state.global_step == 4:
-                raise LookupError("an own file is missing")
-            super().save_model(output_dir, _internal_call)
-
     class FailingOnSave(TrainerCallback):
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if RANK == 1 and state.global_step == 4:
@@ -202,14 +195,12 @@ def failures(folder: Path) -> Any:
     places: dict[str, tuple[Any, str, int, int]] = {
         "weights of the first": (weights, "_write_plain", 0, errno.ENOSPC),
         "random states of the second": (writer, "save_and_sum", 1, errno.EACCES),
-        "folder of the first": (distributed_save, "staged_checkpoint", 0, errno.EROFS),
     }
     for name, (owner, function, rank, number) in places.items():
         run = folder / name.replace(" ", "-")
         with failing_at(owner, function, 4, rank, number):
             text = error_of(make(run).train)
         found[name] = text, state_of(run)
-    found["subclass"] = error_of(make(folder / "subclass", kind=FailingSubclass).train), state_of(folder / "subclass")
     found["on_save"] = error_of(make(folder / "on-save", FailingOnSave()).train), state_of(folder / "on-save")
     resumed = make(folder / "weights-of-the-first")
     resumed.train(resume_from_checkpoint=True)
@@ -347,22 +338,8 @@ def claims(folder: Path) -> Any:
     return {
         "error": found,
         "after": state_of(folder / "taken"),
-        "deleted": _deleted_meanwhile(folder / "deleted"),
         "below a file": error_of(lambda: make(folder / "file" / "out")),
     }
-
-
-def _deleted_meanwhile(output_dir: Path) -> str | None:
-    look = distributed_save._first_seen
-
-    def delete_and_look(run_dir: Path, tokens: dict[int, str]) -> int | None:
-        if RANK == 1:
-            shutil.rmtree(run_dir)
-        wait_for_each_other()
-        return look(run_dir, tokens)
-
-    with mock.patch.object(distributed_save, "_first_seen", delete_and_look):
-        return error_of(make(output_dir).train)
 
 
 def lightning_checkpoints(folder: Path) -> Any:
@@ -396,15 +373,6 @@ def other_numbers(folder: Path) -> Any:
     with warnings_noted() as texts:
         resumed.train(resume_from_checkpoint=True)
     return {**found, "told": [text for text in texts if "processes" in text], "step": resumed.state.global_step}
-
-
-def models_saved(folder: Path) -> Any:
-    """`save_model` outside of training, which all processes call."""
-    trainer = make(folder / "run", save_strategy="no", max_steps=1)
-    trainer.train()
-    trainer.save_model(str(folder / "model"))
-    wait_for_each_other()
-    return {"files": names_in(folder / "model")}
 
 
 def exchange(folder: Path) -> Any:
@@ -447,7 +415,6 @@ CHECKS: dict[str, Callable[[Path], Any]] = {
         claims,
         lightning_checkpoints,
         other_numbers,
-        models_saved,
         exchange,
     )
 }

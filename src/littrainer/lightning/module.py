@@ -44,7 +44,7 @@ from littrainer.lightning.windows import (
 )
 from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
 from littrainer.optim.stepping import closure_before_step
-from littrainer.strategies.compilation import is_compiled
+from littrainer.strategies.model_wrapping import is_compiled
 from littrainer.training import loss as losses
 
 

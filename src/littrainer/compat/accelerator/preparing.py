@@ -17,8 +17,8 @@ from littrainer.data.position import skips_by_index, without_first_batches
 from littrainer.distributed import collectives
 from littrainer.model.facts import WRAPPERS
 from littrainer.model.traversal import is_spread, move_to
-from littrainer.strategies.compilation import compile_keywords, is_compiled
 from littrainer.strategies.mixed_precision import forward_type, restore_forward, run_forward_in
+from littrainer.strategies.model_wrapping import compile_keywords, is_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
