@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import transformers
 
-from littrainer import EarlyStoppingCallback, EvalPrediction, TrainerControl, TrainerState
+from littrainer import EarlyStoppingCallback, TrainerControl, TrainerState
 from tests.scenarios.trainers import quiet_trainer
 
 FALLING = [1.0, 0.9, 0.95, 0.91, 0.85, 0.85, 0.845, float("nan"), 0.1]
@@ -43,23 +43,6 @@ def test_patience_runs_out_when_it_does_in_transformers(
         greater,
     )
     assert ours == theirs
-
-
-def test_a_training_ends_after_the_evaluations_that_patience_allows(tmp_path: Path) -> None:
-    def never_better(prediction: EvalPrediction) -> dict[str, float]:
-        return {"quality": 1.0}
-
-    trainer = quiet_trainer(
-        tmp_path,
-        given={"callbacks": [EarlyStoppingCallback(2)], "compute_metrics": never_better},
-        max_steps=9,
-        eval_strategy="steps",
-        eval_steps=1,
-        metric_for_best_model="quality",
-        greater_is_better=True,
-    )
-    # The first evaluation is the best one, the next two are not better.
-    assert trainer.train().global_step == 3
 
 
 @pytest.mark.parametrize(

@@ -89,28 +89,6 @@ def test_an_event_clears_the_switches_that_it_clears_in_transformers(event: str)
     assert left[0] == left[1]
 
 
-@pytest.mark.parametrize("event", EVENTS)
-def test_every_event_goes_through_call_event_also_one_put_on_the_instance(event: str) -> None:
-    handler: Any = handler_of()
-    answer = TrainerControl(should_save=True)
-    calls: list[Any] = []
-
-    def own(name: str, args: Any, state: Any, control: Any, **kwargs: Any) -> TrainerControl:
-        calls.append((name, args, state, kwargs))
-        return answer
-
-    handler.call_event = own
-    assert call(handler, event, TrainerControl(), args="args", state="state") is answer
-    payload = {WITH_PAYLOAD[event]: {"value": 1.0}} if event in WITH_PAYLOAD else {}
-    assert calls == [(event, "args", "state", payload)]
-
-
-def test_what_an_event_adds_may_be_given_by_name() -> None:
-    watcher = Watcher()
-    handler_of(watcher).on_log(None, None, TrainerControl(), logs={"loss": 2})
-    assert watcher.seen[0][1]["logs"] == {"loss": 2}
-
-
 def test_the_control_that_a_callback_returns_is_handed_to_the_next_and_to_the_caller() -> None:
     mine, given = TrainerControl(should_log=True), TrainerControl()
     handed: list[Any] = []
@@ -128,18 +106,6 @@ def test_the_control_that_a_callback_returns_is_handed_to_the_next_and_to_the_ca
     assert handed == [given, mine]
 
 
-def test_callbacks_are_called_in_the_order_of_the_list() -> None:
-    order: list[str] = []
-
-    def named(name: str) -> TrainerCallback:
-        callback: Any = TrainerCallback()
-        callback.on_save = lambda *_, **__: order.append(name)
-        return callback
-
-    handler_of(named("a"), named("b"), named("c")).on_save(None, None, TrainerControl())
-    assert order == ["a", "b", "c"]
-
-
 def test_a_callback_may_take_itself_off_the_list_while_it_is_called() -> None:
     calls: list[str] = []
 
@@ -152,12 +118,6 @@ def test_a_callback_may_take_itself_off_the_list_while_it_is_called() -> None:
     for _ in range(2):
         handler.on_save(None, None, TrainerControl())
     assert calls == ["once"] and handler.callback_list == "DefaultFlowCallback\nFirst"
-
-
-def test_a_class_is_added_as_an_instance_of_it() -> None:
-    handler = handler_of(First)
-    handler.add_callback(Second)
-    assert [type(callback) for callback in handler.callbacks] == [DefaultFlowCallback, First, Second]
 
 
 def test_a_second_callback_of_a_class_is_added_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -176,13 +136,6 @@ def test_a_callback_is_popped_by_class_or_as_itself(by_class: bool) -> None:
     popped = handler.pop_callback(First if by_class else second)
     assert popped is (first if by_class else second)
     assert popped not in handler.callbacks and len(handler.callbacks) == 2
-
-
-@pytest.mark.parametrize("absent", [First, First()])
-def test_popping_a_callback_that_is_not_there_gives_none(absent: Any) -> None:
-    handler = handler_of()
-    assert handler.pop_callback(absent) is None
-    assert len(handler.callbacks) == 1
 
 
 def test_a_callback_is_removed_by_class_or_as_itself() -> None:
@@ -258,16 +211,10 @@ def notes_of(caught: Any) -> list[str]:
     return caught.value.__notes__
 
 
-def print_loss(*_: Any) -> None: ...
-
-
 @pytest.mark.parametrize(
     ("given", "named"),
     [
         (3, "3 (an int)"),
-        (None, "None (a NoneType)"),
-        ("PrinterCallback", "'PrinterCallback' (a str)"),
-        (print_loss, "print_loss"),
         (dict, "the class dict"),
         (OnlyLogs(), "It has on_log only"),
     ],
@@ -307,7 +254,7 @@ def test_the_handler_says_where_a_lightning_callback_goes(given: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [quiet_trainer, lambda *a, **k: quiet_trainer(*a, kind=StepwiseTrainer, **k)])
-@pytest.mark.parametrize("error", [ValueError("no such file"), StopIteration("done"), KeyError("loss")])
+@pytest.mark.parametrize("error", [ValueError("no such file"), StopIteration("done")])
 def test_an_error_in_an_event_keeps_its_type_and_says_where_it_came_from(
     tmp_path: Path, kind: Any, error: Exception
 ) -> None:
@@ -319,20 +266,6 @@ def test_an_error_in_an_event_keeps_its_type_and_says_where_it_came_from(
         trainer.train()
     assert raised.value is error
     assert notes_of(raised) == ["It came from the callback Stopping.on_step_end, at optimizer step 1."]
-
-
-def test_an_error_in_an_event_within_another_names_both(tmp_path: Path) -> None:
-    class Evaluates(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            trainer.evaluate()
-
-        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            raise OSError("disk full")
-
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [Evaluates()]}, max_steps=2)
-    with pytest.raises(OSError, match="disk full") as error:
-        trainer.train()
-    assert [note.split(",")[0].rpartition(".")[2] for note in notes_of(error)] == ["on_evaluate", "on_step_end"]
 
 
 def test_a_control_of_transformers_own_is_an_answer(tmp_path: Path) -> None:
@@ -477,35 +410,16 @@ class Hears(TrainerCallback):
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("broken"), KeyboardInterrupt()])
-def test_a_callback_hears_what_training_ended_with(tmp_path: Path, error: BaseException) -> None:
+def test_a_callback_hears_what_training_ended_with_whatever_another_does_then(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
     first, second = Hears(ValueError("my own")), Hears()
     trainer = quiet_trainer(tmp_path, given={"callbacks": [first, Breaks(error), second]})
     with pytest.raises(type(error)) as raised:
         trainer.train()
     assert raised.value is error
     assert first.heard == second.heard == [error]
-
-
-def test_an_error_of_a_callback_that_hears_of_it_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    callbacks = [Hears(ValueError("my own")), Breaks(ZeroDivisionError())]
-    with pytest.raises(ZeroDivisionError):
-        quiet_trainer(tmp_path, given={"callbacks": callbacks}).train()
-    assert "Hears.on_training_failed failed" in caplog.text
-    assert "my own" in caplog.text
-
-
-def test_a_second_interruption_leaves_the_first_error_and_tells_nobody_else(tmp_path: Path) -> None:
-    first, second = Hears(KeyboardInterrupt()), Hears()
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [first, Breaks(ZeroDivisionError()), second]})
-    with pytest.raises(ZeroDivisionError):
-        trainer.train()
-    assert (len(first.heard), second.heard) == (1, [])
-
-
-def test_a_training_that_ends_well_tells_nobody(tmp_path: Path) -> None:
-    hears = Hears()
-    quiet_trainer(tmp_path, max_steps=1, given={"callbacks": [hears]}).train()
-    assert hears.heard == []
+    assert "Hears.on_training_failed failed" in caplog.text and "my own" in caplog.text
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("broken"), KeyboardInterrupt()])
@@ -554,10 +468,11 @@ def counts(trainer: Trainer) -> list[tuple[str, int]]:
     return [(c.name, c.count) for c in trainer.callback_handler.callbacks if isinstance(c, Counter)]
 
 
-def test_a_callback_is_made_anew_from_its_state(tmp_path: Path) -> None:
+def test_a_callback_and_the_control_are_made_anew_from_their_states(tmp_path: Path) -> None:
     given = Counter("given")
-    trainer = restored(tmp_path, given, states=exported_states([counter("saved", 3)]))
-    assert counts(trainer) == [("saved", 3)] and given.count == 0
+    control = TrainerControl(should_epoch_stop=True)
+    trainer = restored(tmp_path, given, states=exported_states([counter("saved", 3), control]))
+    assert counts(trainer) == [("saved", 3)] and given.count == 0 and trainer.control == control
 
 
 def test_of_the_states_that_transformers_adds_at_each_save_the_last_ones_count(tmp_path: Path) -> None:
@@ -582,42 +497,9 @@ def test_callbacks_of_one_class_go_on_from_the_states_of_the_checkpoint(tmp_path
         assert counts(resumed) == [("a", step), ("b", step)]
 
 
-def test_attributes_are_set_as_code_sets_them_and_a_state_may_lack_them(tmp_path: Path) -> None:
-    class Doubling(Counter):
-        @property
-        def count(self) -> int:
-            return self.kept // 2
-
-        @count.setter
-        def count(self, value: int) -> None:
-            self.kept = 2 * value
-
-    states = {"Doubling": counter("saved", 3).state(), "Counter": {}}
-    trainer = restored(tmp_path, Doubling(), Counter("given"), states=states)
-    doubling, plain = (c for c in trainer.callback_handler.callbacks if isinstance(c, Counter))
-    assert (doubling.name, doubling.kept, plain.name) == ("saved", 6, "unnamed")
-
-
 def test_states_without_a_callback_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     restored(tmp_path, states=exported_states([EarlyStoppingCallback(), counter("a", 1)]))
     assert "this Trainer does not have: EarlyStoppingCallback, Counter." in caplog.text
-
-
-def test_a_callback_without_a_state_of_its_own_is_left_alone(tmp_path: Path) -> None:
-    class Plain(TrainerCallback):
-        pass
-
-    plain = Plain()
-    trainer = restored(tmp_path, plain, states={"Plain": {"args": {}, "attributes": {"x": 1}}})
-    assert plain in trainer.callback_handler.callbacks and not hasattr(plain, "x")
-
-
-def test_the_control_is_restored_too(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path)
-    trainer.control.should_epoch_stop = True
-    states = exported_states([trainer.control])
-    again = restored(tmp_path, states=states)
-    assert again.control.should_epoch_stop
 
 
 def test_a_switch_set_by_a_comparison_of_numpy_is_saved_as_a_truth_value(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from littrainer.callbacks.lightning_callbacks import REFUSED
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.models import VectorClassifier
-from tests.scenarios.trainers import StepwiseTrainer, quiet_arguments, quiet_trainer
+from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 BOTH_MODES = pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
 EVERY_STEP: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1}
@@ -81,11 +81,6 @@ def test_one_that_cannot_work_is_refused_with_what_to_use_instead(tmp_path: Path
     assert trainer.lightning_callbacks == []
 
 
-def test_one_given_by_keyword_that_cannot_work_is_refused_too(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="LearningRateFinder cannot work"):
-        trainer_with(tmp_path, given={"lightning": {"callbacks": [LearningRateFinder()]}}, max_steps=1).train()
-
-
 class BatchNormClassifier(VectorClassifier):
     def __init__(self) -> None:
         super().__init__()
@@ -105,9 +100,7 @@ BEST: dict[str, Any] = {"load_best_model_at_end": True, "save_strategy": "steps"
         (GradientAccumulationScheduler({0: 2}), {"gradient_accumulation_steps": 2}, "leave that argument at 1"),
         (ModelPruning("l1_unstructured", amount=0.5), {"save_strategy": "epoch"}, 'save_strategy="no"'),
         (EarlyStopping("eval_loss"), {}, 'set eval_strategy="steps"'),
-        (ModelCheckpoint(monitor="eval_accuracy"), {}, 'set eval_strategy="steps"'),
         (EarlyStopping("val_loss"), EVERY_STEP, "Set monitor='eval_loss'"),
-        (ModelCheckpoint(monitor="val/accuracy"), EVERY_STEP, "Set monitor='eval_accuracy'"),
     ],
 )
 def test_a_set_up_in_which_one_does_not_work_is_an_error_before_training(
@@ -135,12 +128,6 @@ def test_they_are_removed_like_callbacks_of_a_trainer(tmp_path: Path) -> None:
     assert trainer.lightning_callbacks == []
     with pytest.raises(ValueError, match="does not have the callback"):
         trainer.remove_callback(timer)
-
-
-def test_a_class_that_takes_arguments_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TypeError) as error:
-        trainer_with(tmp_path, EarlyStopping)
-    assert any("EarlyStopping" in note for note in getattr(error.value, "__notes__", [str(error.value)]))
 
 
 def test_a_bar_of_lightnings_takes_the_place_of_the_trainers_own(tmp_path: Path) -> None:
@@ -214,16 +201,6 @@ def test_throughput_monitor_counts_the_samples_of_training_and_evaluation(tmp_pa
     assert logged(trainer, "validate/samples") == [7] * 3
 
 
-def test_the_history_stands_for_a_logger_only_where_there_is_a_callback_to_log(tmp_path: Path) -> None:
-    found = []
-    for callbacks in ([], [pl.Callback()]):
-        trainer = trainer_with(tmp_path, *callbacks, max_steps=1)
-        trainer.train()
-        assert trainer.lightning_trainer is not None
-        found.append(len(trainer.lightning_trainer.loggers))
-    assert found == [0, 1]
-
-
 @BOTH_MODES
 def test_early_stopping_monitors_an_evaluation(tmp_path: Path, kind: Any) -> None:
     stopping = EarlyStopping("eval_loss", mode="max", patience=2)
@@ -232,13 +209,6 @@ def test_early_stopping_monitors_an_evaluation(tmp_path: Path, kind: Any) -> Non
     losses = logged(trainer, "eval_loss")
     assert trainer.state.global_step == 3 and max(losses) == losses[0] == stopping.best_score.item()
     assert stopping.wait_count == 2 and trainer.control.should_training_stop
-
-
-def test_early_stopping_monitors_the_training_loss_at_the_end_of_epochs(tmp_path: Path) -> None:
-    stopping = EarlyStopping("loss", stopping_threshold=100.0)
-    trainer = trainer_with(tmp_path, stopping, num_train_epochs=3, logging_strategy="steps", logging_steps=1)
-    trainer.train()
-    assert trainer.state.global_step == 3
 
 
 def test_several_datasets_are_one_validation_to_a_callback_that_monitors(tmp_path: Path) -> None:
@@ -334,25 +304,6 @@ def test_averaged_weights_are_those_of_the_model_after_training(tmp_path: Path, 
     assert rates[-1] == 0.05 and rates[3:6] == [rates[3]] * 3
 
 
-def test_averaging_begins_anew_with_each_training(tmp_path: Path) -> None:
-    def new_model() -> VectorClassifier:
-        torch.manual_seed(0)
-        return VectorClassifier()
-
-    averaging = StochasticWeightAveraging(swa_lrs=0.05, swa_epoch_start=2)
-    trainer = Trainer(
-        model_init=new_model,
-        args=quiet_arguments(tmp_path, num_train_epochs=3),
-        train_dataset=Rows(vector_rows(10)),
-        callbacks=[averaging],
-    )
-    results = []
-    for _ in range(2):
-        trainer.train()
-        results.append(torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()]))
-    assert torch.equal(*results) and averaging.n_averaged == 2
-
-
 @pytest.mark.parametrize(
     "callback", [EMAWeightAveraging(), SWA, ModelPruning("l1_unstructured", amount=0.5, prune_on_train_epoch_end=False)]
 )
@@ -365,26 +316,6 @@ def test_evaluations_outside_of_training_are_about_the_model_as_it_is(tmp_path: 
     evaluated = trainer.evaluate()["eval_loss"]
     assert evaluated == trainer_with(tmp_path, model=trainer.model).evaluate()["eval_loss"]
     assert all(torch.equal(one, other) for one, other in zip(before, trainer.model.parameters(), strict=True))
-
-
-def test_an_evaluation_that_fails_leaves_the_weights_of_the_training(tmp_path: Path) -> None:
-    class Failing(TrainerCallback):
-        def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step == 2:
-                raise OverflowError
-
-    trainer = trainer_with(tmp_path, EMAWeightAveraging(decay=0.5), Failing(), num_train_epochs=1, **EVERY_STEP)
-    with pytest.raises(OverflowError):
-        trainer.train()
-
-    class StopAt(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            control.should_training_stop = state.global_step == 2
-
-    plain = trainer_with(tmp_path, StopAt(), num_train_epochs=1)
-    plain.train()
-    for one, other in zip(trainer.model.parameters(), plain.model.parameters(), strict=True):
-        assert torch.equal(one, other)
 
 
 @BOTH_MODES

@@ -200,15 +200,6 @@ def test_a_lightning_logger_gets_what_the_trainer_and_its_lightning_callbacks_lo
     assert not any("lr-AdamW/pg1" in entry for entry in trainer.state.log_history)
 
 
-def test_a_logger_that_is_only_asked_for_is_the_one_that_lightning_takes(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, given={"lightning": {"logger": True}}, max_steps=1)
-    trainer.train()
-    assert trainer.lightning_trainer is not None
-    assert [type(logger).__name__ for logger in trainer.lightning_trainer.loggers] == ["SharedLogger"]
-    assert isinstance(trainer.lightning_trainer.loggers[0], (TensorBoardLogger, CSVLogger))
-    assert list((tmp_path / "lightning_logs" / "version_0").iterdir())
-
-
 def test_a_logger_that_fails_is_told_of_once_and_training_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -255,6 +246,15 @@ def test_without_a_tracker_what_a_user_callback_logs_is_in_the_history(tmp_path:
     for name in ("loss", "grad_norm", "eval_loss"):
         numbers = [[entry[name] for entry in one.state.log_history if name in entry] for one in (trainer, without)]
         assert numbers[0] == numbers[1] != []
+
+
+def test_a_logger_that_is_only_asked_for_is_the_one_that_lightning_takes(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, given={"lightning": {"logger": True}}, max_steps=1)
+    trainer.train()
+    assert trainer.lightning_trainer is not None
+    assert [type(logger).__name__ for logger in trainer.lightning_trainer.loggers] == ["SharedLogger"]
+    assert isinstance(trainer.lightning_trainer.loggers[0], (TensorBoardLogger, CSVLogger))
+    assert list((tmp_path / "lightning_logs" / "version_0").iterdir())
 
 
 def test_a_callback_that_writes_pictures_is_told_once_that_nobody_keeps_them(

@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import (
 
 from littrainer import Trainer
 from tests.callbacks.test_lightning_callbacks import trainer_with
-from tests.scenarios.data import Rows, Stream, vector_rows
+from tests.scenarios.data import Rows, vector_rows
 
 
 def test_bars_show_how_many_batches_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,18 +42,6 @@ def test_bars_show_how_many_batches_there_are(tmp_path: Path, capsys: pytest.Cap
     trainer.predict(Rows(vector_rows(5)))
     assert totals == {"train": {3}, "validation": {3}, "prediction": {2}}
     assert "eval_loss" in capsys.readouterr().out
-
-
-def test_a_bar_over_data_of_unknown_length_has_no_total(tmp_path: Path) -> None:
-    totals: set[Any] = set()
-
-    class Noting(TQDMProgressBar):
-        def on_validation_batch_end(self, *args: Any) -> None:
-            super().on_validation_batch_end(*args)
-            totals.add(self.val_progress_bar.total)
-
-    trainer_with(tmp_path, Noting()).evaluate(Stream(vector_rows(5)))
-    assert totals == {None}
 
 
 def test_rich_shows_the_model_and_its_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,6 @@ from littrainer.callbacks.progress import (
     ProgressCallback,
     default_progress_callback,
     readable,
-    shows_bars,
 )
 from littrainer.callbacks.state import TrainerState
 from tests.scenarios.data import Rows, Stream, vector_rows
@@ -81,31 +80,24 @@ def test_long_texts_are_shown_by_their_length() -> None:
     assert readable({"long": "a" * 600})["long"] == "a" * 600
 
 
-def test_showing_logs_leaves_them_as_they_are() -> None:
-    logs = dict(LOGS)
-    readable(logs, 2)
-    assert logs == LOGS
-
-
 def test_a_training_moves_one_bar_over_its_steps_and_one_over_each_evaluation(tmp_path: Path, bars: Bars) -> None:
     trainer = quiet_trainer(
-        tmp_path, disable_tqdm=False, max_steps=4, eval_strategy="steps", eval_steps=2, logging_strategy="steps"
+        tmp_path,
+        disable_tqdm=False,
+        max_steps=4,
+        eval_strategy="steps",
+        eval_steps=2,
+        logging_strategy="steps",
+        logging_steps=2,
     )
     trainer.train()
     # The first set of bars is the training's; an evaluation has 3 batches of 7 rows.
     assert [(bar.total, bar.n, bar.leave) for bar in bars.made] == [(4, 4, True), (3, 3, False), (3, 3, False)]
     assert all(bar.disable for bar in bars.made), "a bar that was closed is disabled"
     assert sum("'eval_loss'" in line for line in bars.written) == 2
-    assert "'train_loss'" in bars.written[-1] and "total_flos" not in bars.written[-1]
-
-
-def test_the_trainings_bar_shows_the_last_loss_and_learning_rate(tmp_path: Path, bars: Bars) -> None:
-    trainer = quiet_trainer(
-        tmp_path, disable_tqdm=False, max_steps=2, logging_strategy="steps", logging_steps=1, eval_strategy="epoch"
-    )
-    trainer.train()
     last = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
     assert bars.made[0].postfix == f"loss={last['loss']:.4g}, lr={last['learning_rate']:.4g}"
+    assert "'train_loss'" in bars.written[-1] and "total_flos" not in bars.written[-1]
 
 
 @pytest.mark.parametrize(
@@ -126,20 +118,6 @@ def test_bars_are_drawn_on_a_terminal_or_where_a_script_asked_for_them(
     quiet_trainer(tmp_path, given={"callbacks": [Looks]}, **arguments).train()
     assert drawn == [shown]
     assert sum("'loss'" in line for line in bars.written) == 2, "the logs are written in any case"
-
-
-def test_a_process_without_stderr_shows_no_bars(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", None)
-    assert not shows_bars(None)
-
-
-def test_a_new_training_closes_the_bars_of_one_that_failed(bars: Bars) -> None:
-    callback: Any = ProgressCallback()
-    asked = SimpleNamespace(_asked_for_bars=True)
-    for _ in range(2):
-        callback.on_train_begin(asked, TrainerState(max_steps=3), None)
-        callback.on_prediction_step(asked, TrainerState(), None, eval_dataloader=[1, 2])
-    assert [(bar.total, bar.disable) for bar in bars.made] == [(3, True), (2, True), (3, False), (2, False)]
 
 
 def test_bars_outside_training_stay_and_are_closed(tmp_path: Path, bars: Bars) -> None:
@@ -255,3 +233,12 @@ def test_the_table_is_chosen_in_a_notebook_only(screen: Screen, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "transformers.utils.notebook", None)
     monkeypatch.setattr(progress, "in_notebook", lambda: True)
     assert default_progress_callback() is ProgressCallback
+
+
+def test_a_new_training_closes_the_bars_of_one_that_failed(bars: Bars) -> None:
+    callback: Any = ProgressCallback()
+    asked = SimpleNamespace(_asked_for_bars=True)
+    for _ in range(2):
+        callback.on_train_begin(asked, TrainerState(max_steps=3), None)
+        callback.on_prediction_step(asked, TrainerState(), None, eval_dataloader=[1, 2])
+    assert [(bar.total, bar.disable) for bar in bars.made] == [(3, True), (2, True), (3, False), (2, False)]

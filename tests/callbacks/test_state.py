@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,13 +62,6 @@ class Counter(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         return {"args": {"start": self.start}, "attributes": {"count": self.count}}
-
-
-def test_a_callback_is_rebuilt_from_its_state() -> None:
-    counter = Counter(3)
-    counter.count = 8
-    rebuilt = Counter.from_state(json.loads(json.dumps(counter.state())))
-    assert (rebuilt.start, rebuilt.count) == (3, 8)
 
 
 def test_a_class_without_a_state_of_its_own_says_what_to_define() -> None:

@@ -68,13 +68,6 @@ def test_from_pretrained_shards_under_stage_3_as_long_as_the_arguments_live(deep
     assert not integration.is_deepspeed_zero3_enabled()
 
 
-def test_stage_2_loads_models_whole(deepspeed: Any, tmp_path: Path) -> None:
-    integration = pytest.importorskip("transformers.integrations.deepspeed")
-    args = quiet_arguments(tmp_path, deepspeed=stage(2))
-    assert integration.deepspeed_config() is args.hf_deepspeed_config.config
-    assert not integration.is_deepspeed_zero3_enabled()
-
-
 def test_stage_3_brings_communication_up_before_a_model_is_loaded(deepspeed: Any, tmp_path: Path) -> None:
     deepspeed.CALLS.clear()
     quiet_arguments(tmp_path, deepspeed=stage(2))
@@ -104,18 +97,6 @@ def test_the_environment_of_accelerate_launch_configures_it(
     assert trainer.is_deepspeed_enabled and trainer.deepspeed.config["gradient_clipping"] == 0.7
 
 
-def test_a_file_named_by_accelerate_launch_configures_it(
-    deepspeed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(stage(1)))
-    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(file))
-    assert quiet_arguments(tmp_path).deepspeed_plugin.zero_stage == 1
-    # What the script says goes before it.
-    assert quiet_arguments(tmp_path, deepspeed=stage(2)).deepspeed_plugin.zero_stage == 2
-
-
 def test_a_plugin_of_accelerates_that_a_script_sets_is_taken_over(deepspeed: Any, tmp_path: Path) -> None:
     args = quiet_arguments(tmp_path, **RUN)
     args.deepspeed_plugin = SimpleNamespace(deepspeed_config=stage(1), zero_stage=1)
@@ -123,12 +104,6 @@ def test_a_plugin_of_accelerates_that_a_script_sets_is_taken_over(deepspeed: Any
     trainer = Trainer(torch.nn.Linear(2, 2), args)
     assert isinstance(trainer.args.deepspeed_plugin, DeepSpeedPlugin) and trainer.is_deepspeed_enabled
     assert trainer.args.hf_deepspeed_config.get_value("gradient_clipping") == 0.1
-
-
-def test_a_configuration_set_before_the_trainer_is_made_counts(deepspeed: Any, tmp_path: Path) -> None:
-    args = quiet_arguments(tmp_path)
-    args.deepspeed = stage(1)
-    assert Trainer(torch.nn.Linear(2, 2), args).is_deepspeed_enabled
 
 
 def test_arguments_of_a_run_by_deepspeed_are_copied_and_written(deepspeed: Any, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from littrainer import Trainer
-from tests.deepspeed.test_training import RUN, TORCH_OPTIMIZER
+from tests.deepspeed.test_training import TORCH_OPTIMIZER
 from tests.deepspeed.variants import ENGINE_SCHEDULE, stage
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
@@ -18,14 +18,6 @@ from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 def test_deepspeed_that_is_not_installed_says_how_to_install_it(tmp_path: Path) -> None:
     with pytest.raises(ImportError, match=r"DeepSpeed is not installed: pip install littrainer\[deepspeed\]"):
         quiet_arguments(tmp_path, deepspeed=stage(2))
-
-
-def test_a_launcher_that_asks_for_it_is_named_where_it_is_not_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    with pytest.raises(ImportError, match="ACCELERATE_USE_DEEPSPEED"):
-        quiet_arguments(tmp_path)
 
 
 def test_another_device_than_deepspeed_works_on_is_refused(
@@ -58,21 +50,6 @@ def test_what_does_not_go_with_it_is_refused_when_the_trainer_is_made(
     with pytest.raises(ValueError, match=r"`deepspeed` does not go with .*") as refused:
         quiet_trainer(tmp_path, given=given, **{**changes, **best})
     assert complaint in str(refused.value)
-
-
-def test_a_search_for_the_batch_size_goes_with_stage_2(deepspeed: Any, tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, deepspeed=stage(2), **{**RUN, "auto_find_batch_size": True, "max_steps": 1})
-    trainer.train()
-    assert trainer.state.global_step == 1
-
-
-def test_all_values_that_contradict_the_arguments_are_named_before_the_first_step(
-    deepspeed: Any, tmp_path: Path
-) -> None:
-    config = {**stage(2), "gradient_clipping": 5.0, "train_batch_size": 3}
-    trainer = quiet_trainer(tmp_path, deepspeed=config)
-    with pytest.raises(ValueError, match=r"train_batch_size=3, .*gradient_clipping=5\.0, and max_grad_norm=1\.0"):
-        trainer.train()
 
 
 def test_two_optimizers_or_two_schedules_are_refused(deepspeed: Any, tmp_path: Path) -> None:
@@ -120,16 +97,6 @@ def test_fsdp_and_deepspeed_are_refused_together(deepspeed: Any, tmp_path: Path)
         quiet_arguments(tmp_path, deepspeed=stage(2), fsdp="full_shard")
 
 
-def test_an_optimizer_that_updates_during_backward_is_refused(deepspeed: Any, tmp_path: Path) -> None:
-    class Fused(torch.optim.SGD):
-        def fused_backward(self, loss: Any, rate: float) -> None: ...
-
-    trainer = quiet_trainer(tmp_path, deepspeed=stage(2))
-    trainer.optimizer = Fused(trainer.model.parameters(), lr=1.0)
-    with pytest.raises(ValueError, match="Fused updates the weights during the backward pass"):
-        trainer.train()
-
-
 def test_arguments_without_effect_under_the_configuration_are_warned_of(
     deepspeed: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -142,3 +109,21 @@ def test_arguments_without_effect_under_the_configuration_are_warned_of(
     caplog.clear()
     quiet_trainer(tmp_path, deepspeed=stage(2), **changes).train()
     assert "has no effect" not in caplog.text
+
+
+def test_a_launcher_that_asks_for_it_is_named_where_it_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(ImportError, match="ACCELERATE_USE_DEEPSPEED"):
+        quiet_arguments(tmp_path)
+
+
+def test_an_optimizer_that_updates_during_backward_is_refused(deepspeed: Any, tmp_path: Path) -> None:
+    class Fused(torch.optim.SGD):
+        def fused_backward(self, loss: Any, rate: float) -> None: ...
+
+    trainer = quiet_trainer(tmp_path, deepspeed=stage(2))
+    trainer.optimizer = Fused(trainer.model.parameters(), lr=1.0)
+    with pytest.raises(ValueError, match="Fused updates the weights during the backward pass"):
+        trainer.train()

@@ -10,8 +10,6 @@ import torch
 from torch import nn
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.strategies.choice import strategy_name
-from littrainer.strategies.deepspeed import EnginePrecision, TrainerDeepSpeedStrategy
 from tests.deepspeed.variants import ENGINE_OPTIMIZER, ENGINE_SCHEDULE, stage
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
@@ -72,24 +70,6 @@ def test_the_engine_holds_the_users_model_and_gets_the_resolved_configuration(de
     assert isinstance(given["optimizer"], torch.optim.AdamW) and "lr_scheduler" not in given
     assert trainer.deepspeed is trainer.model_wrapped and trainer.deepspeed.module is trainer.model
     assert keywords_of(deepspeed, "init_distributed")["auto_mpi_discovery"] is False
-
-
-def test_the_strategy_is_lightnings_with_the_resolved_configuration(deepspeed: Any, tmp_path: Path) -> None:
-    trainer = trained(tmp_path, deepspeed=stage(1), ddp_timeout=77)
-    strategy: Any = trainer.lightning_trainer.strategy  # type: ignore[union-attr]
-    assert isinstance(strategy, TrainerDeepSpeedStrategy) and strategy_name(trainer.args) == "DeepSpeed"
-    assert strategy.config is trainer.args.hf_deepspeed_config.config and not strategy.handles_gradient_accumulation
-    assert strategy.deepspeed_engine is trainer.deepspeed and isinstance(strategy.precision_plugin, EnginePrecision)
-    assert strategy._timeout.total_seconds() == 77
-
-
-def test_only_frozen_parameters_are_kept_from_the_engine(deepspeed: Any, tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, deepspeed=stage(2, TORCH_OPTIMIZER), **{**RUN, "max_steps": 1})
-    frozen = next(iter(trainer.model.parameters()))
-    frozen.requires_grad_(False)
-    trainer.train()
-    given = keywords_of(deepspeed)["model_parameters"]
-    assert len(given) == len(list(trainer.model.parameters())) - 1 and all(one is not frozen for one in given)
 
 
 @pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
@@ -171,12 +151,6 @@ def test_an_optimizer_on_the_host_is_deepspeeds_own(deepspeed: Any, tmp_path: Pa
     assert type(optimizer).__name__ == "DeepSpeedCPUAdam" and optimizer.adamw_mode is True
 
 
-def test_an_optimizer_on_the_host_stays_torchs_where_the_configuration_says_so(deepspeed: Any, tmp_path: Path) -> None:
-    config = stage(2, {"zero_force_ds_cpu_optimizer": False}, offload_optimizer={"device": "cpu"})
-    trained(tmp_path, deepspeed=config, max_steps=1)
-    assert type(keywords_of(deepspeed)["optimizer"]) is torch.optim.AdamW
-
-
 def test_a_second_training_has_an_engine_of_its_own(deepspeed: Any, tmp_path: Path) -> None:
     trainer = trained(tmp_path, deepspeed=stage(2), max_steps=1)
     first = trainer.deepspeed
@@ -192,25 +166,12 @@ def test_the_engine_compiles_where_the_arguments_ask_for_it(deepspeed: Any, tmp_
     assert ("compile", ("eager", {"mode": "default"})) in trainer.deepspeed.calls
 
 
-def test_arguments_that_a_search_changes_reach_the_engine(deepspeed: Any, tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, deepspeed=stage(2, TORCH_OPTIMIZER), **{**RUN, "max_steps": 1})
-    trainer.args.learning_rate, trainer.args.max_grad_norm = 0.25, 3.0
-    trainer.train()
-    config = keywords_of(deepspeed)["config"]
-    assert (config["optimizer"]["params"]["lr"], config["gradient_clipping"]) == (0.25, 3.0)
-
-
 def test_floating_point_inputs_come_in_the_engines_number_format(deepspeed: Any, tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, deepspeed=stage(2), bf16=True)
     inputs = trainer._prepare_inputs({"x": torch.ones(2), "labels": torch.ones(2, dtype=torch.long)})
     assert inputs["x"].dtype is torch.bfloat16 and inputs["labels"].dtype is torch.long
     # The engine computes in half precision and scales by itself.
     assert trainer.accelerator.scaler is None and not trainer.accelerator.native_amp
-
-
-def test_the_model_is_moved_by_the_engine(deepspeed: Any, tmp_path: Path) -> None:
-    assert quiet_trainer(tmp_path, deepspeed=stage(2)).place_model_on_device is False
-    assert quiet_trainer(tmp_path).place_model_on_device is True
 
 
 def test_evaluation_without_training_makes_an_engine_in_stage_3_alone(deepspeed: Any, tmp_path: Path) -> None:
@@ -253,3 +214,23 @@ def test_callbacks_see_the_step_before_on_pre_optimizer_step_as_under_transforme
     trainer = quiet_trainer(tmp_path, deepspeed=stage(2), given={"callbacks": [Watch()]}, **{**RUN, "max_steps": 1})
     trainer.train()
     assert seen == [("before", 1), ("after", 1)]
+
+
+def test_only_frozen_parameters_are_kept_from_the_engine(deepspeed: Any, tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, deepspeed=stage(2, TORCH_OPTIMIZER), **{**RUN, "max_steps": 1})
+    frozen = next(iter(trainer.model.parameters()))
+    frozen.requires_grad_(False)
+    trainer.train()
+    given = keywords_of(deepspeed)["model_parameters"]
+    assert len(given) == len(list(trainer.model.parameters())) - 1 and all(one is not frozen for one in given)
+
+
+def test_an_optimizer_on_the_host_stays_torchs_where_the_configuration_says_so(deepspeed: Any, tmp_path: Path) -> None:
+    config = stage(2, {"zero_force_ds_cpu_optimizer": False}, offload_optimizer={"device": "cpu"})
+    trained(tmp_path, deepspeed=config, max_steps=1)
+    assert type(keywords_of(deepspeed)["optimizer"]) is torch.optim.AdamW
+
+
+def test_the_model_is_moved_by_the_engine(deepspeed: Any, tmp_path: Path) -> None:
+    assert quiet_trainer(tmp_path, deepspeed=stage(2)).place_model_on_device is False
+    assert quiet_trainer(tmp_path).place_model_on_device is True

@@ -1,4 +1,4 @@
-"""One of two processes that share data: `python -m tests.distributed.data_process RANK FOLDER`.
+"""One of two processes that share data: `python -m tests.distributed.data_process FOLDER`.
 
 Each writes what its checks found to `FOLDER/RANK.pickle`.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from littrainer.data.loaders import build_loader
 from littrainer.data.samplers import LengthGroupedSampler
@@ -49,7 +49,6 @@ RESUMED: dict[str, tuple[Callable[[], Any], dict[str, Any], tuple[int, ...]]] = 
         {"accelerator_config": {"split_batches": True}, "gradient_accumulation_steps": 2},
         (2,),
     ),
-    "rows dispatched": (lambda: AugmentedRows(vector_rows(21)), DISPATCHED, (2,)),
     "rows dispatched from workers": (
         lambda: AugmentedRows(vector_rows(21)),
         {**DISPATCHED, "dataloader_num_workers": 2},
@@ -115,11 +114,6 @@ class OwnLoader:
 
 def a_shorter_dataset(folder: Path) -> str:
     trainer = quiet_trainer(folder, VectorClassifier(), given={"train_dataset": Rows(vector_rows(24 - 12 * RANK))})
-    return message_of(trainer.train)
-
-
-def a_shorter_loader(folder: Path) -> str:
-    trainer = OwnLoader(lambda: DataLoader(Rows(vector_rows(12 - 4 * RANK)), batch_size=4))(folder)
     return message_of(trainer.train)
 
 
@@ -264,61 +258,6 @@ def orders(folder: Path) -> dict[str, Any]:
     return found
 
 
-# ---- accelerator.prepare ---------------------------------------------------------------------------------------------
-
-
-class LoaderOfItsOwn(DataLoader[Any]):
-    pass
-
-
-def prepared_loaders(folder: Path) -> dict[str, Any]:
-    """Numbers that this process reads from loaders that the accelerator has prepared."""
-    accelerator = quiet_trainer(folder, VectorClassifier()).accelerator
-    numbers, stream = Numbers(9), NumberStream()
-
-    def read(loader: Any, **options: Any) -> list[list[int]]:
-        return [torch.as_tensor(batch).tolist() for batch in accelerator.prepare_data_loader(loader, **options)]
-
-    found: dict[str, Any] = {
-        "in order": read(DataLoader(numbers, batch_size=2)),
-        "of a class of its own": read(LoaderOfItsOwn(numbers, batch_size=2)),
-        "whole batches": read(
-            DataLoader(
-                numbers, sampler=BatchSampler(SequentialSampler(numbers), 2, True), batch_size=None, collate_fn=list
-            )
-        ),
-        "cut by a function": read(DataLoader(stream, batch_size=2), slice_fn_for_dispatch=every_other),
-        "twice": read(accelerator.prepare(DataLoader(numbers, batch_size=2))),
-    }
-    accelerator.even_batches = False
-    found["uneven"] = read(DataLoader(numbers, batch_size=2))
-    found["one by one"] = message_of(lambda: read(DataLoader(numbers, batch_size=None)))
-    accelerator.dataloader_config.dispatch_batches = True
-    found["dispatched"] = read(DataLoader(numbers, batch_size=2))
-    return found
-
-
-def every_other(batch: torch.Tensor, rows: slice, process_index: int, num_processes: int) -> torch.Tensor:
-    return batch[process_index::num_processes]
-
-
-def lengths_and_counts(folder: Path) -> dict[str, Any]:
-    """What a training over 21 rows is told of its data."""
-    trainer = noisy_trainer(folder, save_strategy="no", eval_strategy="no", num_train_epochs=2)
-    output = trainer.train()
-    stream = quiet_arguments(folder, accelerator_config={"dispatch_batches": False})
-    loader = build_loader(
-        stream, SizedStream(vector_rows(21)), collate=list, batch_size=4, sampler=None, is_training=True
-    )
-    return {
-        "length": len(trainer.get_train_dataloader()),
-        "examples": trainer.num_examples(trainer.get_train_dataloader()),
-        "steps": output.global_step,
-        "rate": output.metrics["train_samples_per_second"] * output.metrics["train_runtime"],
-        "of a stream": (len(loader), trainer.num_examples(loader)),
-    }
-
-
 class SizedStream(Stream):
     def __len__(self) -> int:
         return len(self.rows)
@@ -331,7 +270,6 @@ CHECKS: dict[str, Check] = {
         for check in (
             settings_changed_at_a_resume,
             a_shorter_dataset,
-            a_shorter_loader,
             uneven_batches,
             streams_that_end_apart,
             rows_read_of_a_stream,
@@ -339,23 +277,21 @@ CHECKS: dict[str, Check] = {
             batches_of_unequal_width,
             streams_predicted_by_each,
             orders,
-            prepared_loaders,
-            lengths_and_counts,
         )
     },
 }
 
 
-def main(rank: int, folder: Path) -> None:
+def main(folder: Path) -> None:
     torch.set_num_threads(1)
     found = {}
     for number, (name, check) in enumerate(CHECKS.items()):
         # One that fails does not take the others with it.
-        with process_group(folder / f"meeting-{number}", rank, SIZE, LONGEST_WAIT):
+        with process_group(folder / f"meeting-{number}", RANK, SIZE, LONGEST_WAIT):
             found[name] = check(folder / f"check-{number}")
-    (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
+    (folder / f"{RANK}.pickle").write_bytes(pickle.dumps(found))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]))
     end_process()

@@ -14,10 +14,8 @@ from typing import Any
 import torch
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
-from torchmetrics.text import Perplexity
 
 from littrainer import Seq2SeqTrainer, Seq2SeqTrainingArguments, StreamingMetrics, Trainer
-from littrainer.distributed import collectives
 from tests.scenarios.collators import pad_tokens, pad_translations
 from tests.scenarios.data import Rows, language_rows, translation_rows, vector_rows
 from tests.scenarios.models import CLASSES, VectorClassifier, tiny_gpt2, tiny_t5
@@ -47,19 +45,6 @@ def classification(folder: Path, rank: int, size: int) -> Any:
     output = trainer.evaluation_loop(trainer.get_eval_dataloader(Rows(rows)), "Evaluation")
     seen.pop("elements")
     return {**seen, "metrics": output.metrics, "num_samples": output.num_samples}
-
-
-def batch_by_batch(folder: Path, rank: int, size: int) -> Any:
-    """What a metric function is handed of each batch."""
-    seen: list[Any] = []
-
-    def note(prediction: Any, compute_result: bool) -> dict[str, float]:
-        seen.append((prediction.label_ids.tolist(), compute_result))
-        return {}
-
-    trainer = quiet_trainer(folder, given={"compute_metrics": note}, batch_eval_metrics=True)
-    trainer.evaluation_loop(trainer.get_eval_dataloader(Rows(vector_rows(11))), "Evaluation")
-    return seen
 
 
 def language_model(folder: Path, rank: int, size: int) -> Any:
@@ -104,16 +89,6 @@ def streaming_metrics(folder: Path, rank: int, size: int) -> Any:
     return found
 
 
-def streaming_perplexity(folder: Path, rank: int, size: int) -> Any:
-    """The perplexity of a language model over batches that differ in length, also between the processes."""
-    metrics = {"perplexity": StreamingMetrics(Perplexity(), inputs="language_model_scores")}
-    torch.manual_seed(0)
-    trainer = quiet_trainer(folder, tiny_gpt2(), given={"data_collator": pad_tokens, "compute_metrics": metrics})
-    rows = sorted(language_rows(8, seed=2), key=lambda row: len(row["input_ids"]))
-    output = trainer.evaluation_loop(trainer.get_eval_dataloader(Rows(rows)), "Evaluation")
-    return (output.metrics or {})["eval_perplexity"]
-
-
 def objects(folder: Path, rank: int, size: int) -> Any:
     """Labels that are a list with one object for each sample, kept batch by batch."""
 
@@ -138,46 +113,6 @@ def objects(folder: Path, rank: int, size: int) -> Any:
     )
     output = trainer.evaluation_loop(trainer.get_test_dataloader(Rows(vector_rows(8))), "Prediction")
     return [[label["boxes"].tolist() for label in batch] for batch in output.label_ids]
-
-
-def pieces(folder: Path, rank: int, size: int) -> Any:
-    """Gathering and padding by themselves, of values that differ between the processes."""
-    mine = torch.full((2, 2 + rank, 2), rank)
-    return {
-        "padded": collectives.padded_to_longest({"a": (mine, torch.tensor(rank))}, dim=1, fill=-100),
-        "padded at the start": collectives.padded_to_longest(torch.full((1, 1 + rank), 7), 1, 0, at_start=True),
-        "numbers": collectives.gathered({"loss": torch.tensor(float(rank))}),
-        "unequal rows": collectives.gathered(torch.full((1 + rank, 2), rank)),
-        "objects": collectives.gathered_objects(("text", [rank], {"rows": torch.full((1, 1 + rank), rank)})),
-    }
-
-
-def sharded(folder: Path, rank: int, size: int) -> Any:
-    """A model that the processes share out (FSDP), evaluated before its training and after it."""
-    settings: dict[str, Any] = {
-        "per_device_train_batch_size": 8,
-        "per_device_eval_batch_size": 6,
-        "num_train_epochs": 1,
-    }
-    if size > 1:
-        settings = {
-            "per_device_train_batch_size": 4,
-            "num_train_epochs": 1,
-            "fsdp": True,
-            "fsdp_config": {"version": 2},
-        }
-    torch.manual_seed(0)
-    trainer = quiet_trainer(folder, rows=16, given={"compute_metrics": shares_of_classes}, **settings)
-    rows = Rows(vector_rows(12, seed=1))
-    found = [trainer.evaluate(rows), trainer.predict(Rows(vector_rows(7, seed=2))).predictions]
-    trainer.train()
-    found += [trainer.evaluate(rows), trainer.predict(Rows(vector_rows(7, seed=2))).predictions]
-    return {"found": found, "shards": sum(hasattr(one, "device_mesh") for one in trainer.model.parameters())}
-
-
-def shares_of_classes(prediction: Any) -> dict[str, float]:
-    likeliest = prediction.predictions.argmax(-1)
-    return {f"share_{number}": float((likeliest == number).mean()) for number in range(CLASSES)}
 
 
 def generated(folder: Path, rank: int, size: int) -> Any:
@@ -243,13 +178,9 @@ def of_the_process(folder: Path, rank: int, size: int) -> Any:
 
 CHECKS = (
     classification,
-    batch_by_batch,
     language_model,
     streaming_metrics,
-    streaming_perplexity,
     objects,
-    pieces,
-    sharded,
     generated,
 )
 TOGETHER = (failing, uneven, different, of_the_process)

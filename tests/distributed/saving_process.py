@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import pickle
-import shutil
 import signal
 import sys
 import time
@@ -28,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.checkpoint import distributed_save, weights
+from littrainer.checkpoint import weights
 from littrainer.checkpoint.checksums import read_manifest
 from littrainer.checkpoint.run_lock import CLAIM_NAME
 from littrainer.checkpoint.verification import damage_in
@@ -188,12 +187,6 @@ def generators(folder: Path) -> Any:
 def failures(folder: Path) -> Any:
     """Writing fails in one process, in different places; then training is resumed."""
 
-    class FailingSubclass(Trainer):
-        def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-            if RANK == 1 and self.state.global_step == 4:
-                raise LookupError("an own file is missing")
-            super().save_model(output_dir, _internal_call)
-
     class FailingOnSave(TrainerCallback):
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if RANK == 1 and state.global_step == 4:
@@ -203,14 +196,12 @@ def failures(folder: Path) -> Any:
     places: dict[str, tuple[Any, str, int, int]] = {
         "weights of the first": (weights, "_write_plain", 0, errno.ENOSPC),
         "random states of the second": (torch, "save", 1, errno.EACCES),
-        "folder of the first": (distributed_save, "staged_checkpoint", 0, errno.EROFS),
     }
     for name, (owner, function, rank, number) in places.items():
         run = folder / name.replace(" ", "-")
         with failing_at(owner, function, 4, rank, number):
             text = error_of(make(run).train)
         found[name] = text, state_of(run)
-    found["subclass"] = error_of(make(folder / "subclass", kind=FailingSubclass).train), state_of(folder / "subclass")
     found["on_save"] = error_of(make(folder / "on-save", FailingOnSave()).train), state_of(folder / "on-save")
     resumed = make(folder / "weights-of-the-first")
     resumed.train(resume_from_checkpoint=True)
@@ -341,22 +332,8 @@ def claims(folder: Path) -> Any:
     return {
         "error": found,
         "after": state_of(folder / "taken"),
-        "deleted": _deleted_meanwhile(folder / "deleted"),
         "below a file": error_of(lambda: make(folder / "file" / "out")),
     }
-
-
-def _deleted_meanwhile(output_dir: Path) -> str | None:
-    look = distributed_save._first_seen
-
-    def delete_and_look(run_dir: Path, tokens: dict[int, str]) -> int | None:
-        if RANK == 1:
-            shutil.rmtree(run_dir)
-        wait_for_each_other()
-        return look(run_dir, tokens)
-
-    with mock.patch.object(distributed_save, "_first_seen", delete_and_look):
-        return error_of(make(output_dir).train)
 
 
 def lightning_checkpoints(folder: Path) -> Any:
@@ -390,15 +367,6 @@ def other_numbers(folder: Path) -> Any:
     with warnings_noted() as texts:
         resumed.train(resume_from_checkpoint=True)
     return {**found, "told": [text for text in texts if "processes" in text], "step": resumed.state.global_step}
-
-
-def models_saved(folder: Path) -> Any:
-    """`save_model` outside of training, which all processes call."""
-    trainer = make(folder / "run", save_strategy="no", max_steps=1)
-    trainer.train()
-    trainer.save_model(str(folder / "model"))
-    wait_for_each_other()
-    return {"files": names_in(folder / "model")}
 
 
 def exchange(folder: Path) -> Any:
@@ -441,7 +409,6 @@ CHECKS: dict[str, Callable[[Path], Any]] = {
         claims,
         lightning_checkpoints,
         other_numbers,
-        models_saved,
         exchange,
     )
 }

@@ -149,17 +149,6 @@ def failing_at_the_first(folder: Path) -> Any:
     return searched(trainer_for(folder / "strict", FailsInOne), catch=())
 
 
-class FailsInAll(Trainer):
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        if self._trial.number == 0:
-            raise RuntimeError(f"out of memory in process {RANK}")
-        return super().compute_loss(*args, **kwargs)
-
-
-def failing_in_all(folder: Path) -> Any:
-    return searched(trainer_for(folder / "all", FailsInAll), n_trials=2)
-
-
 def an_objective_of_each_process(folder: Path) -> Any:
     """Such as one by the time taken; it is nan in the last trial."""
     values = iter([0.5, 0.4, float("nan")])
@@ -171,35 +160,8 @@ def an_objective_of_each_process(folder: Path) -> Any:
     return {**searched(trainer, compute_objective=objective), "objective": trainer.objective}
 
 
-def a_wrong_space(folder: Path) -> Any:
-    """A space that fails."""
-
-    def failing(trial: Any) -> dict[str, Any]:
-        return {"learning_rate": trial.suggest_float("learning_rate", 1.0, 0.0)}
-
-    return searched(trainer_for(folder / "wrong"), failing, sampler=optuna.samplers.RandomSampler(seed=0))["error"]
-
-
 def jobs(folder: Path) -> Any:
     return searched(trainer_for(folder / "jobs"), n_jobs=2)["error"]
-
-
-def stopped(folder: Path) -> Any:
-    """The study is stopped after the second of four trials."""
-
-    def stop(study: Any, trial: Any) -> None:
-        if trial.number == 1:
-            study.stop()
-
-    return searched(trainer_for(folder / "stopped"), n_trials=4, callbacks=[stop])
-
-
-def two_objectives(folder: Path) -> Any:
-    def objectives(metrics: dict[str, float]) -> list[float]:
-        return [metrics["eval_loss"], -metrics["eval_loss"]]
-
-    trainer = trainer_for(folder / "two")
-    return searched(trainer, direction=["minimize", "minimize"], compute_objective=objectives, n_trials=2)
 
 
 def sweep(folder: Path) -> Any:
@@ -277,12 +239,8 @@ CHECKS = (
     pruning,
     failing_in_one,
     failing_at_the_first,
-    failing_in_all,
     an_objective_of_each_process,
-    a_wrong_space,
     jobs,
-    stopped,
-    two_objectives,
     sweep,
     failing_between_steps,
 )

@@ -203,16 +203,6 @@ def adapter_run(**config: Any) -> Callable[[Path], Any]:
     return run
 
 
-def differing_weights(folder: Path) -> Any:
-    """The other process has been given other weights."""
-    model = llama()
-    if not is_first():
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(1.0)
-    return trained(trainer_of(folder, model, {}))
-
-
 def without_weights(folder: Path) -> Any:
     """The other process has no memory for its weights at all."""
     model = llama()
@@ -264,17 +254,6 @@ def after_forward_passes(folder: Path) -> Any:
     return trained(trainer)
 
 
-def optimizer_after_forward_passes(folder: Path) -> Any:
-    """The optimizer is made before the training, and an evaluation lets go of what was gathered in between."""
-    trainer = trainer_of(folder, None, {"reshard_after_forward": False})
-    trainer.evaluate()
-    with torch.no_grad():
-        trainer.model(torch.tensor(PROMPT))
-    trainer.create_optimizer()
-    trainer.evaluate()
-    return trained(trainer)
-
-
 def with_whole_modules(folder: Path) -> Any:
     """Modules that are left out of the sharding, trained on other samples in each process; without values in one."""
     model = llama()
@@ -312,19 +291,6 @@ def _elements_of_whole_parameters() -> int:
     return sum(one.numel() for one in gc.get_objects() if type(one) is torch.nn.Parameter and not one.is_meta)
 
 
-def set_up_differently(folder: Path) -> Any:
-    """What each process says of a model, and of arguments, that are others in the other process."""
-    found = {}
-    wider = {} if is_first() else {"intermediate_size": 48}
-    shares: dict[str, Any] = {"model": (llama(**wider), {}), "strategy": (llama(), {} if is_first() else None)}
-    for name, (model, config) in shares.items():
-        try:
-            trainer_of(folder / name, model, config).train()
-        except ValueError as error:
-            found[name] = str(error)
-    return found
-
-
 def vectors(folder: Path, **changes: Any) -> Any:
     return quiet_trainer(folder, **{**RUN, "max_steps": 2, **changes})
 
@@ -349,35 +315,26 @@ CHECKS: dict[str, tuple[Callable[[Path], Any], str | None]] = {
     "ddp": (by_ddp, None),
     "whole": (whole_run, "ddp"),
     "parts": (in_parts, "ddp"),
-    "whole after whole": (resumed("whole/kept"), "ddp"),
     "parts after whole": (resumed("whole/kept", state_dict_type="SHARDED_STATE_DICT"), "ddp"),
     "whole after parts": (resumed("parts/checkpoint-2"), "ddp"),
-    "parts after parts": (resumed("parts/checkpoint-2", state_dict_type="SHARDED_STATE_DICT"), "ddp"),
     "after one process": (resumed("alone/checkpoint-2"), None),
     "own training_step": (with_config(StepwiseTrainer), "ddp"),
     "not freed": (with_config(reshard_after_forward=False, forward_prefetch=True), "ddp"),
-    "recomputed": (with_config(activation_checkpointing=True), "ddp"),
     "recomputed and offloaded": (
         with_config(activation_checkpointing=True, activation_checkpointing_offload=True, cpu_offload=True),
         "ddp",
     ),
-    "by size": (with_config(min_num_params=500), "ddp"),
-    "in one piece": (with_config(auto_wrap_policy="NO_WRAP"), "ddp"),
     "tied ddp": (tied_by_ddp, None),
     "tied": (with_config(model=tied), "tied ddp"),
     "own optimizer ddp": (own_optimizer_by_ddp, None),
     "own optimizer": (own_optimizer, "own optimizer ddp"),
     "adapter ddp": (adapter_by_ddp, None),
     "adapter": (adapter_run(), "adapter ddp"),
-    "adapter in parts": (adapter_run(state_dict_type="SHARDED_STATE_DICT"), "adapter ddp"),
-    "differing weights": (differing_weights, "ddp"),
     "without weights": (without_weights, "ddp"),
     "loaded by the first": (loaded_by_the_first, "ddp"),
     "after forward passes": (after_forward_passes, "ddp"),
-    "optimizer after forward passes": (optimizer_after_forward_passes, "ddp"),
     "whole modules": (with_whole_modules, "ddp"),
     "kept whole": (whole_elements_after_each_unit, None),
-    "set up differently": (set_up_differently, None),
     "half precision": (in_half_precision, None),
     "plain module ddp": (plain_module_by_ddp, None),
     "compiled": (compiled, "plain module ddp"),

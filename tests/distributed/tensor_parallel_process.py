@@ -224,15 +224,6 @@ def loaded_split(folder: Path) -> dict[str, Any]:
     }
 
 
-def another_model(folder: Path) -> str | None:
-    """What a process says whose model ties its head, while that of the first one does not."""
-    try:
-        trainer_of(folder, llama(tie_word_embeddings=os.environ.get("RANK", "0") != "0")).train()
-    except ValueError as error:
-        return str(error)
-    return None
-
-
 CHECKS: dict[str, Callable[[Path], Any]] = {
     "by plan": by_plan,
     "manual": trained(llama, kind=StepwiseTrainer),
@@ -242,7 +233,6 @@ CHECKS: dict[str, Callable[[Path], Any]] = {
     "own optimizer": own_optimizer,
     "loaded split": loaded_split,
     "streamed": streamed,
-    "another model": another_model,
 }
 
 

@@ -1,25 +1,19 @@
 """What processes agree on, in three of them, and that one process on its own asks nobody.
 
-The two processes of the flags are played by two threads; real ones run in test_data_parallel.py.
+Flags of the control are in test_data_parallel.py.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from littrainer.distributed import agreement
-from littrainer.distributed.agreement import FlagsRaisedTogether
 from tests.fidelity.conftest import ROOT, environment_of_runs
 from tests.scenarios.once_per_session import carried_out_once
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
@@ -114,125 +108,9 @@ def test_a_process_that_dies_is_named_by_the_others(found: list[dict[str, Any]])
 
 
 def test_one_process_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "_gathered", lambda tensor: pytest.fail("there is nobody to ask"))
+    monkeypatch.setattr(agreement, "_connected", lambda: pytest.fail("there is nobody to ask"))
     assert agreement.agreed(True) and not agreement.agreed(False) and agreement.largest(3) == 3
     assert agreement.from_each("a") == ["a"] and agreement.from_first("a") == "a"
     assert agreement.from_first_to_each(["a"]) == "a" and agreement.begin_counting([True, False])() == [1, 0]
     with pytest.raises(KeyError), agreement.failing_together("writing"):
         raise KeyError
-
-
-NAMES = ("stop", "save")
-FLAGGING = 2
-
-Round = tuple[set[str], set[str]]
-
-
-class Exchange:
-    """In the place of `begin_counting`: what each thread raised at each of its calls."""
-
-    def __init__(self) -> None:
-        self.calls: tuple[list[Sequence[bool]], ...] = ([], [])
-        self.of_thread = threading.local()
-        self.changed = threading.Condition()
-        self.waits = 0
-
-    def begin(self, raised: Sequence[bool]) -> Callable[[], list[int]]:
-        with self.changed:
-            own = self.calls[self.of_thread.rank]
-            own.append(raised)
-            number = len(own)
-            self.changed.notify_all()
-
-        def wait() -> list[int]:
-            with self.changed:
-                self.waits += 1
-                all_came = lambda: all(len(calls) >= number for calls in self.calls)  # noqa: E731
-                assert self.changed.wait_for(all_came, LONGEST_WAIT_SECONDS), "one process waits for ever"
-                return [sum(column) for column in zip(*(calls[number - 1] for calls in self.calls), strict=True)]
-
-        return wait
-
-
-@pytest.fixture
-def exchange(monkeypatch: pytest.MonkeyPatch) -> Exchange:
-    made = Exchange()
-    monkeypatch.setattr(agreement, "begin_counting", made.begin)
-    return made
-
-
-def settled(
-    exchange: Exchange, *rounds: Round, among: dict[int, tuple[str, ...]] | None = None
-) -> list[list[set[str]]]:
-    """What is raised in each of two processes after each round, in which each has raised some flags.
-
-    Parameters:
-        among: number of a round -> the flags that count in it, where they are not all.
-    """
-
-    def process(rank: int) -> list[set[str]]:
-        exchange.of_thread.rank = rank
-        settling, found = FlagsRaisedTogether(NAMES, FLAGGING), []
-        for number, raised in enumerate(rounds):
-            holder: Any = SimpleNamespace(**{name: name in raised[rank] for name in NAMES})
-            settling.settle(holder, (among or {}).get(number))
-            found.append({name for name in NAMES if getattr(holder, name)})
-        settling.finish()
-        return found
-
-    with ThreadPoolExecutor(FLAGGING) as threads:
-        first, second = threads.map(process, range(FLAGGING))
-    return [first, second]
-
-
-NOBODY: Round = (set(), set())
-
-
-@pytest.mark.parametrize(
-    ("rounds", "raised"),
-    [
-        ([({"stop"}, {"stop"})], [{"stop"}]),
-        ([(set(), {"stop"}), NOBODY, NOBODY], [set(), {"stop"}, set()]),
-        ([({"save"}, {"save", "stop"}), NOBODY], [{"save"}, {"stop"}]),
-    ],
-    ids=["by all", "by one: all raise it at the next call", "by one, and another one by all"],
-)
-def test_a_flag_is_raised_in_all_at_once(exchange: Exchange, rounds: list[Round], raised: list[set[str]]) -> None:
-    assert settled(exchange, *rounds) == [raised] * 2
-
-
-def test_nobody_waits_for_the_call_at_which_nothing_is_raised(exchange: Exchange) -> None:
-    assert settled(exchange, NOBODY) == [[set()]] * 2
-    # Each looks at it when it has finished, and not before.
-    assert exchange.waits == FLAGGING
-
-
-def test_flags_that_do_not_count_at_a_place_are_left_alone_and_kept_for_later(exchange: Exchange) -> None:
-    found = settled(exchange, (set(), {"save"}), NOBODY, NOBODY, among={1: ("stop",)})
-    assert found == [[set(), set(), {"save"}]] * 2
-    assert settled(exchange, ({"save"}, set()), among={0: ("stop",)}) == [[{"save"}], [set()]]
-
-
-def test_what_all_are_ready_for_is_done_at_one_call_in_all(exchange: Exchange) -> None:
-    # The second process raises a flag, and so knows the counts a call before the first one looks at them.
-    ready: tuple[tuple[bool, ...], ...] = ((True, True, False, False), (False, True, False, False))
-
-    def process(rank: int) -> list[bool]:
-        exchange.of_thread.rank = rank
-        settling, holder = FlagsRaisedTogether(("save",), FLAGGING), SimpleNamespace(save=False)
-        found = []
-        for number, is_ready in enumerate(ready[rank]):
-            holder.save = rank == 1 and number == 1
-            found.append(settling.settle(holder, is_ready=is_ready))
-        settling.finish()
-        return found
-
-    with ThreadPoolExecutor(FLAGGING) as threads:
-        assert list(threads.map(process, range(FLAGGING))) == [[False, False, True, False]] * FLAGGING
-
-
-def test_who_raises_a_flag_alone_is_told_once(exchange: Exchange, caplog: pytest.LogCaptureFixture) -> None:
-    alone: Round = (set(), {"stop"})
-    with caplog.at_level(logging.WARNING):
-        settled(exchange, alone, (set(), set()), alone, (set(), set()))
-    assert [record.message.split(" was")[0] for record in caplog.records] == ["control.stop"]

@@ -2,45 +2,20 @@
 
 from __future__ import annotations
 
-import pickle
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.distributed import data_process
 from tests.distributed.data_process import RESUMED, SIZE
-from tests.distributed.together import wait_for_all
-from tests.fidelity.conftest import ROOT, environment_of_runs
+from tests.distributed.together import found_together
 from tests.scenarios.data import vector_rows
-from tests.scenarios.once_per_session import carried_out_once
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
-
-
-def start(rank: int, folder: Path) -> subprocess.Popen[str]:
-    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(SIZE), "LOCAL_WORLD_SIZE": str(SIZE)}
-    with (folder / f"log-{rank}").open("w") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.distributed.data_process", str(rank), str(folder)],
-            cwd=ROOT,
-            env={**environment_of_runs(), **ranks},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-
-def run_together(folder: Path) -> None:
-    processes = [start(rank, folder) for rank in range(SIZE)]
-    wait_for_all(processes, [folder / f"log-{rank}" for rank in range(SIZE)], LONGEST_WAIT_SECONDS)
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes found; they are started once for all tests."""
-    folder = carried_out_once(tmp_path_factory, "sharing-data", run_together)
-    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(SIZE)]
+    return found_together(tmp_path_factory, "sharing-data", data_process.__name__)[1]
 
 
 @pytest.mark.parametrize("name", RESUMED)
@@ -64,7 +39,6 @@ def test_data_that_is_shorter_in_one_process_is_refused_in_all_with_ranks_and_le
 ) -> None:
     for one in found:
         assert "rank 0 has 3 batches, rank 1 has 2 batches; rank 0 has 24, rank 1 has 12" in one["a_shorter_dataset"]
-        assert "rank 0 has 3 batches, rank 1 has 2 batches; rank 0 has 12, rank 1 has 8" in one["a_shorter_loader"]
         assert "rank 0 has 2 batches, rank 1 has 1 batch. Set even_batches=True" in one["uneven_batches"]
 
 
@@ -117,26 +91,3 @@ def test_one_order_is_shared_though_the_generators_of_the_processes_differ(found
         assert epochs == [list(range(12))] * 2 and first[name][0] != first[name][1]
     for one, other in zip(first["of a stream"], second["of a stream"], strict=True):
         assert sorted(one + other) == list(range(one[0], one[0] + 8))
-
-
-def test_loaders_of_a_script_are_shared_out_as_the_accelerator_is_set(found: list[dict[str, Any]]) -> None:
-    first, second = (one["prepared_loaders"] for one in found)
-    in_order = [[0, 1], [4, 5], [8, 0]], [[2, 3], [6, 7], [1, 2]]
-    for name in ("in order", "of a class of its own", "twice"):
-        assert (first[name], second[name]) == in_order
-    assert (first["whole batches"], second["whole batches"]) == ([[0, 1], [4, 5]], [[2, 3], [6, 7]])
-    assert (first["uneven"], second["uneven"]) == ([[0, 1], [4, 5], [8]], [[2, 3], [6, 7]])
-    assert (first["dispatched"], second["dispatched"]) == ([[0, 1], [4, 5], [8]], [[2, 3], [6, 7], [0]])
-    start = first["cut by a function"][0][0]
-    assert first["cut by a function"] == [[start, start + 2], [start + 4, start + 6]]
-    assert second["cut by a function"] == [[start + 1, start + 3], [start + 5, start + 7]]
-    assert "batch_size=None" in first["one by one"] and first["one by one"] == second["one by one"]
-
-
-def test_lengths_count_what_a_process_gets_and_samples_what_all_get(found: list[dict[str, Any]]) -> None:
-    for one in found:
-        counts = one["lengths_and_counts"]
-        # Eighteen rows are five batches, three for each process and epoch.
-        assert (counts["length"], counts["steps"], counts["examples"]) == (3, 6, 18)
-        assert counts["rate"] == pytest.approx(36, abs=0.1)
-        assert counts["of a stream"] == (3, 21)

@@ -15,28 +15,11 @@ from littrainer.distributed.environment import (
 )
 from tests.distributed.launchers import PYTORCH_VARIABLES, SLURM_STEP, set_only
 
+# Variables of the world size, the rank and both of them on the node.
 MPI_LAUNCHERS = {
-    "Open MPI": {
-        "OMPI_COMM_WORLD_SIZE": "4",
-        "OMPI_COMM_WORLD_RANK": "3",
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-        "MASTER_ADDR": "node-a",
-    },
-    "Intel MPI": {
-        "PMI_SIZE": "4",
-        "PMI_RANK": "3",
-        "MPI_LOCALNRANKS": "2",
-        "MPI_LOCALRANKID": "1",
-        "MASTER_ADDR": "node-a",
-    },
-    "MVAPICH": {
-        "MV2_COMM_WORLD_SIZE": "4",
-        "MV2_COMM_WORLD_RANK": "3",
-        "MV2_COMM_WORLD_LOCAL_SIZE": "2",
-        "MV2_COMM_WORLD_LOCAL_RANK": "1",
-        "MASTER_ADDR": "node-a",
-    },
+    "Open MPI": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("SIZE", "RANK", "LOCAL_SIZE", "LOCAL_RANK")),
+    "Intel MPI": ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
+    "MVAPICH": tuple(f"MV2_COMM_WORLD_{name}" for name in ("SIZE", "RANK", "LOCAL_SIZE", "LOCAL_RANK")),
 }
 
 
@@ -49,7 +32,8 @@ def adopted(variables: dict[str, str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("launcher", MPI_LAUNCHERS)
 def test_ranks_of_mpi_become_torchruns(launcher: str) -> None:
-    assert adopted(MPI_LAUNCHERS[launcher]) == {
+    variables = dict(zip(MPI_LAUNCHERS[launcher], ("4", "3", "2", "1"), strict=True))
+    assert adopted({**variables, "MASTER_ADDR": "node-a"}) == {
         "RANK": "3",
         "WORLD_SIZE": "4",
         "LOCAL_RANK": "1",

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.distributed import evaluating_process
 from tests.distributed.evaluating_process import BATCH_SIZE, LONG, SHORT
@@ -34,27 +33,6 @@ def test_each_sample_counts_once_in_the_order_of_the_dataset(found: list[dict[st
         assert one["num_samples"] == 11 and one["metrics"]["eval_rows"] == 11
 
 
-def test_the_loss_is_the_same_in_all_processes_and_counts_each_sample_with_its_batchs_mean(
-    found: list[dict[str, Any]],
-) -> None:
-    alone, first, second = (one["classification"] for one in found)
-    assert np.array_equal(first["losses"], second["losses"]) and len(first["losses"]) == 11
-    # Full batches have the mean that they have alone. The last one is filled up, and its mean is over what fills it.
-    assert np.array_equal(first["losses"][:9], alone["losses"][:9])
-    assert first["losses"][9] == first["losses"][10] != alone["losses"][10]
-    assert first["metrics"]["eval_loss"] == second["metrics"]["eval_loss"]
-    assert first["metrics"]["eval_loss"] == pytest.approx(first["losses"].mean())
-
-
-def test_a_metric_of_single_batches_is_handed_those_of_all_processes(found: list[dict[str, Any]]) -> None:
-    alone, *together = (one["batch_by_batch"] for one in found)
-    labels = [label for batch, _ in alone for label in batch]
-    for one in together:
-        assert [is_last for _, is_last in one] == [False, True]
-        assert [len(batch) for batch, _ in one] == [2 * BATCH_SIZE, 11 - 2 * BATCH_SIZE]
-        assert [label for batch, _ in one for label in batch] == labels
-
-
 def test_outputs_whose_lengths_differ_between_processes_are_padded(found: list[dict[str, Any]]) -> None:
     (logits, labels), *together = (one["language_model"] for one in found)
     lengths = (labels != -100).sum(axis=1)
@@ -75,60 +53,12 @@ def test_streaming_metrics_of_all_processes_are_those_of_one_and_count_each_samp
             assert not entry["kept"]
 
 
-def test_perplexity_streams_over_all_processes(found: list[dict[str, Any]]) -> None:
-    alone, *together = (one["streaming_perplexity"] for one in found)
-    assert together == pytest.approx([alone, alone], rel=1e-5)
-
-
 def test_objects_are_put_one_after_the_other_and_those_that_fill_up_left_out(found: list[dict[str, Any]]) -> None:
     alone, *together = (one["objects"] for one in found)
     expected = [boxes for batch in alone for boxes in batch]
     for one in together:
         assert [len(batch) for batch in one] == [2 * BATCH_SIZE, 8 - 2 * BATCH_SIZE]
         assert [boxes for batch in one for boxes in batch] == expected
-
-
-def test_nested_tensors_are_padded_to_the_longest_and_gathered_whatever_their_rows(
-    found: list[dict[str, Any]],
-) -> None:
-    _, first, second = (one["pieces"] for one in found)
-    for rank, one in enumerate((first, second)):
-        tensor, number = one["padded"]["a"]
-        assert tensor.shape == (2, 3, 2) and int(number) == rank
-        assert (tensor[:, : 2 + rank] == rank).all() and (tensor[:, 2 + rank :] == -100).all()
-        assert one["numbers"]["loss"].tolist() == [0.0, 1.0]
-        assert one["unequal rows"].tolist() == [[0, 0], [1, 1], [1, 1]]
-    assert first["padded at the start"].tolist() == [[0, 7]] and second["padded at the start"].tolist() == [[7, 7]]
-
-
-def test_objects_keep_their_structure(found: list[dict[str, Any]]) -> None:
-    for one in found[1:]:
-        text, ranks, mapping = one["pieces"]["objects"]
-        assert text == ["text", "text"] and ranks == [0, 1]
-        assert torch.equal(mapping["rows"], torch.tensor([[0, -100], [1, 1]]))
-
-
-def test_one_process_gathers_and_pads_nothing(found: list[dict[str, Any]]) -> None:
-    alone = found[0]["pieces"]
-    assert alone["padded"]["a"][0].shape == (2, 2, 2) and alone["numbers"]["loss"].shape == ()
-    assert alone["objects"][0] == "text"
-
-
-def test_a_sharded_model_is_evaluated_before_its_training_and_after_it(found: list[dict[str, Any]]) -> None:
-    alone, *together = (one["sharded"] for one in found)
-    assert alone["shards"] == 0 and all(one["shards"] > 0 for one in together)
-    for one in together:
-        for result, expected in zip(one["found"], alone["found"], strict=True):
-            if isinstance(result, dict):
-                measured = {
-                    name: value for name, value in result.items() if name.startswith(("eval_share", "eval_loss"))
-                }
-                assert len(measured) == 4
-                assert measured == pytest.approx({name: expected[name] for name in measured}, abs=1e-6)
-            else:
-                assert np.allclose(result, expected, atol=1e-6)
-    before, after = alone["found"][1], alone["found"][3]
-    assert not np.allclose(before, after, atol=1e-3)
 
 
 def test_a_sharded_model_generates_what_it_generates_alone(found: list[dict[str, Any]]) -> None:

@@ -1,11 +1,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -24,8 +20,6 @@ from littrainer.distributed.failure_report import (
     naming_failed_processes,
     report_errors,
 )
-from tests.compat.processes import environment
-from tests.scenarios.other_processes import wait_until
 
 CLOSED = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:52622"
 Speaker = Callable[[int], None]
@@ -219,49 +213,3 @@ def test_the_agent_hears_of_an_error_of_the_arguments_before_the_processes_have_
         sys.excepthook(ValueError, refused.value, None)
     told = json.loads(file.read_text())
     assert told["message"]["message"].startswith("ValueError: ddp_timeout=0") and told["is_consequence"] is False
-
-
-STARTER = """
-import os, subprocess, sys
-
-worker = subprocess.Popen([sys.executable, sys.argv[1]], env={**os.environ, "LITTRAINER_STARTED_BY": str(os.getpid())})
-print(worker.pid, flush=True)
-worker.wait()
-"""
-WORKER = """
-import pathlib, time
-
-from littrainer.distributed.failure_report import end_with_starter
-
-end_with_starter()
-pathlib.Path(__file__).with_suffix(".ready").touch()
-time.sleep(600)
-"""
-
-
-@pytest.mark.skipif(os.name != "posix", reason="only POSIX tells of a parent's end")
-def test_a_process_ends_with_the_one_that_has_started_it_however_that_ends(tmp_path: Path) -> None:
-    worker = tmp_path / "worker.py"
-    worker.write_text(WORKER)
-    with subprocess.Popen(
-        [sys.executable, "-c", STARTER, str(worker)], env=environment(), stdout=subprocess.PIPE, text=True
-    ) as starter:
-        assert starter.stdout is not None
-        number = int(starter.stdout.readline())
-        wait_until(worker.with_suffix(".ready").exists, "the worker watches its parent")
-        starter.kill()
-    wait_until(lambda: not failure_report.is_running(number), "the worker has ended")
-
-
-@pytest.mark.parametrize(("outside", "seconds"), [("", 600), ("7", 7)])
-def test_a_process_has_time_to_save_a_checkpoint_before_it_ends_by_force(
-    monkeypatch: pytest.MonkeyPatch, outside: str, seconds: int
-) -> None:
-    monkeypatch.setenv(failure_report.GRACE, outside)
-    happened: list[Any] = []
-    monkeypatch.setattr(os, "getppid", lambda: 1)
-    monkeypatch.setattr(os, "kill", lambda number, sent: happened.append(sent))
-    monkeypatch.setattr(os, "_exit", happened.append)
-    monkeypatch.setattr(time, "sleep", happened.append)
-    failure_report._watch(os.getpid(), failure_report.grace_seconds())
-    assert happened == [signal.SIGTERM, seconds, 1]

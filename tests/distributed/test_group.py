@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import itertools
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ import torch.distributed as dist
 
 from littrainer import Trainer, TrainingArguments
 from littrainer.distributed import group
-from littrainer.distributed.group import RendezvousError, backend_for, claim_gpu, ensure_process_group, rendezvous
+from littrainer.distributed.group import RendezvousError, backend_for, ensure_process_group
 from tests.distributed.launchers import set_only
 from tests.distributed.together import PROCESSES, port_for_a_meeting, wait_for_all
 
@@ -88,15 +85,6 @@ def test_a_library_that_torch_lacks_is_named(
         backend_for(device, wanted)
 
 
-def test_two_processes_on_one_gpu_are_named() -> None:
-    store = dist.HashStore()
-    claim_gpu(store, 0, "GPU-a")
-    claim_gpu(store, 0, "GPU-a")
-    claim_gpu(store, 1, "GPU-b")
-    with pytest.raises(ValueError, match=f"Processes 0 and 2 use one GPU of {socket.gethostname()}"):
-        claim_gpu(store, 2, "GPU-a")
-
-
 def test_one_process_that_nobody_has_launched_has_no_group(arguments: TrainingArguments) -> None:
     ensure_process_group(arguments)
     assert not dist.is_initialized()
@@ -136,25 +124,6 @@ def test_a_group_that_is_up_is_left_alone(arguments: TrainingArguments, monkeypa
     set_only(monkeypatch, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     ensure_process_group(arguments)
     assert dist.group.WORLD is before
-
-
-def test_processes_of_a_group_that_somebody_else_has_brought_up_leave_word_of_their_errors_too(
-    no_group: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    set_only(monkeypatch, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="2")
-    kept: list[Any] = []
-    monkeypatch.setattr(group, "report_errors", lambda *given: kept.append(given))
-    args = TrainingArguments("out", use_cpu=True)
-    for _ in range(2):
-        ensure_process_group(args)
-    [(store, rank, size)] = kept
-    assert (rank, size) == (0, 2)
-    # All processes of the group share it.
-    store.set("first failure", "words")
-    given = dist.distributed_c10d._get_default_store()
-    assert dist.PrefixStore("littrainer", given).get("first failure") == b"words"
 
 
 def test_a_group_of_another_size_than_the_environments_is_refused(
@@ -202,72 +171,25 @@ largest(2)
     wait_for_all(processes, logs, limit_seconds=120)
 
 
-SOON = timedelta(seconds=1)
-
-
-@pytest.fixture
-def meeting_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], int]:
-    def at(port: int) -> int:
-        set_only(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        return port
-
-    return at
-
-
-def test_processes_that_come_share_a_store(meeting_at: Callable[[int], int], monkeypatch: pytest.MonkeyPatch) -> None:
-    meeting_at(port_for_a_meeting())
-    # Threads stand for processes, each of which counts its own meetings.
-    monkeypatch.setattr(group, "_groups", itertools.repeat(0))
-    with ThreadPoolExecutor(2) as threads:
-        first, second = threads.map(lambda rank: rendezvous(rank, 2, timedelta(seconds=120)), range(2))
-    first.set("key", "value")
-    assert second.get("key") == b"value"
-
-
-def test_a_process_that_comes_under_the_rank_of_another_is_refused(
-    meeting_at: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("rank", "size"), [(0, 3), (1, 2)], ids=["another does not come", "the first does not come"])
+def test_processes_that_do_not_come_are_waited_for_until_the_timeout(
+    arguments: TrainingArguments, monkeypatch: pytest.MonkeyPatch, rank: int, size: int
 ) -> None:
-    meeting_at(port_for_a_meeting())
-    monkeypatch.setattr(group, "_groups", itertools.repeat(0))
-    store = rendezvous(0, 1, SOON)
-    own = os.getpid()
-    monkeypatch.setattr(os, "getpid", lambda: own + 1)
-    with pytest.raises(
-        RendezvousError, match=f"RANK=0 is given to two processes, process {own} on .* and process {own + 1}"
-    ):
-        rendezvous(0, 1, SOON)
-    assert store.check(["complete"])
+    arguments.ddp_timeout = 1
+    port = port_for_a_meeting()
+    set_only(monkeypatch, RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    complaint = rf"Process {rank} of {size} has not met all others at 127\.0\.0\.1:{port} .* within 1 s \(ddp_timeout\)"
+    with pytest.raises(RendezvousError, match=complaint):
+        ensure_process_group(arguments)
 
 
-def test_a_second_meeting_of_the_same_processes_shares_nothing_with_the_first(
-    meeting_at: Callable[[int], int],
+def test_a_port_in_use_is_named_with_what_chooses_another(
+    arguments: TrainingArguments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meeting_at(port_for_a_meeting())
-    first = rendezvous(0, 1, SOON)
-    first.set("key", "value")
-    assert not rendezvous(0, 1, SOON).check(["key"])
-
-
-def test_a_process_that_never_comes_is_named(meeting_at: Callable[[int], int]) -> None:
-    port = meeting_at(port_for_a_meeting())
-    with pytest.raises(
-        RendezvousError, match=rf"waited 1 s \(ddp_timeout\) at 127\.0\.0\.1:{port} for 3 .* 1, 2 did not"
-    ):
-        rendezvous(0, 3, SOON)
-
-
-def test_a_first_process_that_is_not_there_is_looked_for_by_its_address(meeting_at: Callable[[int], int]) -> None:
-    port = meeting_at(port_for_a_meeting())
-    with pytest.raises(
-        RendezvousError, match=rf"Process 1 of 2 has not found the first process at 127\.0\.0\.1:{port}"
-    ):
-        rendezvous(1, 2, SOON)
-
-
-def test_a_port_in_use_is_named_with_what_chooses_another(meeting_at: Callable[[int], int]) -> None:
     with socket.socket() as other:
         other.bind(("", 0))
         other.listen()
-        port = meeting_at(other.getsockname()[1])
+        port = str(other.getsockname()[1])
+        set_only(monkeypatch, RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
         with pytest.raises(RendezvousError, match=f"Port {port} of this machine is in use.*--main-port"):
-            rendezvous(0, 2, SOON)
+            ensure_process_group(arguments)

@@ -80,21 +80,11 @@ def test_the_cause_is_named_and_not_what_followed_from_it(tmp_path: Path) -> Non
     )
 
 
-def test_a_process_that_a_signal_has_ended_is_named_with_the_signal_and_its_machine(tmp_path: Path) -> None:
-    failures = {5: failure(1, -9, tmp_path / "5")}
-    launch = Launch(4, nodes=2, node_rank=1, main_address="node-a", main_port=4711)
-    rank, cause = _root_cause(failures)
-    words = _failure_in_words(rank, launch, cause)
-    assert words == (
-        "process 5 of 8 (node 1, local rank 1, pid 101) was ended by SIGKILL; the others of this machine were ended too"
-    )
-
-
 @pytest.mark.parametrize(("given", "outside", "seconds"), [(None, None, 600), (None, "45", 45), (7, "45", 7)])
 def test_processes_that_are_told_to_end_have_time_to_save_a_checkpoint(
     monkeypatch: pytest.MonkeyPatch, given: int | None, outside: str | None, seconds: int
 ) -> None:
-    for name in (launcher.STARTED_BY, launcher.THREADS, launcher.GRACE):
+    for name in (launcher.THREADS, launcher.GRACE):
         monkeypatch.setenv(name, "")
     monkeypatch.setenv(launcher.AGENT_LOG_LEVEL, "ERROR")
     monkeypatch.setenv(launcher.GRACE, outside or "")

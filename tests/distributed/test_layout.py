@@ -54,11 +54,6 @@ def test_ranks_are_those_of_accelerates_mesh() -> None:
     assert sharding_sizes(facts(8, config)) == (2, 2)
 
 
-def test_a_layout_of_ones_is_as_many_replicas_as_there_are_processes() -> None:
-    layout = process_layout(facts(4, {"tp_size": 1}))
-    assert (layout.replicas, layout.shards, layout.tensor_parallel) == (4, 1, 1)
-
-
 def test_the_environment_of_accelerate_launch_lays_the_processes_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARALLELISM_CONFIG_TP_SIZE", "2")
     monkeypatch.setenv("PARALLELISM_CONFIG_DP_SHARD_SIZE", "2")
@@ -155,12 +150,6 @@ def test_a_layout_beside_deepspeeds_own_is_refused(config: dict[str, int]) -> No
     with pytest.raises(ValueError, match=r"deepspeed lays its processes out by itself.*Set only one"):
         follow_model(facts(2, config, deepspeed="zero.json"), VectorClassifier())
     follow_model(facts(2, {"dp_replicate_size": 2}, deepspeed="zero.json"), VectorClassifier())
-
-
-@pytest.mark.parametrize("config", [{"cp_size": 2}, {"sp_size": 2}, {"tp_size": "two"}, {"size": 2}, [2]])
-def test_arguments_refuse_a_config_that_no_number_of_processes_makes_right(tmp_path: Path, config: Any) -> None:
-    with pytest.raises((ValueError, TypeError, NotImplementedError), match="parallelism_config"):
-        TrainingArguments(str(tmp_path), parallelism_config=config, report_to="none")
 
 
 def test_a_trainer_checks_the_layout_when_it_is_made(tmp_path: Path) -> None:

@@ -139,18 +139,15 @@ def test_two_processes_shard_what_one_has_saved(found: list[dict[str, Any]]) -> 
         assert same_numbers(one["after one process"]["curve"], found[0]["ddp"]["curve"])
 
 
-@pytest.mark.parametrize("name", ["adapter", "adapter in parts"])
-def test_adapters_are_sharded_saved_and_resumed(
-    name: str, folder: Path, found: list[dict[str, Any]], tmp_path: Path
-) -> None:
+def test_adapters_are_sharded_saved_and_resumed(folder: Path, found: list[dict[str, Any]], tmp_path: Path) -> None:
     reference = found[0]["adapter ddp"]
     for one in found:
-        assert same_numbers(one[name]["resumed"]["curve"], reference["curve"])
-        assert one[name]["generated"] == found[0][name]["generated"]
-    saved = {path.name for path in (folder / name.replace(" ", "-") / "saved").iterdir()}
+        assert same_numbers(one["adapter"]["resumed"]["curve"], reference["curve"])
+        assert one["adapter"]["generated"] == found[0]["adapter"]["generated"]
+    saved = {path.name for path in (folder / "adapter" / "saved").iterdir()}
     assert "adapter_model.safetensors" in saved and "model.safetensors" not in saved
     alone = trainer_of(tmp_path, adapter(), per_device_train_batch_size=4)
-    alone.train(resume_from_checkpoint=str(folder / name.replace(" ", "-") / "checkpoint-2"))
+    alone.train(resume_from_checkpoint=str(folder / "adapter" / "checkpoint-2"))
     assert same_numbers(curve(alone), reference["curve"])
 
 
@@ -189,11 +186,3 @@ def test_a_process_without_weights_never_holds_more_than_the_modules_at_hand(fou
     first, other = (one["kept whole"] for one in found)
     assert first[-1] == -sum(parameter.numel() for parameter in llama().parameters())
     assert len(other) == len(first) and set(other) == {0}
-
-
-def test_other_models_and_other_strategies_are_named_in_all_processes(found: list[dict[str, Any]]) -> None:
-    for one in found:
-        said = one["set up differently"]
-        assert "process 0 has model.layers.0.mlp.gate_proj.weight (shape [24, 16], float32)" in said["model"]
-        assert "process 1 has model.layers.0.mlp.gate_proj.weight (shape [48, 16], float32)" in said["model"]
-        assert "process 0 by FSDP, process 1 by DDP" in said["strategy"]

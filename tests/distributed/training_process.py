@@ -213,36 +213,12 @@ def ddp_arguments(folder: Path) -> Any:
             return [str(failure), *getattr(failure, "__notes__", [])]
         return None
 
-    def static_graph(**changes: Any) -> bool:
-        trainer = quiet_trainer(folder, max_steps=2, **changes)
-        trainer.train()
-        return trainer.model_wrapped.static_graph
-
-    # Some 8 MB, in several layers.
-    def large() -> nn.Module:
-        torch.manual_seed(0)
-        return LargeClassifier()
-
     return {
-        "buckets": buckets_of_each_step(folder, large(), max_steps=3),
-        "buckets of 1 MiB": buckets_of_each_step(folder, large(), max_steps=3, ddp_bucket_cap_mb=1),
         "buffers": running_mean(ddp_broadcast_buffers=True),
         "own buffers": running_mean(ddp_broadcast_buffers=False),
         "unused": error(),
         "unused, not looked for": error(ddp_find_unused_parameters=False),
-        "static graph": [static_graph(ddp_static_graph=True), static_graph()],
     }
-
-
-class LargeClassifier(VectorClassifier):
-    """Has enough parameters for several buckets."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wide = nn.Sequential(*(nn.Linear(8, 32768) if layer == 0 else nn.Linear(32768, 8) for layer in range(2)))
-
-    def logits(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.wide(self.norm(torch.relu(self.inner(x)))))
 
 
 def strategy_of_the_users(folder: Path) -> Any:
@@ -253,14 +229,7 @@ def strategy_of_the_users(folder: Path) -> Any:
         calls.append(bucket.index())
         return allreduce_hook(dist.group.WORLD, bucket)
 
-    class OwnStrategy(DDPStrategy):
-        setups = 0
-
-        def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
-            OwnStrategy.setups += 1
-            return super()._setup_model(model)
-
-    strategy = OwnStrategy(ddp_comm_hook=lambda _, bucket: exchange(bucket), broadcast_buffers=False)
+    strategy = DDPStrategy(ddp_comm_hook=lambda _, bucket: exchange(bucket), broadcast_buffers=False)
     found: dict[str, Any] = {}
     for mode, kind in KINDS.items():
         calls.clear()
@@ -270,17 +239,8 @@ def strategy_of_the_users(folder: Path) -> Any:
         found[mode] = {
             "buckets": len(calls),
             "broadcasts buffers": trainer.model_wrapped.broadcast_buffers,
-            "kind": isinstance(used, OwnStrategy),
             "ranks": (used.global_rank, used.world_size),
-            "given one is left alone": used is not strategy and strategy.cluster_environment is None,
-            "setups": OwnStrategy.setups,
         }
-    named = quiet_trainer(folder, given={"lightning": {"strategy": "ddp_find_unused_parameters_false"}}, max_steps=2)
-    named.train()
-    found["by name"] = (
-        named.lightning_trainer.strategy.world_size,  # type: ignore[union-attr]
-        named.model_wrapped.find_unused_parameters,
-    )
     return found
 
 
@@ -320,10 +280,8 @@ def flags(folder: Path) -> Any:
     return {
         "stop, all": seen(stop, "on_step_end", everybody),
         "stop, one": seen(stop, "on_step_end", (1,)),
-        "stop, one, first": seen(stop, "on_step_end", (0,)),
         "stop when logging, one": seen(stop, "on_log", (1,), logging_strategy="steps", logging_steps=1),
         "stop within a window, one": seen(stop, "on_substep_end", (1,), gradient_accumulation_steps=2),
-        "stop within a window, all": seen(stop, "on_substep_end", everybody, gradient_accumulation_steps=2),
         "end of epoch, one": seen("should_epoch_stop", "on_step_end", (1,), **later),
         "evaluate, all": seen("should_evaluate", "on_step_end", everybody),
         "evaluate, one": seen("should_evaluate", "on_step_end", (1,)),
@@ -332,12 +290,7 @@ def flags(folder: Path) -> Any:
 
 def lightning_callbacks(folder: Path) -> Any:
     """Lightning's own callbacks, and one that stops in one process only."""
-    from lightning.pytorch.callbacks import (
-        EarlyStopping,
-        LearningRateMonitor,
-        ModelCheckpoint,
-        StochasticWeightAveraging,
-    )
+    from lightning.pytorch.callbacks import EarlyStopping, StochasticWeightAveraging
 
     class StopsAlone(pl.Callback):
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
@@ -356,30 +309,22 @@ def lightning_callbacks(folder: Path) -> Any:
         return trainer.state.global_step, weights.tolist()
 
     stopping = EarlyStopping("eval_loss", mode="max", patience=1)
-    saving = ModelCheckpoint(dirpath=folder / "lightning", monitor="eval_loss", save_top_k=1)
-    rates = LearningRateMonitor()
     return {
         "alone": steps(StopsAlone()),
         "early": steps(stopping),
-        "saving": (steps(saving), Path(saving.best_model_path).name, Path(saving.best_model_path).exists()),
-        "rates": (steps(rates, logging_strategy="steps", logging_steps=1), list(rates.lrs)),
         "averaging": steps(StochasticWeightAveraging(0.01, swa_epoch_start=1), max_steps=-1, num_train_epochs=3),
     }
 
 
 def refusals(folder: Path) -> Any:
-    """Models that DDP cannot train."""
-
-    def error(model: nn.Module) -> str:
-        try:
-            quiet_trainer(folder, model, max_steps=1).train()
-        except ValueError as failure:
-            return str(failure)
-        return ""
-
+    """A model that DDP cannot train."""
     spread: Any = VectorClassifier()
     spread.hf_device_map = {"inner": "cpu", "head": "disk"}
-    return {"frozen": error(VectorClassifier().requires_grad_(False)), "spread": error(spread)}
+    try:
+        quiet_trainer(folder, spread, max_steps=1).train()
+    except ValueError as failure:
+        return str(failure)
+    return ""
 
 
 class Unfreezes(TrainerCallback):

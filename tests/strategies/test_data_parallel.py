@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from littrainer.arguments.fields import DistributedFields
-from littrainer.strategies.data_parallel import DDP_KEYWORDS, ddp_keywords, still_exchanges
+from littrainer.strategies.data_parallel import DDP_KEYWORDS, ddp_keywords
 from tests.scenarios.models import VectorClassifier, tiny_gpt2
 from tests.scenarios.trainers import quiet_arguments
 
@@ -53,8 +53,3 @@ def test_unused_parameters_are_looked_for_unless_a_transformers_model_recomputes
     recomputing.gradient_checkpointing_enable()
     assert not looks(recomputing)
     assert looks(recomputing, ddp_find_unused_parameters=True)
-
-
-def test_what_is_not_in_ddp_exchanges_nothing() -> None:
-    model = VectorClassifier()
-    assert not still_exchanges(model, model)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from littrainer.strategies.compilation import compile_keywords, is_compiled
+from littrainer.strategies.model_wrapping import compile_keywords, is_compiled
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
@@ -45,15 +45,6 @@ def test_a_second_training_compiles_nothing_anew(tmp_path: Path) -> None:
     assert trainer.model_wrapped is first and is_compiled(first)
 
 
-def test_a_model_that_a_script_puts_in_place_is_what_trains_next(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, **COMPILED)
-    trainer.train()
-    trainer.model, trainer.optimizer = VectorClassifier(), None
-    before = trainer.model.head.weight.detach().clone()
-    trainer.train()
-    assert not torch.equal(trainer.model.head.weight, before)
-
-
 def test_a_model_that_is_compiled_already_is_not_compiled_again(tmp_path: Path) -> None:
     model: Any = torch.compile(VectorClassifier(), backend="eager")
     trainer = quiet_trainer(tmp_path, model, **COMPILED)
@@ -65,3 +56,12 @@ def test_an_evaluation_before_training_runs_the_compiled_model(tmp_path: Path) -
     trainer = quiet_trainer(tmp_path, **COMPILED)
     trainer.evaluate()
     assert is_compiled(trainer.model_wrapped)
+
+
+def test_a_model_that_a_script_puts_in_place_is_what_trains_next(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, **COMPILED)
+    trainer.train()
+    trainer.model, trainer.optimizer = VectorClassifier(), None
+    before = trainer.model.head.weight.detach().clone()
+    trainer.train()
+    assert not torch.equal(trainer.model.head.weight, before)

@@ -122,9 +122,6 @@ class ProcessFacts(ArgumentFields):
 
     def _join_other_processes(self) -> None:
         """Connect with the processes that a launcher has started together with this one, if it says where they meet."""
-        from littrainer.distributed.failure_report import end_with_starter
-
-        end_with_starter()
         if environment.is_launched():
             # Scripts written for transformers 4 read it.
             self.local_rank = self.local_process_index

@@ -280,9 +280,6 @@ def _tell(callbacks: list[Any], args: Any, state: TrainerState, error: BaseExcep
                 told(args, state, error)
         except Exception:
             logger.warning("%s.on_training_failed failed:", type(callback).__name__, exc_info=True)
-        except BaseException:
-            # Who interrupts again does not want to wait, and is to see what ended the training.
-            return
 
 
 def restore_callbacks(handler: CallbackHandler, saved_states: dict[str, Any], control: Any) -> Any:

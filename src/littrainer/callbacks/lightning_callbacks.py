@@ -102,9 +102,6 @@ REFUSED: tuple[Refusal, ...] = (
 CARRIED_OUT_BY_TRAINING = ("GradientAccumulationScheduler",)
 # These change the model, and only a training is theirs: not the model that a later evaluation is asked about.
 ONLY_IN_TRAINING = ("BaseFinetuning", "ModelPruning", "StochasticWeightAveraging", "WeightAveraging")
-# One that has been through a training would take its weights into the next one.
-BEGUN_ANEW = ("StochasticWeightAveraging",)
-AS_IT_WAS_MADE = "_as_it_was_made"
 PACKAGES = ("lightning", "pytorch_lightning")
 KNOWN_PACKAGES = ("littrainer", "transformers", *PACKAGES)
 
@@ -214,17 +211,6 @@ def check_set_up(callbacks: list[Any], args: TrainingArguments, model: Any, othe
 
 def _are_known(parts: Sequence[Any]) -> bool:
     return all(type(part).__module__.partition(".")[0] in KNOWN_PACKAGES for part in parts)
-
-
-def begin_anew(callbacks: list[Any]) -> None:
-    """Put back as they were made those callbacks that do so not by themselves when a further training begins."""
-    for callback in callbacks:
-        if is_one_of(callback, *BEGUN_ANEW):
-            values = vars(callback)
-            as_made = values.get(AS_IT_WAS_MADE, dict(values))
-            values.clear()
-            values.update(as_made)
-            values[AS_IT_WAS_MADE] = as_made
 
 
 def check_can_resume(callbacks: list[Any]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -72,7 +71,7 @@ def connect_hosts() -> None:
 
 def largest(number: int) -> int:
     """The largest of the numbers that the processes call this with."""
-    return max(_numbers(_NUMBER, number)) if are_several() else number
+    return max(_exchanged(_NUMBER, number)) if are_several() else number
 
 
 def agreed(flag: bool) -> bool:
@@ -120,10 +119,7 @@ def wait_for_each_other() -> None:
 
 def from_each(value: Value) -> list[Value]:
     """The values that the processes call this with, by rank; pickled on their way."""
-    if not are_several():
-        return [value]
-    content = pickle.dumps(value)
-    return [pickle.loads(one) for one in _contents(content, _numbers(_OBJECT, len(content)))]
+    return _exchanged(_OBJECT, value) if are_several() else [value]
 
 
 def from_first(value: Value) -> Value:
@@ -140,13 +136,11 @@ def from_first_to_each(values: list[Value] | None) -> Value:
     if not are_several():
         assert values is not None
         return values[0]
-    contents = [pickle.dumps(value) for value in values] if values is not None and dist.get_rank() == 0 else []
-    size = _numbers(_OBJECT, max(map(len, contents), default=0))[0]
-    own = torch.empty(size, dtype=torch.uint8)
+    _exchanged(_OBJECT, None)
+    own: list[Any] = [None]
     with _naming_lost_processes() as connected:
-        dist.scatter(own, [_padded(one, size) for one in contents] or None, src=0, group=connected.group)
-    # What follows the object is passed over.
-    return pickle.loads(own.numpy().tobytes())
+        dist.scatter_object_list(own, values, src=0, group=connected.group)
+    return own[0]
 
 
 @contextmanager
@@ -169,7 +163,7 @@ def failing_together(doing: str) -> Iterator[None]:
     _doing.append(doing)
     try:
         yield
-        _numbers(_DONE, 0)
+        _exchanged(_DONE, None)
     except BaseException as error:
         if not _is_known_to_all(error):
             _tell(error)
@@ -178,32 +172,30 @@ def failing_together(doing: str) -> Iterator[None]:
         _doing.pop()
 
 
-def _numbers(kind: int, number: int) -> list[int]:
-    """The numbers that the processes come with, all to the same kind of agreement.
+def _exchanged(kind: int, value: Any) -> list[Any]:
+    """The values that the processes come with, all to the same kind of agreement; pickled on their way.
 
     Raises:
         FailedElsewhere: another process has come to say that it has failed.
-        RuntimeError: another process is at another place of the program.
+        LostProcess: another process is at another place of the program, or has ended.
     """
-    own = torch.tensor([kind, number])
-    found = torch.stack(_gathered(own))
-    kinds: list[int] = found[:, 0].tolist()
-    numbers: list[int] = found[:, 1].tolist()
-    if _FAILED in kinds and kind != _FAILED:
-        errors = _contents(b"", [size if one == _FAILED else 0 for one, size in zip(kinds, numbers, strict=True)])
-        raise _failed_elsewhere({rank: error.decode() for rank, error in enumerate(errors) if error})
-    if kind != _FAILED and len(set(kinds)) > 1:
+    with _naming_lost_processes() as connected:
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, (kind, value), group=connected.group)
+    errors = {rank: error for rank, (other, error) in enumerate(found) if other == _FAILED}
+    if errors and kind != _FAILED:
+        raise _failed_elsewhere(errors)
+    if not errors and len({other for other, _ in found}) > 1:
         raise LostProcess(
             f"Process {dist.get_rank()} and others are at different places of the program, so that they cannot agree. "
             "Code that runs in some of the processes only must not save, evaluate or end the training."
         )
-    return [size if one == _FAILED or kind != _FAILED else 0 for one, size in zip(kinds, numbers, strict=True)]
+    return [value for _, value in found]
 
 
 def _tell(error: BaseException) -> None:
     """Let the others know of an error of this process, wherever they agree next."""
-    content = f"{type(error).__name__}: {error}".encode()
-    _contents(content, _numbers(_FAILED, len(content)))
+    _exchanged(_FAILED, f"{type(error).__name__}: {error}")
     with suppress(AttributeError):
         setattr(error, TOLD, True)
 
@@ -217,26 +209,6 @@ def _failed_elsewhere(errors: dict[int, str]) -> FailedElsewhere:
     named = "; ".join(f"process {rank} with {error}" for rank, error in errors.items())
     doing = _doing[-1] if _doing else "what all do together"
     return FailedElsewhere(f"Process {dist.get_rank()} ends because {doing} failed in {named}")
-
-
-def _contents(content: bytes, sizes: list[int]) -> list[bytes]:
-    """The contents that the processes come with, whose sizes are known."""
-    found = _gathered(_padded(content, max(sizes)))
-    return [one[:size].numpy().tobytes() for one, size in zip(found, sizes, strict=True)]
-
-
-def _padded(content: bytes, size: int) -> torch.Tensor:
-    padded = torch.zeros(size, dtype=torch.uint8)
-    if content:
-        padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    return padded
-
-
-def _gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
-    with _naming_lost_processes() as connected:
-        found = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-        dist.all_gather(found, tensor, group=connected.group)
-    return found
 
 
 @contextmanager

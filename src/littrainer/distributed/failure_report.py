@@ -1,4 +1,4 @@
-"""Which process has failed first, and with what, so that all the others can name it; and when processes end.
+"""Which process has failed first, and with what, so that all the others can name it.
 
 An error within a collective operation says of itself only that a connection is gone. So each process leaves word of
 its own error in the store that all share, and for torchrun's agent. Loads no torch, since an error may come before.
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -38,9 +36,6 @@ LONGEST_WORDS = 2000
 FIRST_FAILURE = "first failure"
 # Under these and its rank, a process says how many blocks it has left, and that it has waited until a timeout.
 LEFT, IN_VAIN = "blocks left", "waits in vain"
-# The process that has started this one for training together.
-STARTED_BY = "LITTRAINER_STARTED_BY"
-SECONDS_BETWEEN_LOOKS = 1.0
 # How long processes that are told to end may take to save a checkpoint before they are killed; whoever wants the
 # machine back sooner kills them himself. torch's agent reads the same variable.
 GRACE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -90,7 +85,7 @@ _places: list[ProcessPlace] = []
 _own_words: str | None = None
 # How many blocks this process has left, and with what it failed in the last one, until the others have left it too.
 _blocks_left, _own_failure = 0, ""
-_reports_errors = _is_watching = False
+_reports_errors = False
 
 
 # ---- Errors of this process ------------------------------------------------------------------------------------------
@@ -369,27 +364,3 @@ def grace_seconds() -> int:
     if seconds < 0:
         raise ValueError(f"environment variable {GRACE}={seconds} must be 0 or more.")
     return seconds
-
-
-def end_with_starter() -> None:
-    """From now on, end when the process ends that has started this one among others; nothing is done for any other.
-
-    Raises:
-        ValueError: the environment says no time that this process may take to end.
-    """
-    global _is_watching
-    starter = os.environ.get(STARTED_BY, "")
-    # What this process starts itself inherits the variable, and has another parent.
-    if _is_watching or os.name != "posix" or not starter.isdecimal() or os.getppid() != int(starter):
-        return
-    _is_watching = True
-    arguments = (int(starter), grace_seconds())
-    threading.Thread(target=_watch, args=arguments, name="littrainer-starter", daemon=True).start()
-
-
-def _watch(starter: int, seconds_to_end: int) -> None:
-    while os.getppid() == starter:
-        time.sleep(SECONDS_BETWEEN_LOOKS)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(seconds_to_end)
-    os._exit(1)

@@ -4,59 +4,34 @@ from __future__ import annotations
 
 import atexit
 import importlib
-import itertools
 import os
-import socket
 import sys
 import time
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from littrainer.distributed import environment
 from littrainer.distributed.agreement import connect_hosts
-from littrainer.distributed.environment import MeetingPoint
 from littrainer.distributed.failure_report import report_errors
 
 GLOO, NCCL, MPI = "gloo", "nccl", "mpi"
 # Both at once: what lies on the host is exchanged over gloo, and no GPU is waited for.
 NCCL_AND_GLOO = "cpu:gloo,cuda:nccl"
 SECONDS_FOR_GLOO_TO_FINISH = 0.1
-# torchrun's agent holds the store, and no process of its own has to.
-AGENT_HOLDS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-RESTARTS = "TORCHELASTIC_RESTART_COUNT"
-ARRIVALS, COMPLETE = "arrivals", "complete"
 # What DeepSpeed's engine reads of a process that no launcher has started.
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-# Numbers the process groups of this process.
-_groups = itertools.count()
 # The default group whose processes leave word of the error that ends them.
 _reporting_group: Any = None
-
-
-class GroupArguments(Protocol):
-    """What training arguments say about a process group."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where this process computes."""
-
-    @property
-    def ddp_timeout_delta(self) -> timedelta:
-        """How long processes wait for each other."""
-
-    @property
-    def ddp_backend(self) -> str | None:
-        """The communication library; None takes what fits the device."""
 
 
 class RendezvousError(RuntimeError):
     """The processes have not found each other."""
 
 
-def ensure_process_group(args: GroupArguments) -> None:
+def ensure_process_group(args: Any) -> None:
     """Bring the default process group up, unless it is, or there is one process and nobody has launched it.
 
     All processes have to come here; each waits for the others, at most `ddp_timeout` seconds. A group that somebody
@@ -64,8 +39,7 @@ def ensure_process_group(args: GroupArguments) -> None:
 
     Raises:
         ValueError: ranks, backend or port that cannot be.
-        RuntimeError: the processes do not find each other; the message says which is missing, and where it was looked
-            for.
+        RuntimeError: the processes do not find each other; the message says where they were to meet.
     """
     rank, world_size = environment.rank(), environment.world_size()
     if is_up():
@@ -82,20 +56,50 @@ def ensure_process_group(args: GroupArguments) -> None:
     if backend == MPI:
         # MPI knows its processes itself.
         dist.init_process_group(MPI, timeout=timeout)
-    else:
+    elif world_size == 1:
         # One process alone needs no port, which another training may have.
-        store: Any = rendezvous(rank, world_size, timeout) if world_size > 1 else dist.HashStore()
-        if NCCL in backend:
-            claim_gpu(store, rank, str(torch.cuda.get_device_properties(device).uuid))
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-        if world_size > 1:
-            _report_errors(store)
-            # All are here. Later one of them may have failed, and the others would wait until the timeout.
-            connect_hosts()
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+    else:
+        _meet(backend, rank, world_size, timeout)
+        _report_errors()
+        # All are here. Later one of them may have failed, and the others would wait until the timeout.
+        connect_hosts()
     atexit.register(_end_group, os.getpid())
 
 
-def start_deepspeed_communication(args: GroupArguments) -> None:
+def _meet(backend: str, rank: int, world_size: int, timeout: timedelta) -> None:
+    """Wait until all processes are there, and bring their group up.
+
+    Raises:
+        RendezvousError: nobody says where to meet; the port is taken; a process does not come.
+    """
+    point = environment.meeting_point()
+    if point is None:
+        raise RendezvousError(
+            f"{world_size} processes ({environment.WORLD_SIZE}) are to work together, and {environment.MAIN_ADDRESS}, "
+            "which says where the first of them is found, is not set. Start the script with `littrainer run --devices` "
+            f"or torchrun, or set {environment.MAIN_ADDRESS} and {environment.MAIN_PORT} in each process."
+        )
+    os.environ.setdefault(environment.MAIN_PORT, str(point.port))
+    try:
+        dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=timeout)
+    except dist.DistError as error:
+        reason = str(error).strip().partition("\n")[0]
+        if "in use" in reason or "EADDRINUSE" in reason:
+            raise RendezvousError(
+                f"Port {point.port} of this machine is in use, perhaps by another training, so that the {world_size} "
+                f"processes cannot meet there. Choose another one: `littrainer run --main-port`, torchrun's "
+                f"--master-port, or {environment.MAIN_PORT}."
+            ) from error
+        raise RendezvousError(
+            f"Process {rank} of {world_size} has not met all others at {point} ({environment.MAIN_ADDRESS}, "
+            f"{environment.MAIN_PORT}) within {timeout.total_seconds():g} s (ddp_timeout): {reason}. Look at what they "
+            "wrote last, and whether a firewall leaves the port open; on several nodes, start the script on each with "
+            "the same --nodes, --main-address and --main-port, and a --node-rank of its own."
+        ) from error
+
+
+def start_deepspeed_communication(args: Any) -> None:
     """Bring the process group up, and let DeepSpeed communicate over it.
 
     Raises:
@@ -153,24 +157,6 @@ def backend_for(device_type: str, wanted: str | None) -> str:
     return NCCL_AND_GLOO if backend == NCCL and dist.is_backend_available(GLOO) else backend
 
 
-def claim_gpu(store: Any, rank: int, gpu: str) -> None:
-    """Take a GPU for this process alone, since NCCL connects no two processes on one.
-
-    Parameters:
-        store: the one that all processes share.
-        gpu: what tells it from all others.
-
-    Raises:
-        ValueError: another process has taken it; the message names that process.
-    """
-    owner = store.compare_set(f"gpu/{socket.gethostname()}/{gpu}", "", str(rank)).decode()
-    if owner != str(rank):
-        raise ValueError(
-            f"Processes {owner} and {rank} use one GPU of {socket.gethostname()}, and NCCL connects no two processes "
-            'on it. Start as many processes as there are GPUs, or set ddp_backend="gloo".'
-        )
-
-
 def _check_size(world_size: int) -> None:
     size = dist.get_world_size()
     if size != world_size and size > 1:
@@ -182,18 +168,13 @@ def _check_size(world_size: int) -> None:
         )
 
 
-def _report_errors(store: Any = None) -> None:
-    """Let the processes of the group that is up leave word of the errors that end them, unless they do.
-
-    Parameters:
-        store: the one that all processes share; None takes that of a group which somebody else has brought up.
-    """
+def _report_errors() -> None:
+    """Let the processes of the group that is up leave word of the errors that end them, unless they do."""
     global _reporting_group
     if _reporting_group is dist.group.WORLD or dist.get_world_size() == 1 or MPI in dist.get_backend():
         return
-    if store is None:
-        # Not all versions of torch have a public name for it.
-        store = dist.PrefixStore("littrainer", dist.distributed_c10d._get_default_store())
+    # torch has no public name for the store that all processes share.
+    store = dist.PrefixStore("littrainer", dist.distributed_c10d._get_default_store())
     report_errors(store, dist.get_rank(), dist.get_world_size())
     _reporting_group = dist.group.WORLD
 
@@ -208,101 +189,3 @@ def _end_group(process_number: int) -> None:
     # Where an error ends this process, the others may be waiting in a collective.
     if getattr(sys, "last_value", None) is None:
         dist.destroy_process_group()
-
-
-# ---- How processes find each other -----------------------------------------------------------------------------------
-
-
-def rendezvous(rank: int, world_size: int, timeout: timedelta) -> Any:
-    """Wait until all processes are there, and return the store that they share.
-
-    Parameters:
-        timeout: after which the waiting ends.
-
-    Raises:
-        RendezvousError: nobody says where to meet; the port is taken; the first process, or another, does not come.
-    """
-    point = environment.meeting_point()
-    if point is None:
-        raise RendezvousError(
-            f"{world_size} processes ({environment.WORLD_SIZE}) are to work together, and {environment.MAIN_ADDRESS}, "
-            "which says where the first of them is found, is not set. Start the script with `littrainer run --devices` "
-            f"or torchrun, or set {environment.MAIN_ADDRESS} and {environment.MAIN_PORT} in each process."
-        )
-    # A script may end its process group and begin another one.
-    prefix = f"littrainer/{os.environ.get(RESTARTS, '0')}/{next(_groups)}"
-    store = dist.PrefixStore(prefix, _open_store(point, rank, world_size, timeout))
-    _wait_for_all(store, point, rank, world_size, timeout)
-    return store
-
-
-def _open_store(point: MeetingPoint, rank: int, world_size: int, timeout: timedelta) -> Any:
-    is_host = rank == 0 and os.environ.get(AGENT_HOLDS_STORE) != str(True)
-    try:
-        return dist.TCPStore(
-            point.address,
-            point.port,
-            world_size,
-            is_master=is_host,
-            timeout=timeout,
-            wait_for_workers=False,
-            multi_tenant=True,
-            use_libuv=os.environ.get("USE_LIBUV", "1") == "1",
-        )
-    except RuntimeError as error:
-        raise RendezvousError(_why_no_store(point, rank, world_size, timeout, is_host, error)) from error
-
-
-def _why_no_store(
-    point: MeetingPoint, rank: int, world_size: int, timeout: timedelta, is_host: bool, error: Exception
-) -> str:
-    if is_host:
-        if "EADDRINUSE" in str(error) or "in use" in str(error):
-            return (
-                f"Port {point.port} of this machine is in use, perhaps by another training, so that the {world_size} "
-                f"processes cannot meet there. Choose another one: `littrainer run --main-port`, torchrun's "
-                f"--master-port, or {environment.MAIN_PORT}."
-            )
-        reason = str(error).strip().partition("\n")[0]
-        return (
-            f"Process 0 cannot open port {point.port} at {point.address} ({environment.MAIN_ADDRESS}), where the "
-            f"{world_size} processes are to meet: {reason}"
-        )
-    return (
-        f"Process {rank} of {world_size} has not found the first process at {point} ({environment.MAIN_ADDRESS}, "
-        f"{environment.MAIN_PORT}) within {timeout.total_seconds():g} s (ddp_timeout). Is process 0 running, is that "
-        "its address, and does a firewall leave the port open?"
-    )
-
-
-def _wait_for_all(store: Any, point: MeetingPoint, rank: int, world_size: int, timeout: timedelta) -> None:
-    try:
-        own = f"process {os.getpid()} on {socket.gethostname()}"
-        earlier = store.compare_set(f"arrival/{rank}", "", own).decode()
-        if earlier == own:
-            if store.add(ARRIVALS, 1) >= world_size:
-                store.set(COMPLETE, "")
-            store.wait([COMPLETE], timeout)
-    except RuntimeError as error:
-        raise RendezvousError(_who_is_missing(store, point, rank, world_size, timeout)) from error
-    if earlier != own:
-        raise RendezvousError(
-            f"{environment.RANK}={rank} is given to two processes, {earlier} and {own}. Each process that makes "
-            "TrainingArguments needs a rank of its own; one that a process starts must not inherit its rank."
-        )
-
-
-def _who_is_missing(store: Any, point: MeetingPoint, rank: int, world_size: int, timeout: timedelta) -> str:
-    try:
-        missing = [str(other) for other in range(world_size) if not store.check([f"arrival/{other}"])]
-    except RuntimeError:
-        return (
-            f"Process {rank} of {world_size} has lost the connection to {point}, where all of them meet, before all "
-            "were there. What process 0, or the launcher, wrote last says why."
-        )
-    who = "process" if len(missing) == 1 else "processes"
-    return (
-        f"Process {rank} waited {timeout.total_seconds():g} s (ddp_timeout) at {point} for {world_size} processes, and "
-        f"{who} {', '.join(missing)} did not come. Look at what they wrote last; on several nodes, start the script on "
-        "each with the same --nodes, --main-address and --main-port, and a --node-rank of its own."
-    )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from littrainer.distributed.environment import HIGHEST_PORT, LOCAL_ADDRESS, USUAL_PORT
-from littrainer.distributed.failure_report import CONSEQUENCE, GRACE, STARTED_BY, grace_seconds
+from littrainer.distributed.failure_report import CONSEQUENCE, GRACE, grace_seconds
 
 # A shell reports a program that a signal has ended by this number and the signal's.
 ENDED_BY_SIGNAL = 128
@@ -108,7 +108,6 @@ def run_processes(launch: Launch, command: list[str]) -> int:
 
     if AGENT_LOG_LEVEL not in os.environ:
         logging.disable()
-    os.environ[STARTED_BY] = str(os.getpid())
     os.environ[GRACE] = str(_grace_seconds(launch))
     os.environ.setdefault(THREADS, str(max(1, (os.cpu_count() or 1) // launch.devices)))
     folder = tempfile.mkdtemp(prefix="littrainer-")

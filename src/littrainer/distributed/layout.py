@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from littrainer.distributed.environment import USE_FSDP, is_on
 from littrainer.errors.lazy_isinstance import is_a
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed.device_mesh import DeviceMesh
 
 # Sizes that `parallelism_config` may name, in the order of the grid.
@@ -35,26 +34,6 @@ SWITCH_VARIABLE = "ACCELERATE_USE_PARALLELISM_CONFIG"
 SIZE_VARIABLE_PREFIX = "PARALLELISM_CONFIG_"
 # Where arguments remember the layout of a model that was sharded before the Trainer got it.
 _SIZES_OF_MODEL = "_layout_of_model"
-
-
-class LayoutArguments(Protocol):
-    """What training arguments say about the processes and their layout."""
-
-    @property
-    def parallelism_config(self) -> Any:
-        """The sizes that are asked for."""
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes that train together."""
-
-    @property
-    def process_index(self) -> int:
-        """Rank of this process among them."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where this process computes."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +58,7 @@ class ProcessLayout:
         return self.replicas * self.shards
 
 
-def requested_sizes(args: LayoutArguments) -> tuple[str, dict[str, int]]:
+def requested_sizes(args: Any) -> tuple[str, dict[str, int]]:
     """What names the sizes of the grid, for errors, and each of `SIZES`; 1 where it is not named.
 
     Asks nothing about the processes that there are.
@@ -100,7 +79,7 @@ def requested_sizes(args: LayoutArguments) -> tuple[str, dict[str, int]]:
     return source, sizes
 
 
-def process_layout(args: LayoutArguments) -> ProcessLayout:
+def process_layout(args: Any) -> ProcessLayout:
     """The grid that `parallelism_config`, the launcher's environment or a sharded model asks for.
 
     Raises:
@@ -123,27 +102,27 @@ def process_layout(args: LayoutArguments) -> ProcessLayout:
     return ProcessLayout(replicas, shards, together, is_given=True)
 
 
-def data_parallel_size(args: LayoutArguments) -> int:
+def data_parallel_size(args: Any) -> int:
     """Number of parts into which each batch of all processes is split; those with the same part share one model."""
     return process_layout(args).data_parallel
 
 
-def data_parallel_rank(args: LayoutArguments) -> int:
+def data_parallel_rank(args: Any) -> int:
     """Which of these parts is this process's."""
     return args.process_index // process_layout(args).tensor_parallel
 
 
-def tensor_parallel_size(args: LayoutArguments) -> int:
+def tensor_parallel_size(args: Any) -> int:
     """Number of processes that compute each layer together, on the same data; 1: each computes whole layers."""
     return process_layout(args).tensor_parallel
 
 
-def tensor_parallel_rank(args: LayoutArguments) -> int:
+def tensor_parallel_rank(args: Any) -> int:
     """Which of these processes this one is."""
     return args.process_index % process_layout(args).tensor_parallel
 
 
-def sharding_sizes(args: LayoutArguments) -> tuple[int, int]:
+def sharding_sizes(args: Any) -> tuple[int, int]:
     """Replicas, and processes over which each of them is sharded, where parameters are sharded over the data parallel.
 
     Where no layout is asked for, there is one replica.
@@ -162,7 +141,7 @@ def sharding_sizes(args: LayoutArguments) -> tuple[int, int]:
     return layout.replicas, layout.shards
 
 
-def device_mesh(args: LayoutArguments, replicas: int, shards: int) -> DeviceMesh:
+def device_mesh(args: Any, replicas: int, shards: int) -> DeviceMesh:
     """A new mesh of all processes, with the dimensions `MESH_DIMENSIONS`; a collective call.
 
     Parameters:
@@ -216,7 +195,7 @@ def _refuse_plain_slices(model: Any, processes: int) -> None:
         )
 
 
-def _asked_for(args: LayoutArguments) -> tuple[str, Mapping[str, Any]]:
+def _asked_for(args: Any) -> tuple[str, Mapping[str, Any]]:
     """What names the sizes, for errors, and those that are named."""
     given: Any = getattr(args, "parallelism_config", None)
     if given is None:

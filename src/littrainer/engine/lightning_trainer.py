@@ -18,7 +18,6 @@ from littrainer.arguments.did_you_mean import suggestion
 from littrainer.callbacks.lightning_callbacks import (
     CARRIED_OUT_BY_TRAINING,
     ONLY_IN_TRAINING,
-    begin_anew,
     check_can_resume,
     check_set_up,
     is_one_of,
@@ -172,7 +171,6 @@ def _user_callbacks(of_trainer: list[Callback], keywords: dict[str, Any]) -> lis
 
 def _ready_for_training(callbacks: list[Callback], run: TrainingRun, keywords: dict[str, Any]) -> list[Callback]:
     """Let the run have its length, and the callbacks its events around them."""
-    begin_anew(callbacks)
     callbacks = [callback for callback in callbacks if not is_one_of(callback, *CARRIED_OUT_BY_TRAINING)]
     if run.checkpoint is not None:
         check_can_resume(callbacks)

@@ -83,7 +83,6 @@ def fit(trainer: Any, run: TrainingRun) -> None:
     from littrainer.engine.module import TrainerModule
 
     # A lightning.Trainer that has been fitted does nothing when it is fitted again.
-    _check_same_strategy(trainer)
     state = trainer.session.lightning
     lightning_trainer = state.trainer = build_lightning_trainer(trainer, run)
     module = state.module = TrainerModule(trainer, run)
@@ -218,15 +217,7 @@ def _evaluator_for(trainer: Any) -> tuple[Evaluator, bool]:
     made_for = (trainer.args.device, trainer.overrides_training_step(), lightning_keywords(trainer.args))
     if idle is not None and is_plain and idle.made_for == made_for and idle.module.model is trainer.model:
         return idle, True
-    _check_same_strategy(trainer)
     return Evaluator(build_lightning_trainer(trainer, run=None), TrainerModule(trainer), made_for), False
-
-
-def _check_same_strategy(trainer: Any) -> None:
-    from littrainer.strategies.consistency_checks import check_same_strategy
-    from littrainer.strategies.user_strategy import name_of_strategy
-
-    check_same_strategy(name_of_strategy(further_keywords(trainer).get("strategy", "auto"), trainer.args))
 
 
 # Hooks through which a Lightning callback hears of single batches of an evaluation.

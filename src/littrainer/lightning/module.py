@@ -48,7 +48,7 @@ from littrainer.lightning.windows import (
     window_of,
 )
 from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
-from littrainer.strategies.compilation import is_compiled
+from littrainer.strategies.model_wrapping import is_compiled
 from littrainer.training import loss as losses
 
 

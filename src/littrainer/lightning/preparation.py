@@ -85,10 +85,8 @@ def split_model(model: nn.Module, strategy: Any, args: Any) -> int:
 
         parallelize_by_plan(model, mesh["tensor_parallel"])
     if shards > 1 and not is_a(model, "resharding module"):
-        from littrainer.strategies.consistency_checks import check_same_model
         from littrainer.strategies.sharded import shard
 
-        check_same_model(model)
         computes_in = FORWARD_TYPES.get(strategy.precision_plugin.precision)
         shard(model, _plan_of(args), mesh["data_parallel"], strategy.root_device, computes_in)
     return together

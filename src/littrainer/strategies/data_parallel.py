@@ -156,16 +156,10 @@ def _trained_parameters(model: nn.Module) -> set[int]:
 
 
 def _refuse_what_ddp_cannot_train(model: nn.Module) -> None:
-    name = type(model).__name__
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError(
-            f"{name} has no parameter that is trained (requires_grad is False for all of them), so there are no "
-            "gradients to exchange between the processes. Unfreeze some, or add an adapter."
-        )
     devices = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
     if len(devices) > 1:
         raise ValueError(
-            f"{name} was loaded onto several devices ({', '.join(sorted(devices))}), and several processes train "
-            "together, each with a copy on a device of its own. Load it without device_map, or start one process "
-            "(`littrainer run --devices 1`)."
+            f"{type(model).__name__} was loaded onto several devices ({', '.join(sorted(devices))}), and several "
+            "processes train together, each with a copy on a device of its own. Load it without device_map, or start "
+            "one process (`littrainer run --devices 1`)."
         )

@@ -25,7 +25,7 @@ from littrainer.distributed.group import start_deepspeed_communication
 from littrainer.distributed.layout import tensor_parallel_size
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.optim.stepping import OptimizerAround, updates_during_backward
-from littrainer.strategies.compilation import compile_keywords
+from littrainer.strategies.model_wrapping import compile_keywords
 from littrainer.strategies.single_device import LaunchedProcesses, release_plugins
 
 if TYPE_CHECKING:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from littrainer.arguments.process import NO_COMPILATION
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.model.traversal import move_to
-from littrainer.strategies.compilation import compile_keywords, is_compiled
 from littrainer.strategies.mixed_precision import forward_type, run_forward_in
 
 
@@ -56,6 +57,23 @@ def prepared_model(
         return model
     compiled: Any = torch.compile(model, **keywords)
     return compiled
+
+
+def compile_keywords(args: Any) -> dict[str, Any] | None:
+    """The keywords for `torch.compile`; None where nothing is compiled."""
+    backend = (args.torch_compile_backend or NO_COMPILATION).lower()
+    if not args.torch_compile or backend == NO_COMPILATION:
+        return None
+    keywords: dict[str, Any] = {"backend": backend}
+    if args.torch_compile_mode is not None:
+        keywords["mode"] = args.torch_compile_mode
+    return keywords
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether this is what `torch.compile` returned."""
+    compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
+    return compiled is not None and isinstance(model, compiled)
 
 
 def move_to_device(trainer: Any) -> None:

@@ -21,7 +21,6 @@ from littrainer.arguments.did_you_mean import suggestion
 from littrainer.arguments.sharding import NO_WRAP, SIZE_BASED, TRANSFORMER_BASED, ShardingPlan, sharding_plan
 from littrainer.distributed.layout import sharding_sizes, tensor_parallel_size
 from littrainer.errors.lazy_isinstance import is_a
-from littrainer.strategies.consistency_checks import check_same_model
 from littrainer.strategies.mixed_precision import forward_type
 from littrainer.strategies.model_parallel import ResidentModelParallelStrategy, average_gradients
 from littrainer.strategies.shards import free_gathered
@@ -84,7 +83,7 @@ class ShardedStrategy(ResidentModelParallelStrategy):
         that in the place of the shards.
 
         Raises:
-            ValueError: as `shard`; or the processes have different models.
+            ValueError: as `shard`.
         """
         if is_a(model, "resharding module"):
             free_gathered(model)
@@ -92,11 +91,10 @@ class ShardedStrategy(ResidentModelParallelStrategy):
         args = self.trained.args
         plan = sharding_plan(args)
         assert plan is not None
-        check_same_model(model)
         if tensor_parallel_size(args) > 1:
-            from littrainer.strategies.tensor_parallel import split_layers
+            from littrainer.strategies.tensor_parallel import parallelize_by_plan
 
-            split_layers(model, mesh)
+            parallelize_by_plan(model, mesh["tp"])
         over = mesh["dp_shard"] if mesh["dp_replicate"].size() == 1 else mesh["dp_replicate", "dp_shard"]
         shard(model, plan, over, args.device, forward_type(args))
 

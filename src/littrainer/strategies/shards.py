@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from littrainer.distributed.collectives import whole_tensor
+from littrainer.distributed.collectives import process_count, process_rank, whole_tensor
 from littrainer.errors.lazy_isinstance import is_a, known_classes
 from littrainer.model.traversal import modules_of
 from littrainer.optim.parameter_groups import PART_OF
@@ -48,7 +48,7 @@ def whole_state_dict(model: nn.Module) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     free_gathered(model)
-    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=_are_several()))
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=process_count() > 1))
 
 
 def load_whole_state_dict(model: nn.Module, state: Mapping[str, Any]) -> None:
@@ -60,8 +60,8 @@ def load_whole_state_dict(model: nn.Module, state: Mapping[str, Any]) -> None:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     free_gathered(model)
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=_are_several(), strict=False)
-    set_model_state_dict(model, dict(state) if _is_first() else {}, options=options)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=process_count() > 1, strict=False)
+    set_model_state_dict(model, dict(state) if process_rank() == 0 else {}, options=options)
 
 
 def whole_optimizer_state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def whole_optimizer_state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
     if has_flat_shards(model):
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
-        options = StateDictOptions(full_state_dict=True, cpu_offload=_are_several())
+        options = StateDictOptions(full_state_dict=True, cpu_offload=process_count() > 1)
         return dict(get_optimizer_state_dict(model, optimizer, options=options))
     numbered = optimizer.state_dict()
     # All processes gather the same tensor at the same time.
@@ -77,7 +77,7 @@ def whole_optimizer_state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
         number: {entry: _whole(value) for entry, value in entries.items()}
         for number, entries in sorted(numbered["state"].items())
     }
-    return by_name({**numbered, "state": state}, names_of_parameters(model, optimizer)) if _is_first() else {}
+    return by_name({**numbered, "state": state}, names_of_parameters(model, optimizer)) if process_rank() == 0 else {}
 
 
 def load_whole_optimizer_state(model: nn.Module, optimizer: Any, state: Mapping[str, Any]) -> None:
@@ -89,18 +89,18 @@ def load_whole_optimizer_state(model: nn.Module, optimizer: Any, state: Mapping[
     if has_flat_shards(model):
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
-        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=_are_several())
-        given = by_name(state, names_of_parameters(model, optimizer)) if _is_first() else {}
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=process_count() > 1)
+        given = by_name(state, names_of_parameters(model, optimizer)) if process_rank() == 0 else {}
         set_optimizer_state_dict(model, optimizer, given, options=options)
         return
-    numbered = numbered_for(model, optimizer, state) if _is_first() else {}
+    numbered = numbered_for(model, optimizer, state) if process_rank() == 0 else {}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     received = _sent_without_tensors(numbered)
     for number, entries in received["state"].items():
         parameter = parameters[number]
         for entry, value in entries.items():
             if isinstance(value, _Tensor):
-                full = _sent(numbered["state"][number][entry] if _is_first() else None, value, parameter)
+                full = _sent(numbered["state"][number][entry] if process_rank() == 0 else None, value, parameter)
                 entries[entry] = spread_like(parameter, full)
     optimizer.load_state_dict(received)
 
@@ -259,7 +259,7 @@ def spread_like(parameter: torch.Tensor, full: Any) -> Any:
 
 def _whole(value: Any) -> Any:
     full = whole_tensor(value)
-    if not _is_first():
+    if process_rank() != 0:
         return None
     return full.detach().cpu() if isinstance(full, torch.Tensor) else full
 
@@ -282,7 +282,7 @@ def _sent_without_tensors(state: dict[str, Any]) -> dict[str, Any]:
         },
     }
     box: list[Any] = [skeleton]
-    if _are_several():
+    if process_count() > 1:
         dist.broadcast_object_list(box, src=0)
     return box[0]
 
@@ -293,14 +293,6 @@ def _sent(value: torch.Tensor | None, known: _Tensor, parameter: torch.Tensor) -
     full = (
         torch.empty(known.shape, dtype=known.dtype, device=device) if value is None else value.to(device).contiguous()
     )
-    if _are_several():
+    if process_count() > 1:
         dist.broadcast(full, src=0)
     return full
-
-
-def _are_several() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def _is_first() -> bool:
-    return not _are_several() or dist.get_rank() == 0

@@ -20,7 +20,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from littrainer.distributed.layout import process_layout
 from littrainer.errors.lazy_isinstance import is_a
-from littrainer.strategies.consistency_checks import check_same_model
 from littrainer.strategies.model_parallel import ResidentModelParallelStrategy, average_gradients
 from littrainer.strategies.shards import is_sharded
 
@@ -39,7 +38,7 @@ class TensorParallelStrategy(ResidentModelParallelStrategy):
         Raises:
             ValueError: the model has no plan, or it cannot be carried out.
         """
-        split_layers(model, mesh)
+        parallelize_by_plan(model, mesh["tp"])
 
     def post_backward(self, closure_loss: torch.Tensor) -> None:
         """Average gradients over the groups when the last micro-batch of a window has been seen."""
@@ -53,11 +52,6 @@ def tensor_parallel_strategy(trained: TrainedModel) -> TensorParallelStrategy:
     """The strategy for layers that several processes compute together."""
     layout = process_layout(trained.args)
     return TensorParallelStrategy(trained, layout.replicas, layout.shards)
-
-
-def split_layers(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Split a model's layers by its plan, over the last dimension of a mesh of all processes."""
-    parallelize_by_plan(model, mesh["tp"])
 
 
 # ---- Plans -----------------------------------------------------------------------------------------------------------
@@ -130,12 +124,10 @@ def parallelize_by_plan(model: nn.Module, mesh: DeviceMesh) -> None:
     All processes go on with the weights of the first. A model that holds split parameters already is left as it is.
 
     Raises:
-        ValueError: the model has no plan, the plan cannot be carried out for this number of processes, or these have
-            different models.
+        ValueError: the model has no plan, or the plan cannot be carried out for this number of processes.
     """
     if is_sharded(model):
         return
-    check_same_model(model)
     styles = styles_by_layer(model, plan_of(model), mesh.size())
     ties = _ties(model)
     _take_over_from_first(model)

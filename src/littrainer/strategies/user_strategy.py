@@ -14,7 +14,7 @@ from lightning.pytorch.strategies import (
     StrategyRegistry,
 )
 
-from littrainer.strategies.choice import TrainedModel, strategy_for, strategy_name
+from littrainer.strategies.choice import TrainedModel, strategy_for
 from littrainer.strategies.data_parallel import ModelInDDP
 from littrainer.strategies.single_device import LaunchedProcesses, ModelStaysOnDevice
 
@@ -68,13 +68,6 @@ def _made_to_fit(given: Any) -> Any:
     fitted = kind.__new__(kind)
     vars(fitted).update(vars(given))
     return fitted
-
-
-def name_of_strategy(given: Any, args: Any) -> str:
-    """What a strategy of the user's, or that of the arguments where this is "auto", is called in errors."""
-    if given == "auto":
-        return strategy_name(args)
-    return given if isinstance(given, str) else type(given).__name__
 
 
 @functools.cache

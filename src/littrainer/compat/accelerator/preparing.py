@@ -17,8 +17,8 @@ from littrainer.data.loaders import LookaheadLoader, lookahead_version
 from littrainer.distributed import collectives
 from littrainer.model.facts import WRAPPERS
 from littrainer.model.traversal import move_to
-from littrainer.strategies.compilation import compile_keywords, is_compiled
 from littrainer.strategies.mixed_precision import forward_type, restore_forward, run_forward_in
+from littrainer.strategies.model_wrapping import compile_keywords, is_compiled
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
