@@ -216,7 +216,7 @@ class OverridePoints:
         return self.training_run.finish(num_train_samples, start_time)
 
     def _push_from_checkpoint(self: Any, checkpoint_folder: str) -> None:
-        push_save(self, checkpoint_folder)
+        self.push_in_progress = push_save(self, checkpoint_folder)
 
     def _finish_current_push(self: Any) -> None:
         finish_pushes(self.push_in_progress)
