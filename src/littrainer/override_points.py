@@ -241,7 +241,7 @@ class OverridePoints:
         return output
 
     def _push_from_checkpoint(self: Any, checkpoint_folder: str) -> None:
-        push_save(self, checkpoint_folder)
+        self.push_in_progress = push_save(self, checkpoint_folder)
 
     def _finish_current_push(self: Any) -> None:
         finish_pushes(self.push_in_progress)

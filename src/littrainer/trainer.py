@@ -46,7 +46,7 @@ from littrainer.evaluation.results import (
     speed_metrics,
 )
 from littrainer.hub.model_card import Texts, badges_of, write_card
-from littrainer.hub.push_to_hub import END_OF_TRAINING, push_model
+from littrainer.hub.push_to_hub import END_OF_TRAINING, push_model, pushes_of
 from littrainer.hub.repository import make_repository
 from littrainer.lightning.conversion import checkpoint_of_trainer
 from littrainer.lightning.lightning_extras import LightningExtras
@@ -771,8 +771,13 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             TypeError: `create_model_card` takes no such keyword.
             huggingface_hub.errors.HfHubHTTPError: the Hub refuses it; a note says what to do.
         """
-        finish = self._finish_current_push
-        return push_model(self, finish, commit_message, blocking, token, revision, private, **kwargs)
+
+        def finish_earlier() -> Any:
+            self._finish_current_push()
+            self.push_in_progress = pushes_of(self.args, self.push_in_progress)
+            return self.push_in_progress
+
+        return push_model(self, finish_earlier, commit_message, blocking, token, revision, private, **kwargs)
 
     def create_model_card(
         self,

@@ -50,20 +50,22 @@ LONGEST_SILENCE_SECONDS = 10.0
 END_OF_TRAINING = "End of training"
 
 
-def push_save(trainer: Any, checkpoint: str) -> None:
+def push_save(trainer: Any, checkpoint: str) -> Any:
     """Begin to push a checkpoint that was just written, as `hub_strategy` asks for it.
 
     While an earlier push is on its way it is left out, unless `hub_always_push` is set.
+
+    Returns:
+        the pushes of the Trainer from now on.
     """
-    args = trainer.args
+    args, earlier = trainer.args, trainer.push_in_progress
     if not trainer.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
-        return
-    earlier = trainer.push_in_progress
+        return earlier
     if earlier is not None and not earlier.is_done() and not args.hub_always_push:
         logger.info("%s is left out: the push before it is still on its way (hub_always_push).", checkpoint)
-        return
+        return earlier
     trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
-    pushes = pushes_of(trainer)
+    pushes = pushes_of(args, earlier)
     message = _message_of_save(args, trainer.state, Path(checkpoint))
     try:
         if trainer.hub_model_id is None:
@@ -74,15 +76,15 @@ def push_save(trainer: Any, checkpoint: str) -> None:
         pushes.note_failure(f'Preparing the push "{message}"', error, token_for(args))
     else:
         pushes.begin(uploads)
-
-
-def pushes_of(trainer: Any) -> PushInProgress:
-    """The pushes of a Trainer; with the first one, what killed programs left of theirs is removed."""
-    if not isinstance(trainer.push_in_progress, PushInProgress):
-        remove_abandoned_snapshots(Path(trainer.args.output_dir))
-        trainer.session.hub.pushes = PushInProgress()
-    pushes: PushInProgress = trainer.push_in_progress
     return pushes
+
+
+def pushes_of(args: TrainingArguments, so_far: Any) -> PushInProgress:
+    """The pushes of a Trainer; with the first one, what killed programs left of theirs is removed."""
+    if isinstance(so_far, PushInProgress):
+        return so_far
+    remove_abandoned_snapshots(Path(args.output_dir))
+    return PushInProgress()
 
 
 def _set_aside(args: TrainingArguments, repository: str, checkpoint: Path, message: str) -> list[Upload]:
@@ -177,7 +179,7 @@ def pushes_during_training(args: TrainingArguments, pushes: Callable[[], Any]) -
 
 def push_model(
     trainer: Any,
-    finish: Callable[[], None],
+    finish_earlier: Callable[[], PushInProgress],
     commit_message: str | None,
     blocking: bool,
     token: str | None,
@@ -188,6 +190,7 @@ def push_model(
     """Save the model to `output_dir`, write its card and push both; all processes call this, the first one pushes.
 
     Parameters:
+        finish_earlier: waits for what is on its way, and gives what sends this push.
         card: what `create_model_card` takes.
 
     Returns:
@@ -213,8 +216,7 @@ def push_model(
         return None
     trainer.create_model_card(**card)
     # If that fails, what is pushed next takes its place.
-    finish()
-    pushes = pushes_of(trainer)
+    pushes = finish_earlier()
     output_dir, repository = Path(args.output_dir), str(trainer.hub_model_id)
     branch = args.hub_revision if revision is None else revision
     with filled_snapshot(output_dir, "by-hand") as place:
