@@ -98,9 +98,6 @@ class LoaderSettings:
         """Seed of the order of the training data."""
         return self.args.data_seed
 
-    def __repr__(self) -> str:
-        return f"LoaderSettings({self.config}, data_seed={self.data_seed})"
-
 
 class AcceleratorFacade(ProcessMembers, Stepping, Preparing, SplitModels):
     """Stands where subclasses of a Trainer expect an accelerator; docs/compatibility.md lists what it answers.
