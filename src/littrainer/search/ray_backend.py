@@ -123,8 +123,12 @@ def run_hp_search_ray(trainer: Any, n_trials: int, direction: str, **kwargs: Any
     compared.trials = [trial for trial in analysis.trials if trial.status != "ERROR"]
     best = compared.get_best_trial(OBJECTIVE, direction[:3], os.environ.get("RAY_SCOPE", "last"))
     if best is None or OBJECTIVE not in (best.last_result or {}):
-        raise RuntimeError(f"None of the {len(analysis.trials)} trials ended with an objective{trials.first_failure()}")
-    trials.take_best(best)
+        errors = [trial.error for trial in trials.records.values() if trial.error is not None]
+        why = f"; the first failed with {errors[0]}." if errors else "."
+        raise RuntimeError(f"None of the {len(analysis.trials)} trials ended with an objective{why}")
+    if best.is_finished():
+        # Also if the scheduler stopped it.
+        trials.keep(best, COMPLETE)
     return BestRun(best.trial_id, best.last_result[OBJECTIVE], best.config, analysis)
 
 
@@ -133,13 +137,14 @@ class RayTrials:
 
     Attributes:
         mistake: the error that ended the search, if the script is wrong.
+        records: id of a trial -> what is recorded of it.
     """
 
     def __init__(self, record: SearchRecord, hp_name: Callable[[Any], str] | None, space: dict[str, Any]) -> None:
         self.mistake: BaseException | None = None
         self._record, self._hp_name = record, hp_name
         self._drawn_from = {name: found for name, domain in space.items() if (found := of_ray(domain))}
-        self._trials: dict[str, TrialRecord] = {}
+        self.records: dict[str, TrialRecord] = {}
 
     def callback(self) -> Any:
         """Return the callback by which Ray tells of its trials."""
@@ -168,22 +173,19 @@ class RayTrials:
     def keep(self, trial: Any, state: str) -> TrialRecord:
         """Record how a trial of Ray's stands."""
         result = trial.last_result or {}
-        if trial.trial_id not in self._trials:
-            folder = str(self._record.path.parent / self._name_of(trial))
-            self._trials[trial.trial_id] = TrialRecord(trial.trial_id, state, folder=folder)
+        if trial.trial_id not in self.records:
+            name = f"run-{trial.trial_id}"
+            # An hp_name that fails does so in the trial's process too, which ends the search.
+            with contextlib.suppress(Exception):
+                name = name if self._hp_name is None else str(self._hp_name(trial.config))
+            folder = str(self._record.path.parent / name)
+            self.records[trial.trial_id] = TrialRecord(trial.trial_id, state, folder=folder)
             self._record.search.name = trial.experiment_dir_name
-        kept = self._trials[trial.trial_id]
+        kept = self.records[trial.trial_id]
         kept.state, kept.objective, kept.seconds = state, result.get(OBJECTIVE), result.get("time_total_s")
         kept.parameters, kept.distributions = dict(trial.config), self._drawn_from
-        self._record.update(list(self._trials.values()))
+        self._record.update(list(self.records.values()))
         return kept
-
-    def _name_of(self, trial: Any) -> str:
-        # An hp_name that fails does so in the trial's process too, which ends the search.
-        with contextlib.suppress(Exception):
-            if self._hp_name is not None:
-                return str(self._hp_name(trial.config))
-        return f"run-{trial.trial_id}"
 
     def end_with_error(self, trial: Any) -> None:
         """Record that a trial has failed.
@@ -200,27 +202,17 @@ class RayTrials:
             error = cloudpickle.loads(Path(str(trial.pickled_error_file)).read_bytes())
         cause = error.cause if isinstance(error, RayTaskError) else None
         self.keep(trial, FAILED).error = DIED if cause is None else error_in_a_line(cause)
-        self._record.update(list(self._trials.values()))
+        self._record.update(list(self.records.values()))
         if cause is not None and not fails_trial_only(cause):
             self.mistake = error.as_instanceof_cause()
             raise self.mistake
 
-    def first_failure(self) -> str:
-        """Return what the first trial failed with, as the end of a sentence."""
-        errors = [trial.error for trial in self._trials.values() if trial.error is not None]
-        return f"; the first failed with {errors[0]}." if errors else "."
-
     def leave_unfinished(self) -> None:
         """Note that the trials that still run have no end, since the search is over."""
-        for trial in self._trials.values():
+        for trial in self.records.values():
             if trial.state == RUNNING:
                 trial.state, trial.error = FAILED, "it was interrupted"
-        self._record.update(list(self._trials.values()))
-
-    def take_best(self, best: Any) -> None:
-        """Record the best trial as complete, also if the scheduler stopped it."""
-        if best.is_finished():
-            self.keep(best, COMPLETE)
+        self._record.update(list(self.records.values()))
 
 
 # ---- In the process that Ray has started for a trial -----------------------------------------------------------------

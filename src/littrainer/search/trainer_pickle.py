@@ -5,7 +5,6 @@ cloudpickle sends by value what the script itself defines, so that the other pro
 
 from __future__ import annotations
 
-import copyreg
 import io
 import pickle
 import sys
@@ -101,11 +100,9 @@ def _pickler(buffer: io.BytesIO, trainer: Any, sends_trainer: bool = True) -> An
 
         def reducer_override(self, obj: Any) -> Any:
             if obj is trainer:
-                return (
-                    (copyreg.__newobj__, (type(obj),), _state_to_send(trainer)) if sends_trainer else (type(None), ())
-                )
+                return (_new, (type(obj),), _state_to_send(trainer)) if sends_trainer else (type(None), ())
             if isinstance(obj, TrackerCallback):
-                return copyreg.__newobj__, (type(obj),), _state_of_tracker(obj, trainer)  # type: ignore[attr-defined]
+                return _new, (type(obj),), _state_of_tracker(obj, trainer)
             if isinstance(obj, type | FunctionType) and obj.__module__ == "__main__":
                 self.met_in_script[obj.__name__] = obj
             return super().reducer_override(obj)
@@ -121,3 +118,7 @@ def _state_of_tracker(tracker: TrackerCallback, trainer: Any) -> dict[str, Any]:
         # It is made with the run; a tracker without a service is one for a Lightning logger that the user gave.
         state["lightning_logger"] = None
     return state
+
+
+def _new(cls: Any) -> Any:
+    return cls.__new__(cls)

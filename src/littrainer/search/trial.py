@@ -242,16 +242,13 @@ def report(trainer: Any, trial: Any, step: int, metrics: dict[str, float]) -> No
     if backend is None or trial is None:
         return
     search.objective = objective_of(search.compute_objective, metrics)
-    if backend == HPSearchBackend.OPTUNA:
-        _report_to_optuna(trainer, trial, step)
-    elif hasattr(trial, "reported") and not isinstance(search.objective, list):
+    if isinstance(search.objective, list):
+        # Optuna prunes by one objective only.
+        return
+    if hasattr(trial, "reported"):
         # A sweep's server has the metrics that the tracker logs; the record has this.
         trial.reported.append((step, search.objective))
-
-
-def _report_to_optuna(trainer: Any, trial: Any, step: int) -> None:
-    if isinstance(trainer.session.search.objective, list):
-        # Optuna prunes by one objective only.
+    if backend != HPSearchBackend.OPTUNA:
         return
     prunes = False
     # A fixed trial belongs to no study: the trial of a search's other processes is one.

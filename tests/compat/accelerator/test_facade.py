@@ -65,8 +65,6 @@ def test_objects_are_prepared_by_kind_and_once(tmp_path: Path) -> None:
     assert facade.prepare_scheduler(schedule) is schedule and schedule.optimizers == [prepared[0]]
     assert facade.free_memory(model, optimizer) == [None, None]
     assert facade._models == facade._optimizers == facade._schedulers == []
-    with pytest.raises(ValueError, match="device_placement has 1 entries for 2 objects"):
-        facade.prepare(model, optimizer, device_placement=[False])
 
 
 def test_a_prepared_optimizer_leaves_a_step_with_infinite_gradients_out(tmp_path: Path) -> None:
@@ -112,7 +110,7 @@ def test_settings_of_batches_that_are_written_count_for_the_next_loader(tmp_path
     assert loader.dispatches_streams is False and type(loader.sampler) is torch.utils.data.RandomSampler
     assert trainer.args.accelerator_config.dispatch_batches is False
     trainer.args.accelerator_config = {"even_batches": False}
-    assert trainer.accelerator.even_batches is False and "even_batches=False" in repr(settings)
+    assert trainer.accelerator.even_batches is False
 
 
 def test_the_accelerator_says_once_that_it_has_no_trackers_and_saves_no_registered_objects(

@@ -109,7 +109,7 @@ def test_no_loader_is_read_outside_of_training_and_evaluation(tmp_path: Path) ->
     assert ends == [(True, False, 1), (True, False, 1), (True, True, 1)]
     state = trainer.accelerator.gradient_state
     assert not state.in_dataloader and not state.end_of_dataloader and state.remainder == -1
-    assert state.dataloader_references == [None] and "sync_gradients=True" in repr(state)
+    assert state.sync_gradients
 
 
 def test_a_prepared_loader_that_a_script_goes_through_is_the_one_that_is_read(tmp_path: Path) -> None:

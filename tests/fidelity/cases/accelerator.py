@@ -29,7 +29,7 @@ STATE_VALUES = (
 )
 GRADIENT_VALUES = (
     "sync_gradients end_of_dataloader remainder in_dataloader num_steps adjust_scheduler sync_with_dataloader "
-    "plugin_kwargs initialized"
+    "plugin_kwargs"
 )
 LOADER_VALUES = "split_batches dispatch_batches even_batches use_seedable_sampler data_seed non_blocking"
 TRAINER_VALUES = (

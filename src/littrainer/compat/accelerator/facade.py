@@ -98,9 +98,6 @@ class LoaderSettings:
         """Seed of the order of the training data."""
         return self.args.data_seed
 
-    def __repr__(self) -> str:
-        return f"LoaderSettings({self.config}, data_seed={self.data_seed})"
-
 
 class AcceleratorFacade(ProcessMembers, Stepping, Preparing, SplitModels):
     """Stands where subclasses of a Trainer expect an accelerator; docs/compatibility.md lists what it answers.
@@ -241,21 +238,16 @@ def _log_once(message: str) -> None:
 
 LOADER_SETTINGS = ("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking")
 ACCUMULATION_SETTINGS = ("num_steps", "adjust_scheduler", "sync_with_dataloader", "sync_each_batch")
-# Where accelerate keeps what would change a training and has no part in Lightning's.
-WITHOUT_A_PLACE = {
-    "deepspeed_plugin": "set deepspeed to its configuration",
-    "fsdp_plugin": "set fsdp and fsdp_config",
-    "megatron_lm_plugin": "pass a strategy as lightning={...}",
-    "parallelism_config": "set parallelism_config",
-    "autocast_handler": "override autocast_smart_context_manager",
-    "scaler_handler": "pass lightning={'plugins': ...} with a precision plugin",
-    "fp8_recipe_handler": "set bf16",
-}
-# Of these -> whether the arguments ask for the same, so that nothing is lost.
-ALSO_IN_ARGUMENTS: dict[str, Callable[[Any], bool]] = {
-    "deepspeed_plugin": asks_for_deepspeed,
-    "fsdp_plugin": lambda args: sharding_plan(args) is not None,
-    "parallelism_config": lambda args: process_layout(args).is_given,
+# Where accelerate keeps what would change a training and has no part in Lightning's -> what to do instead, and whether
+# the arguments ask for the same, so that nothing is lost.
+WITHOUT_A_PLACE: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "deepspeed_plugin": ("set deepspeed to its configuration", asks_for_deepspeed),
+    "fsdp_plugin": ("set fsdp and fsdp_config", lambda args: sharding_plan(args) is not None),
+    "parallelism_config": ("set parallelism_config", lambda args: process_layout(args).is_given),
+    "megatron_lm_plugin": ("pass a strategy as lightning={...}", lambda args: False),
+    "autocast_handler": ("override autocast_smart_context_manager", lambda args: False),
+    "scaler_handler": ("pass lightning={'plugins': ...} with a precision plugin", lambda args: False),
+    "fp8_recipe_handler": ("set bf16", lambda args: False),
 }
 
 
@@ -288,8 +280,8 @@ def _refuse_what_would_be_lost(given: Any, args: TrainingArguments) -> None:
         )
     lost = [
         f"{name} ({instead})"
-        for name, instead in WITHOUT_A_PLACE.items()
-        if not (name in ALSO_IN_ARGUMENTS and ALSO_IN_ARGUMENTS[name](args))
+        for name, (instead, is_in_arguments) in WITHOUT_A_PLACE.items()
+        if not is_in_arguments(args)
         if getattr(given.state, name, None) is not None or getattr(given, name, None) is not None
     ]
     if lost:

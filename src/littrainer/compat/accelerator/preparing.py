@@ -40,21 +40,13 @@ class Preparing:
 
         Parameters:
             objects: loaders, models, optimizers and schedules, in any order.
-            device_placement: False, or a list with False for some of them, leaves models where they are.
+            device_placement: False leaves models where they are.
 
         Returns:
             one object, or as many as were given, in their order.
-
-        Raises:
-            ValueError: `device_placement` is a list of another length.
         """
-        places = device_placement if isinstance(device_placement, list) else [device_placement] * len(objects)
-        if len(places) != len(objects):
-            raise ValueError(
-                f"device_placement has {len(places)} entries for {len(objects)} objects; give one for each."
-            )
         # A schedule looks for the optimizer it belongs to among the prepared ones.
-        first = [self._prepared(one, place) for one, place in zip(objects, places, strict=True)]
+        first = [self._prepared(one, device_placement) for one in objects]
         prepared = tuple(self.prepare_scheduler(one) if isinstance(one, LRScheduler) else one for one in first)
         return prepared[0] if len(prepared) == 1 else prepared
 

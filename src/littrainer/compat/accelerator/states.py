@@ -117,9 +117,6 @@ class GradientView:
             the Trainer accumulates; whoever sets it has `accelerator.backward` divide by it.
     """
 
-    initialized = True
-    is_xla_gradients_synced = False
-
     def __init__(self, accelerator: Any, plugin_kwargs: dict[str, Any]):
         self._accelerator = accelerator
         self.plugin_kwargs = plugin_kwargs
@@ -174,12 +171,6 @@ class GradientView:
         return None if run is None or run.is_between_epochs else run.windows.loader_being_read
 
     @property
-    def dataloader_references(self) -> list[Any]:
-        """None, and after it the loaders that are being read."""
-        active = self.active_dataloader
-        return [None] if active is None else [None, active]
-
-    @property
     def in_dataloader(self) -> bool:
         """Whether a loader is being read."""
         return self.active_dataloader is not None
@@ -193,9 +184,3 @@ class GradientView:
     def remainder(self) -> int:
         """Samples in the last, incomplete batch of all processes; 0 where it is complete, -1 where nobody knows."""
         return getattr(self.active_dataloader, "remainder", -1)
-
-    def __repr__(self) -> str:
-        return (
-            f"GradientView(sync_gradients={self.sync_gradients}, end_of_dataloader={self.end_of_dataloader}, "
-            f"remainder={self.remainder}, plugin_kwargs={self.plugin_kwargs})"
-        )
