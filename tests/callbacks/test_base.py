@@ -6,7 +6,8 @@ from unittest import mock
 import pytest
 import transformers
 
-from littrainer.callbacks.base import EVENTS, TrainerCallback, listens_to
+from littrainer.callbacks.base import EVENTS, TrainerCallback
+from littrainer.callbacks.handler import listens_to
 
 
 def test_the_events_are_those_of_transformers() -> None:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from littrainer.callbacks.base import EVENTS, listens_to
+from littrainer.callbacks.base import EVENTS
+from littrainer.callbacks.handler import listens_to
 from littrainer.tracking import SERVICES, TrackerCallback, base
 from littrainer.tracking.base import as_number, hyperparameters, only_numbers, survives_failure, with_tracked_names
 from littrainer.tracking.selection import tracker_class

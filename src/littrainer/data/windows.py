@@ -133,7 +133,8 @@ class WindowLoader:
             wanted = min(accumulation, length - beginning) - behind_in_window
             behind_in_window = 0
             window, num_items = self.draw_window(batches, wanted)
-            progress.finish_resuming()
+            if progress.point is not None:
+                progress.finish_resuming(progress.point)
             self._micro_batches_drawn = seen + len(window)
             if not window:
                 break
