@@ -12,6 +12,7 @@ from .measured import (
     imports,
     length_grouping,
     resuming,
+    routes,
     search_memory,
     startup,
     step,
@@ -23,6 +24,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     module.BENCHMARK.name: module.BENCHMARK
     for module in (
         counts,
+        routes,
         step,
         throughput,
         imports,

@@ -17,7 +17,7 @@ from benchmarks.__main__ import main
 from benchmarks.benchmark import Benchmark, Case, Measured
 from benchmarks.catalogue import BENCHMARKS
 from benchmarks.figures import Figures
-from benchmarks.measured import counts, imports, step
+from benchmarks.measured import counts, imports, routes, step
 from benchmarks.processes import SideProcess, Sides
 from benchmarks.sides import EVERY_SIDE, LIGHTNING, OURS, RAW, THEIRS, Side
 from benchmarks.tables import PAGES, filled, parts_of
@@ -114,6 +114,16 @@ def test_counts_fail_where_a_step_reads_a_value_or_fetches_samples_one_by_one() 
         "a step of mlp has 1 reads, where it has to have 0",
         "a step of mlp has 8 requests, where it has to have 1",
     ]
+
+
+def test_routes_fail_where_a_way_has_become_longer() -> None:
+    def failures(**further: float) -> list[str]:
+        found = {name: float(most) for name, most in routes.BOUNDS.items()} | further
+        case = record.case_entry(routes.BENCHMARK.short[0], {OURS.name: [found]})
+        return routes.failures(Figures({"cases": [case]}, {}))
+
+    assert failures() == []
+    assert failures(step_files=99) == [f"step_files: 99, at most {routes.BOUNDS['step_files']}"]
 
 
 def test_a_run_keeps_its_figures_and_fails_where_a_count_does(

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +31,7 @@ from littrainer.checkpoint.storage import Trained, WholeStorage, storage_of
 from littrainer.checkpoint.weights import asked_shard_size, log_names_that_differ
 from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.data.collators import RemoveColumnsCollator
-from littrainer.data.columns import DroppedColumns, accepted_columns, check_has_names, without_extra_columns
+from littrainer.data.columns import DroppedColumns, accepted_columns, batch_without_names, without_extra_columns
 from littrainer.data.limits import overfits
 from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
 from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
@@ -38,14 +40,16 @@ from littrainer.engine import run_lightning
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
 from littrainer.hub.push_to_hub import finish_pushes, finish_together, push_save
+from littrainer.model.facts import facts_about
 from littrainer.model.traversal import move_to, parameters_of, train_all
 from littrainer.optim.schedules import step_with_metric, steps_with_metric
 from littrainer.optim.stepping import clip_by_norm, lie_on_several_meshes
 from littrainer.search import trial as search_trial
-from littrainer.strategies.model_wrapping import is_own_wrapping, wrapped_model
+from littrainer.strategies.model_wrapping import is_own_wrapping, move_to_device, prepared_model, wrapped_model
 from littrainer.training import log_eval_save, loss
-from littrainer.training.batch_size_search import empty_device_cache_if_due, failures_agreed_on
+from littrainer.training.batch_size_search import empty_device_cache, failures_agreed_on
 from littrainer.training.overrides import own_methods
+from littrainer.training.reports import MemoryReport
 from littrainer.training.run import delete_all_but_best
 
 if TYPE_CHECKING:
@@ -64,6 +68,55 @@ class OverridePoints:
     # Names of what forward takes, and of labels; None until a dataset is first trimmed to them.
     _signature_columns: list[str] | None
     model_preparation_time: float | None
+
+    # ---- What follows from the arguments and the model ---------------------------------------------------------------
+
+    def _lies_elsewhere(self: Any) -> bool:
+        """Return whether a device map has put the model on several devices, or on another one than the arguments'."""
+        device_map: Any = getattr(self.model, "hf_device_map", None) or {}
+        devices = set(device_map.values()) - {"cpu", "disk"}
+        return len(devices) > 1 or any(torch.device(device) != self.args.device for device in devices)
+
+    def _moves_model_itself(self: Any) -> bool:
+        # A model that evaluations cast as a whole moves when it is cast or trained; DeepSpeed's engine moves its own.
+        is_placed_elsewhere = self.is_model_parallel or self.is_deepspeed_enabled or self.is_fsdp_enabled
+        moves_now = not (self.args.bf16_full_eval or self.args.fp16_full_eval or is_placed_elsewhere)
+        return moves_now if self.args.place_model_on_device is None else self.args.place_model_on_device
+
+    def _read_model_facts(self: Any) -> None:
+        facts = facts_about(self.model)
+        self._described_model_class = type(self.model)
+        self.model_accepts_loss_kwargs = facts.accepts_loss_kwargs
+        self.label_names = facts.label_names if self.args.label_names is None else self.args.label_names
+        self.can_return_loss = facts.can_return_loss
+        self._loss_shifts_labels = facts.shifts_labels
+        self.label_smoother = loss.smoother_for(self.model, self.args.label_smoothing_factor)
+        self.neftune_noise_alpha = self.args.neftune_noise_alpha
+
+    def _follow_arguments(self: Any, changed: set[str]) -> None:
+        """Make again what a Trainer makes of its arguments, but for its accelerator.
+
+        Parameters:
+            changed: names of the arguments that have other values than when it was made.
+        """
+        args = self.args
+        self._train_batch_size = args.train_batch_size
+        self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
+        if "label_smoothing_factor" in changed:
+            self.label_smoother = loss.smoother_for(self.model, args.label_smoothing_factor)
+        if "neftune_noise_alpha" in changed:
+            self.neftune_noise_alpha = args.neftune_noise_alpha
+        if "label_names" in changed:
+            self._signature_columns = None
+            if self.model is not None:
+                self._read_model_facts()
+            else:
+                # They are read with the next model.
+                self._described_model_class = type(None)
+        if "skip_memory_metrics" in changed:
+            self.session.memory = MemoryReport(not args.skip_memory_metrics)
+        if changed & {"fp16_full_eval", "bf16_full_eval", "place_model_on_device", "fsdp", "deepspeed"}:
+            self.place_model_on_device = self._moves_model_itself()
 
     # ---- Data --------------------------------------------------------------------------------------------------------
 
@@ -261,16 +314,20 @@ class OverridePoints:
             self.optimizer.train()
         inputs = self._prepare_inputs(inputs)
         step = self.state.global_step
-        steps, is_trial = step - self.session.first_step, self.hp_search_backend is not None
-        with self.compute_loss_context_manager(), failures_agreed_on(self.args, steps, is_trial):
+        args, is_trial = self.args, self.hp_search_backend is not None
+        agreed: AbstractContextManager[Any] = nullcontext()
+        if is_trial or args.auto_find_batch_size:
+            agreed = failures_agreed_on(args, step - self.session.first_step, is_trial)
+        with self.compute_loss_context_manager(), agreed:
             value: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
-        empty_device_cache_if_due(self.args, step)
+        if args.torch_empty_cache_steps is not None and step % args.torch_empty_cache_steps == 0:
+            empty_device_cache()
         return loss.normalised(self, value, num_items_in_batch)
 
     def _prepare_inputs(self: Any, inputs: Any) -> Any:
         inputs = self._prepare_input(inputs)
         if not hasattr(inputs, "__len__"):
-            check_has_names(inputs, self.model)
+            raise batch_without_names(inputs, self.model)
         if len(inputs) == 0:
             left_out = {name: None for dropped in self._dropped_columns.values() for name in dropped.names}
             had = f" ({', '.join(left_out)})" if left_out else ""
@@ -389,6 +446,24 @@ class OverridePoints:
         if steps_with_metric(self.lr_scheduler) and not skip_scheduler:
             step_with_metric(self.lr_scheduler, metrics, self.args.metric_for_best_model)
         return metrics
+
+    def _model_for_evaluation(self: Any) -> nn.Module:
+        """What evaluations call, on its device; outside of training cast as the arguments ask, and it stays so."""
+        model = self._wrap_model(self.model, training=False)
+        if not self._model_is_prepared and model is self.model:
+            started = time.time()
+            move_to_device(self)
+            model = prepared_model(self)
+            if model is not self.model:
+                self.model_wrapped = model
+            self.model_preparation_time = round(time.time() - started, 4)
+            self._model_is_prepared = True
+        if not self.is_in_train:
+            for name, dtype in (("fp16_full_eval", torch.float16), ("bf16_full_eval", torch.bfloat16)):
+                if getattr(self.args, name):
+                    self.model.to(dtype=dtype)
+                    move_to_device(self)
+        return model
 
     def overrides_evaluation(self: Any) -> bool:
         """Whether a subclass, or this instance, has its own `evaluate` or loop, whose metrics have names of its own."""

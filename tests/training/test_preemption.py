@@ -73,15 +73,6 @@ def test_a_process_on_its_own_needs_no_agreement() -> None:
         preemption.stop()
 
 
-def test_without_signals_nothing_is_taken_over() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    preemption = Preemption()
-    preemption.start()
-    assert signal.getsignal(signal.SIGTERM) is before
-    preemption.agree()
-    assert preemption.agreed is None
-
-
 @pytest.mark.parametrize("is_loaded", [True, False])
 def test_no_callback_is_listed_where_transformers_has_none_or_is_not_loaded(
     monkeypatch: pytest.MonkeyPatch, is_loaded: bool

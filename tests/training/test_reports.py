@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import errno
 import json
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,7 +57,7 @@ def trainers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     return quiet_trainer(folders[0]), transformers.Trainer(model=VectorClassifier(), args=args)
 
 
-@pytest.mark.parametrize("metrics", [METRICS, {"a": 1}, {"total_flos": 1e30}], ids=["many", "one", "flos"])
+@pytest.mark.parametrize("metrics", [METRICS, {"total_flos": 1e30}], ids=["many", "flos"])
 def test_the_printed_table_is_that_of_transformers(
     capsys: pytest.CaptureFixture[str], trainers: tuple[Any, Any], metrics: dict[str, Any]
 ) -> None:
@@ -68,11 +66,6 @@ def test_the_printed_table_is_that_of_transformers(
         trainer.log_metrics("eval", metrics)
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1] != ""
-
-
-def test_no_metrics_are_printed_as_a_heading(capsys: pytest.CaptureFixture[str]) -> None:
-    reports.print_metrics("train", {})
-    assert capsys.readouterr().out == "***** train metrics *****\n"
 
 
 # transformers raises at each of these.
@@ -124,12 +117,10 @@ def test_other_processes_neither_print_nor_write(
     assert capsys.readouterr().out == "" and list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("content", "named"), [("{", "no JSON"), ("[1]", "a JSON list")])
-def test_a_file_of_all_results_that_is_damaged_is_named_and_left_as_it_is(
-    tmp_path: Path, content: str, named: str
-) -> None:
+@pytest.mark.parametrize("content", ["{", "[1]"])
+def test_a_file_of_all_results_that_is_damaged_is_named_and_left_as_it_is(tmp_path: Path, content: str) -> None:
     (tmp_path / "all_results.json").write_text(content)
-    with pytest.raises(ValueError, match=rf"all_results\.json .*{named}.*Mend it, or move it away"):
+    with pytest.raises(ValueError, match=r"all_results\.json holds no metrics .*Mend it, or move it away"):
         reports.save_metrics(str(tmp_path), "eval", {"eval_loss": 0.5}, combined=True)
     assert (tmp_path / "all_results.json").read_text() == content
     assert json.loads((tmp_path / "eval_results.json").read_text()) == {"eval_loss": 0.5}
@@ -141,37 +132,6 @@ def test_a_metric_that_json_cannot_hold_is_named_before_anything_is_written(tmp_
     with pytest.raises(TypeError, match=r"eval_results\.json cannot hold the metric 'eval_f1'.* float32"):
         reports.save_metrics(str(tmp_path), "eval", {"a": 1, "eval_f1": np.float32(0.5)}, combined=True)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
-
-
-def test_results_that_cannot_be_written_leave_those_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reports.save_metrics(str(tmp_path), "eval", {"eval_loss": 0.5}, combined=True)
-    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
-
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"No space left on device.*eval_results\.json") as caught:
-        reports.save_metrics(str(tmp_path), "eval", {"eval_loss": 0.25}, combined=True)
-    assert caught.value.errno == errno.ENOSPC
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
-
-
-def test_a_state_that_cannot_be_written_leaves_the_one_of_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = quiet_trainer(tmp_path)
-    trainer.save_state()
-    before = (tmp_path / "trainer_state.json").read_text()
-
-    def denied(*_: Any) -> None:
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(os, "replace", denied)
-    trainer.state.global_step = 7
-    with pytest.raises(PermissionError, match=r"trainer_state\.json"):
-        trainer.save_state()
-    assert (tmp_path / "trainer_state.json").read_text() == before
 
 
 CPU = torch.device("cpu")

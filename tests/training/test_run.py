@@ -6,40 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from littrainer import Trainer, TrainerCallback, TrainerControl, TrainerState
+from littrainer import Trainer
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.models import BreakingClassifier, VectorClassifier
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
-from tests.training.test_loss import HostReads
-
-
-def host_reads_in(folder: Path, steps: int, **changes: Any) -> int:
-    # All steps lie in one epoch, since a DataLoader draws a seed, which is a host read, when an epoch begins.
-    trainer = quiet_trainer(folder, rows=120, max_steps=steps, optim="sgd", **changes)
-    with HostReads() as reads:
-        trainer.train()
-    return reads.count
-
-
-@pytest.mark.parametrize("changes", [{}, {"max_grad_norm": 0.0}, {"gradient_accumulation_steps": 3}], ids=str)
-def test_steps_that_log_nothing_read_nothing_back_from_the_device(tmp_path: Path, changes: dict[str, Any]) -> None:
-    few, many = (host_reads_in(tmp_path, steps, **changes) for steps in (2, 9))
-    assert few == many
-
-
-def test_each_log_reads_the_running_loss_and_the_gradient_norm_once(tmp_path: Path) -> None:
-    few, many = (host_reads_in(tmp_path, steps, logging_strategy="steps", logging_steps=1) for steps in (2, 9))
-    assert many - few == 2 * 7
-
-
-class Control(TrainerCallback):
-    """Keeps the control that each training ends with."""
-
-    def __init__(self) -> None:
-        self.ended_with: list[TrainerControl] = []
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.ended_with.append(control)
 
 
 def test_an_epoch_without_any_batch_ends_the_training_with_a_warning(
@@ -58,14 +28,12 @@ def test_an_epoch_without_any_batch_ends_the_training_with_a_warning(
 
 
 def test_state_and_control_of_a_second_training_start_anew(tmp_path: Path) -> None:
-    control = Control()
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [control]}, max_steps=2)
+    trainer = quiet_trainer(tmp_path, max_steps=2)
     trainer.train()
     first = trainer.state
     trainer.train()
     assert trainer.state is not first
     assert trainer.state.global_step == 2 and len(trainer.state.log_history) == len(first.log_history)
-    assert len(control.ended_with) == 2
 
 
 def test_a_model_init_makes_a_model_optimizer_and_schedule_for_each_training(tmp_path: Path) -> None:
@@ -90,19 +58,6 @@ def test_an_argument_set_after_construction_is_refused_when_training_begins(tmp_
     with pytest.raises(NotImplementedError, match=r"debug=.*tpu_metrics_debug"):
         trainer.train()
     assert not trainer.is_in_train
-
-
-def test_the_steps_between_logs_are_those_set_before_training(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, max_steps=4, logging_strategy="steps", logging_steps=1)
-    trainer.args.logging_steps = 2
-    trainer.train()
-    assert [log["step"] for log in trainer.state.log_history if "loss" in log] == [2, 4]
-
-
-def test_an_evaluation_before_the_first_step_is_made_where_asked(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, max_steps=1, eval_on_start=True, eval_strategy="steps", eval_steps=1)
-    trainer.train()
-    assert [log["step"] for log in trainer.state.log_history if "eval_loss" in log] == [0, 1]
 
 
 def test_one_checkpoint_only_is_the_best_one_once_training_has_ended(tmp_path: Path) -> None:
@@ -135,18 +90,3 @@ def test_a_loss_that_was_no_number_does_not_stop_training(tmp_path: Path) -> Non
     )
     output = trainer.train()
     assert output.global_step == 3 and output.training_loss == output.training_loss
-
-
-def test_a_resumed_training_goes_on_counting_where_it_stopped(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "logging_strategy": "steps"}
-    quiet_trainer(tmp_path, logging_steps=1, **settings).train()
-    begun: list[int] = []
-
-    class Begin(TrainerCallback):
-        def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-            begun.append(state.global_step)
-
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [Begin]}, logging_steps=1, **settings)
-    output = trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert begun == [2] and output.global_step == 4
-    assert [log["step"] for log in trainer.state.log_history if "loss" in log] == [1, 2, 3, 4]

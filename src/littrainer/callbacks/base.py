@@ -73,14 +73,3 @@ class TrainerCallback:
 
 
 EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
-
-
-def listens_to(callback: Any, event: str) -> bool:
-    """Whether a callback does anything at an event, that is, overrides it."""
-    if event in getattr(callback, "__dict__", ()):
-        return True
-    own = getattr(type(callback), event, None)
-    if own is None:
-        # An object of a class of its own may lack an event, or make one up when it is asked for it.
-        return callable(getattr(callback, event, None))
-    return own is not getattr(TrainerCallback, event)

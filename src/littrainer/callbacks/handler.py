@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
-from littrainer.callbacks.base import EVENTS, TrainerCallback, listens_to
+from littrainer.callbacks.base import EVENTS, TrainerCallback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
 from littrainer.errors.lazy_isinstance import is_a, known_classes
 from littrainer.errors.notes import add_note, kind_of
@@ -198,6 +198,17 @@ class CallbackHandler(TrainerCallback):
                 _say_where(error, callback, event, state)
                 raise
         return control
+
+
+def listens_to(callback: Any, event: str) -> bool:
+    """Whether a callback does anything at an event, that is, overrides it."""
+    if event in getattr(callback, "__dict__", ()):
+        return True
+    own = getattr(type(callback), event, None)
+    if own is None:
+        # An object of a class of its own may lack an event, or make one up when it is asked for it.
+        return callable(getattr(callback, event, None))
+    return own is not getattr(TrainerCallback, event)
 
 
 def _say_where(error: Exception, callback: Any, event: str, state: Any) -> None:

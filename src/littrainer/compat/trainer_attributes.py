@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from littrainer.compat.accelerator.facade import adopted
@@ -56,17 +57,12 @@ class TrainerAttributes:
     is_distributed_loading_by_transformers = False
     _loggers_initialized = False
 
-    @property
-    def accelerator(self: Any) -> Any:
-        """What `create_accelerator_and_postprocess` or a script has set; accelerate's own becomes a facade like it."""
-        try:
-            return vars(self)["accelerator"]
-        except KeyError:
-            raise AttributeError("accelerator") from None
+    def _adopt_accelerator(self: Any, value: Any) -> None:
+        self._accelerator = adopted(value, self.args, vars(self).get("_accelerator"))
 
-    @accelerator.setter
-    def accelerator(self: Any, value: Any) -> None:
-        vars(self)["accelerator"] = adopted(value, self.args, vars(self).get("accelerator"))
+    # What `create_accelerator_and_postprocess` or a script has set; accelerate's own becomes a facade like it. A
+    # step reads it several times.
+    accelerator: Any = property(attrgetter("_accelerator"), _adopt_accelerator)
 
     @property
     def is_tp_enabled(self: Any) -> bool:

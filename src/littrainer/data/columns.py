@@ -48,18 +48,13 @@ def accepted_columns(model: Any, label_names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([*arguments, *label_names, "label", "label_ids"]))
 
 
-def check_has_names(batch: Any, model: Any, override: str = "compute_loss") -> None:
-    """Refuse a batch without names by which a model can be called, unless a method is overridden.
-
-    Raises:
-        TypeError: the batch is no mapping.
-    """
-    if not hasattr(batch, "keys"):
-        given = "None" if batch is None else kind_of(batch)
-        raise TypeError(
-            f"The batch is {given}, and {type(model).__name__} is called with its entries as keywords: let "
-            f"data_collator return a dict such as {{'input_ids': ..., 'labels': ...}}, or override {override}."
-        )
+def batch_without_names(batch: Any, model: Any, override: str = "compute_loss") -> TypeError:
+    """The error for a batch that is no mapping, so that a model cannot be called unless a method is overridden."""
+    given = "None" if batch is None else kind_of(batch)
+    return TypeError(
+        f"The batch is {given}, and {type(model).__name__} is called with its entries as keywords: let "
+        f"data_collator return a dict such as {{'input_ids': ..., 'labels': ...}}, or override {override}."
+    )
 
 
 def first_sample(source: Any, evaluates: bool) -> dict[str, Any]:

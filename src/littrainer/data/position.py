@@ -270,7 +270,7 @@ class DataProgress:
         """The batches of an epoch, from the point on at which it is resumed."""
         point = self.point
         if point is not None and point.kept is None and not point.batches:
-            self.finish_resuming()
+            self.finish_resuming(point)
         return loader.read(self) if isinstance(loader, LookaheadLoader) else self._without_looking_ahead(loader)
 
     def _without_looking_ahead(self, loader: Any) -> Iterator[Any]:
@@ -398,13 +398,12 @@ class DataProgress:
     def _reach_checkpoint(self) -> None:
         # From here on every draw comes after the checkpoint.
         if self.point is not None and self.point.kept is not None:
-            self.finish_resuming()
+            self.finish_resuming(self.point)
 
-    def finish_resuming(self) -> None:
+    def finish_resuming(self, point: ResumePoint) -> None:
         """The first window of a resumed epoch has been drawn; generators stand where the checkpoint left them."""
-        if self.point is not None:
-            self.point.restore_random_states()
-            self.point = None
+        point.restore_random_states()
+        self.point = None
 
 
 def workers_report(loader: Any) -> bool:

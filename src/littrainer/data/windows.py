@@ -134,7 +134,7 @@ class WindowLoader:
             behind_in_window = 0
             window, num_items = self.draw_window(batches, wanted)
             if progress.point is not None:
-                progress.finish_resuming()
+                progress.finish_resuming(progress.point)
             self._micro_batches_drawn = seen + len(window)
             if not window:
                 break

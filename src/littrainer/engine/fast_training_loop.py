@@ -29,6 +29,7 @@ from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle
 
 from littrainer.engine.module import TrainerModule
 from littrainer.engine.precision import ForwardMixedPrecision
+from littrainer.errors.interruptions import StoppedByUserCode
 from littrainer.strategies.data_parallel import ResidentDDPStrategy
 from littrainer.strategies.single_device import ResidentSingleDeviceStrategy
 
@@ -191,10 +192,14 @@ class FastEpochLoop(_TrainingEpochLoop):
         steps = current.ready % pl_trainer.accumulate_grad_batches == 0 or self._has_reached_the_end()
         self._has_stepped = steps
         outputs: Any
-        if module.automatic_optimization:
-            outputs = self._optimize(batch, batch_idx, steps)
-        else:
-            outputs = self.manual_optimization.run(OrderedDict(batch=batch, batch_idx=batch_idx))
+        try:
+            if module.automatic_optimization:
+                outputs = self._optimize(batch, batch_idx, steps)
+            else:
+                outputs = self.manual_optimization.run(OrderedDict(batch=batch, batch_idx=batch_idx))
+        except StopIteration as error:
+            # Lightning's loop around this one would take it for the end of the data.
+            raise StoppedByUserCode from error
         total.processed += 1
         current.processed += 1
         if steps:

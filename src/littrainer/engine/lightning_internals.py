@@ -1,14 +1,11 @@
 """The protected names of Lightning that this package touches, each with its reason.
 
-Tests in tests/engine/test_lightning_internals.py fail by name when a Lightning release changes one of them.
+Tests in tests/engine/ (test_lightning_internals.py, test_known_releases.py) fail if a release of Lightning changes one.
 """
 
 from __future__ import annotations
 
 import functools
-import os
-import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint, entry_points
@@ -199,8 +196,9 @@ def resume_nothing(lightning_trainer: pl.Trainer) -> None:
     connector._user_managed, connector._ckpt_path = True, None
 
 
-# What is replaced in a module is so for one Trainer at a time.
-_while_building = threading.RLock()
+@functools.cache
+def _entry_points_of(group: str) -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=group))
 
 
 @contextmanager
@@ -209,36 +207,14 @@ def entry_points_read_once() -> Iterator[None]:
 
     Lightning takes callbacks from entry points, and for each Trainer reads the metadata of every package there is: of
     the 12,000 Python calls of building one, 10,400 where 175 packages are installed. It goes on asking for them, loads
-    them and calls their factories; only the answer is one that was read before, while nothing has been installed.
+    them and calls their factories; only the answer is the first one of this process.
     """
-    with _while_building:
-        own = getattr(registry, "entry_points", None)
-        if own is not entry_points:
-            # Whoever put something else in its place is to be heard; within another Trainer it is replaced already.
-            yield
-            return
-        registry.entry_points = _entry_points_of  # type: ignore[assignment]
-        try:
-            yield
-        finally:
-            registry.entry_points = own
-
-
-def _entry_points_of(group: str) -> tuple[EntryPoint, ...]:
-    return _read_entry_points(group, tuple((folder, _last_change(folder)) for folder in sys.path))
-
-
-@functools.lru_cache(maxsize=1)
-def _read_entry_points(group: str, installed: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
-    return tuple(entry_points(group=group))
-
-
-def _last_change(folder: str) -> int:
-    # Installing a package makes a folder with its metadata here, beside the package.
+    own = registry.entry_points
+    registry.entry_points = _entry_points_of  # type: ignore[assignment]
     try:
-        return os.stat(folder or os.curdir).st_mtime_ns
-    except (OSError, TypeError, ValueError):
-        return 0
+        yield
+    finally:
+        registry.entry_points = own
 
 
 def leave_signals_alone(lightning_trainer: pl.Trainer) -> None:

@@ -198,7 +198,6 @@ class TrainerModule(StepsAfterBackward):
         self.trainer.accumulate_grad_batches = 1
         return loss
 
-    @carries_stop_iteration
     def loss_of(self, micro_batch: MicroBatch) -> torch.Tensor:
         """Forward pass of a micro-batch in automatic optimization: the loss as it goes into the backward pass."""
         return self._step().loss_of(micro_batch)
@@ -263,7 +262,6 @@ class TrainerModule(StepsAfterBackward):
         self._step().note_update()
         self._step_own_schedule()
 
-    @carries_stop_iteration
     def step_after_backward(self, step: Callable[[Any], Any] | None = None) -> None:
         """What `optimizer_step` does once the gradients of a window are complete.
 

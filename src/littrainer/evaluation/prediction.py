@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from littrainer.data.columns import check_has_names
+from littrainer.data.columns import batch_without_names
 from littrainer.data.loaders import first_dimension
 from littrainer.data.windows import count_label_tokens
 from littrainer.errors.nested_values import detached
@@ -32,7 +32,8 @@ def predict_batch(
         TypeError: the batch is no mapping, or `compute_loss` returned no pair.
         ValueError: the predictions cannot belong to the labels that metrics compare them with.
     """
-    check_has_names(inputs, model, override="prediction_step")
+    if not hasattr(inputs, "keys"):
+        raise batch_without_names(inputs, model, override="prediction_step")
     label_names = trainer.label_names
     gives_loss = is_loss_to_be_had(inputs, label_names, trainer.can_return_loss)
     inputs = trainer._prepare_inputs(inputs)

@@ -10,10 +10,7 @@ RESULTS = "littrainer.evaluation.results"
 SEARCH = "littrainer.search"
 
 REPLACED: dict[str, dict[str, str]] = {
-    "transformers.debug_utils": {
-        "DebugOption": f"{CHOICES}:DebugOption",
-        "DebugUnderflowOverflow": "littrainer.training.model_preparation:DebugUnderflowOverflow",
-    },
+    "transformers.debug_utils": {"DebugOption": f"{CHOICES}:DebugOption"},
     "transformers.hf_argparser": {
         "HfArg": "littrainer.arguments.parser:HfArg",
         "HfArgumentParser": "littrainer.arguments.parser:HfArgumentParser",

@@ -17,7 +17,7 @@ from littrainer.search.trial import release_memory
 from littrainer.tracking.base import TrackerCallback
 
 # What belongs to the process, and is made there again.
-LEFT_BEHIND = ("accelerator", "gather_function")
+LEFT_BEHIND = ("_accelerator", "gather_function")
 
 
 def packed(trainer: Any) -> bytes:

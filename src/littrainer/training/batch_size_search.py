@@ -165,10 +165,3 @@ def empty_device_cache() -> None:
         torch.mps.empty_cache()
     elif torch.xpu.is_available():
         torch.xpu.empty_cache()
-
-
-def empty_device_cache_if_due(args: TrainingArguments, global_step: int) -> None:
-    """Do so between forward and backward pass, every `torch_empty_cache_steps` optimizer steps."""
-    steps = args.torch_empty_cache_steps
-    if steps is not None and global_step % steps == 0:
-        empty_device_cache()

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from littrainer.data.collators import LABEL_NAMES, TEXT_LABELS, text_in
-from littrainer.data.columns import check_has_names, first_sample, renaming
+from littrainer.data.columns import batch_without_names, first_sample, renaming
 from littrainer.data.windows import IGNORED_LABEL, count_label_tokens
 from littrainer.distributed.collectives import gathered, process_count, reduced
 from littrainer.model.facts import predicts_next_token, users_model
@@ -58,7 +58,8 @@ def loss_and_outputs(
         labels = inputs.pop("labels")
     if settings.model_accepts_loss_kwargs and num_items_in_batch is not None:
         inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
-    check_has_names(inputs, model)
+    if not hasattr(inputs, "keys"):
+        raise batch_without_names(inputs, model)
     outputs = model(**inputs)
     if settings.compute_loss_func is not None:
         if labels is None:

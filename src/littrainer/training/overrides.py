@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import sys
 import warnings
 from collections.abc import Callable, Iterable
 from types import FunctionType
@@ -16,7 +15,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
-from littrainer.errors.lazy_isinstance import package_of
 from littrainer.training.loss import RETURNS_THE_MEAN
 
 logger = logging.getLogger(__name__)
@@ -46,8 +44,6 @@ SIGNATURES: dict[str, Signature] = {
 }
 # Of the parameters that are not None where the caller leaves them out.
 DEFAULTS = {"return_outputs": False}
-# Packages whose frames lie between the class statement, or the call of a method, and the warning of it.
-NOT_THE_SCRIPT = ("littrainer", "abc")
 # Set on what stands in for an override.
 IS_ADAPTED = "_takes_what_is_given_today"
 
@@ -78,16 +74,8 @@ def accept_earlier_signature(holder: Any, name: str) -> None:
     warnings.warn(
         f"{class_name}.{name} without {' and '.join(missing)} is an earlier spelling: write {name}(..., {today}).",
         FutureWarning,
-        stacklevel=_frames_to_the_script() - 1,
+        stacklevel=3,
     )
-
-
-def _frames_to_the_script() -> int:
-    """As `warnings.warn` counts them from here: a class statement or a call of train() outside of this package."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and package_of(frame) in NOT_THE_SCRIPT:
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 def _missing(method: Any, signature: Signature, has_self: bool) -> list[str]:

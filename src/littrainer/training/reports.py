@@ -100,21 +100,13 @@ def _as_json(path: Path, metrics: dict[str, Any]) -> str:
 
 
 def _known_results(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
     try:
-        known = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON ({error}), so the metrics were not added to it. {_NEXT_STEP}") from error
-    if not isinstance(known, dict):
+        return {**json.loads(path.read_text("utf-8"))} if path.exists() else {}
+    except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} holds a JSON {type(known).__name__} and no object, so the metrics were not added to it. "
-            f"{_NEXT_STEP}"
-        )
-    return known
-
-
-_NEXT_STEP = "Mend it, or move it away and save the metrics again; those of this call are in the file of their split."
+            f"{path} holds no metrics ({error}), so these were not added to it. Mend it, or move it away and save the "
+            "metrics again; those of this call are in the file of their split."
+        ) from error
 
 
 CONSTRUCTION = "init"

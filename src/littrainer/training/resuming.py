@@ -67,8 +67,6 @@ SIZES = {
     "epoch_length": "micro-batches per epoch",
     "num_examples": "training samples",
 }
-# Relative rounding of the epochs in trainer_state.json.
-EPOCH_ROUNDING = 1e-6
 
 
 @dataclass
@@ -230,26 +228,16 @@ def _other_arguments(record: dict[str, Any] | None, training: ResumedTraining) -
 
 
 def _other_sizes(record: dict[str, Any] | None, training: ResumedTraining) -> list[str]:
-    now, state, ignores_place = training.sizes, training.state, training.args.ignore_data_skip
-    if record is not None:
-        names = [name for name in SIZES if not now["is_endless"] or name not in ("epoch_length", "num_examples")]
-        then = record["sizes"]
-        changed = [f"{now[name]} {SIZES[name]} ({then[name]})" for name in names if now[name] != then[name]]
-        if not changed:
-            return []
-        counted = position_of(record, training) is None and not ignores_place
-        where = " The place in the data is counted in optimizer steps of the new size." if counted else ""
-        return [f"There are now {', '.join(changed)}.{where}"]
-    if now["is_endless"] or ignores_place:
+    if record is None:
         return []
-    position = counted_position(training)
-    expected = position.epoch + min(position.micro_batches / training.plan.micro_batches_per_epoch, 1.0)
-    if abs(expected - state.epoch) <= EPOCH_ROUNDING * max(expected, 1.0):
+    now, then = training.sizes, record["sizes"]
+    names = [name for name in SIZES if not now["is_endless"] or name not in ("epoch_length", "num_examples")]
+    changed = [f"{now[name]} {SIZES[name]} ({then[name]})" for name in names if now[name] != then[name]]
+    if not changed:
         return []
-    return [
-        f"Its {state.global_step} optimizer steps were {state.epoch:.4g} epochs and are {expected:.4g} "
-        "with the data, batch size and accumulation of now."
-    ]
+    counted = position_of(record, training) is None and not training.args.ignore_data_skip
+    where = " The place in the data is counted in optimizer steps of the new size." if counted else ""
+    return [f"There are now {', '.join(changed)}.{where}"]
 
 
 def _other_processes(checkpoint: Path, sizes_are_named: bool, args: TrainingArguments) -> list[str]:

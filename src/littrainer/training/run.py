@@ -70,12 +70,13 @@ class TrainingRun:
         self.ignore_keys_for_eval = ignore_keys_for_eval
         self.start_time = time.time()
         self.schedule = accumulation_schedule(trainer)
+        self.step = TrainingStep(self)
         self.windows = WindowLoader(
             loader,
             accumulation=trainer.args.gradient_accumulation_steps,
             micro_batches_per_epoch=plan.micro_batches_per_epoch,
-            draw_window=lambda batches, number: trainer.get_batch_samples(batches, number, trainer.args.device),
-            should_stop=lambda: trainer.control.should_epoch_stop or trainer.control.should_training_stop,
+            draw_window=self.step.draw,
+            should_stop=self.step.ends_epoch,
             accumulation_of_epoch=self.schedule,
         )
         self.first_epoch = 0
@@ -92,7 +93,6 @@ class TrainingRun:
         self._random_states: dict[str, Any] | None = None
         trainer.callback_handler.train_dataloader = loader
         trainer.session.optimization.schedule_is_replaced = False
-        self.step = TrainingStep(self)
         self._rates_to_keep: list[float] | None = None
         self._hyperparameters_changed = False
 

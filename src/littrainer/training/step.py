@@ -2,14 +2,15 @@
 
 Lightning's own loop and the fast one call these methods at the same moments, in the order in which they stand here:
 
-    begin_micro_batch   on_step_begin, at the first micro-batch of a window (data/windows.py draws and counts it)
+    draw                the micro-batches of a window, and the count of their label tokens, for data/windows.py
+    begin_micro_batch   on_step_begin, at the first micro-batch of a window
     loss_of             forward pass of a micro-batch; `loss.normalised` divides the loss. The backward pass follows
     clip                at the last micro-batch: gradients are clipped, on_pre_optimizer_step. From here Ctrl-C waits,
                         and the optimizer steps (engine/module.py)
     note_update         on_optimizer_step; the schedule steps next
     end_micro_batch     gradients are cleared, the step is counted, what has waited is answered, on_step_end; the
                         processes agree on flags of the control and on signals, then log, evaluate, save
-                        (log_eval_save.py). After another micro-batch of the window on_substep_end, no more
+                        (`_maybe_log_save_evaluate`). After another micro-batch of the window on_substep_end, no more
 
 `forward_and_backward` takes the place of `loss_of` for a `training_step` of a subclass, which calls backward too.
 `update` is `clip` to `note_update` for a loop that has all of it at hand.
@@ -17,7 +18,7 @@ Lightning's own loop and the fast one call these methods at the same moments, in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,8 +52,19 @@ class TrainingStep:
         self.grad_norm: Any = None
         self.learning_rate: float | None = None
         self.when_done: Callable[[], None] | None = None
+        self._device = run.trainer.args.device
         processes = run.trainer.args.world_size
         self._flags = FlagsRaisedTogether(CONTROL_FLAGS, processes) if processes > 1 else None
+
+    def draw(self, batches: Iterator[Any], number: int) -> tuple[list[Any], Any]:
+        """Draw the micro-batches of a window, by the Trainer's overridable `get_batch_samples`."""
+        drawn: tuple[list[Any], Any] = self.trainer.get_batch_samples(batches, number, self._device)
+        return drawn
+
+    def ends_epoch(self) -> bool:
+        """Whether a callback has asked for the end of the epoch or the training; asked after each micro-batch."""
+        control = self.trainer.control
+        return bool(control.should_epoch_stop or control.should_training_stop)
 
     def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
         """A micro-batch has been drawn, its forward pass comes next."""

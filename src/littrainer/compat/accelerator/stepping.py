@@ -164,7 +164,8 @@ class Stepping:
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
         """What scales the losses of fp16; None in any other precision, and on a CPU."""
-        if self._scaler is None and forward_type(self._args) is torch.float16:
+        # In a training it was asked for before the first step, and stays what it is.
+        if self._scaler is None and self.module is None and forward_type(self._args) is torch.float16:
             self._scaler = _new_scaler(self._args)
         return self._scaler
 

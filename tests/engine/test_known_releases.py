@@ -1,0 +1,191 @@
+"""What this package knows of Lightning's internals is what they are in the release that is installed."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch.strategies import DDPStrategy
+
+import littrainer
+from littrainer.engine.fast_training_loop import KNOWN_RELEASES
+
+PACKAGE = Path(littrainer.__file__).parent
+ADVICE = (
+    f"Lightning {pl.__version__} is no release that the fast loops were written for: trainings and evaluations take "
+    "Lightning's own, slower loops. Compare what differs, let engine/fast_training_loop.py and fast_evaluation_loop.py "
+    "follow, then add the release to KNOWN_RELEASES and its digests here."
+)
+
+# What else Lightning's source was in releases of 2.5: they differ by a hook of the module that ends an epoch by
+# returning -1, which TrainerModule has not, by a flag for resuming, and by DDP with a static graph around a module.
+REPLACED_IN_2_5: dict[str, tuple[str, ...]] = {
+    "pytorch.loops.loop:_Loop.on_iteration_done": ("8e07374134ed",),
+    "pytorch.loops.training_epoch_loop:_TrainingEpochLoop.advance": ("58c791f79d73", "e37ae86450b0"),
+    "pytorch.loops.training_epoch_loop:_TrainingEpochLoop.on_run_start": ("c4508f1462ad",),
+    "pytorch.strategies.ddp:DDPStrategy.post_backward": ("e3c4a9644590",),
+}
+# What the fast loops leave out, or do in their own words: a class or a module, below it functions, each with the digest
+# of Lightning's source.
+REPLACED = """
+fabric.plugins.precision.precision:Precision
+    convert_input c323ad3616fd
+pytorch.core.module:LightningModule
+    _apply_batch_transfer_handler 168f5bf65759, backward 5eaa40852c22, optimizer_step 05c6dd5adce7
+pytorch.core.optimizer:LightningOptimizer
+    step d9ce660f8e79
+pytorch.loops.evaluation_loop:_EvaluationLoop
+    _evaluation_step e4c3d3f4e264, _on_evaluation_end b5145be536c8, _on_evaluation_epoch_end 5699a46d4dc9,
+    _on_evaluation_epoch_start 0b876411d919, _on_evaluation_model_eval 05ead7e385d5,
+    _on_evaluation_model_train 18dc189f318c, _on_evaluation_start bba88785f6f3,
+    _store_dataloader_outputs 6b5ea99630e4, on_run_end 1a56ac67fccd, on_run_start 77057971e73c, reset 32ad25fa65c8,
+    run 55a6becc75f8, setup_data b2469662c4fc, teardown 8b9039d45f28
+pytorch.loops.fetchers:_DataFetcher
+    __next__ e40395a802bc
+pytorch.loops.fetchers:_PrefetchDataFetcher
+    __next__ b197e030618b
+pytorch.loops.loop:_Loop
+    on_iteration_done 14e250439c8b
+pytorch.loops.optimization.automatic:Closure
+    closure b0f3e4cf86a9
+pytorch.loops.optimization.automatic:ClosureResult
+    from_training_step_output 22d1f086aee9
+pytorch.loops.optimization.automatic:_AutomaticOptimization
+    _make_zero_grad_fn 029892007548, _on_before_zero_grad 5ed55974a617, _optimizer_step 88db4ea67cd2,
+    _optimizer_zero_grad e735b375562c, _training_step 9e2d61d136ca, run 35716a14943f
+pytorch.loops.prediction_loop:_PredictionLoop
+    _on_predict_end 3d00112456d9, _on_predict_epoch_end 5dabcb61a40a, _on_predict_epoch_start 65c039589fae,
+    _on_predict_start 985379cc3638, _predict_step 1e4330130d90, on_run_end 3fdf32b18c9c, on_run_start 522428f714be,
+    reset 4c46a6352e1c, run 55a6becc75f8, setup_data 48c3767a64d1, teardown 30e326006eb2
+pytorch.loops.training_epoch_loop:_TrainingEpochLoop
+    _num_ready_batches_reached e7071a6ce7f5, _should_accumulate 1eb44692b8d6, _update_learning_rates 22126bb89bbf,
+    advance c211a8bb84d5, done ef34c49371b8, on_advance_end 8edd3ae96599, on_run_start 768d85147568,
+    run 9ff091c84cd7
+pytorch.plugins.precision.amp:MixedPrecision
+    optimizer_step 66fbaea7a0d3, pre_backward 5e33ffea4117
+pytorch.plugins.precision.precision:Precision
+    _after_closure 45c5ac93ea82, _clip_gradients 6cc3d4a24f22, _wrap_closure a0f9d6630ac9, backward 68200e19e697,
+    optimizer_step 491c0da876cd, post_backward e005f6ed0645, pre_backward 9ca3ca94bbf9,
+    train_step_context 811619a68a7f
+pytorch.strategies.ddp:DDPStrategy
+    optimizer_step 5cf5b760be11, post_backward a43189cd4035, pre_backward 340346c738cb
+pytorch.strategies.strategy:Strategy
+    backward d7527ce3472c, batch_to_device 630d8415a6e1, on_predict_end c8301e68fe09, on_predict_start 8ea8e0aa5812,
+    on_train_batch_start d3c00e966af8, on_validation_end 6aa453d985f2, on_validation_start fcbe359f6e37,
+    optimizer_step 9e519dae2a7a, post_training_step 487a228b4c37, predict_step 45b06053a292,
+    training_step b585ea076110, validation_step 495d87739ba0
+pytorch.trainer.call:
+    _call_and_handle_interrupt b6558833d611, _call_callback_hooks db53c7410f78,
+    _call_lightning_module_hook 160281faa0f9, _call_setup_hook b853cd30c8a7, _call_strategy_hook ecbeca072455,
+    _call_teardown_hook b2c0f3066eaf
+pytorch.trainer.connectors.logger_connector.logger_connector:_LoggerConnector
+    _evaluation_epoch_end 3eff4d3fd766, epoch_end_reached 234a054e5421, log_eval_end_metrics e01da1a35178,
+    on_batch_end 910e37278afb, on_batch_start b86eeef7d7e3, on_epoch_end 2f8de9aa3568, reset_results ee8e971689ed,
+    update_eval_epoch_metrics cddb2873fc75, update_eval_step_metrics c9a6aea0b920,
+    update_train_step_metrics 60aefb4bedf9
+pytorch.trainer.trainer:Trainer
+    _predict_impl 05f22b5014cf, _run 1ab5dab106fc, _run_stage ebb8de8f577c, _teardown ea49a64e250b,
+    _validate_impl 015e6ba91e06
+pytorch.utilities.combined_loader:CombinedLoader
+    __next__ f3da7576dafb
+pytorch.utilities.combined_loader:_MaxSizeCycle
+    __next__ b8bfd20ef75f
+"""
+# File -> the protected names of Lightning in it.
+PROTECTED: dict[str, set[str]] = {
+    "engine/fast_training_loop.py": {
+        *("_MaxSizeCycle", "_PrefetchDataFetcher", "_TrainingEpochLoop"),
+        *("_first_loop_iter", "_iterator", "_logger_connector"),
+    },
+    "engine/fast_evaluation_loop.py": {
+        *("_current_fx", "_current_fx_name", "_first_loop_iter", "_logger_connector", "_results"),
+    },
+    "engine/lightning_internals.py": {
+        *("_EvaluationLoop", "_data_fetcher", "_data_source", "_logger_connector", "_first_loop_iter"),
+        *("_signal_connector", "_on_evaluation_epoch_end", "_call_callback_hooks", "_checkpoint_connector"),
+        *("_user_managed", "_ckpt_path", "_batches_that_stepped", "_broadcast_sigterm_tensor"),
+        *("_lightning_optimizers", "_on_before_step", "_on_after_step"),
+    },
+    "engine/module.py": set(),
+    "engine/lightning_trainer.py": set(),
+    "engine/run_lightning.py": set(),
+    "engine/bridge.py": set(),
+    "strategies/data_parallel.py": set(),
+    "strategies/user_strategy.py": set(),
+    "strategies/single_device.py": set(),
+    "checkpoint/lightning_format.py": set(),
+}
+
+
+def digest(function: Any) -> str:
+    """Of a function's lines, whatever its comments and its docstring say."""
+    lines, _ = inspect.getsourcelines(function)
+    tree: Any = ast.parse(textwrap.dedent("".join(lines)))
+    first = tree.body[0].body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+        del lines[first.lineno - 1 : first.end_lineno]
+    code = [line.split("  #")[0].strip() for line in lines]
+    return hashlib.sha256("\n".join(line for line in code if line and line[0] != "#").encode()).hexdigest()[:12]
+
+
+def replaced_function(name: str) -> Any:
+    module_name, _, path = name.partition(":")
+    found: Any = __import__(f"lightning.{module_name}", fromlist=["_"])
+    for part in path.split("."):
+        found = getattr(found, part)
+    return inspect.unwrap(found.fget if isinstance(found, property) else found)
+
+
+def test_this_release_of_lightning_is_one_that_the_fast_loops_were_written_for() -> None:
+    assert pl.__version__ in KNOWN_RELEASES, ADVICE
+
+
+def test_what_the_fast_loops_replace_is_what_it_was_when_they_were_written() -> None:
+    owner, others = "", []
+    for line in REPLACED.strip().splitlines():
+        if not line.startswith(" "):
+            owner = line if line.endswith(":") else f"{line}."
+            continue
+        for function, known in (pair.split() for pair in line.strip(" ,").split(", ")):
+            name = f"{owner}{function}"
+            earlier = REPLACED_IN_2_5.get(name, ()) if pl.__version__.startswith("2.5.") else ()
+            if digest(replaced_function(name)) not in {known, *earlier}:
+                others.append(name)
+    assert not others, ADVICE
+
+
+@pytest.mark.parametrize("name", ["_setup_model", "configure_ddp", "block_backward_sync", "setup", "teardown"])
+def test_methods_of_the_ddp_strategy_that_ours_replaces_or_calls(name: str) -> None:
+    assert callable(getattr(DDPStrategy, name, None)), "strategies/data_parallel.py has to follow"
+
+
+def test_what_a_ddp_strategy_was_given_is_found_on_it() -> None:
+    given: Any = DDPStrategy(ddp_comm_state="state", ddp_comm_hook=print, ddp_comm_wrapper=abs)
+    assert (given._ddp_comm_state, given._ddp_comm_hook, given._ddp_comm_wrapper) == ("state", print, abs)
+    assert given._layer_sync is None and given._start_method == "popen"
+
+
+def protected_names_in(path: Path) -> set[str]:
+    """Names with one leading underscore that are imported from Lightning, or read from anything but `self` or `cls`."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lightning"):
+            names.update(alias.name for alias in node.names)
+        if isinstance(node, ast.Attribute) and not (
+            isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+        ):
+            names.add(node.attr)
+    return {name for name in names if name.startswith("_") and not name.startswith("__")}
+
+
+@pytest.mark.parametrize("file", PROTECTED)
+def test_the_protected_names_of_lightning_in_a_file_are_those_that_are_known(file: str) -> None:
+    # The Trainer's own protected methods are overridable in transformers too, so the module calls them by name.
+    own = {name for name in dir(littrainer.Trainer) if name.startswith("_")}
+    assert protected_names_in(PACKAGE / file) - own == PROTECTED[file], "tests of what they do have to follow"

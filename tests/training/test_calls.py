@@ -1,0 +1,85 @@
+"""A training calls few Python functions, at its steps and around them: what it costs, counted and not timed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.scenarios.data import token_rows, vector_rows
+from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
+from tests.training.step_calls import BATCH_SIZE, SIDES, CountedCalls, run_side
+
+STEPS, FIRST, LAST = 12, 3, 9
+# Of what transformers calls over a raw loop; it is 0.3 to 0.45. Lightning's own loop brings more than transformers'.
+MOST = 0.5
+# From the arguments to the return of `train()`: 6,700 where two layers are trained for one step. Reading metadata of
+# installed packages would be 60 more for each of them.
+MOST_OF_A_TRAINING = 7_500
+# torch notes at each seeding who called it, which takes the longer the deeper a test lies.
+STACK = ("traceback.py", "linecache.py")
+
+
+def bert_rows(count: int) -> list[Any]:
+    return [
+        {"input_ids": torch.arange(1, 7), "attention_mask": torch.ones(6, dtype=torch.long), "labels": row["labels"]}
+        for row in token_rows(count)
+    ]
+
+
+JOBS: dict[str, tuple[Callable[[], Any], Callable[[int], list[Any]], int]] = {
+    "vectors": (VectorClassifier, vector_rows, 1),
+    "vectors, accumulated": (VectorClassifier, vector_rows, 4),
+    "BERT": (tiny_bert_classifier, bert_rows, 2),
+}
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_step_calls_far_fewer_functions_than_transformers_does(tmp_path: Path, job: str) -> None:
+    make_model, make_rows, accumulation = JOBS[job]
+    settings = {"gradient_accumulation_steps": accumulation, "disable_tqdm": False}
+    settings |= {"logging_strategy": "steps", "logging_steps": 6}
+    counted = {}
+    for side in SIDES:
+        calls = CountedCalls(FIRST, LAST)
+        torch.manual_seed(0)
+        rows = make_rows(STEPS * BATCH_SIZE * accumulation)
+        run_side(side, tmp_path / side, make_model(), rows, calls.step_ended, **settings)
+        assert calls.step == STEPS
+        counted[side] = calls.in_a_step
+    ours, theirs = counted["littrainer"] - counted["raw"], counted["transformers"] - counted["raw"]
+    assert theirs > 300
+    assert ours <= MOST * theirs, counted
+
+
+def calls_of_a_training(side: str, folder: Path, job: str) -> int:
+    """Python functions that are called for one training of one step, which is not the first in the process."""
+    make_model, make_rows, _ = JOBS[job]
+    calls = 0
+
+    def count(frame: Any, event: str, _: Any) -> None:
+        nonlocal calls
+        calls += event == "call" and not frame.f_code.co_filename.endswith(STACK)
+
+    for is_counted in (False, True):
+        torch.manual_seed(0)
+        model, rows = make_model(), make_rows(BATCH_SIZE)
+        sys.setprofile(count if is_counted else None)
+        try:
+            run_side(side, folder, model, rows, lambda: None)
+        finally:
+            sys.setprofile(None)
+    return calls
+
+
+def test_a_training_of_one_step_calls_fewer_functions_than_one_of_transformers(tmp_path: Path) -> None:
+    ours, theirs = (calls_of_a_training(side, tmp_path / side, "BERT") for side in SIDES[1:])
+    assert ours < theirs
+
+
+def test_a_training_of_one_step_of_a_model_of_two_layers_calls_few_functions(tmp_path: Path) -> None:
+    assert calls_of_a_training("littrainer", tmp_path, "vectors") < MOST_OF_A_TRAINING
