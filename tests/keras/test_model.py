@@ -39,20 +39,6 @@ def test_layers_that_a_script_has_named_alike_keep_apart(keras: Any) -> None:
     ]
 
 
-def test_weights_loaded_into_the_module_are_those_of_the_model(make_model: Any, features: np.ndarray) -> None:
-    model, other = make_model(), make_model()
-    for variable in other.trainable_variables:
-        variable.assign(variable.value + 1)
-    module_of(model).load_state_dict(module_of(other).state_dict())
-    assert torch.equal(model(features, training=False), other(features, training=False))
-
-
-def test_metrics_that_a_model_was_compiled_with_are_no_weights(make_model: Any, features: np.ndarray) -> None:
-    plain, measured = make_model(), make_model(metrics=["accuracy"])
-    measured.evaluate(features, np.zeros(len(features)), verbose=0)
-    assert list(module_of(measured).state_dict()) == list(module_of(plain).state_dict())
-
-
 def test_buffers_of_a_torch_module_inside_are_kept_and_moved(keras: Any) -> None:
     norm = torch.nn.BatchNorm1d(3)
     layers = [keras.layers.Input((3,)), keras.layers.TorchModuleWrapper(norm), keras.layers.Dense(1)]

@@ -185,21 +185,16 @@ def test_a_training_step_that_changes_nothing_trains_as_without_it(make_model: A
     )
 
 
-def test_a_training_step_without_gradients_is_an_error(linear_model: Any, arguments: Any, pairs: Any) -> None:
-    class Forgetful(TFTrainer):
-        def training_step(self, features: Any, labels: Any, nb_instances_in_global_batch: Any) -> Any:
-            super().training_step(features, labels, nb_instances_in_global_batch)
-
-    with pytest.raises(TypeError, match=r"Forgetful.training_step returned a NoneType.*list of gradients"):
-        Forgetful(linear_model, arguments(), pairs).train()
-
-
-def test_gradients_of_a_script_and_fp16_are_refused_together(linear_model: Any, arguments: Any) -> None:
-    kind = type("Mine", (TFTrainer,), {"training_step": lambda self, *batch: []})
-    args = arguments()
-    args.fp16 = True
-    with pytest.raises(NotImplementedError, match=r"Mine.training_step returns gradients.*override run_model"):
-        kind(linear_model, args)
+@pytest.mark.parametrize(
+    ("name", "returned", "wanted"),
+    [("run_model", 0.0, r"a float.*pair \(loss, logits\)"), ("training_step", None, "a NoneType.*list of gradients")],
+)
+def test_what_an_override_returns_by_mistake_is_an_error(
+    linear_model: Any, arguments: Any, pairs: Any, name: str, returned: Any, wanted: str
+) -> None:
+    kind = type("Forgetful", (TFTrainer,), {name: lambda self, *batch: returned})
+    with pytest.raises(TypeError, match=f"{name} returned {wanted}"):
+        kind(linear_model, arguments(), pairs).train()
 
 
 def test_an_overridden_prediction_step_changes_predictions(make_model: Any, arguments: Any, pairs: Any) -> None:
@@ -264,6 +259,10 @@ def test_what_a_tf_trainer_cannot_use_is_refused(make_model: Any, keras: Any, ar
         setattr(args, name, 0.1)
         with pytest.raises(NotImplementedError, match=f"{name}=0.1: "):
             TFTrainer(model, args)
+    args = arguments()
+    args.fp16 = True
+    with pytest.raises(NotImplementedError, match=r"Mine.training_step returns gradients.*override run_model"):
+        type("Mine", (TFTrainer,), {"training_step": lambda self, *batch: []})(model, args)
     for optimizers in [(keras.optimizers.Adam(), None), (None, keras.optimizers.schedules.CosineDecay(0.1, 10))]:
         with pytest.raises(TypeError, match=r"of Keras.*torch.optim.AdamW"):
             TFTrainer(model, arguments(), optimizers=optimizers)
@@ -337,15 +336,6 @@ def test_predictions_need_no_labels(make_model: Any, arguments: Any, features: A
     assert found.predictions.shape == (12, 2)
     assert found.label_ids is None
     assert "eval_loss" not in found.metrics
-
-
-def test_a_run_model_that_returns_no_pair_is_an_error(make_model: Any, arguments: Any, pairs: Any) -> None:
-    class LossAlone(TFTrainer):
-        def run_model(self, features: Any, labels: Any, training: bool) -> Any:
-            return self.model(features, training=training).sum()
-
-    with pytest.raises(TypeError, match=r"run_model returned a Tensor.*pair \(loss, logits\)"):
-        LossAlone(make_model(), arguments(), pairs).train()
 
 
 def test_a_writer_gets_what_is_logged(make_model: Any, arguments: Any, pairs: Any) -> None:

@@ -289,7 +289,7 @@ def _remove_cancelled(places: set[Path], job: Future[Any]) -> None:
         remove_snapshots(*places)
 
 
-def _remove_all(places: set[Path], owner: int) -> None:
+def _remove_all(places: set[Path], process: int) -> None:
     # In a fork of the process they are still those of the first one.
-    if os.getpid() == owner:
+    if os.getpid() == process:
         remove_snapshots(*places)

@@ -87,9 +87,6 @@ class KerasTrainer(Trainer):
         known = dataloader.num_examples if isinstance(dataloader, LoaderOfBatches) else None
         return super().num_examples(dataloader) if known is None else known
 
-    def _set_signature_columns_if_needed(self) -> None:
-        self._signature_columns = [FEATURES, LABELS]
-
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         self.owner.create_optimizer_and_scheduler(num_training_steps)
         self._existing_optimizer().register_step_post_hook(self.model.apply_constraints)

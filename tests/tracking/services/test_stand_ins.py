@@ -323,16 +323,6 @@ def test_a_task_of_the_script_is_left_open_and_its_trainings_are_told_apart(
     assert not calls.named("close") and not calls.named("init") and not calls.named("OutputModel")
 
 
-def test_a_task_is_marked_as_failed_where_the_training_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clearml: type[_Task], calls: Calls
-) -> None:
-    trainer = trainer_of(tmp_path, ClearMLCallback())
-    monkeypatch.setattr(trainer, "compute_loss", _fail)
-    with pytest.raises(RuntimeError, match="the loss"):
-        trainer.train()
-    assert [name for name, _, _ in calls][-2:] == ["mark_failed", "close"]
-
-
 @pytest.mark.usefixtures("clearml")
 def test_each_trial_is_a_task_of_clearml_that_says_how_it_ended(tmp_path: Path, calls: Calls) -> None:
     search_of(tmp_path, ClearMLCallback())
