@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from littrainer.arguments.report_to import SERVICES, environment_says, require_installed
+from littrainer.arguments.report_to import SERVICES, environment_says
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.tracking.base import (
     TrackerCallback,
@@ -179,16 +179,8 @@ class DagsHubCallback(MLflowCallback):
     """Reports to the MLflow server of a DagsHub repository, as `MLflowCallback` does to any."""
 
     service = "dagshub"
-
-    def __init__(self) -> None:
-        require_installed(self.service)
-        super().__init__()
-        from dagshub.upload import Repo
-
-        self.Repo: Any = Repo
-        self.repo: Any = None
-        self.log_artifacts = False
-        self.path = Path("artifacts")
+    repo: Any = None
+    log_artifacts: bool = False
 
     def start_run(self, args: Any, state: Any, model: Any) -> None:
         """Start a run, as `MLflowCallback.start_run` does.
@@ -200,19 +192,20 @@ class DagsHubCallback(MLflowCallback):
         Raises:
             RuntimeError: MLFLOW_TRACKING_URI is not set, or names no repository.
         """
+        from dagshub.upload import Repo
+
         self.log_artifacts = environment_says("HF_DAGSHUB_LOG_ARTIFACTS")
-        self.remote = os.environ.get("MLFLOW_TRACKING_URI")
-        if not self.remote:
+        remote = os.environ.get("MLFLOW_TRACKING_URI")
+        if not remote:
             raise RuntimeError("MLFLOW_TRACKING_URI is not set; call dagshub.init(repo_owner=..., repo_name=...)")
-        owner, _, repository = self.remote.rstrip("/").rpartition("/")
-        owner = owner.rpartition("/")[2]
+        owner, repository = ["", *remote.rstrip("/").split("/")][-2:]
         if not owner or not repository:
-            raise RuntimeError(f"MLFLOW_TRACKING_URI={self.remote!r} does not end in /OWNER/REPOSITORY.mlflow")
-        self.repo = self.Repo(owner=owner, name=repository.partition(".")[0], branch=os.environ.get("BRANCH") or "main")
+            raise RuntimeError(f"MLFLOW_TRACKING_URI={remote!r} does not end in /OWNER/REPOSITORY.mlflow")
+        self.repo = Repo(owner=owner, name=repository.partition(".")[0], branch=os.environ.get("BRANCH") or "main")
         super().start_run(args, state, model)
 
     def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
         """Upload the output_dir, if HF_DAGSHUB_LOG_ARTIFACTS asks for it, and end the run."""
         if self.log_artifacts:
-            self.repo.directory(str(self.path)).add_dir(args.output_dir)
+            self.repo.directory("artifacts").add_dir(args.output_dir)
         super().end_run(args, state, model, processing_class)
