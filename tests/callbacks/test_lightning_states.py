@@ -14,11 +14,8 @@ from lightning.pytorch.callbacks import (
     BaseFinetuning,
     EarlyStopping,
     EMAWeightAveraging,
-    LearningRateMonitor,
-    ModelCheckpoint,
     SpikeDetection,
     StochasticWeightAveraging,
-    Timer,
 )
 
 from littrainer import Trainer
@@ -74,21 +71,6 @@ def test_early_stopping_goes_on_waiting(tmp_path: Path) -> None:
     assert stopping.wait_count == 4
 
 
-def test_model_checkpoint_remembers_the_best_and_a_timer_the_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from lightning.pytorch.callbacks import timer
-
-    clock = iter(range(0, 10_000, 10))
-    monkeypatch.setattr(timer, "time", type("Clock", (), {"monotonic": lambda: next(clock)}))
-    first, second = (ModelCheckpoint(monitor="eval_loss", mode="max", save_top_k=1) for _ in range(2))
-    trained(tmp_path, first, Timer(), max_steps=4)
-    later = Timer(duration={"seconds": 20})
-    resumed = trained(tmp_path, second, later, resume=4, max_steps=9)
-    assert second.best_model_path == first.best_model_path and second.best_model_score == first.best_model_score
-    assert later.time_elapsed() > 20 and resumed.state.global_step == 4
-
-
 class Counting(pl.Callback):
     def __init__(self) -> None:
         self.seen: list[tuple[int, int]] = []
@@ -112,12 +94,6 @@ def test_lightning_counts_on_and_callbacks_get_back_what_they_add_to_checkpoints
     assert whole.seen == [(step // 3, step) for step in range(9)]
     assert resumed.seen == whole.seen[4:]
     assert resumed.kept["seen"] == whole.seen[:4] and resumed.kept["global_step"] == 4
-
-
-def test_monitors_log_on_at_the_step_that_training_is_at(tmp_path: Path) -> None:
-    trained(tmp_path, max_steps=4)
-    trainer = trained(tmp_path, LearningRateMonitor(), resume=4, max_steps=6)
-    assert [entry["step"] for entry in trainer.state.log_history if "lr-AdamW/pg1" in entry] == [4, 5]
 
 
 def test_a_callback_that_cannot_take_its_state_back_begins_anew_with_a_warning(

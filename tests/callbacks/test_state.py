@@ -12,7 +12,6 @@ from transformers.trainer_callback import ExportableState as TheirExportableStat
 from littrainer.callbacks.base import TrainerCallback
 from littrainer.callbacks.early_stopping import EarlyStoppingCallback
 from littrainer.callbacks.state import ExportableState, TrainerControl, TrainerState
-from tests.scenarios.trainers import quiet_trainer
 
 FILLED: dict[str, Any] = {
     "epoch": 1.25,
@@ -91,20 +90,6 @@ def test_a_control_exports_what_transformers_control_exports(switched: tuple[str
     control = TrainerControl(**fields)
     assert control.state() == transformers.TrainerControl(**fields).state()
     assert TrainerControl.from_state(control.state()) == control
-
-
-def test_a_callbacks_state_in_a_checkpoint_is_the_one_it_had_at_that_step(tmp_path: Path) -> None:
-    class StepCounter(Counter):
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            self.count += 1
-
-    quiet_trainer(
-        tmp_path, given={"callbacks": [StepCounter(4)]}, max_steps=3, save_strategy="steps", save_steps=1
-    ).train()
-    for step in (1, 2, 3):
-        state = TrainerState.load_from_json(str(tmp_path / f"checkpoint-{step}" / "trainer_state.json"))
-        assert state.stateful_callbacks["StepCounter"] == {"args": {"start": 4}, "attributes": {"count": step}}
-        assert state.stateful_callbacks["TrainerControl"]["args"]["should_save"] is True
 
 
 def test_our_exported_states_can_be_rebuilt_by_transformers() -> None:

@@ -5,7 +5,6 @@ Each writes what its checks found to `FOLDER/RANK.pickle`.
 
 from __future__ import annotations
 
-import logging
 import os
 import pickle
 import sys
@@ -19,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from littrainer.data.loaders import build_loader
 from littrainer.data.samplers import LengthGroupedSampler
+from tests.distributed.saving_process import warnings_noted
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import AugmentedRows, Rows, Stream, token_rows, vector_rows
 from tests.scenarios.models import VectorClassifier
@@ -125,23 +125,6 @@ def uneven_batches(folder: Path) -> str:
     return message_of(trainer.train)
 
 
-class Warnings(logging.Handler):
-    def __init__(self, name: str) -> None:
-        super().__init__(logging.WARNING)
-        self.logger = logging.getLogger(name)
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
-
-    def __enter__(self) -> Warnings:
-        self.logger.addHandler(self)
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self.logger.removeHandler(self)
-
-
 def streams_that_end_apart(folder: Path) -> Any:
     """Each process reads a stream of its own; the second one's is shorter."""
     rows = vector_rows(16 - 8 * RANK)
@@ -149,13 +132,13 @@ def streams_that_end_apart(folder: Path) -> Any:
         folder / "one", VectorClassifier(), given={"train_dataset": Stream(rows)}, max_steps=6, **NOT_DISPATCHED
     )
     of_script = OwnLoader(lambda: DataLoader(Stream(rows), batch_size=4))(folder / "two", max_steps=6)
-    with Warnings("littrainer.data.stream_end") as heard:
+    with warnings_noted() as texts:
         epochs = []
         for trainer in (of_trainer, of_script):
             trainer.train()
             epochs.append((trainer.state.global_step, trainer.state.epoch))
     evaluated = message_of(lambda: of_trainer.evaluate(Stream(vector_rows(12 - 8 * RANK, seed=1))))
-    return {"epochs": epochs, "heard": heard.messages, "evaluated": evaluated}
+    return {"epochs": epochs, "heard": [text for text in texts if "has ended" in text], "evaluated": evaluated}
 
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------

@@ -296,14 +296,7 @@ def vectors(folder: Path, **changes: Any) -> Any:
 
 
 def plain_module(folder: Path) -> Any:
-    """Saves a plain module, and says what an error on the way to sharding looks like."""
-    found = trained(vectors(folder, fsdp=True, fsdp_config={"min_num_params": 30}, save_strategy="steps", save_steps=2))
-    wrong = vectors(folder / "wrong", fsdp=True, fsdp_config={"transformer_layer_cls_to_wrap": "Linaer"})
-    try:
-        wrong.train()
-    except ValueError as error:
-        found["error"] = str(error)
-    return found
+    return trained(vectors(folder, fsdp=True, fsdp_config={"min_num_params": 30}, save_strategy="steps", save_steps=2))
 
 
 def plain_module_by_ddp(folder: Path) -> Any:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torchmetrics.classification import MulticlassStatScores
 
-from littrainer import Trainer, default_data_collator
+from littrainer import Trainer
 from littrainer.distributed.layout import process_layout
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows
@@ -175,19 +175,6 @@ def plain_module(folder: Path) -> Any:
     return curve(trainer)
 
 
-def own_optimizer(folder: Path) -> Any:
-    """A training whose optimizer was made before the model was split, and has taken a step."""
-    trainer = planned_trainer(folder)
-    optimizer = torch.optim.AdamW(trainer.model.parameters(), lr=0.01)
-    trainer.model.train()
-    trainer.model(**default_data_collator([trainer.train_dataset[0]]))["loss"].backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    trainer.optimizer = optimizer
-    trainer.train()
-    return curve(trainer)
-
-
 def streamed(folder: Path) -> dict[str, Any]:
     """Metrics that are updated batch by batch, and summed over processes at the end."""
     trainer = planned_trainer(folder, compute_metrics=MulticlassStatScores(CLASSES, average="micro"))
@@ -230,7 +217,6 @@ CHECKS: dict[str, Callable[[Path], Any]] = {
     "tied": trained(lambda: llama(tie_word_embeddings=True)),
     "heads with norms": trained(qwen),
     "plain module": plain_module,
-    "own optimizer": own_optimizer,
     "loaded split": loaded_split,
     "streamed": streamed,
 }

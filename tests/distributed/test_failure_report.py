@@ -137,11 +137,6 @@ def test_an_error_of_the_script_stays_as_it_is(speak_as: Speaker) -> None:
         raise RuntimeError("shapes do not fit")
 
 
-def test_with_one_process_no_error_is_touched() -> None:
-    with pytest.raises(RuntimeError, match="Connection closed"), naming_failed_processes("training"):
-        raise RuntimeError(CLOSED)
-
-
 @pytest.mark.parametrize("consequence", [LostProcess("another"), FailedElsewhere("another")])
 def test_what_follows_from_another_failure_is_not_its_cause(speak_as: Speaker, consequence: Exception) -> None:
     speak_as(0)

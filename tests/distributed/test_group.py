@@ -90,32 +90,18 @@ def test_one_process_that_nobody_has_launched_has_no_group(arguments: TrainingAr
     assert not dist.is_initialized()
 
 
-def test_the_only_process_of_a_launcher_has_a_group_as_soon_as_it_has_arguments(
+def test_the_only_process_of_a_launcher_has_a_group_as_soon_as_it_has_arguments_and_needs_no_port(
     monkeypatch: pytest.MonkeyPatch, no_group: None
 ) -> None:
-    set_only(
-        monkeypatch,
-        RANK="0",
-        WORLD_SIZE="1",
-        LOCAL_RANK="0",
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port_for_a_meeting()),
-    )
-    args = TrainingArguments("out", use_cpu=True, ddp_timeout=7)
-    assert dist.get_backend() == "gloo" and dist.get_world_size() == 1
-    gloo: Any = dist.group.WORLD
-    assert gloo._get_backend(torch.device("cpu")).options._timeout == args.ddp_timeout_delta
-    assert args.local_rank == 0
-
-
-def test_one_process_alone_needs_no_port(monkeypatch: pytest.MonkeyPatch, no_group: None) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = str(other.getsockname()[1])
         set_only(monkeypatch, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-        TrainingArguments("out", use_cpu=True)
-    assert dist.get_world_size() == 1
+        args = TrainingArguments("out", use_cpu=True, ddp_timeout=7)
+    assert dist.get_backend() == "gloo" and dist.get_world_size() == 1 and args.local_rank == 0
+    gloo: Any = dist.group.WORLD
+    assert gloo._get_backend(torch.device("cpu")).options._timeout == args.ddp_timeout_delta
 
 
 def test_a_group_that_is_up_is_left_alone(arguments: TrainingArguments, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from littrainer.commands.command_line import CommandParser, complain, suggested
 from littrainer.distributed.environment import (
     FALSE_WORDS,
+    SECONDS_TO_SAVE,
     TRUE_WORDS,
     USE_DEEPSPEED,
     USE_FSDP,
     adopt_launcher_variables,
     is_launched,
 )
-from littrainer.distributed.failure_report import SECONDS_TO_SAVE
 from littrainer.redirection.redirect import extend_to_children
 
 if TYPE_CHECKING:

@@ -31,6 +31,11 @@ LOCAL_ADDRESS = "127.0.0.1"
 USUAL_PORT = 29500
 HIGHEST_PORT = 65535
 
+# How long processes that are told to end may take to save a checkpoint before they are killed; whoever wants the
+# machine back sooner kills them himself. torch's agent reads the same variable.
+GRACE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+SECONDS_TO_SAVE = 600
+
 USE_FSDP, USE_DEEPSPEED = "ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"
 TRUE_WORDS = ("1", "true", "yes", "on", "y", "t")
 FALSE_WORDS = ("", "0", "false", "no", "off", "n", "f", "none")
@@ -127,11 +132,6 @@ def check_ranks() -> None:
                 f"environment variable {name}={number} does not fit {limit_name}={limit}: ranks go from 0 to "
                 f"{limit - 1}. Start the script with `littrainer run --devices` or torchrun, which set both."
             )
-    if local_world_size() > size:
-        raise ValueError(
-            f"environment variable {LOCAL_WORLD_SIZE}={local_world_size()} is more than {WORLD_SIZE}={size}: a node "
-            "cannot have more processes than there are."
-        )
 
 
 def adopt_launcher_variables(environment: MutableMapping[str, str] = os.environ) -> None:

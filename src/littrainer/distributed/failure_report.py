@@ -17,8 +17,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from littrainer.distributed.environment import whole_number
-
 # Where torchrun's agent looks for the error of a process.
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 # In what a process reports of its error: whether another process had failed before.
@@ -36,10 +34,6 @@ LONGEST_WORDS = 2000
 FIRST_FAILURE = "first failure"
 # Under these and its rank, a process says how many blocks it has left, and that it has waited until a timeout.
 LEFT, IN_VAIN = "blocks left", "waits in vain"
-# How long processes that are told to end may take to save a checkpoint before they are killed; whoever wants the
-# machine back sooner kills them himself. torch's agent reads the same variable.
-GRACE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-SECONDS_TO_SAVE = 600
 
 # Parts of the messages of torch's libraries -> what to look at. The first that is found counts.
 ADVICE: dict[str, str] = {
@@ -352,15 +346,3 @@ def is_running(number: int) -> bool:
         return Path(f"/proc/{number}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
     except (OSError, IndexError):
         return True
-
-
-def grace_seconds() -> int:
-    """How long a process that is told to end may take.
-
-    Raises:
-        ValueError: the environment variable for it holds no number from 0 up.
-    """
-    seconds = whole_number(GRACE, SECONDS_TO_SAVE)
-    if seconds < 0:
-        raise ValueError(f"environment variable {GRACE}={seconds} must be 0 or more.")
-    return seconds

@@ -80,7 +80,7 @@ def _meet(backend: str, rank: int, world_size: int, timeout: timedelta) -> None:
             "which says where the first of them is found, is not set. Start the script with `littrainer run --devices` "
             f"or torchrun, or set {environment.MAIN_ADDRESS} and {environment.MAIN_PORT} in each process."
         )
-    os.environ.setdefault(environment.MAIN_PORT, str(point.port))
+    os.environ[environment.MAIN_PORT] = str(point.port)
     try:
         dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=timeout)
     except dist.DistError as error:

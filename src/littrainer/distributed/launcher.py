@@ -14,8 +14,15 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from littrainer.distributed.environment import HIGHEST_PORT, LOCAL_ADDRESS, USUAL_PORT
-from littrainer.distributed.failure_report import CONSEQUENCE, GRACE, grace_seconds
+from littrainer.distributed.environment import (
+    GRACE,
+    HIGHEST_PORT,
+    LOCAL_ADDRESS,
+    SECONDS_TO_SAVE,
+    USUAL_PORT,
+    whole_number,
+)
+from littrainer.distributed.failure_report import CONSEQUENCE
 
 # A shell reports a program that a signal has ended by this number and the signal's.
 ENDED_BY_SIGNAL = 128
@@ -145,11 +152,14 @@ def run_processes(launch: Launch, command: list[str]) -> int:
 
 def _grace_seconds(launch: Launch) -> int:
     try:
-        seconds = grace_seconds() if launch.grace_seconds is None else launch.grace_seconds
+        seconds = whole_number(GRACE, SECONDS_TO_SAVE) if launch.grace_seconds is None else launch.grace_seconds
     except ValueError as error:
         raise LaunchError(str(error)) from error
     if seconds < 0:
-        raise LaunchError(f"--grace {seconds}: give the seconds that processes may take to save and end, 0 or more")
+        raise LaunchError(
+            f"--grace {seconds}: give the seconds that processes may take to save and end, 0 or more, here or in the "
+            f"environment variable {GRACE}"
+        )
     return seconds
 
 
