@@ -11,7 +11,6 @@ import pytest
 from littrainer import BestRun, Trainer, TrainerCallback
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.search.searching import checked_direction, checked_number_of_trials
-from tests.compat.processes import facts_of
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 from tests.search.trainers import rate_space, searched_trainer
@@ -93,11 +92,6 @@ def test_directions_and_numbers_that_are_taken() -> None:
     assert checked_direction(optuna.study.StudyDirection.MAXIMIZE) == "maximize"
     assert checked_number_of_trials(None, HPSearchBackend.OPTUNA) is None
     assert checked_number_of_trials(-1, HPSearchBackend.RAY) == -1
-
-
-def test_a_trainer_loads_no_library_that_drives_searches(tmp_path: Path) -> None:
-    code = "import json, sys, littrainer.trainer; print(json.dumps(sorted(sys.modules)))"
-    assert {"optuna", "ray", "wandb", "cloudpickle"}.isdisjoint(facts_of(code, tmp_path))
 
 
 # ---- `apply_best` ----------------------------------------------------------------------------------------------------
