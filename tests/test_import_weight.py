@@ -156,7 +156,9 @@ def package_after_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for part, source in METRICS.items():
         (tmp_path / name / f"{part}.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    # An earlier test may have left the finder of torchmetrics itself there.
+    finders = [finder for finder in sys.meta_path if type(finder).__module__ != on_demand.__name__]
+    monkeypatch.setattr(sys, "meta_path", finders)
     monkeypatch.setattr(on_demand, "PACKAGE", name)
     monkeypatch.setattr(on_demand, "COMES_FIRST", f"{name}.utilities")
     monkeypatch.setattr(on_demand, "NEEDED_BY_LIGHTNING", {"Metric": f"{name}.metric"})

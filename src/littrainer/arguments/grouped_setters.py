@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
 from littrainer.arguments.fields import ArgumentFields
+from littrainer.arguments.normalization import CHOICE_FIELDS
 from littrainer.arguments.report_to import trackers_in
-from littrainer.arguments.rules import check_values
+from littrainer.arguments.rules import STEP_INTERVALS, check_values
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -82,11 +83,9 @@ class GroupedSetters(ArgumentFields):
             jit_mode: accepted when false; evaluation is not traced any more.
         """
         _refuse_tracing(jit_mode)
-        chosen = IntervalStrategy(strategy)
-        _check_interval("set_evaluate", chosen, steps)
         return self._set_together(
-            eval_strategy=chosen,
-            do_eval=chosen is not IntervalStrategy.NO,
+            eval_strategy=strategy,
+            do_eval=strategy != IntervalStrategy.NO,
             eval_steps=steps,
             per_device_eval_batch_size=batch_size,
             eval_accumulation_steps=accumulation_steps,
@@ -122,10 +121,8 @@ class GroupedSetters(ArgumentFields):
             total_limit: checkpoints to keep; None keeps all.
             on_each_node: write on every node.
         """
-        chosen = SaveStrategy(strategy)
-        _check_interval("set_save", chosen, steps)
         return self._set_together(
-            save_strategy=chosen, save_steps=steps, save_total_limit=total_limit, save_on_each_node=on_each_node
+            save_strategy=strategy, save_steps=steps, save_total_limit=total_limit, save_on_each_node=on_each_node
         )
 
     def set_logging(
@@ -151,10 +148,8 @@ class GroupedSetters(ArgumentFields):
             on_each_node: let the first process of each node log.
             replica_level: log level of the other processes.
         """
-        chosen = IntervalStrategy(strategy)
-        _check_interval("set_logging", chosen, steps)
         return self._set_together(
-            logging_strategy=chosen,
+            logging_strategy=strategy,
             logging_steps=steps,
             report_to=trackers_in(report_to),
             log_level=level,
@@ -186,7 +181,7 @@ class GroupedSetters(ArgumentFields):
         return self._set_together(
             push_to_hub=True,
             hub_model_id=model_id,
-            hub_strategy=HubStrategy(strategy),
+            hub_strategy=strategy,
             hub_token=token,
             hub_private_repo=private_repo,
             hub_always_push=always_push,
@@ -213,7 +208,7 @@ class GroupedSetters(ArgumentFields):
             args: further settings, written as `key=value,key=value`.
         """
         return self._set_together(
-            optim=OptimizerNames(name),
+            optim=name,
             learning_rate=learning_rate,
             weight_decay=weight_decay,
             adam_beta1=beta1,
@@ -248,7 +243,7 @@ class GroupedSetters(ArgumentFields):
             )
             warmup_steps = warmup_ratio
         return self._set_together(
-            lr_scheduler_type=SchedulerType(name),
+            lr_scheduler_type=name,
             num_train_epochs=num_epochs,
             max_steps=max_steps,
             warmup_steps=warmup_steps,
@@ -300,6 +295,11 @@ class GroupedSetters(ArgumentFields):
         )
 
     def _set_together(self, **values: Any) -> Self:
+        for name in values.keys() & CHOICE_FIELDS.keys():
+            values[name] = CHOICE_FIELDS[name](values[name])
+        for name, strategy in STEP_INTERVALS.items():
+            if values.get(strategy) == "steps" and values[name] == 0:
+                raise ValueError(f'{strategy}="steps" needs {name} above 0; give a number, or "epoch" or "no".')
         before = {name: getattr(self, name) for name in values}
         vars(self).update(values)
         try:
@@ -308,11 +308,6 @@ class GroupedSetters(ArgumentFields):
             vars(self).update(before)
             raise
         return self
-
-
-def _check_interval(method: str, strategy: IntervalStrategy | SaveStrategy, steps: float) -> None:
-    if strategy.value == "steps" and steps == 0:
-        raise ValueError(f'{method}: strategy="steps" needs steps above 0; give a number, or strategy="epoch" or "no".')
 
 
 def _refuse_tracing(jit_mode: bool) -> None:

@@ -14,6 +14,8 @@ from littrainer.errors.atomic_files import write_whole
 FAILURE = 1
 DEFAULT_NAME = "report.html"
 PAGE_ENDINGS = (".html", ".htm")
+# A report is known by this, in the first bytes of both files, and may be written again.
+MARK, HEAD_BYTES = b"littrainer report", 4096
 DESCRIPTION = """\
 Write what a training logged as one HTML page and one PNG picture: losses, metrics, learning rate, gradient norm, speed,
 the best checkpoint, and the arguments away from their defaults. Several folders are drawn over each other and compared.
@@ -69,7 +71,7 @@ def _target(runs: list[Run], searches: list[Search], output: str | None) -> Path
     """Where the page goes.
 
     Raises:
-        NothingToReport: no page can be written there.
+        NothingToReport: no page can be written there, or it would take the place of a file that is no report.
     """
     if output is not None:
         target = Path(output)
@@ -82,4 +84,10 @@ def _target(runs: list[Run], searches: list[Search], output: str | None) -> Path
     folders = {search.file.parent for search in searches} | {run.folder for run in runs}
     home = folders.pop() if len(folders) == 1 else Path()
     # One more file would make a checkpoint differ from its manifest.
-    return (home.parent if step_of(home) is not None else home) / DEFAULT_NAME
+    target = (home.parent if step_of(home) is not None else home) / DEFAULT_NAME
+    for path in (target, target.with_suffix(".png")):
+        if path.exists() and not (path.is_file() and MARK in path.read_bytes()[:HEAD_BYTES]):
+            raise NothingToReport(
+                f"{path} is there and is no report of littrainer; give another place with -o FILE.html."
+            )
+    return target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -94,13 +95,16 @@ def read_folders(folders: Sequence[str]) -> tuple[list[Run], list[Search]]:
         paths.setdefault(folder.resolve(), folder)
     runs: list[Run] = []
     searches: list[Search] = []
-    for folder in paths.values():
+    # Several are called by what follows their common beginning.
+    common = Path(os.path.commonpath(paths)) if len(paths) > 1 else None
+    for real, folder in paths.items():
+        name = real.name if common is None or common == real else str(real.relative_to(common))
         record = folder / SEARCH_RECORD_NAME
         if record.is_file():
-            searches.append(_read_search(record, str(folder)))
+            searches.append(_read_search(record, name))
         # A training may have followed in the same folder.
         if not record.is_file() or _state_file(folder) is not None:
-            runs.append(_read_run(folder, str(folder)))
+            runs.append(_read_run(folder, name))
     return runs, searches
 
 

@@ -93,7 +93,7 @@ def picture(runs: list[Run], searches: Sequence[Search]) -> bytes:
                 part.legend(
                     [entries[label] for label in labels], labels, loc="outside lower center", ncols=4, frameon=False
                 )
-        figure.savefig(written, format="png")
+        figure.savefig(written, format="png", metadata={"Software": "littrainer report"})
     return written.getvalue()
 
 
