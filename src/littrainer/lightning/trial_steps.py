@@ -86,6 +86,7 @@ def left_as_found(trainer: Any) -> Iterator[None]:
         found.callback(_putting_weights_back(model))
         for one in (*parts, *filter(lambda one: hasattr(one, "__dict__"), configs), *model.modules()):
             found.enter_context(_attributes_kept(one))
+        trainer.session = trainer.session.next()
         yield
 
 
@@ -100,27 +101,26 @@ def take_steps(trainer: Any, steps: int, callback: TrainerCallback, accumulation
     given: Any = trainer.args.lightning
     vars(trainer.args).update(ARGUMENTS, max_steps=steps, gradient_accumulation_steps=accumulation)
     trainer.args.lightning = {name: value for name, value in (given or {}).items() if name not in OF_THE_TRAINING}
-    trainer.lightning_keywords = {
-        name: value for name, value in trainer.lightning_keywords.items() if name not in OF_THE_TRAINING
-    }
+    for name in OF_THE_TRAINING:
+        trainer.lightning_keywords.pop(name, None)
     trainer.callback_handler.callbacks = [callback]
-    trainer.lightning_callbacks = []
-    trainer.session = trainer.session.next()
-    trainer.is_in_train = True
+    trainer.lightning_callbacks.clear()
+    session = trainer.session
+    session.is_in_train = True
     with naming_dropped_columns(trainer), trainer.update_guard, model_prepared_for_training(trainer):
         loader = trainer.get_train_dataloader()
         if overfits(trainer):
             check_order_stays(loader)
         own_generators = generator_states(loader)
         plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, loader))
-        run = trainer.training_run = TrainingRun(trainer, loader, plan, None, None, None)
+        run = session.run = TrainingRun(trainer, loader, plan, None, None, None)
         run.prepare_state()
         try:
             fit(trainer, run)
             run.step.end_agreements()
         finally:
             set_generator_states(loader, own_generators)
-    trainer.is_in_train = False
+    session.is_in_train = False
 
 
 @contextlib.contextmanager
