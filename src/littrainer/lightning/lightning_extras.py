@@ -25,6 +25,7 @@ from littrainer.search import searching
 from littrainer.search.record import BestRun
 from littrainer.training.batch_size_search import check_that_all_ran_out, empty_device_cache, ran_out_of_memory
 from littrainer.training.loss import mean_over_processes
+from littrainer.training.overrides import own_methods
 from littrainer.training.plan import accumulation_schedule
 
 logger = logging.getLogger(__name__)
@@ -329,7 +330,7 @@ class _StepLimit(TrainerCallback):
 
     def __init__(self, trainer: Any, size: int, steps: int):
         self.trainer, self.size, self.steps = trainer, size, steps
-        self._is_unseen = bool(trainer._own_methods("get_train_dataloader"))
+        self._is_unseen = bool(own_methods(trainer, ["get_train_dataloader"]))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.on_substep_end()
