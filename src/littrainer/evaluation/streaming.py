@@ -267,7 +267,10 @@ class StreamingMetrics:
             part.metric.reset()
 
     def update(self, prediction: EvalPrediction) -> None:
-        """Take in the samples that this process has of one batch.
+        """Take in one batch.
+
+        Parameters:
+            prediction: the samples of this process.
 
         Raises:
             ValueError: a metric cannot take it, or how it is to take it cannot be told.
