@@ -427,11 +427,6 @@ class OverridePoints:
         if self.args.push_to_hub:
             self._push_from_checkpoint(folder)
 
-    def decides_by_itself_when_to_log(self: Any) -> bool:
-        """Whether a subclass, or this instance, has a `_maybe_log_save_evaluate` of its own, called at each step."""
-        name = "_maybe_log_save_evaluate"
-        return getattr(type(self), name) is not OverridePoints._maybe_log_save_evaluate or name in vars(self)
-
     def _determine_best_metric(self: Any, metrics: dict[str, float], trial: Any) -> bool:
         return log_eval_save.remember_if_best(self.args, self.state, metrics)
 

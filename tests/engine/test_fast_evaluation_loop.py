@@ -295,13 +295,3 @@ def test_a_callback_that_lightning_has_been_given_is_set_up_for_each_evaluation(
     with pytest.raises(OverflowError):
         trainer.evaluate()
     assert heard == ["setup", "teardown", "setup", "error"] and passes == []
-
-
-def test_several_sets_are_evaluated_in_short_too(tmp_path: Path, passes: list[bool]) -> None:
-    sets = {name: Rows(vector_rows(4, seed=seed)) for seed, name in enumerate("ab")}
-    trainer = quiet_trainer(
-        tmp_path, given={"eval_dataset": sets}, max_steps=1, eval_strategy="steps", eval_steps=1, logging_steps=1
-    )
-    trainer.train()
-    assert passes == [False, False]
-    assert {"eval_a_loss", "eval_b_loss"} <= {name for entry in trainer.state.log_history for name in entry}

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from littrainer import Trainer, TrainerCallback
 from tests.scenarios.data import Rows, vector_rows
@@ -107,25 +106,3 @@ def test_the_optimizer_steps_once_for_each_window_and_gradients_are_seen_after_i
     )
     trainer.train()
     assert events == [("begin", False), ("stepped", True), ("end", False)] * 2
-
-
-def test_a_plateau_schedule_is_stepped_by_evaluations_and_not_by_lightning(tmp_path: Path) -> None:
-    model = VectorClassifier()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    schedule = ReduceLROnPlateau(optimizer, patience=0, threshold=1e9)
-    trainer = quiet_trainer(
-        tmp_path,
-        model,
-        given={"optimizers": (optimizer, schedule)},
-        max_steps=4,
-        eval_strategy="steps",
-        eval_steps=2,
-        metric_for_best_model="loss",
-        logging_strategy="steps",
-        logging_steps=1,
-    )
-    trainer.train()
-    rates = [log["learning_rate"] for log in trainer.state.log_history if "learning_rate" in log]
-    # No evaluation is ever good enough, so each of the two lowers the rate.
-    assert rates == pytest.approx([0.5, 0.5, 0.05, 0.05])
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.005) and schedule.last_epoch == 2

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import sys
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,6 @@ from lightning.pytorch.profilers import SimpleProfiler
 from littrainer import Trainer, TrainerCallback
 from littrainer.engine.lightning_trainer import DERIVED_KEYWORDS, FIXED_KEYWORDS, lightning_keywords
 from tests.compat.processes import run_python
-from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import StepwiseTrainer, quiet_arguments, quiet_trainer
 
@@ -164,15 +162,6 @@ def test_warnings_of_the_users_own_model_are_still_seen(tmp_path: Path, method: 
     trainer = quiet_trainer(tmp_path, Warning_(), max_steps=1)
     with pytest.warns(UserWarning, match="the model's own warning"):
         getattr(trainer, method)()
-
-
-def test_a_stream_has_no_limit_of_epochs_in_lightning(tmp_path: Path) -> None:
-    endless = quiet_trainer(tmp_path, given={"train_dataset": Stream(vector_rows(8))}, max_steps=1)
-    endless.train()
-    counted = quiet_trainer(tmp_path, num_train_epochs=2, given={"train_dataset": Rows(vector_rows(4))})
-    counted.train()
-    limits = [trainer.lightning_trainer.max_epochs for trainer in (endless, counted)]  # type: ignore[union-attr]
-    assert limits == [-1, 2] and sys.maxsize not in limits
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def pinning_for_a_gpu(folder: Path, **changes: Any) -> Any:
     """Whether batches that go to a GPU are loaded into page-locked memory."""
     trainer = quiet_trainer(folder, **changes)
     trainer.args.dataloader_pin_memory = changes["dataloader_pin_memory"]
-    trainer.args._device = torch.device("cuda")
+    trainer.args.device = torch.device("cuda")
     return trainer.get_train_dataloader().pin_memory
 
 
@@ -216,7 +216,7 @@ def projected_weights(folder: Path, **changes: Any) -> Any:
 def precision_on_a_gpu(folder: Path, **changes: Any) -> Any:
     """Lightning's precision on a machine with a GPU."""
     args = quiet_arguments(folder, **changes)
-    args._device = torch.device("cuda")
+    args.device = torch.device("cuda")
     return lightning_keywords(args)["precision"]
 
 
@@ -418,8 +418,10 @@ def metrics_about_memory(folder: Path, **changes: Any) -> Any:
 
 
 def stopped_at_overflow(folder: Path, **changes: Any) -> Any:
-    """Whether a training stops at a loss that is not a number."""
-    trainer = quiet_trainer(folder, BreakingClassifier(broken=(0,)), max_steps=1, **changes)
+    """Whether a training stops at a number that is not finite."""
+    model = VectorClassifier()
+    model.norm.weight.data[2] = float("inf")
+    trainer = quiet_trainer(folder, model, max_steps=1, **changes)
     with contextlib.redirect_stdout(io.StringIO()):
         try:
             trainer.train()

@@ -72,7 +72,7 @@ def test_lightning_takes_the_gpu_that_the_arguments_have_found_however_many_are_
     trainer = quiet_trainer(tmp_path)
     see_gpus(monkeypatch, visible)
     set_only(monkeypatch, RANK="1", WORLD_SIZE="2", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
-    del trainer.args._device
+    del trainer.args.device
     vars(trainer.args).update(use_cpu=False, **settings)
     ours: Any = build_lightning_trainer(trainer, None)
     assert trainer.args.device == ours.strategy.root_device == torch.device("cuda", index)

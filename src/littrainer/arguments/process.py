@@ -67,12 +67,10 @@ class ProcessFacts(ArgumentFields):
         """Whether this process trains alone or with others; several GPUs never share one process."""
         return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
 
-    @property
+    @functools.cached_property
     def device(self) -> torch.device:
         """Device of this process, found when first asked for: CUDA or Metal if there, and the CPU if wanted or else."""
-        if "_device" not in self.__dict__:
-            self._device = self._find_device()
-        return self._device
+        return self._find_device()
 
     def _find_device(self) -> torch.device:
         import torch
@@ -240,7 +238,7 @@ class ProcessFacts(ArgumentFields):
 
     def __getstate__(self) -> dict[str, Any]:
         # They belong to the process that found them.
-        own = ("_device", "_distributed_state", "_layout_of_model", "_checkpoint_places")
+        own = ("device", "_distributed_state", "_layout_of_model", "_checkpoint_places")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
 
@@ -296,7 +294,7 @@ def partial_state(args: ProcessFacts, load: bool = False) -> Any:
     state: Any = sys.modules["accelerate.state"]
     shared = state.PartialState._shared_state
     # Not `args.device`, which keeps what it finds: a script may still set use_cpu.
-    on_cpu = (vars(args).get("_device") or args._find_device()).type == "cpu"
+    on_cpu = (vars(args).get("device") or args._find_device()).type == "cpu"
     if shared and not getattr(args.accelerator_config, "use_configured_state", False):
         facts = {"num_processes": args.world_size, "process_index": args.process_index}
         agrees = all(shared.get(name) == value for name, value in facts.items())

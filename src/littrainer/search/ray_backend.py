@@ -252,7 +252,7 @@ def train_trial(
     global _saves_each_report
     _saves_each_report = checkpoints_each_report
     # Ray shows this process the GPU that it has for the trial, or none.
-    for name in ("_device", "_n_gpu"):
+    for name in ("device", "_n_gpu"):
         vars(trainer.args).pop(name, None)
     # A trial that was paused goes on as if it had not been.
     trainer.args.restore_callback_states_from_checkpoint = True

@@ -18,6 +18,7 @@ Lightning's own loop and the fast one call these methods at the same moments, in
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ import torch
 from littrainer.data.windows import MicroBatch
 from littrainer.distributed.agreement import FlagsRaisedTogether
 from littrainer.model.traversal import clear_gradients
+from littrainer.training.overrides import own_methods
 
 if TYPE_CHECKING:
     from littrainer.training.run import TrainingRun
@@ -157,7 +159,7 @@ class TrainingStep:
         control = trainer.control
         calls_events = control.should_log or control.should_evaluate or control.should_save
         # Nothing to do, and nobody to tell that; what is handed over below has to be put together first.
-        if not (calls_events or trainer.preemption.agreed is not None or trainer.decides_by_itself_when_to_log()):
+        if not (calls_events or trainer.preemption.agreed is not None or self._is_told_of_each_step):
             return
         trainer._maybe_log_save_evaluate(
             trainer.session.loss.since_last_log,
@@ -173,6 +175,11 @@ class TrainingStep:
             # Callbacks may have decided to stop by what they heard of.
             self.agree_on_flags(STOPPING_FLAGS)
             self.tell_that_it_is_done()
+
+    @functools.cached_property
+    def _is_told_of_each_step(self) -> bool:
+        """Whether a subclass, or this Trainer, has its own `_maybe_log_save_evaluate`, called at each step."""
+        return bool(own_methods(self.trainer, ["_maybe_log_save_evaluate"]))
 
     def tell_that_it_is_done(self) -> None:
         """Call `when_done`, once."""
