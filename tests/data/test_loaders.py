@@ -255,7 +255,7 @@ def test_all_loaders_of_a_trainer_and_prepared_ones_hand_out_batches_on_its_devi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = quiet_trainer(tmp_path)
-    monkeypatch.setattr(type(trainer.args), "device", ELSEWHERE)
+    monkeypatch.setitem(vars(trainer.args), "device", ELSEWHERE)
     own: Any = DataLoader(Rows(vector_rows(4)), 2)
     loaders: list[Any] = [
         trainer.get_train_dataloader(),

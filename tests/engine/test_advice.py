@@ -112,7 +112,12 @@ ENDS: dict[Callable[[], object], str] = {
 
 
 @pytest.mark.parametrize("end", ENDS, ids=ENDS.values())
-def test_a_lost_loader_process_is_told_by_how_it_ended(tmp_path: Path, end: Callable[[], object]) -> None:
+def test_a_lost_loader_process_is_told_by_how_it_ended(
+    tmp_path: Path, end: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A library that another test has started may have put its handler of SIGCHLD in the place of torch's.
+    monkeypatch.setattr("torch.utils.data._utils.signal_handling._SIGCHLD_handler_set", False)
+
     class Ending(Rows):
         def __getitem__(self, index: int) -> Any:
             return end() if get_worker_info() is not None else super().__getitem__(index)
