@@ -46,6 +46,7 @@ _HOMES = {
     "littrainer.errors.seeds": ("set_seed",),
     "littrainer.seq2seq": ("Seq2SeqTrainer",),
     "littrainer.trainer": ("Trainer",),
+    "littrainer.training.tracked_means": ("track",),
     # transformers' own, which need not be installed for the others.
     "transformers.data.data_collator": (
         "DataCollatorForLanguageModeling",
@@ -131,6 +132,7 @@ __all__ = [
     "get_scheduler",
     "get_wsd_schedule",
     "set_seed",
+    "track",
 ]
 
 if TYPE_CHECKING:
@@ -188,6 +190,7 @@ if TYPE_CHECKING:
     from littrainer.search.record import BestRun
     from littrainer.seq2seq import Seq2SeqTrainer
     from littrainer.trainer import Trainer
+    from littrainer.training.tracked_means import track
 
 
 def __getattr__(name: str) -> Any:

@@ -21,6 +21,7 @@ from littrainer import session
 from littrainer.arguments.choices import HPSearchBackend, SaveStrategy
 from littrainer.arguments.deepspeed import asks_for_deepspeed, settle_deepspeed
 from littrainer.arguments.sharding import sharding_plan
+from littrainer.callbacks.early_stopping import restore_patience
 from littrainer.callbacks.handler import restore_callbacks
 from littrainer.checkpoint import reader, writer
 from littrainer.checkpoint.atomic_write import rotate_checkpoints
@@ -392,6 +393,7 @@ class OverridePoints:
         if self.control.should_log and state.global_step > summed.step_of_last_log:
             rate = self._get_learning_rate() if learning_rate is None else learning_rate
             logs = log_eval_save.logs_since_last(summed, tr_loss, state.global_step, grad_norm, rate)
+            logs.update(self.session.tracked.take(self.args.device))
             self.store_flos()
             self.log(logs, start_time)
         if self.control.should_evaluate and preemption.agreed is None:
@@ -582,9 +584,11 @@ class OverridePoints:
             reader.load_random_states(Path(checkpoint), self.args)
 
     def _load_callback_state(self: Any) -> None:
+        states = self.state.stateful_callbacks
         if self.args.restore_callback_states_from_checkpoint:
-            states = self.state.stateful_callbacks
             self.control = restore_callbacks(self.callback_handler, states, self.control)
+        elif getattr(self.args, "_restores_patience", False):
+            restore_patience(self.callback_handler.callbacks, states)
 
     def _load_best_model(self: Any) -> None:
         assert self.state.best_model_checkpoint is not None

@@ -38,6 +38,7 @@ from littrainer.training.plan import TrainingPlan
 from littrainer.training.preemption import Preemption
 from littrainer.training.reports import InputTokenCounter, MemoryReport
 from littrainer.training.run import TrainingRun
+from littrainer.training.tracked_means import TrackedMeans, tracked_by
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -56,6 +57,7 @@ class TrainingSession:
         lightning, saving: further parts that belong to a package.
         tokens: counts input tokens.
         loss: the sum of the losses.
+        tracked: what the script tracks.
         run: the training; None before it begins.
         is_in_train: whether `train()` is going on.
         preemption: the signals that ask for a checkpoint.
@@ -79,6 +81,7 @@ class TrainingSession:
     saving: Saving = field(default_factory=Saving)
     tokens: InputTokenCounter = field(default_factory=InputTokenCounter)
     loss: RunningLoss = field(default_factory=RunningLoss)
+    tracked: TrackedMeans = field(default_factory=TrackedMeans)
     run: TrainingRun | None = None
     is_in_train: bool = False
     preemption: Preemption = field(default_factory=Preemption)
@@ -223,6 +226,7 @@ def train(
         contextlib.nullcontext() if is_on_ray else claim,
         callbacks_told_of_failure(trainer.callback_handler, trainer.args, lambda: trainer.state),
         pushes_during_training(trainer.args, lambda: trainer.push_in_progress),
+        tracked_by(trainer.session.tracked),
     ):
         return _train_from(trainer, resume_from_checkpoint, trial, ignore_keys_for_eval)
 

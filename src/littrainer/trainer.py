@@ -606,7 +606,11 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             metric_key_prefix,
             has_own_step=bool(self._own_methods("prediction_step")),
         )
-        with run_lightning.validation_round(self), self.accelerator.evaluating(dataloader):
+        with (
+            run_lightning.validation_round(self),
+            self.accelerator.evaluating(dataloader),
+            self.session.tracked.paused(),
+        ):
             evaluation_pass.begin(self._model_for_evaluation())
             run_lightning.evaluate(self, evaluation_pass)
             self.gather_function = self._gather_for_metrics
@@ -777,6 +781,22 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         run_lightning.publish(self, logs)
         state.log_history.append({**logs, "step": state.global_step})
         self.control = self.callback_handler.on_log(self.args, state, self.control, logs)
+
+    def track(self, name: str, value: torch.Tensor | float) -> None:
+        """Log the mean of a value over each logging interval, next to the loss.
+
+        Call it in `compute_loss` or a callback, once or more often in each micro-batch, for a part of the loss or an
+        accuracy. In a model's `forward` call `littrainer.track`. Values of evaluations are passed over.
+
+        Parameters:
+            name: what it is logged as.
+            value: one number, or a tensor with one, which stays on its device until the mean is logged.
+
+        Raises:
+            TypeError: the name is no text, or the value is not one number.
+            ValueError: the Trainer logs something else under this name.
+        """
+        self.session.tracked.add(name, value)
 
     def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
         """Print metrics as a table, on the first process only.

@@ -79,3 +79,23 @@ def test_a_model_that_is_not_the_best_one_at_the_end_is_warned_about(
     assert "load_best_model_at_end" not in caplog.text
     quiet_trainer(tmp_path, given=callbacks, **settings).train()
     assert "load_best_model_at_end=True" in caplog.text
+
+
+@pytest.mark.parametrize(("setting", "evaluations"), [({}, 4), ({"restore_callback_states_from_checkpoint": False}, 6)])
+def test_a_resumed_training_goes_on_with_the_patience_that_is_left(
+    tmp_path: Path, setting: dict[str, Any], evaluations: int
+) -> None:
+    every_step = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+
+    def trained(max_steps: int, **resume: Any) -> int:
+        given = {
+            "callbacks": [EarlyStoppingCallback(early_stopping_patience=3)],
+            "compute_metrics": lambda _: {"score": 0.5},
+        }
+        changes = {**every_step, **setting, "metric_for_best_model": "score", "max_steps": max_steps}
+        trainer = quiet_trainer(tmp_path, given=given, **changes)
+        trainer.train(**resume)
+        return trainer.state.global_step
+
+    assert trained(3) == 3
+    assert trained(20, resume_from_checkpoint=True) == evaluations

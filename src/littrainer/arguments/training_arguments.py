@@ -133,6 +133,9 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
         check_values(self)
         # Left open, bars are drawn on terminals only.
         self._asked_for_bars: bool = self.disable_tqdm is False and not was_normalized(self)
+        restores = self.restore_callback_states_from_checkpoint
+        # Left open it reads as False, as in transformers, and early stopping alone goes on.
+        self._restores_patience: bool = restores is None or (restores is False and was_normalized(self))
         normalize(self, [*self._VALID_DICT_FIELDS, "lightning"])
         validate(self)
         # What contradicts itself is refused before a script loads its model.

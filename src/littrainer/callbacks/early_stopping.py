@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from littrainer.arguments.choices import IntervalStrategy
@@ -96,3 +97,21 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
             },
             "attributes": {"early_stopping_patience_counter": self.early_stopping_patience_counter},
         }
+
+
+COUNTER = "early_stopping_patience_counter"
+
+
+def restore_patience(callbacks: Iterable[Any], saved_states: dict[str, Any]) -> None:
+    """Let callbacks for early stopping count on from a checkpoint; patience and threshold stay the script's.
+
+    Parameters:
+        callbacks: those of the Trainer; others than for early stopping are left as they are.
+        saved_states: by class name, as `TrainerState.stateful_callbacks` holds them.
+    """
+    for callback in callbacks:
+        saved = saved_states.get(type(callback).__name__)
+        # Two of one class have a list of states, with more at each save.
+        state = saved[-1] if isinstance(saved, list) else saved
+        if hasattr(callback, COUNTER) and state is not None and COUNTER in state.get("attributes", {}):
+            setattr(callback, COUNTER, state["attributes"][COUNTER])

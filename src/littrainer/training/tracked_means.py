@@ -1,0 +1,113 @@
+"""Values that a script tracks in each micro-batch, logged as their means; see `Trainer.track`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+
+from littrainer.distributed.collectives import gathered_objects, reduced
+from littrainer.errors.notes import kind_of
+
+LOGGED_BY_TRAINER = ("loss", "grad_norm", "learning_rate", "epoch", "step")
+
+
+class TrackedMeans:
+    """The means of named values since they were last logged; tensors stay on their device until then.
+
+    Attributes:
+        is_paused: whether values are passed over, as in an evaluation.
+    """
+
+    def __init__(self) -> None:
+        self.is_paused = False
+        self._sums: dict[str, torch.Tensor | float] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, name: str, value: torch.Tensor | float) -> None:
+        """Count a value.
+
+        Raises:
+            TypeError: the name is no text, or the value is not one number.
+            ValueError: the Trainer logs something else under this name.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"track() was given {kind_of(name)} as a name, and takes a text.")
+        if name in LOGGED_BY_TRAINER or name.startswith("eval_"):
+            raise ValueError(f"track() cannot log {name!r}, which the Trainer logs itself: choose another name.")
+        if self.is_paused:
+            return
+        if isinstance(value, torch.Tensor):
+            if value.numel() != 1:
+                raise TypeError(
+                    f"track({name!r}) was given a tensor of shape {tuple(value.shape)}, and takes one number: take "
+                    "its mean()."
+                )
+            # A sum in float64 takes no harm from many values; devices without it have float32.
+            value = value.detach().reshape(()).to(torch.float32 if value.device.type == "mps" else torch.float64)
+        else:
+            try:
+                value = float(value)
+            except (TypeError, ValueError):
+                raise TypeError(f"track({name!r}) was given {kind_of(value)}, and takes one number.") from None
+        self._sums[name] = self._sums[name] + value if name in self._sums else value
+        self._counts[name] = self._counts.get(name, 0) + 1
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Pass over values within the block."""
+        before, self.is_paused = self.is_paused, True
+        try:
+            yield
+        finally:
+            self.is_paused = before
+
+    def take(self, device: torch.device) -> dict[str, float]:
+        """Return the mean of each value over all processes that have tracked it, and count from 0 again.
+
+        Every process calls this at the same places.
+        """
+        any_tracked = int(reduced(torch.tensor(len(self._sums), device=device), "max"))
+        if not any_tracked:
+            return {}
+        found = [(name, float(total), self._counts[name]) for name, total in self._sums.items()]
+        self._sums, self._counts = {}, {}
+        sums: dict[str, float] = {}
+        counts: dict[str, int] = {}
+        for name, total, count in gathered_objects(found):
+            sums[name] = sums.get(name, 0.0) + total
+            counts[name] = counts.get(name, 0) + count
+        return {name: sums[name] / counts[name] for name in sums}
+
+
+_of_training: ContextVar[TrackedMeans | None] = ContextVar("tracked means of the training at hand", default=None)
+
+
+@contextmanager
+def tracked_by(means: TrackedMeans) -> Iterator[None]:
+    """Let `track` add to these means within the block."""
+    token = _of_training.set(means)
+    try:
+        yield
+    finally:
+        _of_training.reset(token)
+
+
+def track(name: str, value: torch.Tensor | float) -> None:
+    """Track a value of the training at hand from code that does not have the Trainer, such as a model's `forward`.
+
+    Outside of `train()` it does nothing.
+
+    Parameters:
+        name: what it is logged as.
+        value: one number, or a tensor with one; it is not read from its device here.
+
+    Raises:
+        TypeError: the name is no text, or the value is not one number.
+        ValueError: the Trainer logs something else under this name.
+    """
+    means = _of_training.get()
+    if means is not None:
+        means.add(name, value)
