@@ -9,7 +9,17 @@ from transformers import HfArgumentParser
 
 from littrainer.arguments import TrainingArguments
 
-ONLY_OURS = ["warmup_ratio", "logging_dir", "lightning", "async_save", "jit_checkpoint_signals", "eval_loss_weighting"]
+ONLY_OURS = [
+    "warmup_ratio",
+    "logging_dir",
+    "lightning",
+    "async_save",
+    "jit_checkpoint_signals",
+    "eval_loss_weighting",
+    "save_minutes",
+    "eval_minutes",
+    "max_minutes",
+]
 # transformers' default is False, which here means that not even early stopping goes on.
 OTHER_DEFAULTS = {"restore_callback_states_from_checkpoint": None}
 
@@ -64,7 +74,10 @@ COMMAND_LINES = [
 def test_transformers_command_line_parser_reads_the_same_values_into_our_fields(command_line: list[str]) -> None:
     theirs = argparse.ArgumentParser.parse_args(HfArgumentParser(transformers.TrainingArguments), command_line)
     ours = argparse.ArgumentParser.parse_args(HfArgumentParser(TrainingArguments), command_line)
-    assert {name: value for name, value in vars(ours).items() if name not in ONLY_OURS} == {**vars(theirs), **OTHER_DEFAULTS}
+    assert {name: value for name, value in vars(ours).items() if name not in ONLY_OURS} == {
+        **vars(theirs),
+        **OTHER_DEFAULTS,
+    }
 
 
 def test_our_own_keywords_can_be_given_as_json_on_the_command_line() -> None:

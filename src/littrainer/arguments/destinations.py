@@ -249,6 +249,9 @@ DESTINATIONS: dict[str, Destination] = {
     ),
     "jit_checkpoint_signals": Destination(Place.CHECKPOINT, "The signals whose handler asks for a checkpoint."),
     "eval_loss_weighting": Destination(Place.EVALUATION, "How the losses of batches are weighted in their mean."),
+    "save_minutes": Destination(Place.CHECKPOINT, "Looked at after each optimizer step, on the first process's clock."),
+    "eval_minutes": Destination(Place.EVALUATION, "Looked at after each optimizer step, on the first process's clock."),
+    "max_minutes": Destination(Place.FLOW, "Looked at after each optimizer step, on the first process's clock."),
 }
 
 

@@ -414,6 +414,12 @@ class AdditionalFields:
         "in it; `labels` for its labels other than -100, which is exact where each token has one.",
         choices=list(EVAL_LOSS_WEIGHTINGS),
     )
+    save_minutes: float | None = argument(None, "Save a checkpoint if the last one is so many minutes old.")
+    eval_minutes: float | None = argument(None, "Evaluate if the last evaluation is so many minutes past.")
+    max_minutes: float | None = argument(
+        None,
+        "End training after so many minutes of this call of `train()`, as at `max_steps`; a resumed one has as many.",
+    )
 
 
 @runtime_checkable

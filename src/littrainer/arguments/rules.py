@@ -84,6 +84,9 @@ RANGES: dict[str, Range] = {
     # Scripts switch saving off with save_steps=-1, and the limit with save_total_limit=-1.
     "save_steps": Range(low=-1),
     "save_total_limit": Range(low=-1),
+    "save_minutes": FROM_0,
+    "eval_minutes": FROM_0,
+    "max_minutes": FROM_0,
     # What NumPy and torch take as seeds.
     "seed": Range(low=0, high=2**32 - 1),
     "data_seed": FROM_0,

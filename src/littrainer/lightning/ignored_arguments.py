@@ -77,12 +77,15 @@ LEFT_TO_LIGHTNING: dict[str, str] = {
     "eval_strategy": "val_check_interval, check_val_every_n_epoch and limit_val_batches",
     "eval_steps": "val_check_interval, which counts batches",
     "eval_delay": "check_val_every_n_epoch",
+    "eval_minutes": "val_check_interval",
     "eval_on_start": "trainer.validate() before trainer.fit()",
     "eval_use_gather_object": "outputs that are tensors",
     "batch_eval_metrics": "metrics of torchmetrics as compute_metrics",
     # Checkpoints
     **dict.fromkeys(("save_strategy", "save_steps", "save_total_limit", "save_on_each_node"), CHECKPOINTS),
     "restore_callback_states_from_checkpoint": CHECKPOINTS,
+    "save_minutes": "ModelCheckpoint(train_time_interval=...)",
+    "max_minutes": "Trainer(max_time=...)",
     "save_only_model": "ModelCheckpoint(save_weights_only=True)",
     # The last weights stay in the model.
     "load_best_model_at_end": 'ckpt_path="best" for validate, test and predict, or load_from_checkpoint of the '

@@ -19,7 +19,7 @@ from littrainer.checkpoint.random_state import capture_random_states, set_random
 from littrainer.checkpoint.reader import read_state
 from littrainer.data.position import ResumePoint
 from littrainer.data.windows import WindowLoader
-from littrainer.distributed.agreement import failing_together
+from littrainer.distributed.agreement import failing_together, from_first
 from littrainer.evaluation.results import TrainOutput, speed_metrics
 from littrainer.model.traversal import clear_gradients, parameters_of
 from littrainer.optim.parameter_groups import AskedFor, are_others
@@ -387,6 +387,10 @@ class TrainingRun:
         metrics["train_loss"] = train_loss
         session.memory.stop("train", metrics)
         trainer.log(metrics)
+        if trainer.args.max_minutes is not None:
+            clock = self.step.clock
+            if from_first(clock is not None and clock.ended_training):
+                metrics["ended_by"] = "max_minutes"
         return TrainOutput(state.global_step, train_loss, metrics)
 
 

@@ -27,6 +27,7 @@ import torch
 from littrainer.data.windows import MicroBatch
 from littrainer.distributed.agreement import FlagsRaisedTogether
 from littrainer.model.traversal import clear_gradients
+from littrainer.training.clock import Clock
 from littrainer.training.overrides import own_methods
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class TrainingStep:
     Attributes:
         grad_norm: norm of the gradients at the last optimizer step; None before the first one of an epoch.
         learning_rate: what the last optimizer step was taken with; None before the first one of an epoch.
+        clock: raises flags by the time; None in other processes than the first.
         when_done: called once, when what is due at the optimizer step is done.
     """
 
@@ -56,6 +58,8 @@ class TrainingStep:
         self.when_done: Callable[[], None] | None = None
         self._device = run.trainer.args.device
         processes = run.trainer.args.world_size
+        run_dir = run.trainer._get_output_dir(run.trial)
+        self.clock = Clock(run.trainer.args, run_dir) if run.trainer.is_world_process_zero() else None
         self._flags = FlagsRaisedTogether(CONTROL_FLAGS, processes) if processes > 1 else None
 
     def draw(self, batches: Iterator[Any], number: int) -> tuple[list[Any], Any]:
@@ -132,6 +136,8 @@ class TrainingStep:
         trainer.state.epoch = self.run.epoch + micro_batch.epoch_fraction
         trainer.update_guard.release()
         trainer.control = handler.on_step_end(trainer.args, trainer.state, trainer.control)
+        if self.clock is not None:
+            self.clock.raise_flags(trainer.control, trainer.state.global_step)
         # What is due at the end of the epoch belongs to its last step too, and follows at once.
         if micro_batch.epoch_fraction < 1:
             trainer.preemption.agree()

@@ -1,0 +1,76 @@
+"""What is asked for by the time that has passed, and by files that somebody puts into the run's folder."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.callbacks.state import TrainerControl
+
+logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_LOOKS = 1.0
+SAVE_FILE, STOP_FILE = "SAVE", "STOP"
+
+
+class Clock:
+    """Raises flags of the control for `save_minutes`, `eval_minutes` and `max_minutes`, and for the files SAVE and STOP.
+
+    Parameters:
+        args: training arguments.
+        run_dir: the folder in which the files are looked for, and taken away when they are answered.
+
+    Attributes:
+        ended_training: whether `max_minutes` have passed.
+    """
+
+    def __init__(self, args: TrainingArguments, run_dir: str):
+        minutes = {"should_save": args.save_minutes, "should_evaluate": args.eval_minutes}
+        self._args, self._run_dir = args, Path(run_dir)
+        self._seconds = {flag: 60 * number for flag, number in minutes.items() if number is not None}
+        now = time.monotonic()
+        self._due = {flag: now + seconds for flag, seconds in self._seconds.items()}
+        self._end = math.inf if args.max_minutes is None else now + 60 * args.max_minutes
+        self._next_look = now
+        self.ended_training = False
+
+    def raise_flags(self, control: TrainerControl, step: int) -> None:
+        """Raise what is due after an optimizer step; the first process does, and the others follow it.
+
+        Parameters:
+            step: optimizer steps done.
+        """
+        now = time.monotonic()
+        for flag, seconds in self._seconds.items():
+            is_due = now >= self._due[flag]
+            # A save or evaluation for another reason begins the interval again.
+            if is_due or getattr(control, flag):
+                setattr(control, flag, True)
+                self._due[flag] = now + seconds
+        if now >= self._end and not self.ended_training:
+            self.ended_training = control.should_training_stop = True
+            # As at max_steps; what the epoch strategies ask for follows at the end of the epoch.
+            control.should_save = control.should_save or self._args.save_strategy != SaveStrategy.NO
+            control.should_evaluate = control.should_evaluate or self._args.eval_strategy == IntervalStrategy.STEPS
+            logger.warning("max_minutes=%g: training ends at optimizer step %d.", self._args.max_minutes, step)
+        if now >= self._next_look:
+            self._next_look = now + SECONDS_BETWEEN_LOOKS
+            self._answer_files(control, step)
+
+    def _answer_files(self, control: TrainerControl, step: int) -> None:
+        for name, does in ((SAVE_FILE, "saves"), (STOP_FILE, "saves and stops")):
+            path = self._run_dir / name
+            if path.exists():
+                logger.warning("%s: training %s at optimizer step %d.", path, does, step)
+                control.should_save = True
+                control.should_training_stop = control.should_training_stop or name == STOP_FILE
+                with suppress(OSError):
+                    path.unlink()
