@@ -10,6 +10,7 @@ import transformers
 
 from littrainer import Seq2SeqTrainingArguments
 from littrainer.arguments import TrainingArguments
+from tests.arguments.test_fields import ONLY_OURS
 
 GIVEN: dict[str, Any] = {
     "output_dir": "out",
@@ -30,9 +31,8 @@ class WithModelKeywords(TrainingArguments):
 
 
 def _without_ours(values: dict[str, Any]) -> dict[str, Any]:
-    for name in ("warmup_ratio", "logging_dir", "lightning", "async_save", "jit_checkpoint_signals"):
+    for name in ONLY_OURS:
         del values[name]
-    del values["eval_loss_weighting"]
     return values
 
 

@@ -22,7 +22,7 @@ SAVE_FILE, STOP_FILE = "SAVE", "STOP"
 
 
 class Clock:
-    """Raises flags of the control for `save_minutes`, `eval_minutes` and `max_minutes`, and for the files SAVE and STOP.
+    """Raises flags of the control as `save_minutes`, `eval_minutes` and `max_minutes` ask, and for SAVE and STOP.
 
     Parameters:
         args: training arguments.
