@@ -230,7 +230,7 @@ PREPARATIONS: dict[str, Callable[[Path], Names]] = {
     "docs/errors.md": script,
     "docs/hub.md": hub_on_this_machine,
     "docs/index.md": script_and_data,
-    "docs/lightning-users.md": command_line_of_lightning,
+    "docs/lightning.md": command_line_of_lightning,
     "docs/search.md": model_on_the_disk_for_a_search,
     "docs/tracking.md": runs_offline,
 }
