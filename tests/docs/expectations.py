@@ -103,7 +103,7 @@ EXPECTATIONS: dict[str, Callable[[Names, Path, str], None]] = {
     "CONTRIBUTING.md": scenario_is_recorded,
     "docs/callbacks.md": callbacks_are_called,
     "docs/checkpoints.md": folders_are_written_and_resumed,
-    "docs/command-line.md": both_processes_are_started,
+    "docs/api/command-line.md": both_processes_are_started,
     "docs/compatibility.md": keras_model_learns_and_is_saved,
     "docs/evaluation.md": metrics_are_printed,
     "docs/hub.md": repository_is_resumed_from,
