@@ -38,8 +38,8 @@ If releases read the same spelling differently, this holds here:
 
 - `report_to=None` reports to no tracker, as in transformers 5; in 4 it meant all that are installed. A warning says so.
 - `warmup_steps` below 1 is a share of all steps, from 1 up a number of steps: `1.0` is one step.
-- `warmup_ratio=0.0` leaves `warmup_steps` alone. A ratio above 0 overrides `warmup_steps`, as in 5.3; if you give both, a
-  warning says so.
+- `warmup_ratio=0.0` leaves `warmup_steps` alone. A ratio above 0 overrides `warmup_steps`, as in 5.3; if you give both,
+  a warning says so.
 - `optim="adamw_hf"` is read as `adamw_torch` and `adamw_apex_fused` as `adamw_torch_fused`, with a warning.
 
 The Trainer takes `tokenizer=` for `processing_class=` and `train(model_path=...)` for `resume_from_checkpoint=`.
