@@ -63,7 +63,7 @@ class ScheduleFields:
 
     # None becomes the default folder at construction: whoever reads the field finds a string.
     output_dir: str = argument(
-        cast("str", None), "Folder for checkpoints and the final model; `trainer_output` where none is given."
+        cast("str", None), "Folder for checkpoints and the final model; `trainer_output` if none is given."
     )
     per_device_train_batch_size: int = argument(8, "Samples in one training micro-batch on each device.")
     num_train_epochs: float = argument(
@@ -245,9 +245,7 @@ class SavingFields:
         None,
         "Checkpoints to keep, the newest and the best among them; older ones are deleted, with 0 or below none is.",
     )
-    enable_jit_checkpoint: bool = argument(
-        False, "Write a checkpoint and end training when the process is told to stop (SIGTERM)."
-    )
+    enable_jit_checkpoint: bool = argument(False, "Write a checkpoint and end training when the process gets SIGTERM.")
     push_to_hub: bool = argument(False, "Push the model to the Hub when it is saved.")
     hub_token: str | None = argument(None, "Token for pushing to the Hub; unset takes the one of `hf auth login`.")
     hub_private_repo: bool | None = argument(
@@ -288,7 +286,7 @@ class EnvironmentFields:
     )
     seed: int = argument(42, "Random seed set before training.")
     data_seed: int | None = argument(None, "Random seed of the training sampler; unset takes `seed`.")
-    use_cpu: bool = argument(False, "Run on the CPU even where there is a GPU.")
+    use_cpu: bool = argument(False, "Run on the CPU even if there is a GPU.")
     accelerator_config: dict[str, Any] | str | AcceleratorConfig | None = argument(
         None,
         "Settings of batches as a dict or the path of a JSON file; `split_batches`, `even_batches` and "

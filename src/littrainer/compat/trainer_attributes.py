@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from littrainer.training.reports import MemoryReport
 
 
-# Attribute that transformers' Trainer sets on itself -> why it is not offered. docs/compatibility.md lists the rest.
+# Attribute that transformers' Trainer sets on itself -> why it is not offered. docs/api/compatibility.md lists the rest.
 REFUSED: dict[str, str] = {
     "_attn_mask_causal_checked": "sequences are not split between processes",
     "_mixed_mesh_grads": "looked for at each clipping: override `_has_mixed_mesh_grads`",

@@ -100,7 +100,7 @@ class LoaderSettings:
 
 
 class AcceleratorFacade(ProcessMembers, Stepping, Preparing, SplitModels):
-    """Stands where subclasses of a Trainer expect an accelerator; docs/compatibility.md lists what it answers.
+    """Stands where subclasses of a Trainer expect an accelerator; docs/api/compatibility.md lists what it answers.
 
     Parameters:
         args: the training arguments, which know device and ranks.
