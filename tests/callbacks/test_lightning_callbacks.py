@@ -70,6 +70,7 @@ def test_the_page_says_of_every_callback_that_lightning_has_whether_it_works() -
         (LearningRateFinder(), r"trainer.lr_find\(\) before training, and set learning_rate"),
         (BatchSizeFinder, r"trainer.scale_batch_size\(\) before training"),
         (type("OwnFinder", (BatchSizeFinder,), {}), "auto_find_batch_size=True"),
+        (GradientAccumulationScheduler({0: 2}), "set gradient_accumulation_steps, or train a TransformersModule"),
     ],
 )
 def test_one_that_cannot_work_is_refused_with_what_to_use_instead(tmp_path: Path, callback: Any, instead: str) -> None:
@@ -97,7 +98,6 @@ BEST: dict[str, Any] = {"load_best_model_at_end": True, "save_strategy": "steps"
         (SWA, BEST, "load_best_model_at_end=False"),
         (WeightAveraging(), BEST, "load_best_model_at_end=False"),
         (SWA, {"model": BatchNormClassifier()}, "batch norm"),
-        (GradientAccumulationScheduler({0: 2}), {"gradient_accumulation_steps": 2}, "leave that argument at 1"),
         (ModelPruning("l1_unstructured", amount=0.5), {"save_strategy": "epoch"}, 'save_strategy="no"'),
         (EarlyStopping("eval_loss"), {}, 'set eval_strategy="steps"'),
         (EarlyStopping("val_loss"), EVERY_STEP, "Set monitor='eval_loss'"),

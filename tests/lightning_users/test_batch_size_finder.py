@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from littrainer import Trainer
@@ -74,13 +73,11 @@ def test_it_stops_at_the_samples_that_there_are(tmp_path: Path) -> None:
     assert quiet_trainer(tmp_path, Bounded(20), given=given, max_steps=1).scale_batch_size() == 16
 
 
-@pytest.mark.parametrize("by_schedule", [False, True])
-def test_accumulated_gradients_take_their_memory_also_where_they_come_later(tmp_path: Path, by_schedule: bool) -> None:
-    model, accumulation = Bounded(7), 1 if by_schedule else 5
-    given = {"callbacks": [GradientAccumulationScheduler({2: 5})] if by_schedule else []}
-    trainer = quiet_trainer(tmp_path, model, rows=100, given=given, gradient_accumulation_steps=accumulation)
+def test_accumulated_gradients_take_their_memory(tmp_path: Path) -> None:
+    model = Bounded(7)
+    trainer = quiet_trainer(tmp_path, model, rows=100, gradient_accumulation_steps=5)
     assert trainer.scale_batch_size(steps_per_trial=1) == 4
-    assert model.sizes.count(4) == 2 and trainer.args.gradient_accumulation_steps == accumulation
+    assert model.sizes.count(4) == 2 and trainer.args.gradient_accumulation_steps == 5
 
 
 def test_memory_for_nothing_is_an_error_with_what_to_do(tmp_path: Path) -> None:

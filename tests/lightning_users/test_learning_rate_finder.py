@@ -13,7 +13,6 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch.optim.lr_scheduler import LambdaLR, SequentialLR
 from torch.utils.data import IterableDataset
 
@@ -128,19 +127,6 @@ def test_a_trial_of_the_script_tries_one_rate(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, lightning={"fast_dev_run": True})
     found = trainer.lr_find()
     assert found.results["lr"] == [1e-8] and found.suggestion() is None
-
-
-def test_accumulation_goes_by_the_schedule_of_a_callback(tmp_path: Path) -> None:
-    sizes: list[int] = []
-
-    class Noting(Trainer):
-        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            sizes.append(self.current_gradient_accumulation_steps)
-            return super().compute_loss(*args, **kwargs)
-
-    callbacks = [GradientAccumulationScheduler({0: 2})]
-    quiet_trainer(tmp_path, rows=16, kind=Noting, given={"callbacks": callbacks}).lr_find(num_training=2)
-    assert sizes == [2] * 4
 
 
 # ---- The plot --------------------------------------------------------------------------------------------------------

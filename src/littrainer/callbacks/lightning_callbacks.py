@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
-from littrainer.arguments.deepspeed import asks_for_deepspeed
 from littrainer.errors.notes import add_note
 
 if TYPE_CHECKING:
@@ -63,15 +62,8 @@ REFUSED: tuple[Refusal, ...] = (
     ),
     Refusal(
         "GradientAccumulationScheduler",
-        "gradient_accumulation_steps asks for another number",
-        "leave that argument at 1",
-        lambda args, model: args.gradient_accumulation_steps != 1,
-    ),
-    Refusal(
-        "GradientAccumulationScheduler",
-        "DeepSpeed counts micro-batches by a number of its own",
-        "train without DeepSpeed",
-        lambda args, model: asks_for_deepspeed(args),
+        "the Trainer counts all optimizer steps before training, each with as many micro-batches",
+        "set gradient_accumulation_steps, or train a TransformersModule in a lightning.Trainer",
     ),
     Refusal(
         "ModelPruning",
@@ -98,8 +90,6 @@ REFUSED: tuple[Refusal, ...] = (
         lambda args, model: bool(args.load_best_model_at_end),
     ),
 )
-# What they ask for the training does by itself, and Lightning does not call them.
-CARRIED_OUT_BY_TRAINING = ("GradientAccumulationScheduler",)
 # These change the model, and only a training is theirs: not the model that a later evaluation is asked about.
 ONLY_IN_TRAINING = ("BaseFinetuning", "ModelPruning", "StochasticWeightAveraging", "WeightAveraging")
 PACKAGES = ("lightning", "pytorch_lightning")

@@ -26,7 +26,6 @@ from littrainer.search.record import BestRun
 from littrainer.training.batch_size_search import check_that_all_ran_out, empty_device_cache, ran_out_of_memory
 from littrainer.training.loss import mean_over_processes
 from littrainer.training.overrides import own_methods
-from littrainer.training.plan import accumulation_schedule
 
 logger = logging.getLogger(__name__)
 
@@ -70,12 +69,10 @@ class LightningExtras:
         check_can_try(self, "lr_find")
         trial = development_batches(self)
         rates = _rates(min_lr, max_lr, min(num_training, trial) if trial else num_training, mode)
-        schedule = accumulation_schedule(self)
-        accumulation = self.args.gradient_accumulation_steps if schedule is None else schedule(0)
         rising = _RisingRate(self, rates, early_stop_threshold)
         try:
             with left_as_found(self):
-                take_steps(self, len(rates), rising, accumulation)
+                take_steps(self, len(rates), rising, self.args.gradient_accumulation_steps)
         finally:
             rising.bar.close()
         tried = len(rising.losses)
@@ -122,12 +119,11 @@ class LightningExtras:
         if development_batches(self):
             logger.warning("scale_batch_size tries nothing with fast_dev_run: it keeps %d.", self._train_batch_size)
             return self._train_batch_size
-        schedule = accumulation_schedule(self)
-        accumulation = self.args.gradient_accumulation_steps if schedule is None else schedule.largest
+        accumulation = min(self.args.gradient_accumulation_steps, MICRO_BATCHES_THAT_MATTER)
         largest = min(max_val, _samples_for_one_process(self))
         fits, fails, size = 0, largest + 1, min(init_val, largest)
         for _ in range(max_trials):
-            if _has_memory_for(self, size, steps_per_trial, min(accumulation, MICRO_BATCHES_THAT_MATTER)):
+            if _has_memory_for(self, size, steps_per_trial, accumulation):
                 logger.info("Micro-batches of %d samples fit.", size)
                 fits = size
             else:

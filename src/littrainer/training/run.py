@@ -25,7 +25,7 @@ from littrainer.model.traversal import clear_gradients, parameters_of
 from littrainer.optim.parameter_groups import AskedFor, are_others
 from littrainer.optim.schedules import leave_added_groups_alone
 from littrainer.training.loss import RunningLoss
-from littrainer.training.plan import TrainingPlan, accumulation_schedule
+from littrainer.training.plan import TrainingPlan
 from littrainer.training.preemption import evaluation_to_make_up_for
 from littrainer.training.resuming import (
     Position,
@@ -69,7 +69,6 @@ class TrainingRun:
         self.trial = trial
         self.ignore_keys_for_eval = ignore_keys_for_eval
         self.start_time = time.time()
-        self.schedule = accumulation_schedule(trainer)
         self.step = TrainingStep(self)
         self.windows = WindowLoader(
             loader,
@@ -77,7 +76,6 @@ class TrainingRun:
             micro_batches_per_epoch=plan.micro_batches_per_epoch,
             draw_window=self.step.draw,
             should_stop=self.step.ends_epoch,
-            accumulation_of_epoch=self.schedule,
         )
         self.first_epoch = 0
         self.epoch = 0
@@ -144,7 +142,7 @@ class TrainingRun:
         self.evaluation_due = evaluation_to_make_up_for(trainer.state)
         self.record = read_resume_record(checkpoint, trainer.args.process_index)
         size = trainer.session.train_batch_size
-        training = ResumedTraining(trainer.args, trainer.state, plan, size, self.schedule)
+        training = ResumedTraining(trainer.args, trainer.state, plan, size)
         # A search means to change what it changes.
         if self.trial is None:
             warn_of_differences(checkpoint, self.record, training)
