@@ -123,4 +123,3 @@ def why_empty(args: TrainingArguments, loader: Any) -> str:
             "False or lower per_device_train_batch_size."
         )
     return "The training DataLoader is empty (length 0): there is nothing to train on."
-
