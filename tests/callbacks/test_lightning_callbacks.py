@@ -144,28 +144,6 @@ def test_a_bar_of_lightnings_takes_the_place_of_the_trainers_own(tmp_path: Path)
 # ---- Monitors --------------------------------------------------------------------------------------------------------
 
 
-@BOTH_MODES
-def test_learning_rate_monitor_logs_the_schedule_at_each_optimizer_step(tmp_path: Path, kind: Any) -> None:
-    monitor = LearningRateMonitor()
-    trainer = trainer_with(
-        tmp_path,
-        monitor,
-        kind=kind,
-        num_train_epochs=2,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
-        logging_strategy="steps",
-        logging_steps=1,
-    )
-    trainer.train()
-    monitored = [
-        (entry["step"], entry["lr-AdamW/pg1"]) for entry in trainer.state.log_history if "lr-AdamW/pg1" in entry
-    ]
-    rates = logged(trainer, "learning_rate")
-    # At step n stands the rate of the optimizer step after it.
-    assert monitored == list(enumerate(rates)) and len(set(rates)) == 6
-
-
 def test_what_monitors_log_at_each_batch_is_in_the_history_when_the_trainer_logs(tmp_path: Path) -> None:
     trainer = trainer_with(
         tmp_path,

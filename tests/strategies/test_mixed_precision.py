@@ -39,14 +39,6 @@ def test_restoring_puts_back_a_forward_that_its_user_had_set_on_the_model() -> N
     assert torch.equal(model(BATCH), torch.zeros_like(of_class(BATCH)["logits"]))
 
 
-def test_asking_twice_wraps_once_and_restoring_undoes_it() -> None:
-    model = in_bf16(in_bf16(VectorClassifier()))
-    assert not torch.equal(model(BATCH)["logits"], VectorClassifier.forward(model, BATCH)["logits"])
-    restore_forward(model)
-    assert torch.equal(model(BATCH)["logits"], VectorClassifier.forward(model, BATCH)["logits"])
-    restore_forward(model)
-
-
 def test_a_copy_runs_its_own_weights() -> None:
     model = in_bf16(VectorClassifier())
     copied = copy.deepcopy(model)
@@ -64,15 +56,6 @@ def test_a_model_can_still_be_saved_whole() -> None:
     file.seek(0)
     loaded = torch.load(file, weights_only=False)
     torch.testing.assert_close(loaded(BATCH)["logits"], VectorClassifier.forward(model, BATCH)["logits"])
-
-
-def test_fused_adamw_with_clipping_trains_in_bf16(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, bf16=True, optim="adamw_torch_fused", max_grad_norm=0.1, max_steps=2)
-    trainer.train()
-    assert trainer.lightning_trainer is not None
-    assert trainer.lightning_trainer.precision == "bf16-mixed"
-    assert trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False) is trainer.model
-    assert "forward" not in vars(trainer.model)
 
 
 def test_fp16_on_a_cpu_says_that_it_changes_nothing(tmp_path: Path) -> None:

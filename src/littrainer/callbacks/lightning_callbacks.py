@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
-from littrainer.errors.notes import add_note
+from littrainer.callbacks.handler import found_in, made_of
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -19,7 +19,7 @@ def _has_batch_norm(model: Any) -> bool:
 
 
 def backbone_of(model: Any) -> Any:
-    """The part of a model below its head, which `BackboneFinetuning` freezes and unfreezes; None where it has none."""
+    """The part of a model below its head, which `BackboneFinetuning` freezes and unfreezes; None if it has none."""
     candidates = (getattr(model, name, None) for name in ("backbone", "base_model"))
     return next((found for found in candidates if hasattr(found, "parameters") and found is not model), None)
 
@@ -46,18 +46,18 @@ BEST_MODEL = "load_best_model_at_end=True loads the weights of a checkpoint in t
 REFUSED: tuple[Refusal, ...] = (
     Refusal(
         "BatchSizeFinder",
-        "it trains on trial batches of a loader of its own, while the Trainer builds and counts its batches itself",
+        "it trains on trial batches of another loader, while the Trainer builds and counts its batches itself",
         "call trainer.scale_batch_size() before training, or set auto_find_batch_size=True",
     ),
     Refusal(
         "LearningRateFinder",
-        "it runs trial steps on a loader of its own before training, with a schedule of its own",
+        "it runs trial steps before training, on another loader and with another schedule",
         "call trainer.lr_find() before training, and set learning_rate to the suggestion()",
     ),
     Refusal(
         "BackboneFinetuning",
         "the model has neither a `backbone` nor a head on a base model",
-        "derive from BaseFinetuning, where the model is pl_module.model",
+        "derive from BaseFinetuning; the model is pl_module.model",
         lambda args, model: backbone_of(model) is None,
     ),
     Refusal(
@@ -67,7 +67,7 @@ REFUSED: tuple[Refusal, ...] = (
     ),
     Refusal(
         "ModelPruning",
-        "checkpoints written while it prunes hold masks beside weights, which from_pretrained does not load",
+        "checkpoints written while it prunes hold masks besides weights, which from_pretrained does not load",
         'set save_strategy="no" and save the model after training',
         lambda args, model: args.save_strategy != SaveStrategy.NO,
     ),
@@ -122,19 +122,12 @@ def add_lightning_callback(present: list[Any], callback: Any) -> None:
         TypeError: its class takes arguments.
     """
     refuse_what_cannot_work(callback)
-    if isinstance(callback, type):
-        try:
-            callback = callback()
-        except TypeError as error:
-            add_note(error, f"Of the class {callback.__name__} a callback is made without arguments; give an instance.")
-            raise
-    present.append(callback)
+    present.append(made_of(callback))
 
 
 def pop_lightning_callback(present: list[Any], callback: Any) -> Any:
-    """Remove and return a callback of Lightning's kind, or the first one of a class; None where there is none."""
-    is_meant = (lambda one: isinstance(one, callback)) if isinstance(callback, type) else (lambda one: one is callback)
-    found = next(filter(is_meant, present), None)
+    """Remove and return a callback of Lightning's kind, or the first one of a class; None if there is none."""
+    found = found_in(present, callback)
     if found is not None:
         present.remove(found)
     return found

@@ -318,8 +318,7 @@ class TrainingRun:
         self.step.grad_norm = self.step.learning_rate = None
         self.windows.start_epoch(self.epoch)
         trainer.control = trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
-        if self.windows.accumulation_of_epoch is None:
-            self.windows.accumulation = trainer.args.gradient_accumulation_steps
+        self.windows.accumulation = trainer.args.gradient_accumulation_steps
 
     def note_schedule(self, schedules: list[Any]) -> None:
         """Learn what callbacks did to the schedule: put one of their own in its place, or add groups of parameters."""
