@@ -4,13 +4,33 @@ tests/distributed/test_data_parallel.py."""
 from __future__ import annotations
 
 import dataclasses
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from littrainer.arguments.fields import DistributedFields
 from littrainer.strategies.data_parallel import DDP_KEYWORDS, ddp_keywords
 from tests.scenarios.models import VectorClassifier, tiny_gpt2
 from tests.scenarios.trainers import quiet_arguments
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "keyword", "expected"),
+    [
+        ("ddp_find_unused_parameters", False, "find_unused_parameters", False),
+        ("ddp_bucket_cap_mb", 7, "bucket_cap_mb", 7),
+        ("ddp_broadcast_buffers", False, "broadcast_buffers", False),
+        ("ddp_static_graph", True, "static_graph", True),
+        ("ddp_backend", "gloo", "process_group_backend", "gloo"),
+        ("ddp_timeout", 90, "timeout", timedelta(seconds=90)),
+    ],
+)
+def test_an_argument_is_a_keyword_of_the_strategy(
+    tmp_path: Path, argument: str, value: Any, keyword: str, expected: Any
+) -> None:
+    assert ddp_keywords(quiet_arguments(tmp_path, **{argument: value}), VectorClassifier())[keyword] == expected
 
 
 def test_every_ddp_argument_has_a_keyword() -> None:
