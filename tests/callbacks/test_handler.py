@@ -1,19 +1,14 @@
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import transformers
 from lightning.pytorch.callbacks import LearningRateMonitor
-from transformers import trainer_callback, trainer_utils
 
-import littrainer
 from littrainer import EarlyStoppingCallback, ExportableState, Trainer
 from littrainer.callbacks.base import EVENTS, TrainerCallback
 from littrainer.callbacks.handler import CallbackHandler, DefaultFlowCallback, restore_callbacks
@@ -21,7 +16,6 @@ from littrainer.callbacks.progress import PrinterCallback
 from littrainer.callbacks.state import SWITCHES, TrainerControl, TrainerState, exported_states
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
-THEIRS = SimpleNamespace(**{**vars(trainer_utils), **vars(trainer_callback)})
 WITH_PAYLOAD = {"on_log": "logs", "on_evaluate": "metrics", "on_predict": "metrics"}
 
 
@@ -285,36 +279,6 @@ def test_a_handler_may_be_subclassed_and_put_in_the_place_of_the_trainers(tmp_pa
     assert {event for event, _ in seen} == set(EVENTS) - unseen and {reference for _, reference in seen} == {
         "reference"
     }
-
-
-# ---- DefaultFlowCallback ---------------------------------------------------------------------------------------------
-
-
-def asked(package: Any, event: str, strategy: str, args: dict[str, Any], save_steps: int) -> list[dict[str, bool]]:
-    """What is asked for at each step of a run, the last one and one beyond it included."""
-    kinds = {
-        "eval_strategy": "IntervalStrategy",
-        "logging_strategy": "IntervalStrategy",
-        "save_strategy": "SaveStrategy",
-    }
-    strategies = {name: getattr(package, kind)(strategy) for name, kind in kinds.items()}
-    wishes = []
-    for step in range(1, 12):
-        steps = {"logging_steps": 3, "eval_steps": 4, "save_steps": save_steps, "max_steps": 10}
-        state = package.TrainerState(global_step=step, epoch=step / 4, **steps)
-        control = package.TrainerControl()
-        getattr(package.DefaultFlowCallback(), event)(SimpleNamespace(**strategies, **args), state, control)
-        wishes.append(dataclasses.asdict(control))
-    return wishes
-
-
-@pytest.mark.parametrize("event", ["on_step_end", "on_epoch_end"])
-@pytest.mark.parametrize("strategy", ["no", "steps", "epoch"])
-def test_each_step_asks_for_what_it_asks_for_in_transformers(event: str, strategy: str) -> None:
-    for delay, first, save_steps in itertools.product((0, 2, 5), (False, True), (0, 5)):
-        args = {"eval_delay": delay, "logging_first_step": first}
-        ours, theirs = (asked(one, event, strategy, args, save_steps) for one in (littrainer, THEIRS))
-        assert ours == theirs, (delay, first, save_steps)
 
 
 # ---- A training that fails -------------------------------------------------------------------------------------------

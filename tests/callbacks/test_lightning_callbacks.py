@@ -15,7 +15,6 @@ from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     BaseFinetuning,
     BatchSizeFinder,
-    DeviceStatsMonitor,
     EarlyStopping,
     EMAWeightAveraging,
     GradientAccumulationScheduler,
@@ -142,31 +141,6 @@ def test_a_bar_of_lightnings_takes_the_place_of_the_trainers_own(tmp_path: Path)
 
 
 # ---- Monitors --------------------------------------------------------------------------------------------------------
-
-
-def test_what_monitors_log_at_each_batch_is_in_the_history_when_the_trainer_logs(tmp_path: Path) -> None:
-    trainer = trainer_with(
-        tmp_path,
-        DeviceStatsMonitor(),
-        LearningRateMonitor(),
-        max_steps=7,
-        logging_strategy="steps",
-        logging_steps=3,
-        eval_strategy="steps",
-        eval_steps=6,
-    )
-    trainer.train()
-    trainer.evaluate()
-    history = trainer.state.log_history
-    of_monitors = ("lr-AdamW/pg1", "DeviceStatsMonitor.on_validation_batch_end/cpu_percent")
-    seen = [(entry["step"], [name in entry for name in of_monitors]) for entry in history]
-    rate, evaluated, own = [True, False], [False, True], [False, False]
-    # Each comes before what the Trainer logs. The last evaluation is that after training.
-    assert seen[:6] == [(2, rate), (3, own), (5, rate), (6, own), (6, evaluated), (6, own)]
-    assert seen[6:] == [(6, rate), (7, evaluated), (7, own), (7, own), (7, evaluated), (7, own)]
-    assert logged(trainer, "lr-AdamW/pg1")[:2] == logged(trainer, "learning_rate")
-    at_ends = [entry["step"] for entry in history if "DeviceStatsMonitor.on_train_batch_end/cpu_percent" in entry]
-    assert at_ends == [2, 5, 6]
 
 
 def test_throughput_monitor_counts_the_samples_of_training_and_evaluation(tmp_path: Path) -> None:

@@ -299,8 +299,5 @@ def test_an_overridden_setup_is_called_for_the_service_that_is_reported_to(
         def setup_wandb(self) -> None:
             seen.append("wandb")
 
-        def setup_comet(self) -> None:
-            seen.append("comet")
-
     Set(make_model(), arguments(report_to="wandb"))
     assert seen == ["wandb"]

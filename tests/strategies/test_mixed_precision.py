@@ -66,19 +66,6 @@ def test_fp16_on_a_cpu_says_that_it_changes_nothing(tmp_path: Path) -> None:
     assert trainer.accelerator.scaler is None
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("bf16_full_eval", torch.bfloat16), ("fp16_full_eval", torch.float16)])
-def test_full_evaluation_casts_the_model_outside_of_training_only(
-    tmp_path: Path, name: str, dtype: torch.dtype
-) -> None:
-    trainer = quiet_trainer(tmp_path, max_steps=1, eval_strategy="steps", **{name: True})
-    trainer.train()
-    assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float32}
-    with pytest.raises(RuntimeError):
-        # Its float32 vectors do not fit a model that is wholly in half precision.
-        trainer.evaluate()
-    assert {parameter.dtype for parameter in trainer.model.parameters()} == {dtype}
-
-
 def test_a_second_model_that_a_script_prepares_runs_in_the_same_precision(tmp_path: Path) -> None:
     reference, plain = VectorClassifier(), VectorClassifier()
     trainer = quiet_trainer(tmp_path, bf16=True)
