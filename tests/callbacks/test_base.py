@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import transformers
 
 from littrainer.callbacks.base import EVENTS, TrainerCallback
@@ -12,13 +11,6 @@ from littrainer.callbacks.handler import listens_to
 def test_the_events_are_those_of_transformers() -> None:
     theirs = {name for name in vars(transformers.TrainerCallback) if name.startswith("on_")}
     assert set(EVENTS) == theirs
-
-
-@pytest.mark.parametrize("event", EVENTS)
-def test_an_event_that_is_not_overridden_asks_for_nothing(event: str) -> None:
-    callback = TrainerCallback()
-    assert getattr(callback, event)(None, None, None, model=None, logs=None, metrics=None) is None
-    assert not listens_to(callback, event)
 
 
 def test_a_callback_listens_where_its_class_a_parent_or_the_object_itself_overrides() -> None:

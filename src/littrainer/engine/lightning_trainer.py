@@ -16,7 +16,6 @@ from littrainer.arguments.choices import IntervalStrategy
 from littrainer.arguments.destinations import derived_keywords
 from littrainer.arguments.did_you_mean import suggestion
 from littrainer.callbacks.lightning_callbacks import (
-    CARRIED_OUT_BY_TRAINING,
     ONLY_IN_TRAINING,
     check_can_resume,
     check_set_up,
@@ -133,8 +132,7 @@ def build_lightning_trainer(trainer: Any, run: TrainingRun | None) -> pl.Trainer
     if callbacks and not keywords["logger"]:
         keywords["logger"] = [HistoryLogger(lambda: trainer.state)]
     if run is None:
-        left_out = (*CARRIED_OUT_BY_TRAINING, *ONLY_IN_TRAINING)
-        callbacks = [callback for callback in callbacks if not is_one_of(callback, *left_out)]
+        callbacks = [callback for callback in callbacks if not is_one_of(callback, *ONLY_IN_TRAINING)]
     else:
         check_set_up(callbacks, trainer.args, trainer.model, [trainer, *trainer.callback_handler.callbacks])
         callbacks = _ready_for_training(callbacks, run, keywords)
@@ -171,7 +169,6 @@ def _user_callbacks(of_trainer: list[Callback], keywords: dict[str, Any]) -> lis
 
 def _ready_for_training(callbacks: list[Callback], run: TrainingRun, keywords: dict[str, Any]) -> list[Callback]:
     """Let the run have its length, and the callbacks its events around them."""
-    callbacks = [callback for callback in callbacks if not is_one_of(callback, *CARRIED_OUT_BY_TRAINING)]
     if run.checkpoint is not None:
         check_can_resume(callbacks)
     epochs = run.plan.num_train_epochs
