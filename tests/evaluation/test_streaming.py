@@ -21,7 +21,7 @@ from torchmetrics.classification import (
 from torchmetrics.text import Perplexity
 from torchmetrics.wrappers import ClasswiseWrapper
 
-from littrainer import EvalPrediction, StreamingMetrics, TrainerCallback
+from littrainer import EvalPrediction, StreamingMetrics
 from littrainer.evaluation.gathering import BatchCollection
 from littrainer.evaluation.streaming import streaming_metrics
 from tests.scenarios.collators import pad_tokens
@@ -116,10 +116,7 @@ def test_metrics_over_thresholds_are_given_scores_that_do_not_depend_on_the_batc
 
 
 @pytest.mark.parametrize("batch_size", [1, 7])
-@pytest.mark.parametrize("inputs", [None, "multi_label_logits"])
-def test_scores_of_several_labels_do_not_depend_on_the_batches(
-    tmp_path: Path, batch_size: int, inputs: str | None
-) -> None:
+def test_scores_of_several_labels_do_not_depend_on_the_batches(tmp_path: Path, batch_size: int) -> None:
     class Logits(torch.nn.Module):
         """Hands its inputs on as logits, and finds out about its problem as models of transformers do."""
 
@@ -136,10 +133,8 @@ def test_scores_of_several_labels_do_not_depend_on_the_batches(
     # Taken for probabilities, those of the first rows lie below one half.
     logits = torch.tensor([[0.2, 0.3], [0.4, 0.1], [-2.0, 3.0], [0.6, -1.0]])
     rows = [{"x": row, "labels": torch.ones(2)} for row in logits]
-    metric: Any = StreamingMetrics({"accuracy": MultilabelAccuracy(2)}, inputs=inputs)
-    found = evaluated(
-        tmp_path, metric, Logits(), given={"eval_dataset": Rows(rows)}, per_device_eval_batch_size=batch_size
-    )
+    given, metric = {"eval_dataset": Rows(rows)}, {"accuracy": MultilabelAccuracy(2)}
+    found = evaluated(tmp_path, metric, Logits(), given=given, per_device_eval_batch_size=batch_size)
     assert found["eval_accuracy"] == pytest.approx(0.75)
 
 
@@ -334,19 +329,6 @@ def test_a_batch_without_any_label_that_counts_is_left_out() -> None:
     assert seen.calls == [] and metrics.batches == 1
 
 
-def test_metrics_move_to_the_device_of_the_model(tmp_path: Path) -> None:
-    moved: list[Any] = []
-
-    class Moving(MulticlassAccuracy):
-        def to(self, *arguments: Any, **keywords: Any) -> Any:
-            moved.append(arguments)
-            return super().to(*arguments, **keywords)
-
-    trainer = quiet_trainer(tmp_path, given={"compute_metrics": Moving(CLASSES)})
-    trainer.evaluate()
-    assert moved == [(trainer.args.device,)]
-
-
 # ---- Errors ---------------------------------------------------------------------------------------------------------
 
 
@@ -356,7 +338,7 @@ def test_a_metric_that_does_not_fit_is_named_with_the_shapes_and_the_ways_of_inp
     message = str(caught.value)
     assert "'perplexity' (Perplexity)" in message
     assert f"predictions float32 (3, {CLASSES}) and labels int64 (3,)" in message
-    assert "inputs='classification' (told from their shapes and the model)" in message
+    assert "inputs='classification' (chosen by their shapes and the model)" in message
     assert "what update was called with: tuple of [int64 (3,), int64 (3,)]." in message
     assert "StreamingMetrics takes as inputs also 'class_scores'" in message and "'regression'" in message
     assert isinstance(caught.value.__cause__, ValueError)
@@ -378,28 +360,3 @@ def test_a_metric_that_fails_in_a_training_is_noted_with_the_optimizer_step(tmp_
     with pytest.raises((ValueError, RuntimeError), match="broken") as caught:
         trainer.train()
     assert "at optimizer step 2 of 3" in " ".join(caught.value.__notes__)
-
-
-# ---- In a training --------------------------------------------------------------------------------------------------
-
-
-def test_a_metrics_state_is_no_part_of_the_models(tmp_path: Path) -> None:
-    class Persistent(MulticlassAccuracy):
-        def __init__(self) -> None:
-            super().__init__(CLASSES)
-            self.persistent(True)
-
-    names: list[str] = []
-
-    class Looking(TrainerCallback):
-        def on_evaluate(self, *arguments: Any, **keywords: Any) -> None:
-            names.extend(trainer.lightning_module.state_dict())
-
-    trainer = quiet_trainer(
-        tmp_path,
-        given={"compute_metrics": Persistent(), "callbacks": [Looking()]},
-        max_steps=1,
-        eval_strategy="epoch",
-    )
-    trainer.train()
-    assert names and {name.removeprefix("model.") for name in names} == set(VectorClassifier().state_dict())

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class BatchOutputs(NamedTuple):
-    """What there is of a batch, or of all of them; None where it is not there or not asked for."""
+    """What there is of a batch, or of all of them; None if it is not there or not asked for."""
 
     losses: Any = None
     predictions: Any = None
@@ -38,24 +38,17 @@ class BatchOutputs(NamedTuple):
     inputs: Any = None
 
     def first_rows(self, number: int) -> BatchOutputs:
-        """The same with no more than so many samples."""
+        """Return the same with no more than so many samples."""
         return BatchOutputs(*(None if value is None else truncated(value, number) for value in self))
 
     def for_metrics(self, wanted: Sequence[str]) -> EvalPrediction:
-        """What a metric function is given.
-
-        Parameters:
-            wanted: as `include_for_metrics` has it.
-        """
+        """Return what a metric function is given, with what `include_for_metrics` wants."""
         losses, inputs = self.losses if "loss" in wanted else None, self.inputs if "inputs" in wanted else None
         return EvalPrediction(predictions=self.predictions, label_ids=self.labels, losses=losses, inputs=inputs)
 
 
 def main_inputs(model: Any, wanted: Sequence[str], inputs: Any) -> Any:
-    """The model's main input among a batch, if metrics want it.
-
-    Parameters:
-        wanted: as `include_for_metrics` has it.
+    """Return the model's main input among a batch, if `include_for_metrics` wants it.
 
     Raises:
         ValueError: the batch does not have it.
@@ -140,7 +133,7 @@ class EvaluationPass:
             self.streaming.begin(trainer.args.device, self.task_facts)
 
     def task_facts(self) -> TaskFacts:
-        """What is known of the task of the model."""
+        """Return what is known of the task of the model."""
         trainer = self.trainer
         return facts_of_task(
             trainer.model,
@@ -181,14 +174,14 @@ class EvaluationPass:
 
     @property
     def number_of_batches(self) -> float:
-        """Batches that the pass reads; infinity where that is not known."""
+        """Batches that the pass reads; infinity if that is not known."""
         number = length_of(self.dataloader) if self.limit_of_batches is None else self.limit_of_batches
         return float("inf") if number is None else number
 
     def places_of(self, batch: Any) -> list[int] | None:
-        """Places in the dataset of the samples in the batch that was predicted last.
+        """Return places in the dataset of the samples in the batch that was predicted last.
 
-        None where they are not known: the samples have an order of their own, or several processes share them.
+        None if they are not known: the samples are in another order, or several processes share them.
         """
         sampler = getattr(self.dataloader, "sampler", None)
         if not isinstance(sampler, SequentialSampler) or self.trainer.args.world_size > 1:
@@ -243,7 +236,7 @@ class EvaluationPass:
         return EvalLoopOutput(predictions, labels, self._prefixed(metrics), self._num_samples())
 
     def _predicted(self, inputs: Any) -> BatchOutputs:
-        """What this process has for a batch, as long as the longest that any process has."""
+        """Return what this process has for a batch, as long as the longest that any process has."""
         trainer, exact = self.trainer, self.exact_loss
         weight = 0 if exact is None else exact.weight_of(inputs)
         loss, logits, labels = trainer.prediction_step(

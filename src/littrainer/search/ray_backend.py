@@ -147,7 +147,7 @@ class RayTrials:
         self.records: dict[str, TrialRecord] = {}
 
     def callback(self) -> Any:
-        """Return the callback by which Ray tells of its trials."""
+        """Return the callback by which Ray reports its trials."""
         from ray.tune import Callback
 
         keep, end_with_error = self.keep, self.end_with_error
@@ -197,7 +197,7 @@ class RayTrials:
         from ray.exceptions import RayTaskError
 
         error: Any = None
-        # The copy beside Ray's logs; that in the storage is brought there later.
+        # The copy next to Ray's logs; the one in the storage is brought there later.
         with contextlib.suppress(Exception):
             error = cloudpickle.loads(Path(str(trial.pickled_error_file)).read_bytes())
         cause = error.cause if isinstance(error, RayTaskError) else None

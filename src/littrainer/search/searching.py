@@ -85,7 +85,7 @@ def searching(trainer: Any, backend: Any) -> Iterator[None]:
         vars(args).update(values)
         plugin: Any = getattr(args, "deepspeed_plugin", None)
         if plugin is not None:
-            # transformers may have been told of a trial's own one last.
+            # transformers may know the plugin of the last trial.
             plugin.select()
         follow_arguments(trainer, changed, makes_accelerator=False)
         search.arguments_after = dict(values)

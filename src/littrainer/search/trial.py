@@ -227,7 +227,7 @@ def _number(value: Any) -> float:
 
 
 def report(trainer: Any, trial: Any, step: int, metrics: dict[str, float]) -> None:
-    """Tell Optuna, or a sweep, of an evaluation during training; outside of a search do nothing.
+    """Report an evaluation during training to Optuna, or to a sweep; outside of a search do nothing.
 
     Parameters:
         step: optimizer steps done.
