@@ -138,11 +138,7 @@ def from_first(value: Value) -> Value:
 
 
 def from_first_to_each(values: list[Value] | None) -> Value:
-    """Return what the first process has for this one; pickled on its way.
-
-    Parameters:
-        values: one for each process, by rank; they are read in the first process only.
-    """
+    """Return what the first process has for this one; pickled on its way."""
     if not are_several():
         assert values is not None
         return values[0]

@@ -95,9 +95,6 @@ def reduced(value: Any, reduction: str = "sum") -> Any:
 
     Parameters:
         reduction: `mean` or `max`; anything else sums.
-
-    Raises:
-        TypeError: a leaf is no tensor.
     """
 
     def reduce(tensor: Any) -> torch.Tensor:
@@ -114,11 +111,7 @@ def reduced(value: Any, reduction: str = "sum") -> Any:
 
 
 def sum_over_processes(number: float, device: torch.device, copies: int = 1) -> float:
-    """Return the sum of the processes' numbers; of several in single precision, as in transformers.
-
-    Parameters:
-        copies: as for `gathered`.
-    """
+    """Return the sum of the processes' numbers; of several in single precision, as in transformers."""
     if process_count() == 1:
         return number
     return gathered(torch.tensor([number], device=device), copies).sum().item()

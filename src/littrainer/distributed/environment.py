@@ -56,11 +56,7 @@ class MeetingPoint(NamedTuple):
 
 
 def whole_number(name: str, default: int) -> int:
-    """Return the number that an environment variable holds.
-
-    Raises:
-        ValueError: it holds something else.
-    """
+    """Return the number that an environment variable holds."""
     text = os.environ.get(name, "").strip()
     if not text:
         return default
@@ -96,11 +92,7 @@ def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def meeting_point() -> MeetingPoint | None:
-    """Return where the processes meet; None if that is not set.
-
-    Raises:
-        ValueError: the port is none.
-    """
+    """Return where the processes meet; None if that is not set."""
     address = os.environ.get(MAIN_ADDRESS, "").strip()
     if not address:
         return None
@@ -111,11 +103,7 @@ def meeting_point() -> MeetingPoint | None:
 
 
 def check_ranks() -> None:
-    """Refuse ranks and numbers of processes that do not fit together.
-
-    Raises:
-        ValueError: names the variables and their values.
-    """
+    """Refuse ranks and numbers of processes that do not fit together."""
     size = world_size()
     if size < 1:
         raise ValueError(f"environment variable {WORLD_SIZE}={size} must be 1 or more.")
@@ -195,11 +183,7 @@ def _number(text: str | None) -> int:
 
 
 def is_on(name: str) -> bool:
-    """Return whether a variable is set to a true value.
-
-    Raises:
-        ValueError: it holds no truth value.
-    """
+    """Return whether a variable is set to a true value."""
     text = os.environ.get(name, "")
     if text.strip().lower() not in (*TRUE_WORDS, *FALSE_WORDS):
         raise ValueError(f"environment variable {name}={text!r} is neither true nor false; accelerate launch sets it.")

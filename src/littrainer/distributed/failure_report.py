@@ -84,11 +84,7 @@ def report_errors_to_agent() -> None:
 
 
 def report_errors(store: Any, rank: int, world_size: int) -> None:
-    """From now on, leave word of the error that ends this process.
-
-    Parameters:
-        store: the one that all processes share.
-    """
+    """From now on, leave word of the error that ends this process."""
     global _group, _own_words
     _group, _own_words = _Group(store, rank, world_size), None
     _report_errors()

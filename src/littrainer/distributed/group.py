@@ -100,11 +100,7 @@ def _meet(backend: str, rank: int, world_size: int, timeout: timedelta) -> None:
 
 
 def start_deepspeed_communication(args: Any) -> None:
-    """Bring the process group up, and let DeepSpeed communicate over it.
-
-    Raises:
-        RuntimeError: DeepSpeed works on another kind of device than the training.
-    """
+    """Bring the process group up, and let DeepSpeed communicate over it."""
     deepspeed: Any = importlib.import_module("deepspeed")
     works_on, device = importlib.import_module("deepspeed.accelerator").get_accelerator().device_name(), args.device
     if works_on != device.type:

@@ -140,11 +140,7 @@ def sharding_sizes(args: Any) -> tuple[int, int]:
 
 
 def device_mesh(args: Any, replicas: int, shards: int) -> DeviceMesh:
-    """Return a new mesh of all processes, with the dimensions `MESH_DIMENSIONS`; a collective call.
-
-    Parameters:
-        replicas, shards: sizes of the first two dimensions, as `sharding_sizes` has them.
-    """
+    """Return a new mesh of all processes, with the dimensions `MESH_DIMENSIONS`; a collective call."""
     from torch.distributed.device_mesh import init_device_mesh
 
     shape = (replicas, shards, tensor_parallel_size(args))

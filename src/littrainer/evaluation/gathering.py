@@ -45,11 +45,7 @@ class BatchCollection:
         self._separate: list[Any] = []
 
     def add(self, batch: Any) -> None:
-        """Take in one batch's nested tensors.
-
-        Raises:
-            TypeError, ValueError: it is not built as the batches before it.
-        """
+        """Take in one batch's nested tensors."""
         self._waiting.append(map_nested(_without_unused_storage, batch))
         size, is_on_host = _bytes_and_place(batch)
         self._waiting_bytes += size

@@ -48,11 +48,7 @@ def prepare(args: Any, model: nn.Module, generates: bool) -> None:
 
 
 def check_that_it_can_generate(model: nn.Module) -> None:
-    """Refuse a model that cannot generate.
-
-    Raises:
-        ValueError: it has no method `generate`, or no generation config.
-    """
+    """Refuse a model that cannot generate."""
     for name in ("generate", "generation_config"):
         if getattr(model, name, None) is None:
             raise ValueError(
@@ -163,11 +159,7 @@ def padded_alike(
     labels: torch.Tensor | None,
     pad: Callable[[torch.Tensor, int], torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return generated tokens and labels, each padded to the length that the model's generation config allows.
-
-    Parameters:
-        pad: fills rows of token ids up to a length.
-    """
+    """Return generated tokens and labels, each padded to the length that the model's generation config allows."""
     lengths = _longest(model.generation_config)
 
     def padded_to_first_longer(rows: torch.Tensor) -> torch.Tensor:
@@ -207,11 +199,7 @@ def padded(tokens: torch.Tensor, length: int, padding: int) -> torch.Tensor:
 
 
 def padding_token(model: Any, processing_class: Any) -> int:
-    """Return the token id that fills up shorter outputs: the tokenizer's, or else the model's.
-
-    Raises:
-        ValueError: neither has one.
-    """
+    """Return the token id that fills up shorter outputs: the tokenizer's, or else the model's."""
     if hasattr(processing_class, "pad_token_id"):
         # Decoder-only models' tokenizers often have none, and end their sequences with something.
         ids = [processing_class.pad_token_id, getattr(processing_class, "eos_token_id", None)]

@@ -48,11 +48,7 @@ class BatchOutputs(NamedTuple):
 
 
 def main_inputs(model: Any, wanted: Sequence[str], inputs: Any) -> Any:
-    """Return the model's main input among a batch, if `include_for_metrics` wants it.
-
-    Raises:
-        ValueError: the batch does not have it.
-    """
+    """Return the model's main input among a batch, if `include_for_metrics` wants it."""
     if "inputs" not in wanted:
         return None
     name = getattr(model, "main_input_name", "input_ids")
@@ -111,11 +107,7 @@ class EvaluationPass:
         self._output: EvalLoopOutput | None = None
 
     def begin(self, model: Any) -> None:
-        """Put model and optimizer into evaluation mode.
-
-        Parameters:
-            model: what predicts; it may stand around the Trainer's.
-        """
+        """Put model and optimizer into evaluation mode."""
         trainer, self.model = self.trainer, model
         if callable(getattr(trainer.model, "eval", None)):
             eval_all(trainer.model)
@@ -190,11 +182,7 @@ class EvaluationPass:
         return list(range(self.examples_seen - size, self.examples_seen))
 
     def finish(self) -> EvalLoopOutput:
-        """Compute the metrics over all batches and name them; once, however often it is called.
-
-        Raises:
-            ValueError: the dataset is a stream, and gave no batch.
-        """
+        """Compute the metrics over all batches and name them; once, however often it is called."""
         if self._output is None:
             self._output = self._finished()
         return self._output

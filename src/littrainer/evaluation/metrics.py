@@ -58,11 +58,7 @@ def noting_where(
 
 
 def checked_metrics(place: MetricPlace, metrics: Any) -> dict[str, Any]:
-    """Return metrics as Python numbers under their names.
-
-    Raises:
-        TypeError: they are no dict, one has no text as its name, or a checkpoint is to hold one and JSON cannot.
-    """
+    """Return metrics as Python numbers under their names."""
     function = _name_of(place.compute_metrics)
     if not isinstance(metrics, Mapping):
         raise TypeError(

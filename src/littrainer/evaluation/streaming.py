@@ -100,11 +100,7 @@ def facts_of_task(model: Any, shifts_labels: bool, keeps_scores: bool, generates
 
 
 def guessed_conversion(prediction: EvalPrediction, facts: TaskFacts) -> str:
-    """Return the name of the conversion that fits a batch.
-
-    Raises:
-        ValueError: none does.
-    """
+    """Return the name of the conversion that fits a batch."""
     logits, labels = scores_in(prediction.predictions), prediction.label_ids
     if facts.generates:
         raise _untold(prediction, "predict_with_generate makes the predictions generated tokens")
@@ -267,14 +263,7 @@ class StreamingMetrics:
             part.metric.reset()
 
     def update(self, prediction: EvalPrediction) -> None:
-        """Take in one batch.
-
-        Parameters:
-            prediction: the samples of this process.
-
-        Raises:
-            ValueError: a metric cannot take it, or it is not known how.
-        """
+        """Take in one batch."""
         # Counted without rows too: computing is a matter of all processes, and the last batch may leave some without.
         self.batches += 1
         if _has_rows(prediction.label_ids):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,8 +11,6 @@ from littrainer.arguments.did_you_mean import suggestion
 from littrainer.errors.notes import kind_of
 from littrainer.search.parameters import default_hp_space_optuna, default_hp_space_ray, default_hp_space_wandb
 from littrainer.search.record import BestRun
-
-logger = logging.getLogger(__name__)
 
 
 class HyperParamSearchBackendBase:
@@ -110,18 +107,12 @@ ALL_HYPERPARAMETER_SEARCH_BACKENDS: dict[Any, type[HyperParamSearchBackendBase]]
 
 
 def default_hp_search_backend() -> str:
-    """Return the name of the first backend that is installed.
-
-    Raises:
-        RuntimeError: none is.
-    """
+    """Return the name of the first backend that is installed."""
     known = ALL_HYPERPARAMETER_SEARCH_BACKENDS.values()
     installed = [backend.name for backend in known if backend.is_available()]
     if not installed:
         ways = "; ".join(f"{backend.pip_install()} for {backend.name}" for backend in known)
         raise RuntimeError(f"hyperparameter_search needs a library that drives it, and none is installed: {ways}.")
-    if len(installed) > 1:
-        logger.info("Of the installed search backends, %s, the first one is taken.", ", ".join(installed))
     return installed[0]
 
 

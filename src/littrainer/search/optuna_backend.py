@@ -99,11 +99,7 @@ def run_hp_search_optuna(
 
 
 def keywords_told_apart(keywords: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the keywords for `optuna.create_study`, and those for `optuna.Study.optimize`.
-
-    Raises:
-        TypeError: one that neither takes; it names the nearest.
-    """
+    """Return the keywords for `optuna.create_study`, and those for `optuna.Study.optimize`."""
     import optuna
 
     of_study = inspect.signature(optuna.create_study).parameters.keys() - {"direction", "directions"}
@@ -312,11 +308,7 @@ def record_of(trial: Any) -> TrialRecord:
 
 
 def best_runs(study: Any) -> BestRun | list[BestRun]:
-    """Return the best trial of a study, or with several objectives all that none surpasses.
-
-    Raises:
-        RuntimeError: no trial was completed.
-    """
+    """Return the best trial of a study, or with several objectives all that none surpasses."""
     records = records_of(study)
     if not any(record.state == COMPLETE for record in records):
         raise RuntimeError(_none_completed(records))

@@ -266,11 +266,7 @@ def train_trial(
 
 
 def report_to_ray(trainer: Any, metrics: dict[str, Any]) -> None:
-    """Hand an evaluation to Ray: while training, as soon as what is due at this optimizer step has been done.
-
-    Parameters:
-        metrics: of the evaluation, whose objective `trainer.objective` is.
-    """
+    """Hand an evaluation to Ray: while training, as soon as what is due at this optimizer step has been done."""
     state = trainer.state
     result = {**metrics, OBJECTIVE: trainer.objective, STEP: state.global_step, LAST_STEP: state.max_steps}
     if trainer.is_in_train and trainer.training_run is not None:
