@@ -23,7 +23,7 @@ from torchmetrics.wrappers import ClasswiseWrapper
 
 from littrainer import EvalPrediction, StreamingMetrics
 from littrainer.evaluation.gathering import BatchCollection
-from littrainer.evaluation.streaming import streaming_metrics
+from littrainer.evaluation.streaming import TaskFacts, streaming_metrics
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows, vector_rows
 from tests.scenarios.metrics import accuracy
@@ -256,14 +256,14 @@ def rows_kept(patch: pytest.MonkeyPatch) -> list[int]:
     return kept
 
 
-@pytest.mark.parametrize(("samples", "metrics", "number"), [(7, accuracy, 14), (7, 0, 0), (70, 0, 0)])
 def test_an_evaluation_with_metrics_keeps_no_predictions_however_many_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samples: int, metrics: Any, number: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = rows_kept(monkeypatch)
-    given = {"eval_dataset": Rows(vector_rows(samples))}
-    evaluated(tmp_path, metrics or {"accuracy": micro_accuracy()}, given=given)
-    assert sum(kept) == number
+    evaluated(tmp_path, {"accuracy": micro_accuracy()}, given={"eval_dataset": Rows(vector_rows(70))})
+    assert kept == []
+    evaluated(tmp_path, accuracy, given={"eval_dataset": Rows(vector_rows(7))})
+    assert sum(kept) == 14
 
 
 def test_without_labels_there_are_no_metrics(tmp_path: Path) -> None:
@@ -287,39 +287,25 @@ def test_each_evaluation_begins_anew_and_datasets_do_not_leak_into_each_other(tm
 
 
 @pytest.mark.parametrize("wrap", [lambda metric: metric, lambda metric: MetricCollection([metric])])
-def test_a_metric_of_the_users_own_gets_what_the_model_returned_and_its_labels_and_a_derived_one_what_its_update_takes(
+def test_a_metric_with_an_update_of_the_user_gets_what_the_model_returned_and_a_derived_one_what_update_takes(
     tmp_path: Path, wrap: Any
 ) -> None:
-    class Own(Metric):
-        def __init__(self) -> None:
-            super().__init__()
-            self.seen: list[Any] = []
-
-        def update(self, predictions: torch.Tensor, labels: torch.Tensor) -> None:
-            self.seen.append((predictions.clone(), labels.clone()))
-
-        def compute(self) -> torch.Tensor:
-            return torch.tensor(float(len(self.seen)))
-
-        def reset(self) -> None:
-            """Keep what was seen."""
-
     class Derived(MulticlassAccuracy):
         """Takes what torchmetrics' own update takes."""
 
     torch.manual_seed(0)
-    model, own = tiny_llama(), Own()
-    given = {"eval_dataset": Rows(language_rows(3)), "data_collator": pad_tokens}
-    metrics = {"own": wrap(own), "accuracy": wrap(Derived(VOCABULARY_SIZE, average="micro"))}
-    found = evaluated(tmp_path, metrics, model, given=given)
+    model, own = tiny_llama(), Seen()
     batch = pad_tokens(language_rows(3))
-    ((predictions, labels),) = own.seen
-    assert torch.equal(labels, batch["labels"]) and (labels == -100).any()
+    metrics = StreamingMetrics({"own": wrap(own), "accuracy": wrap(Derived(VOCABULARY_SIZE, average="micro"))})
+    metrics.begin(torch.device("cpu"), lambda: TaskFacts(predicts_next_token=True))
     with torch.no_grad():
-        assert torch.equal(predictions, model.eval()(**batch).logits)
-    counted = labels[:, 1:] != -100
-    right = (predictions[:, :-1].argmax(-1) == labels[:, 1:])[counted].float().mean().item()
-    assert right == pytest.approx(next(value for name, value in found.items() if name.startswith("eval_accuracy")))
+        logits = model.eval()(**batch).logits
+    metrics.update(EvalPrediction(logits, batch["labels"]))
+    (((predictions, labels), _),) = own.calls
+    assert predictions is logits and labels is batch["labels"] and (labels == -100).any()
+    right = (logits[:, :-1].argmax(-1) == labels[:, 1:])[labels[:, 1:] != -100].float().mean().item()
+    found = metrics.compute()
+    assert right == pytest.approx(next(value for name, value in found.items() if name.startswith("accuracy")))
 
 
 def test_a_batch_without_any_label_that_counts_is_left_out() -> None:

@@ -74,9 +74,6 @@ def test_callbacks_hear_of_each_trial_and_can_end_the_search(tmp_path: Path) -> 
     best = searched(searched_trainer(tmp_path), 0.02, 0.01, 0.03, n_trials=None, callbacks=[stop_after_two])
     assert [number for number, _ in heard] == [0, 1]
     assert best.objective == min(value for _, value in heard)
-
-
-def test_a_search_without_time_for_a_trial_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="ended before any trial: give it more time"):
         searched(searched_trainer(tmp_path), 0.01, timeout=0)
 
