@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class BatchOutputs(NamedTuple):
-    """What there is of a batch, or of all of them; None where it is not there or not asked for."""
+    """What there is of a batch, or of all of them; None if it is not there or not asked for."""
 
     losses: Any = None
     predictions: Any = None
@@ -38,28 +38,17 @@ class BatchOutputs(NamedTuple):
     inputs: Any = None
 
     def first_rows(self, number: int) -> BatchOutputs:
-        """The same with no more than so many samples."""
+        """Return the same with no more than so many samples."""
         return BatchOutputs(*(None if value is None else truncated(value, number) for value in self))
 
     def for_metrics(self, wanted: Sequence[str]) -> EvalPrediction:
-        """What a metric function is given.
-
-        Parameters:
-            wanted: as `include_for_metrics` has it.
-        """
+        """Return what a metric function is given, with what `include_for_metrics` wants."""
         losses, inputs = self.losses if "loss" in wanted else None, self.inputs if "inputs" in wanted else None
         return EvalPrediction(predictions=self.predictions, label_ids=self.labels, losses=losses, inputs=inputs)
 
 
 def main_inputs(model: Any, wanted: Sequence[str], inputs: Any) -> Any:
-    """The model's main input among a batch, if metrics want it.
-
-    Parameters:
-        wanted: as `include_for_metrics` has it.
-
-    Raises:
-        ValueError: the batch does not have it.
-    """
+    """Return the model's main input among a batch, if `include_for_metrics` wants it."""
     if "inputs" not in wanted:
         return None
     name = getattr(model, "main_input_name", "input_ids")
@@ -199,11 +188,7 @@ class EvaluationPass(CollectedOutputs):
         self._output: EvalLoopOutput | None = None
 
     def begin(self, model: Any) -> None:
-        """Put model and optimizer into evaluation mode.
-
-        Parameters:
-            model: what predicts; it may stand around the Trainer's.
-        """
+        """Put model and optimizer into evaluation mode."""
         trainer, self.model = self.trainer, model
         if callable(getattr(trainer.model, "eval", None)):
             eval_all(trainer.model)
@@ -221,7 +206,7 @@ class EvaluationPass(CollectedOutputs):
             self.streaming.begin(trainer.args.device, self.task_facts)
 
     def task_facts(self) -> TaskFacts:
-        """What is known of the task of the model."""
+        """Return what is known of the task of the model."""
         trainer = self.trainer
         return facts_of_task(
             trainer.model,
@@ -261,14 +246,14 @@ class EvaluationPass(CollectedOutputs):
 
     @property
     def number_of_batches(self) -> float:
-        """Batches that the pass reads; infinity where that is not known."""
+        """Batches that the pass reads; infinity if that is not known."""
         number = length_of(self.dataloader) if self.limit_of_batches is None else self.limit_of_batches
         return float("inf") if number is None else number
 
     def places_of(self, batch: Any) -> list[int] | None:
-        """Places in the dataset of the samples in the batch that was predicted last.
+        """Return places in the dataset of the samples in the batch that was predicted last.
 
-        None where they are not known: the samples have an order of their own, or several processes share them.
+        None if they are not known: the samples are in another order, or several processes share them.
         """
         sampler = getattr(self.dataloader, "sampler", None)
         if not isinstance(sampler, SequentialSampler) or self.trainer.args.world_size > 1:
@@ -277,11 +262,7 @@ class EvaluationPass(CollectedOutputs):
         return list(range(self.examples_seen - size, self.examples_seen))
 
     def finish(self) -> EvalLoopOutput:
-        """Compute the metrics over all batches and name them; once, however often it is called.
-
-        Raises:
-            ValueError: the dataset is a stream, and gave no batch.
-        """
+        """Compute the metrics over all batches and name them; once, however often it is called."""
         if self._output is None:
             self._output = self._finished()
         return self._output
@@ -306,7 +287,7 @@ class EvaluationPass(CollectedOutputs):
         return EvalLoopOutput(predictions, labels, self._prefixed(metrics), self._num_samples())
 
     def _predicted(self, inputs: Any) -> BatchOutputs:
-        """What this process has for a batch, as long as the longest that any process has."""
+        """Return what this process has for a batch, as long as the longest that any process has."""
         trainer, exact = self.trainer, self.exact_loss
         weight = 0 if exact is None else exact.weight_of(inputs)
         loss, logits, labels = trainer.prediction_step(

@@ -262,7 +262,7 @@ class TransformersModule(StepsAfterBackward):
         return value, tokens, labels
 
     def _pad_tokens(self, tokens: torch.Tensor, length: int) -> torch.Tensor:
-        return generation.padded(tokens, length, generation.padding_token(self))
+        return generation.padded(tokens, length, generation.padding_token(self.model, self.processing_class))
 
     def optimizer_groups(self) -> list[dict[str, Any]]:
         """The optimizer's parameter groups: all parameters of the module, norms and biases without weight decay."""
