@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 
 from littrainer import Seq2SeqTrainingArguments
 from littrainer.arguments import TrainingArguments
@@ -173,6 +174,20 @@ def test_a_number_written_as_text_is_refused_with_what_yaml_makes_of_it() -> Non
         TrainingArguments(learning_rate="5e-5")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"generation_config": {"max_length": 7}}, TypeError, "a path or GenerationConfig"),
+        ({"generation_config": transformers.T5Config()}, TypeError, "generation_config"),
+        ({"sortish_sampler": True, "train_sampling_strategy": "sequential"}, ValueError, "set one of them"),
+    ],
+    ids=str,
+)
+def test_a_wrong_wish_about_generation_is_refused(given: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        Seq2SeqTrainingArguments("out", **given)
+
+
 def test_a_token_is_never_shown_in_a_refusal() -> None:
     secret: Any = ["hf_secret"]
     with pytest.raises(TypeError, match=r"^hub_token is a list") as caught:
@@ -233,15 +248,11 @@ def test_a_wish_in_the_environment_is_refused_and_a_launchers_no_is_taken(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, "no")
-    TrainingArguments()
+    args = TrainingArguments()
     monkeypatch.setenv(name, "fp8" if "PRECISION" in name else "true")
     with pytest.raises(NotImplementedError, match=name):
         TrainingArguments()
-
-
-def test_a_field_set_after_construction_is_refused_when_asked_again() -> None:
-    args = TrainingArguments()
-    refuse_unsupported(args)
+    # Scripts set fields after construction too.
     args.debug = "tpu_metrics_debug"
     with pytest.raises(NotImplementedError, match=r"debug=\['tpu_metrics_debug'\]"):
         refuse_unsupported(args)

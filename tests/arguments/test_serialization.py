@@ -93,13 +93,16 @@ def test_dtypes_inside_a_dict_are_named_and_the_arguments_keep_theirs() -> None:
         "deep": {"dtype": "float32"},
         "config": quantization.to_dict(),
     }
+    # The dict is a copy.
     assert isinstance(args.model_init_kwargs, dict)
     assert args.model_init_kwargs["dtype"] is torch.bfloat16
 
 
-def test_changing_the_dict_leaves_the_arguments_alone() -> None:
-    args = TrainingArguments(lr_scheduler_kwargs={"power": 2.0}, label_names=["a"])
-    values = args.to_dict()
-    values["lr_scheduler_kwargs"]["power"] = 9
-    values["label_names"].append("b")
-    assert (args.lr_scheduler_kwargs, args.label_names) == ({"power": 2.0}, ["a"])
+@pytest.mark.parametrize("wanted", [None, "some/config.json", transformers.GenerationConfig(max_length=7)])
+def test_a_generation_config_is_written_as_transformers_writes_it(wanted: Any) -> None:
+    settings: dict[str, Any] = {"predict_with_generate": True, "generation_config": wanted}
+    theirs = transformers.Seq2SeqTrainingArguments("out", **settings).to_dict()["generation_config"]
+    args = Seq2SeqTrainingArguments("out", **settings)
+    assert args.to_dict()["generation_config"] == theirs
+    assert json.loads(args.to_json_string())["generation_config"] == json.loads(json.dumps(theirs))
+    assert args.to_sanitized_dict()["generation_config"] == str(theirs)

@@ -13,28 +13,19 @@ from tests.compat.processes import facts_of
 
 WAYS = {
     "from transformers import Trainer": "Trainer",
-    "from transformers import TrainingArguments": "TrainingArguments",
     "from transformers import TrainerCallback": "TrainerCallback",
-    "from transformers import set_seed": "set_seed",
     "import transformers": "transformers.Trainer",
     "import transformers as hf": "hf.trainer_utils.set_seed",
-    "import transformers.trainer": "transformers.trainer.Trainer",
     "import transformers.trainer as t": "t.Trainer",
     "from transformers import trainer": "trainer.Trainer",
     "import importlib": "importlib.import_module('transformers.trainer').Trainer",
     "from importlib import import_module as load": "load('.training_args', 'transformers').TrainingArguments",
-    "from transformers.trainer import Trainer as Direct": "Direct",
     "from transformers.trainer import TrainerCallback as Reexported": "Reexported",
-    "from transformers.trainer import TrainingArguments as FromTrainer": "FromTrainer",
     "from transformers.trainer_callback import IntervalStrategy as ForCallbacks": "ForCallbacks",
-    "from transformers.trainer_seq2seq import Seq2SeqTrainer as Generating": "Generating",
-    "from transformers.training_args_seq2seq import Seq2SeqTrainingArguments as ForGenerating": "ForGenerating",
     "from transformers.trainer_seq2seq import Trainer as ForSeq2Seq": "ForSeq2Seq",
-    "from transformers.training_args_seq2seq import TrainingArguments as Seq2SeqBase": "Seq2SeqBase",
     "from transformers.integrations.integration_utils import TrainerCallback as Base": "Base",
     "from transformers.integrations import WandbCallback": "WandbCallback",
     "from transformers import TFTrainer": "TFTrainer",
-    "from transformers import TFTrainingArguments": "TFTrainingArguments",
     "import transformers as first_edition": "first_edition.TFTrainer",
     "from transformers.trainer_tf import TFTrainer as InItsModule": "InItsModule",
     "from transformers.training_args_tf import TFTrainingArguments as InTheirs": "InTheirs",
@@ -45,7 +36,7 @@ import littrainer.auto
 import inspect, json, os, pickle, sys, warnings
 from dataclasses import dataclass, field
 
-WAYS = json.loads(sys.argv[1]) if len(sys.argv) > 1 else __WAYS__
+WAYS = __WAYS__
 facts = {}
 
 def home(value):

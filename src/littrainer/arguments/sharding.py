@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.did_you_mean import suggestion
-from littrainer.arguments.json_values import read_json_object
+from littrainer.arguments.json_values import read_json_object, truth
 from littrainer.distributed.environment import FALSE_WORDS, TRUE_WORDS, USE_FSDP, is_launched
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class ShardingPlan:
 
 
 def sharding_plan(args: Any) -> ShardingPlan | None:
-    """The plan that arguments, as they stand now, or the environment of `accelerate launch` ask for; None for no FSDP.
+    """Return the plan that arguments or the environment of `accelerate launch` ask for; None for no FSDP.
 
     Raises:
         ValueError: a word, key or value that means nothing, or that the version cannot carry out.
@@ -97,37 +97,29 @@ def settle_sharding(args: ArgumentFields) -> None:
                 f"fsdp_config={args.fsdp_config!r} has no effect, since fsdp is not switched on. Set fsdp=True.",
                 stacklevel=1,
             )
-        attributes.fsdp = None if not args.fsdp else attributes.fsdp
+        attributes.fsdp = args.fsdp or None
     else:
         config = _with_words(read_config(args.fsdp_config), words)
         config.setdefault("min_num_params", 0)
         layers = config.get("transformer_layer_cls_to_wrap")
         if isinstance(layers, str):
             config["transformer_layer_cls_to_wrap"] = [name.strip() for name in layers.split(",")]
-        # As transformers has them.
+        # transformers sets them too.
         for name in TPU_KEYS[:3]:
             config.setdefault(name, False)
         attributes.fsdp, attributes.fsdp_config = True, config
     plan = sharding_plan(args)
     attributes.fsdp_plugin_args = None if plan is None or words is None else plugin_arguments(plan)
     if plan is not None:
-        _check_beside(args, plan)
+        _check_with_arguments(args, plan)
     ask_for_efficient_loading(plan)
 
 
 def plugin_arguments(plan: ShardingPlan) -> dict[str, Any]:
-    """What transformers calls `fsdp_plugin_args`: keywords of accelerate's plugin that mean the same."""
-    keywords: dict[str, Any] = {
-        "fsdp_version": plan.version,
-        "auto_wrap_policy": plan.auto_wrap_policy,
-        "cpu_ram_efficient_loading": plan.cpu_ram_efficient_loading,
-        "state_dict_type": plan.state_dict_type,
-        "reshard_after_forward": plan.reshard_after_forward,
-    }
-    if plan.cpu_offload:
-        keywords["cpu_offload"] = True
-    if plan.activation_checkpointing:
-        keywords["activation_checkpointing"] = True
+    """Return what transformers calls `fsdp_plugin_args`: keywords of accelerate's plugin that mean the same."""
+    always = ("auto_wrap_policy", "cpu_ram_efficient_loading", "state_dict_type", "reshard_after_forward")
+    keywords: dict[str, Any] = {"fsdp_version": plan.version, **{name: getattr(plan, name) for name in always}}
+    keywords.update({name: True for name in ("cpu_offload", "activation_checkpointing") if getattr(plan, name)})
     if plan.auto_wrap_policy == SIZE_BASED:
         keywords["min_num_params"] = plan.min_num_params
     if plan.transformer_layer_cls_to_wrap is not None:
@@ -140,7 +132,7 @@ def plugin_arguments(plan: ShardingPlan) -> dict[str, Any]:
 
 
 def ask_for_efficient_loading(plan: ShardingPlan | None) -> None:
-    """Let `from_pretrained`, which goes by the environment, read weights in the first process alone where planned."""
+    """Let `from_pretrained`, which reads the environment, load weights in the first process alone, if planned."""
     global _switched_on_here
     wanted = plan is not None and plan.cpu_ram_efficient_loading
     if wanted and not is_launched_with_fsdp():
@@ -153,7 +145,7 @@ def ask_for_efficient_loading(plan: ShardingPlan | None) -> None:
 
 
 def check_processes(args: Any) -> None:
-    """Refuse sharding where this process trains alone, and version 1 on a device that torch has it not for.
+    """Refuse sharding in a process that trains alone, and version 1 on a CPU.
 
     Raises:
         ValueError: either is asked for.
@@ -163,7 +155,7 @@ def check_processes(args: Any) -> None:
         return
     if args.world_size == 1 and not is_launched():
         raise ValueError(
-            "fsdp shards a model over several processes, and this one trains alone. Start the script with "
+            "fsdp shards a model over several processes, and this process trains alone. Start the script with "
             "`littrainer run --devices 2 script.py` or torchrun; or leave fsdp out."
         )
     if plan.version == 1 and args.device.type == "cpu":
@@ -189,14 +181,6 @@ def read_config(given: Any) -> dict[str, Any]:
 # ---- What a key may hold ---------------------------------------------------------------------------------------------
 
 
-def truth(value: Any) -> bool:
-    """True or false, as JSON, Python and environment variables write them."""
-    text = str(value).strip().lower()
-    if value is None or text not in (*TRUE_WORDS, *FALSE_WORDS):
-        raise ValueError("give true or false")
-    return text in TRUE_WORDS
-
-
 def _whole_number(value: Any) -> int:
     if isinstance(value, bool) or not str(value).strip().isdecimal():
         raise ValueError("give a whole number from 0 up")
@@ -204,7 +188,7 @@ def _whole_number(value: Any) -> int:
 
 
 def _one_of(*words: str) -> Callable[[Any], str]:
-    """Reads a word, or its number from 1 up, as enumerations of torch and accelerate have it."""
+    """Read a word, or its number from 1 up, as in enumerations of torch and accelerate."""
 
     def read(value: Any) -> str:
         text = str(value.name if isinstance(value, Enum) else value).strip().upper()
@@ -302,7 +286,7 @@ ONLY: Mapping[int, Mapping[str, tuple[Any, ...]]] = {
         "use_orig_params": (True,),
     },
 }
-# Other names of keys, as accelerate's configuration files have them.
+# Other names of keys, from accelerate's configuration files.
 OTHER_NAMES: Mapping[str, str] = {
     "offload_params": "cpu_offload",
     "sharding_strategy": "reshard_after_forward",
@@ -311,7 +295,7 @@ OTHER_NAMES: Mapping[str, str] = {
 }
 # Keys about TPUs, which no strategy of Lightning's carries out.
 TPU_KEYS = ("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt", "xla_fsdp_settings")
-# Environment variable of `accelerate launch` -> key; what no argument of the launcher says is left out.
+# Environment variable of `accelerate launch` -> key, as far as the launcher has an option for it.
 VARIABLES: Mapping[str, str] = {
     "FSDP_SHARDING_STRATEGY": "sharding_strategy",
     "FSDP_OFFLOAD_PARAMS": "cpu_offload",
@@ -322,7 +306,7 @@ VARIABLES: Mapping[str, str] = {
         if key not in ("cpu_offload", "transformer_layer_cls_to_wrap", "limit_all_gathers", "mixed_precision_policy")
     },
 }
-# Keys that its environment holds whatever was asked for, and that mean nothing to version 2.
+# Keys that its environment always holds, and that mean nothing to version 2.
 MEANINGLESS_IN_2 = frozenset(
     {"sharding_strategy", "use_orig_params", "sync_module_states", "forward_prefetch", "backward_prefetch"}
 )
@@ -332,7 +316,7 @@ MEANINGLESS_IN_2 = frozenset(
 
 
 def _words(given: Any) -> list[str] | None:
-    """The words of `fsdp`, in lower case; None where it is off."""
+    """Return the words of `fsdp`, in lower case; None if it is off."""
     if given is True:
         return []
     if not given:
@@ -340,7 +324,7 @@ def _words(given: Any) -> list[str] | None:
     members = given.split() if isinstance(given, str) else list(given)
     words = [str(getattr(member, "value", member)).strip().lower() for member in members]
     if len(words) == 1 and words[0] in (*TRUE_WORDS, *FALSE_WORDS):
-        return [] if words[0] in TRUE_WORDS else None
+        return [] if truth(words[0]) else None
     for word in words:
         if word not in WORDS:
             raise ValueError(
@@ -436,7 +420,6 @@ def _resharding_of(version: int, value: bool | str, source: str) -> bool | str:
 
 
 def _contradictions(plan: ShardingPlan) -> Iterator[tuple[bool, str]]:
-    """Whether a plan contradicts itself, and how, for each way to do so."""
     policy, size, layers = plan.auto_wrap_policy, plan.min_num_params, plan.transformer_layer_cls_to_wrap
     known = POLICY_ENTRIES[plan.version]
     unknown = [name for name in plan.mixed_precision_policy or () if name not in known]
@@ -473,14 +456,12 @@ def _contradictions(plan: ShardingPlan) -> Iterator[tuple[bool, str]]:
     )
 
 
-def _check_beside(args: Any, plan: ShardingPlan) -> None:
+def _check_with_arguments(args: Any, plan: ShardingPlan) -> None:
     if args.deepspeed:
-        raise ValueError(
-            "fsdp and deepspeed are both given, and each shards the model by itself. Leave one of them out."
-        )
+        raise ValueError("fsdp and deepspeed are both given, and each shards the model. Leave one of them out.")
     if plan.activation_checkpointing and args.activation_checkpointing:
         raise ValueError(
-            "activation_checkpointing is True in fsdp_config and in the arguments (or gradient_checkpointing is), and "
+            "activation_checkpointing is True in fsdp_config and in the arguments (or gradient_checkpointing is): "
             "layers would be recomputed twice. Leave the argument out."
         )
     if plan.saves_shards and args.save_only_model:
