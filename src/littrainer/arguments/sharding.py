@@ -54,7 +54,6 @@ class ShardingPlan:
     limit_all_gathers: bool = True
     use_orig_params: bool = True
     ignored_modules: str | None = None
-    mixed_precision_policy: dict[str, Any] | None = None
 
     @property
     def saves_shards(self) -> bool:
@@ -230,33 +229,6 @@ def _pattern(value: Any) -> str | None:
     raise ValueError("give a regular expression that matches the names of modules")
 
 
-def _precision_policy(value: Any) -> dict[str, Any] | None:
-    if value is None:
-        return None
-    policy = dict.fromkeys(("param_dtype", "reduce_dtype"), value) if isinstance(value, str) else value
-    if not isinstance(policy, Mapping):
-        raise ValueError(
-            "give a dict with some of param_dtype, reduce_dtype and output_dtype, or the name of one format"
-        )
-    read: dict[str, Any] = {}
-    for entry, wanted in policy.items():
-        name = str(wanted).removeprefix("torch.")
-        if entry == "cast_forward_inputs":
-            read[entry] = truth(wanted)
-        else:
-            read[entry] = None if wanted is None else NUMBER_FORMATS.get(name, name)
-            if read[entry] not in (None, *NUMBER_FORMATS.values()):
-                raise ValueError(f"{entry} has to be one of {', '.join((*NUMBER_FORMATS, *NUMBER_FORMATS.values()))}")
-    return read
-
-
-# Short names of number formats in a mixed precision policy -> torch's, which are taken too.
-NUMBER_FORMATS: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-# Entries of a mixed precision policy, by the version that has them.
-POLICY_ENTRIES: Mapping[int, tuple[str, ...]] = {
-    1: ("param_dtype", "reduce_dtype", "buffer_dtype", "cast_forward_inputs"),
-    2: ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs"),
-}
 # Strategies of version 1 -> whether version 2 frees the parameters of a layer after its forward pass.
 RESHARDING: Mapping[str, bool] = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}
 # Key -> from what is given to what is meant; raises ValueError, which says what can be meant.
@@ -270,7 +242,6 @@ KEYS: dict[str, Callable[[Any], Any]] = {
     "state_dict_type": _one_of("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"),
     "backward_prefetch": _one_of("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"),
     "ignored_modules": _pattern,
-    "mixed_precision_policy": _precision_policy,
 }
 # Version -> key -> the values that it carries out, if not all of them.
 ONLY: Mapping[int, Mapping[str, tuple[Any, ...]]] = {
@@ -303,7 +274,7 @@ VARIABLES: Mapping[str, str] = {
     **{
         f"FSDP_{key.upper()}": key
         for key in KEYS
-        if key not in ("cpu_offload", "transformer_layer_cls_to_wrap", "limit_all_gathers", "mixed_precision_policy")
+        if key not in ("cpu_offload", "transformer_layer_cls_to_wrap", "limit_all_gathers")
     },
 }
 # Keys that its environment always holds, and that mean nothing to version 2.
@@ -421,8 +392,6 @@ def _resharding_of(version: int, value: bool | str, source: str) -> bool | str:
 
 def _contradictions(plan: ShardingPlan) -> Iterator[tuple[bool, str]]:
     policy, size, layers = plan.auto_wrap_policy, plan.min_num_params, plan.transformer_layer_cls_to_wrap
-    known = POLICY_ENTRIES[plan.version]
-    unknown = [name for name in plan.mixed_precision_policy or () if name not in known]
     yield (
         bool(size and layers),
         f"min_num_params={size} and transformer_layer_cls_to_wrap: modules are wrapped by their size or by their "
@@ -439,11 +408,6 @@ def _contradictions(plan: ShardingPlan) -> Iterator[tuple[bool, str]]:
     yield (
         policy != TRANSFORMER_BASED and layers is not None,
         f"transformer_layer_cls_to_wrap, which is for auto_wrap_policy={TRANSFORMER_BASED}, not {policy}",
-    )
-    yield (
-        bool(unknown),
-        f"{', '.join(unknown)} in mixed_precision_policy, which FSDP version {plan.version} does not know; it knows "
-        f"{', '.join(known)}",
     )
     yield (
         plan.activation_checkpointing_offload and not plan.activation_checkpointing,
