@@ -122,13 +122,6 @@ def test_training_arguments_are_read_as_transformers_reads_its_own(texts: list[s
     assert {name: ours[name] for name in theirs} == theirs
 
 
-def test_a_field_of_true_or_text_takes_both() -> None:
-    parser = HfArgumentParser(TrainingArguments)
-    for text, value in (("non_padding", "non_padding"), ("all", "all"), ("true", True), ("no", False)):
-        found = parser.parse_args(["--include_num_input_tokens_seen", text])
-        assert found.include_num_input_tokens_seen == value
-
-
 def test_annotations_that_cannot_be_resolved_are_refused_by_the_name_of_the_class() -> None:
     @dataclasses.dataclass
     class Dangling:
@@ -202,11 +195,9 @@ def test_options_come_from_files_too_and_the_command_line_decides(
 @pytest.mark.parametrize(
     ("line", "name", "value"),
     [
-        ("--evaluation_strategy epoch", "eval_strategy", "epoch"),
         ("--no_cuda", "use_cpu", True),
         ("--no_cuda false", "use_cpu", False),
         ("--per_gpu_train_batch_size 3", "per_device_train_batch_size", 3),
-        ("--overwrite_output_dir", "output_dir", "trainer_output"),
         ("--overwrite_output_dir", "overwrite_output_dir", True),
         ("--include_inputs_for_metrics --include_for_metrics loss", "include_for_metrics", ["loss", "inputs"]),
         ("--optim adamw_hf", "optim", "adamw_torch"),
@@ -230,11 +221,13 @@ def test_earlier_names_leave_room_for_a_scripts_own_options_and_fields() -> None
     assert (args.use_cpu, rest) == (False, argparse.Namespace(no_cuda=True))
 
 
-def test_earlier_names_do_not_spoil_abbreviations() -> None:
+def test_earlier_names_do_not_spoil_abbreviations_and_a_field_of_true_or_text_takes_both() -> None:
     parser = HfArgumentParser(TrainingArguments)
-    assert parser.parse_args(["--hub_t", "x"]).hub_token == "x"
     assert parser.parse_args(["--learning", "0.5"]).learning_rate == 0.5
     assert parser.parse_args(["--fp16_", "true"]).fp16_full_eval is True
+    for text, value in (("non_padding", "non_padding"), ("true", True), ("no", False)):
+        found = parser.parse_args(["--include_num_input_tokens_seen", text])
+        assert found.include_num_input_tokens_seen == value
 
 
 # ---- Dicts and files ------------------------------------------------------------------------------------------------
@@ -265,19 +258,17 @@ def test_dicts_and_files_take_earlier_names(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"learning_rte": 1}', encoding="utf-8")
     with pytest.raises(ValueError, match=r"a\.json has keys .*'learning_rte': did you mean 'learning_rate'"):
         HfArgumentParser(TrainingArguments).parse_json_file(tmp_path / "a.json")
-    _, args = HfArgumentParser((Second, TrainingArguments)).parse_dict({"evaluation_strategy": "epoch"})
-    assert args.eval_strategy == "epoch"
 
 
-@pytest.mark.parametrize(("name", "content"), [("a.json", "[1]"), ("a.json", "{"), ("a.yaml", "- 1"), ("a.yaml", "{")])
-def test_a_file_that_maps_nothing_is_refused_by_name(tmp_path: Path, name: str, content: str) -> None:
-    (tmp_path / name).write_text(content, encoding="utf-8")
+def test_a_file_that_maps_nothing_is_refused_by_name(tmp_path: Path) -> None:
     parser = HfArgumentParser(Second)
-    read = parser.parse_json_file if name.endswith("json") else parser.parse_yaml_file
-    with pytest.raises(ValueError, match=name):
-        read(tmp_path / name)
-    with pytest.raises(FileNotFoundError):
-        read(tmp_path / f"missing_{name}")
+    for read, contents in ((parser.parse_json_file, ("[1]", "{")), (parser.parse_yaml_file, ("- 1", "{"))):
+        for content in contents:
+            (tmp_path / "a.file").write_text(content, encoding="utf-8")
+            with pytest.raises(ValueError, match=r"a\.file"):
+                read(tmp_path / "a.file")
+        with pytest.raises(FileNotFoundError):
+            read(tmp_path / "missing")
 
 
 @dataclasses.dataclass

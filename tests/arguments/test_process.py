@@ -6,7 +6,6 @@ import copy
 import json
 import logging
 import pickle
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -117,14 +116,6 @@ def test_several_processes_without_a_process_group_are_told_to_make_one(monkeypa
         raise AssertionError("the block must not run")
 
 
-@pytest.fixture
-def precision_switch() -> Iterator[None]:
-    """Puts torch's switch for TF32 back."""
-    before = torch.backends.fp32_precision
-    yield
-    torch.backends.fp32_precision = before
-
-
 def pretend_gpu(monkeypatch: pytest.MonkeyPatch, generation: int | None, has_bf16: bool = True) -> None:
     """Let torch see an NVIDIA GPU of a generation (8 is Ampere), or none."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: generation is not None)
@@ -160,22 +151,18 @@ def test_bfloat16_and_tf32_need_a_gpu_that_has_them(monkeypatch: pytest.MonkeyPa
     ids=str,
 )
 def test_the_switch_for_tf32_is_set_as_asked_and_by_compilation(
-    monkeypatch: pytest.MonkeyPatch, precision_switch: None, keywords: dict[str, Any], expected: str
+    monkeypatch: pytest.MonkeyPatch, keywords: dict[str, Any], expected: str
 ) -> None:
-    torch.backends.fp32_precision = "none"
+    monkeypatch.setattr(torch.backends, "fp32_precision", "none")
     pretend_gpu(monkeypatch, 8)
     TrainingArguments(**keywords)
     assert torch.backends.fp32_precision == expected
 
 
-@pytest.mark.parametrize("word", ["bf16", "fp16"])
-def test_a_launchers_mixed_precision_counts_where_the_arguments_name_none(
-    monkeypatch: pytest.MonkeyPatch, word: str
-) -> None:
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", word)
+def test_a_launchers_mixed_precision_counts_where_the_arguments_name_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
     pretend_gpu(monkeypatch, 8)
-    assert TrainingArguments().mixed_precision == word
-    assert TrainingArguments(bf16=True).mixed_precision == "bf16"
+    assert [TrainingArguments(bf16=bf16).mixed_precision for bf16 in (False, True)] == ["fp16", "bf16"]
 
 
 def test_a_state_that_says_otherwise_is_made_anew_unless_it_is_the_configured_one() -> None:

@@ -140,33 +140,25 @@ def test_numbers_of_other_libraries_become_pythons_own(name: str, value: Any, re
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "values"),
     [
-        ("save_steps", -1),
-        ("save_total_limit", -1),
-        ("save_total_limit", 0),
-        ("max_grad_norm", 0),
-        ("max_grad_norm", -1.0),
-        ("max_grad_norm", math.inf),
-        ("max_steps", 0),
-        ("num_train_epochs", 0),
-        ("eval_steps", 0),
-        ("logging_dir", Path("logs")),
-        ("output_dir", Path("runs")),
-        ("resume_from_checkpoint", True),
-        ("include_for_metrics", "inputs"),
-        ("label_names", ("labels",)),
-        ("dataloader_multiprocessing_context", multiprocessing.get_context("spawn")),
+        ("save_steps", [-1]),
+        ("save_total_limit", [-1, 0]),
+        ("max_grad_norm", [0, -1.0, math.inf]),
+        *((name, [0]) for name in ("max_steps", "num_train_epochs", "eval_steps")),
+        *((name, [Path("runs")]) for name in ("logging_dir", "output_dir")),
+        ("resume_from_checkpoint", [True]),
+        ("include_for_metrics", ["inputs"]),
+        ("label_names", [("labels",)]),
+        ("dataloader_multiprocessing_context", [multiprocessing.get_context("spawn")]),
         # Other ways to ask for nothing.
-        ("fsdp", ""),
-        ("fsdp", []),
-        ("debug", []),
-        ("deepspeed", {}),
-        ("push_to_hub", None),
+        ("fsdp", ["", []]),
+        *(("debug", [[]]), ("deepspeed", [{}]), ("push_to_hub", [None])),
     ],
 )
-def test_values_at_the_edge_that_scripts_use_are_taken(name: str, value: Any) -> None:
-    given_to(name, value)
+def test_values_at_the_edge_that_scripts_use_are_taken(name: str, values: list[Any]) -> None:
+    for value in values:
+        given_to(name, value)
 
 
 def test_a_number_written_as_text_is_refused_with_what_yaml_makes_of_it() -> None:

@@ -59,7 +59,7 @@ def history(trainer: Any) -> list[Any]:
 def test_weights_losses_and_rates_are_those_of_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: Trainer
 ) -> None:
-    # The one schedule that does what it says there: transformers steps the stand-in's learning rate only.
+    # transformers steps the stand-in's learning rate only, which changes nothing in this schedule.
     trainer.args.lr_scheduler_type = "constant"
     start = weights(trainer)
     trainer.train()

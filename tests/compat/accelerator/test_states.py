@@ -25,17 +25,13 @@ import torch
 from littrainer import Trainer, TrainingArguments
 
 
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(2, 2)
-
+class Model(torch.nn.Linear):
     def forward(self, x, labels=None):
-        return {"loss": self.layer(x).sum()}
+        return {"loss": super().forward(x).sum()}
 
 
 args = TrainingArguments("out", max_steps=1, use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True)
-trainer = Trainer(model=Model(), args=args, train_dataset=[{"x": torch.ones(2), "labels": 0}])
+trainer = Trainer(model=Model(2, 2), args=args, train_dataset=[{"x": torch.ones(2), "labels": 0}])
 trainer.train()
 accelerator = trainer.accelerator
 try:

@@ -73,8 +73,7 @@ class AcceleratorFacade(ProcessMembers, Stepping, Preparing):
         ProcessMembers.__init__(self, args)
         # A copy, as in accelerate: libraries write it, and the arguments stay as they are.
         config = AcceleratorConfig.from_argument(args.accelerator_config)
-        self.dataloader_config = SimpleNamespace(**vars(config), data_seed=args.data_seed)
-        Preparing.__init__(self)
+        self.dataloader_config: Any = SimpleNamespace(**vars(config), data_seed=args.data_seed)
         Stepping.__init__(self)
         # Samples in the batch at hand if it is an evaluation's last and not a full one; set by the evaluation.
         self.samples_in_last_batch: int | None = None
@@ -205,8 +204,6 @@ def _log_once(message: str) -> None:
 # ---- An Accelerator of accelerate's ----------------------------------------------------------------------------------
 
 
-LOADER_SETTINGS = ("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking")
-ACCUMULATION_SETTINGS = ("num_steps", "adjust_scheduler", "sync_with_dataloader", "sync_each_batch")
 # Attribute of what would change a training and Lightning does not take -> what to do instead, and whether the arguments
 # ask for the same, so that nothing is lost.
 WITHOUT_A_PLACE: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -263,11 +260,7 @@ def _refuse_what_would_be_lost(given: Any, args: TrainingArguments) -> None:
 
 def _facade_like(given: Any, args: TrainingArguments) -> AcceleratorFacade:
     facade = AcceleratorFacade(args)
-    for name in LOADER_SETTINGS:
-        setattr(facade.dataloader_config, name, getattr(given.dataloader_config, name))
-    accumulation = given.gradient_state.plugin_kwargs
-    facade.gradient_state.plugin_kwargs = {
-        name: accumulation[name] for name in ACCUMULATION_SETTINGS if name in accumulation
-    }
+    facade.dataloader_config = given.dataloader_config
+    facade.gradient_state.plugin_kwargs = dict(given.gradient_state.plugin_kwargs)
     facade.step_scheduler_with_optimizer = given.step_scheduler_with_optimizer
     return facade

@@ -28,12 +28,9 @@ class Preparing:
     """The methods that prepare a subclass's own objects, so that they run as the Trainer's do."""
 
     _args: TrainingArguments
-
-    def __init__(self) -> None:
-        self._models: list[nn.Module] = []
-        self._optimizers: list[PreparedOptimizer] = []
-        self._schedulers: list[Any] = []
-        self._dataloaders: list[Any] = []
+    _optimizers: list[PreparedOptimizer]
+    dataloader_config: Any
+    gradient_state: Any
 
     def prepare(self, *objects: Any, device_placement: Any = None) -> Any:
         """Prepare each object by its kind; anything else is returned as it is.
@@ -74,8 +71,6 @@ class Preparing:
         args = self._args
         if asks_for_deepspeed(args) and not evaluation_mode:
             _refuse_second_engine(model)
-        if not any(model is known for known in self._models):
-            self._models.append(model)
         if getattr(model, "_is_accelerate_prepared", False):
             return model
         dtype = forward_type(args)
@@ -90,8 +85,6 @@ class Preparing:
         keywords = compile_keywords(args)
         if keywords is not None and not is_compiled(prepared):
             prepared = torch.compile(prepared, **keywords)
-        if prepared is not model:
-            self._models[[one is model for one in self._models].index(True)] = prepared
         prepared._is_accelerate_prepared = True
         return prepared
 
@@ -108,13 +101,12 @@ class Preparing:
         Raises:
             ValueError: its batches cannot be shared out between the processes.
         """
-        settings = getattr(self, "dataloader_config", None)
+        settings = self.dataloader_config
         prepared: Any = lookahead_version(self._args, data_loader, settings, slice_fn_for_dispatch)
         if isinstance(prepared, LookaheadLoader):
-            prepared.gradient_state = getattr(self, "gradient_state", None)
+            prepared.gradient_state = self.gradient_state
             if device_placement is not False:
                 prepared.hand_out_on(self._args.device, settings)
-        self._dataloaders.append(prepared)
         return prepared
 
     def prepare_optimizer(
@@ -132,8 +124,6 @@ class Preparing:
             driven = getattr(scheduler, "optimizer", None)
             own = [one for one in self._optimizers if driven is one or driven is one.optimizer]
             scheduler = PreparedScheduler(scheduler, own or list(self._optimizers), self)
-        if not any(scheduler is known for known in self._schedulers):
-            self._schedulers.append(scheduler)
         return scheduler
 
     def unwrap_model(
@@ -159,13 +149,12 @@ class Preparing:
         return model
 
     def free_memory(self, *objects: Any) -> list[None]:
-        """Forget prepared objects and empty the device's cache.
+        """Forget prepared optimizers and empty the device's cache.
 
         Returns:
             None for each object given, to be assigned to it.
         """
-        for kept in (self._models, self._optimizers, self._schedulers, self._dataloaders):
-            kept.clear()
+        self._optimizers.clear()
         gc.collect()
         if self._args.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -39,11 +39,6 @@ class PreparedOptimizer(OptimizerAround):
         self.step_was_skipped = False
         self._is_unscaled = False
 
-    @property
-    def scaler(self) -> torch.amp.GradScaler | None:
-        """What scales the losses of fp16; None in any other precision."""
-        return self.accelerator.scaler
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters."""
         self.optimizer.add_param_group(param_group)
@@ -57,28 +52,23 @@ class PreparedOptimizer(OptimizerAround):
         """Step at the last micro-batch of an optimizer step; with fp16, only if gradients are finite."""
         if not self.accelerator.sync_gradients:
             return None
-        scaler = self.scaler
+        scaler = self.accelerator.scaler
         if scaler is None:
             return self.optimizer.step(closure)
-        self.step_was_skipped = True
-        handle = self.optimizer.register_step_pre_hook(self._note_step)
-        try:
-            result = scaler.step(self.optimizer) if closure is None else scaler.step(self.optimizer, closure)
-        finally:
-            handle.remove()
+        before = scaler.get_scale()
+        result = scaler.step(self.optimizer) if closure is None else scaler.step(self.optimizer, closure)
         scaler.update()
+        # The scaler lowers its scale if it leaves the step out.
+        self.step_was_skipped = scaler.get_scale() < before
         self._is_unscaled = False
         return result
 
     def unscale(self) -> None:
         """Divide the scale of fp16 out of the gradients, once for each step."""
-        scaler = self.scaler
+        scaler = self.accelerator.scaler
         if scaler is not None and not self._is_unscaled:
             scaler.unscale_(self.optimizer)
             self._is_unscaled = True
-
-    def _note_step(self, *_: Any) -> None:
-        self.step_was_skipped = False
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -126,7 +116,6 @@ class Stepping:
     """The methods that a script's `training_step` calls."""
 
     _args: TrainingArguments
-    _optimizers: list[PreparedOptimizer]
     step_scheduler_with_optimizer = True
     # Whether this micro-batch is the last one of its optimizer step.
     sync_gradients = HeldBy("gradient_state")
@@ -135,6 +124,7 @@ class Stepping:
         # The module that fit trains; None outside training.
         self.module: Any = None
         self.step = 0
+        self._optimizers: list[PreparedOptimizer] = []
         self._scaler: torch.amp.GradScaler | None = None
         config: Any = self._args.accelerator_config
         asked = getattr(config, "gradient_accumulation_kwargs", None) or {}
