@@ -34,7 +34,7 @@ def build_parser() -> CommandParser:
         "-o",
         "--output",
         metavar="FILE.html",
-        help="the page; the picture goes beside it (default: report.html in OUTPUT_DIR, or in the working "
+        help="the page; the picture goes next to it (default: report.html in OUTPUT_DIR, or in the working "
         "directory if several are given)",
     )
     parser.add_argument("--no-png", action="store_true", help="write the page alone")

@@ -57,7 +57,7 @@ WITHOUT_EFFECT: dict[str, str] = {
 
 
 class AcceleratorFacade(ProcessMembers, Stepping, Preparing):
-    """What subclasses of a Trainer use as an accelerator; docs/compatibility.md lists what it answers.
+    """What subclasses of a Trainer use as an accelerator; docs/api/compatibility.md lists what it answers.
 
     Parameters:
         args: the training arguments, which know device and ranks.
