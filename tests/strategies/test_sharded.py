@@ -101,15 +101,11 @@ def test_the_plan_becomes_keywords_of_fully_shard() -> None:
     assert len(keywords(ignored_modules="inner")["ignored_params"]) == 2
 
 
-def test_half_precision_becomes_a_policy_unless_one_is_given() -> None:
+def test_half_precision_becomes_a_policy() -> None:
     policy = keywords(computes_in=torch.bfloat16)["mp_policy"]
     assert policy.param_dtype is policy.reduce_dtype is torch.bfloat16
     # The loss is not rounded.
     assert policy.output_dtype is None
-    given = {"param_dtype": "bf16", "reduce_dtype": "fp32", "cast_forward_inputs": False}
-    policy = keywords(computes_in=torch.float16, mixed_precision_policy=given)["mp_policy"]
-    assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (torch.bfloat16, torch.float32, None)
-    assert policy.cast_forward_inputs is False
 
 
 @pytest.mark.parametrize("offloads", [False, True])

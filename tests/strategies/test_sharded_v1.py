@@ -81,12 +81,9 @@ def test_each_sharding_strategy_is_handed_on_by_either_spelling(name: str) -> No
     assert strategy(sharding_strategy=wanted.value).sharding_strategy is wanted
 
 
-def test_half_precision_becomes_a_policy_unless_one_is_given() -> None:
+def test_half_precision_becomes_a_policy() -> None:
     policy = strategy(given={"bf16": True}).mixed_precision
     assert policy.param_dtype is policy.reduce_dtype is policy.buffer_dtype is torch.bfloat16
-    policy = strategy(mixed_precision_policy={"param_dtype": "bf16", "cast_forward_inputs": False}).mixed_precision
-    assert policy.param_dtype is torch.bfloat16 and policy.reduce_dtype is None
-    assert policy.cast_root_forward_inputs is False
 
 
 def test_weights_that_only_the_first_process_has_are_sent() -> None:

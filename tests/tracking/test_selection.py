@@ -84,10 +84,10 @@ def test_the_installed_ones_are_those_that_transformers_finds() -> None:
     [
         ("tensorbord", r"'tensorbord' is no tracker \(did you mean 'tensorboard'\?\)"),
         (["wandb", "Wandb"], r"'Wandb' is no tracker \(did you mean 'wandb'"),
-        ("tensorboard,wandb", r"'tensorboard,wandb' is one text; give each tracker as a word of its own"),
+        ("tensorboard,wandb", r"'tensorboard,wandb' is one text; give a list of names"),
         ("xyzzy", r"Known: azure_ml, .*, all, none"),
-        (["none", "wandb"], r"report_to has 'none' beside other names"),
-        (["all", "wandb"], r"report_to has 'all' beside other names"),
+        (["none", "wandb"], r"report_to has 'none' and other names"),
+        (["all", "wandb"], r"report_to has 'all' and other names"),
         ("kubeflow", r"report_to='kubeflow': .*callbacks="),
     ],
 )
