@@ -175,13 +175,15 @@ class CallbackHandler(TrainerCallback):
         nothing = getattr(TrainerCallback, event, None)
         # Not over a copy: a callback that another one adds is called for the same event.
         for callback in self.callbacks:
-            # What `listens_to` says, for the most frequent answer without the call.
+            # The usual answer: neither its class nor the callback itself overrides the event.
             if nothing is not None and getattr(type(callback), event, None) is nothing and event not in vars(callback):
                 continue
-            if not listens_to(callback, event):
+            # An object of its own class may lack an event, or make one up when it is asked for it.
+            method = getattr(callback, event, None)
+            if not callable(method):
                 continue
             try:
-                answer = getattr(callback, event)(
+                answer = method(
                     args,
                     state,
                     control,
@@ -193,17 +195,6 @@ class CallbackHandler(TrainerCallback):
                 _say_where(error, callback, event, state)
                 raise
         return control
-
-
-def listens_to(callback: Any, event: str) -> bool:
-    """Whether a callback does anything at an event, that is, overrides it."""
-    if event in getattr(callback, "__dict__", ()):
-        return True
-    own = getattr(type(callback), event, None)
-    if own is None:
-        # An object that derives from no callback class may lack an event, or make one up when it is asked for it.
-        return callable(getattr(callback, event, None))
-    return own is not getattr(TrainerCallback, event)
 
 
 def _say_where(error: Exception, callback: Any, event: str, state: Any) -> None:

@@ -211,7 +211,7 @@ def is_exportable(callback: Any) -> bool:
     The class is known by its name: after the redirection no module holds transformers' own any more, and a callback
     that was made before derives from it.
     """
-    return any(base.__name__ == ExportableState.__name__ for base in type(callback).__mro__)
+    return ExportableState.__name__ in [base.__name__ for base in type(callback).__mro__]
 
 
 def exported_states(callbacks: list[Any]) -> dict[str, Any]:

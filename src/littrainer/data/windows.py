@@ -154,17 +154,6 @@ class WindowLoader:
         return min(self.micro_batches_per_epoch, (self._windows_per_epoch - 1) * self.accumulation + last)
 
 
-def draw(batches: Iterator[Any], number: int) -> list[Any]:
-    """Up to `number` micro-batches; fewer where the data ends."""
-    drawn: list[Any] = []
-    for _ in range(number):
-        try:
-            drawn.append(next(batches))
-        except StopIteration:
-            break
-    return drawn
-
-
 def count_label_tokens(window: list[Any], labels_are_shifted: bool) -> torch.Tensor | int | None:
     """Labels of a window that count in the loss (all but -100).
 

@@ -68,7 +68,8 @@ def requested_sizes(args: Any) -> tuple[str, dict[str, int]]:
         NotImplementedError: it asks for context or sequence parallelism.
     """
     source, config = _asked_for(args)
-    sizes = {name: _size(source, config, name) for name in SIZES}
+    sizes = dict.fromkeys(SIZES, 1)
+    sizes.update({name: _size(source, name, config[name]) for name in SIZES if config.get(name) is not None})
     for name, reason in REFUSED_SIZES.items():
         if sizes[name] > 1:
             raise NotImplementedError(
@@ -212,10 +213,7 @@ def _asked_for(args: Any) -> tuple[str, Mapping[str, Any]]:
     return "parallelism_config", {name: getattr(given, name) for name in SIZES}
 
 
-def _size(source: str, config: Mapping[str, Any], name: str) -> int:
-    value = config.get(name)
-    if value is None:
-        return 1
+def _size(source: str, name: str, value: Any) -> int:
     number = int(value) if isinstance(value, str) and value.isdecimal() else value
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ValueError(f"{source} has {name}={value!r}; it has to be a whole number from 1 up.")

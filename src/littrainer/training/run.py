@@ -1,6 +1,6 @@
 """One training: what happens when it and its epochs begin, and when they end.
 
-Lightning drives the loop; its hooks arrive here through the bridge (engine/bridge.py), in the order in which the
+Lightning drives the loop; its hooks arrive here through engine/module.py, in the order in which the
 methods of `TrainingRun` stand. What happens at each micro-batch and optimizer step stands in training/step.py.
 """
 
@@ -66,6 +66,7 @@ class TrainingRun:
         self.trainer = trainer
         self.plan = plan
         self.checkpoint = checkpoint
+        self._checkpoint_name = None if checkpoint is None else str(checkpoint)
         self.trial = trial
         self.ignore_keys_for_eval = ignore_keys_for_eval
         self.start_time = time.time()
@@ -109,10 +110,6 @@ class TrainingRun:
             self.resumed_at = Position(epoch, micro_batches)
             self.epoch_end_is_due = False
             self._skip(micro_batches, kept=None)
-
-    @property
-    def _checkpoint_name(self) -> str | None:
-        return None if self.checkpoint is None else str(self.checkpoint)
 
     def reset_state(self) -> tuple[int, int]:
         """Begin a new state, or go on with the checkpoint's.
