@@ -55,7 +55,7 @@ def test_a_script_is_stopped_at_its_trainer_and_explained(tmp_path: Path) -> Non
     words = ("train.py", "--output_dir", "out", "--learning_rate", "3e-4", "--use_cpu")
     done = run_python("-m", "littrainer", "explain", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("lightning.Trainer keywords\n")
+    assert done.stdout.startswith("your arguments")
     assert "learning_rate=0.0003" in done.stdout and "output_dir='out'" in done.stdout
     assert "the script speaks" in done.stderr and "the script speaks" not in done.stdout
     assert "trained" not in done.stderr and "caught" not in done.stderr
@@ -104,8 +104,8 @@ def test_an_earlier_spelling_is_named_in_one_line(capsys: pytest.CaptureFixture[
         (["--learning_ratt", "1"], "did you mean '--learning_rate'"),
         (["--learning_rate", "fast"], "invalid float value: 'fast'"),
         (["--fp16", "--bf16"], "fp16 and bf16 are both set"),
-        (["--seed", "1", __file__], "a script stands before its arguments"),
-        ([__file__, "--as-code"], "write it before"),
+        (["--seed", "1", __file__], "write the script before its arguments"),
+        ([__file__, "--as-code"], "write it before the script"),
         (["--as-code=1"], "argument --as-code/--as_code: ignored explicit argument '1'"),
     ],
 )
@@ -148,7 +148,7 @@ def test_keywords_have_their_reasons_and_changed_arguments_the_place_they_went_t
     changes: dict[str, Any] = {"gradient_accumulation_steps": 3, "learning_rate": 3e-5, "use_cpu": True}
     args = TrainingArguments("runs/one", lightning={"detect_anomaly": True}, hub_token="secret", **changes)
     report = report_on(args)
-    keywords, _, arguments = report.partition("arguments away from their defaults")
+    arguments, _, keywords = report.partition("keywords of lightning.Trainer")
     for name, value in lightning_keywords(args).items():
         assert len(line_of(keywords, f"{name}={value!r} ").split()) > 2
     assert line_of(keywords, "accumulate_grad_batches=3").endswith("from gradient_accumulation_steps")

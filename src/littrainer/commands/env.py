@@ -17,9 +17,9 @@ from littrainer.commands.command_line import CommandParser
 from littrainer.errors.version import __version__
 
 DESCRIPTION = (
-    "Show what is installed here and may matter to a training: versions, devices, environment variables, and what does "
-    "not fit together. The text is Markdown, to be pasted into a bug report. Secrets are hidden and the home "
-    "folder is written as ~; look through it before you publish it."
+    "Show what is installed here: versions, devices and environment variables that matter to a training, and what does "
+    "not fit together. Paste the text, which is Markdown, into a bug report. Secrets are hidden and the home folder is "
+    "written as ~, but read the text before you publish it."
 )
 OWN_NAME = "littrainer"
 # Extras of ours that pin what the tests compare with, which says nothing about what users may have.
@@ -144,8 +144,7 @@ def findings() -> Iterator[str]:
         if found is None and not extra:
             yield f"{requirement.name} is not installed, and littrainer needs it: {wanted}"
         elif found is not None and not requirement.specifier.contains(found, prereleases=True):
-            use = f"littrainer[{extra}]" if extra else "littrainer"
-            yield f"{requirement.name} {found} is outside what {use} supports: {wanted}"
+            yield f"{requirement.name} {found} is outside what littrainer supports: {wanted}"
 
 
 def accelerate_configuration() -> dict[str, str]:

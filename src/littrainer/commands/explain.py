@@ -1,4 +1,4 @@
-"""The command `littrainer explain`: what arguments turn into, in words and as a Lightning program.
+"""The command `littrainer explain`: what training arguments turn into, in words and as a Lightning program.
 
 Both read the table of destinations. The program leaves what arguments mean to `TransformersModule`, `TrainerDataModule`
 and `lightning.Trainer`.
@@ -23,8 +23,8 @@ from littrainer.arguments.parser import HfArgumentParser
 from littrainer.commands.command_line import BAD_INPUT, CommandParser, complain, option_names, unrecognized
 
 DESCRIPTION = """\
-Say what training arguments turn into: keywords and parts of lightning.Trainer, and for each argument away from its
-default where it went. A script is run, redirected to littrainer, up to its first Trainer, and stopped there: it loads
+Show what training arguments turn into on Lightning: where each of your arguments goes, the keywords of
+lightning.Trainer, and the parts of the training. A script is run up to its first Trainer and stopped there: it loads
 its data and its model, and trains nothing. What it prints goes to standard error.
 """
 USAGE = """\
@@ -131,8 +131,10 @@ def build_parser() -> CommandParser:
     """The parser of the command's own options."""
     parser = CommandParser("littrainer explain", description=DESCRIPTION, usage=USAGE)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--as-code", "--as_code", action="store_true", help="print a Lightning program of it")
-    parser.epilog = "The option stands before the script or among the training arguments."
+    parser.add_argument(
+        "--as-code", "--as_code", action="store_true", help="print a Lightning program that trains the same"
+    )
+    parser.epilog = "Write the option before the script, or among the training arguments."
     return parser
 
 
@@ -144,7 +146,7 @@ def main(words: Sequence[str]) -> int:
         return _explain_arguments(rest, options.as_code)
     script, *own = words[before:]
     if "--as-code" in own:
-        return complain("explain", f"--as-code behind {script!r} would be the script's; write it before")
+        return complain("explain", f"--as-code after {script!r} is passed to the script; write it before the script")
     return _explain_script(script, own, before == 1)
 
 
@@ -160,11 +162,11 @@ def _explain_arguments(words: list[str], as_code: bool) -> int:
         for warning in caught:
             print(f"littrainer explain: {warning.message}", file=sys.stderr)
         if any(map(os.path.isfile, left)):
-            return complain("explain", "a script stands before its arguments: littrainer explain SCRIPT ARGS ...")
+            return complain("explain", "write the script before its arguments: littrainer explain SCRIPT ARGS ...")
         if left:
             known = [*option_names(build_parser()), *option_names(parser)]
             return complain("explain", unrecognized(left, known))
-        print(program(args) if as_code else explanation(_stand_in_trainer(args), args), end="")
+        print(program(args) if as_code else explanation(_stand_in_trainer(args), args, words), end="")
     except (TypeError, ValueError, NotImplementedError, ImportError) as error:
         return complain("explain", str(error))
     return 0
@@ -215,7 +217,7 @@ def _explain_script(script: str, words: list[str], as_code: bool) -> int:
         with _without_a_trace(given) as bound.arguments["args"]:
             original(*bound.args, **bound.kwargs)
             origin = f"the arguments of {os.path.basename(script)}"
-            raise TrainerReached(program(given, origin, self) if as_code else explanation(self, given))
+            raise TrainerReached(program(given, origin, self) if as_code else explanation(self, given, words))
 
     install()
     sys.argv, sys.path[0] = [script, *words], os.path.dirname(os.path.abspath(script))
@@ -234,12 +236,13 @@ def _explain_script(script: str, words: list[str], as_code: bool) -> int:
 # ---- In words --------------------------------------------------------------------------------------------------------
 
 
-def explanation(trainer: Any, args: Any) -> str:
-    """What a Trainer's arguments turned into: Lightning's keywords and parts, and where each argument went.
+def explanation(trainer: Any, args: Any, words: Sequence[str] = ()) -> str:
+    """Describe where a Trainer's arguments go, and the Lightning keywords and parts that they result in.
 
     Parameters:
         trainer: a Trainer that has not trained; the `lightning.Trainer` that its training would use is made and read.
         args: the arguments whose values are shown, as the script gave them.
+        words: the command line; arguments that are named there come first.
     """
     from littrainer.arguments.normalization import trackers_in
     from littrainer.arguments.report_to import tracker_label
@@ -274,25 +277,31 @@ def explanation(trainer: Any, args: Any) -> str:
         ("Lightning loggers", names(lightning.loggers)),
         ("trackers", f"{trackers} (report_to)"),
     ]
+    shown = {name: value for name, value in args.to_dict().items() if _option_of(name, words)} | changed_arguments(args)
     changed = [
         (f"{name}={value!r}", f"{DESTINATIONS[name].place.value}: {DESTINATIONS[name].sentence}")
-        for name, value in changed_arguments(args).items()
+        for name, value in shown.items()
     ]
     sections = {
-        "lightning.Trainer keywords": rows,
-        "what results": parts,
-        "arguments away from their defaults, and where each went": changed or [("none", "")],
+        "your arguments, and those that differ from their defaults": changed or [("none", "")],
+        "keywords of lightning.Trainer": rows,
+        "parts of the training": parts,
     }
     return "\n\n".join("\n".join([title, *_table(lines)]) for title, lines in sections.items()) + "\n"
 
 
 def changed_arguments(args: Any) -> dict[str, Any]:
-    """Arguments away from their defaults, with plain values and masked tokens, in the documented order."""
+    """Return the arguments that differ from their defaults, with masked tokens, in the documented order."""
     from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments
 
     given, usual = args.to_dict(), Seq2SeqTrainingArguments().to_dict()
     usual["output_dir"] = None
     return {name: given[name] for name, value in usual.items() if name in given and given[name] != value}
+
+
+def _option_of(name: str, words: Sequence[str]) -> bool:
+    """Whether a command line gives an argument."""
+    return any(word.partition("=")[0].replace("-", "_") in (f"__{name}", f"__no_{name}") for word in words)
 
 
 def _table(rows: list[tuple[str, str]], widest: int = 44) -> list[str]:

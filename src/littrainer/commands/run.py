@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.commands.command_line import CommandParser, complain, suggested
 from littrainer.distributed.environment import (
+    COMMAND,
     FALSE_WORDS,
     SECONDS_TO_SAVE,
     TRUE_WORDS,
@@ -30,7 +32,7 @@ from littrainer.redirection.redirect import extend_to_children
 if TYPE_CHECKING:
     from littrainer.distributed.launcher import Launch
 
-# In the place of a script's name, as python has it.
+# Given as the script's name, as with python itself.
 STANDARD_INPUT = "-"
 # As number of devices: a process for each GPU.
 ALL = "all"
@@ -54,20 +56,26 @@ STRATEGIES: dict[str, dict[str, str]] = {
 RUN_OPTIONS: dict[str, dict[str, Any]] = {
     "--devices": {
         "metavar": "N",
-        "help": "processes on this machine, one for each device; by default `all`: one for each GPU, or one on the CPU",
+        "help": "number of processes on this machine, one for each device; by default `all`: one for each GPU, or one "
+        "on the CPU",
     },
-    "--nodes": {"metavar": "M", "type": int, "help": "machines that train together"},
-    "--node-rank": {"metavar": "R", "type": int, "help": "number of this machine, from 0 up"},
+    "--nodes": {"metavar": "M", "type": int, "help": "number of machines that train together"},
+    "--node-rank": {"metavar": "R", "type": int, "help": "number of this machine, counted from 0"},
     "--main-address": {"metavar": "HOST", "help": "address of machine 0"},
-    "--main-port": {"metavar": "P", "type": int, "help": "free port on machine 0; on one machine found by itself"},
+    "--main-port": {
+        "metavar": "P",
+        "type": int,
+        "help": "free port on machine 0; found automatically if there is one machine",
+    },
     "--grace": {
         "metavar": "SECONDS",
         "type": int,
-        "help": f"time to save a checkpoint and end after Ctrl-C or SIGTERM; {SECONDS_TO_SAVE} by default",
+        "help": f"time that processes have after Ctrl-C or SIGTERM to save a checkpoint and end; {SECONDS_TO_SAVE} by "
+        "default",
     },
     "--strategy": {
         "choices": list(STRATEGIES),
-        "help": "how the model is spread, where the script's arguments do not say",
+        "help": "how the model is spread over the processes, if the script's arguments do not say it",
     },
 }
 
@@ -80,7 +88,7 @@ def build_parser() -> CommandParser:
     """The parser of the command's own options and of the program's name."""
     parser = CommandParser(
         "littrainer run",
-        description="Run a script or a module as python would, with littrainer's Trainer for transformers'.",
+        description="Run a script or a module as Python does, with littrainer's Trainer in place of transformers'.",
         usage=(
             "littrainer run [-h] [OPTIONS] SCRIPT [ARGS ...]\n       littrainer run [-h] [OPTIONS] -m MODULE [ARGS ...]"
         ),
@@ -88,11 +96,9 @@ def build_parser() -> CommandParser:
     for name, settings in RUN_OPTIONS.items():
         parser.add_argument(name, **settings)
     program = parser.add_mutually_exclusive_group()
-    program.add_argument(
-        "script", nargs="?", metavar="SCRIPT", help="path of a script, or of a folder with __main__.py"
-    )
-    program.add_argument("-m", dest="module", metavar="MODULE", help="name of a module to run, as in python -m")
-    parser.epilog = "Everything after SCRIPT or MODULE belongs to the program that is run."
+    program.add_argument("script", nargs="?", metavar="SCRIPT", help="script to run, or a folder with __main__.py")
+    program.add_argument("-m", dest="module", metavar="MODULE", help="module to run, as in python -m")
+    parser.epilog = "Everything after SCRIPT or MODULE is passed to the program."
     return parser
 
 
@@ -107,9 +113,9 @@ def main(words: Sequence[str]) -> int:
     parser = build_parser()
     options = parser.parse_args(own)
     if not program:
-        parser.error("no program is named; give a SCRIPT, or -m MODULE, behind the options and their values")
+        parser.error("no program is named; give a SCRIPT, or -m MODULE, after the options and their values")
     try:
-        return _run(program, options)
+        return _run(program, options, words)
     except BadInput as error:
         return complain("run", str(error))
 
@@ -140,7 +146,7 @@ def _split_at_program(given: list[str]) -> tuple[list[str], list[str]]:
     return given, []
 
 
-def _run(program: list[str], options: argparse.Namespace) -> int:
+def _run(program: list[str], options: argparse.Namespace, words: Sequence[str]) -> int:
     """Check that the program exists, then become it, or start it several times."""
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise BadInput("python runs with -E, -I or -S, which keep littrainer out of the script; start it without")
@@ -150,6 +156,7 @@ def _run(program: list[str], options: argparse.Namespace) -> int:
         _check_script(program[0])
     environment = {**os.environ, **_variables_of_strategy(options.strategy)}
     extend_to_children(environment)
+    environment[COMMAND] = shlex.join(["littrainer", "run", *words])
     # How python itself repeats its options (-O, -W, -X, -u ...) for the interpreters that multiprocessing starts.
     interpreter_options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *interpreter_options, *program]
@@ -207,7 +214,7 @@ def _launch(options: argparse.Namespace, program: list[str]) -> Launch:
     if gpus and devices > gpus:
         raise BadInput(
             f"--devices {devices}, and this node has {gpus} GPU{'' if gpus == 1 else 's'}: give at most {gpus}. For "
-            f"processes on the CPU, give the script --use_cpu, or set {USE_CPU}=true where it takes no such argument"
+            f"processes on the CPU, give the script --use_cpu, or set {USE_CPU}=true if it takes no such argument"
         )
     if is_launched():
         raise BadInput(
