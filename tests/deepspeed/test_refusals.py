@@ -16,7 +16,7 @@ from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 
 def test_deepspeed_that_is_not_installed_says_how_to_install_it(tmp_path: Path) -> None:
-    with pytest.raises(ImportError, match=r"DeepSpeed is not installed: pip install littrainer\[deepspeed\]"):
+    with pytest.raises(ImportError, match=r"DeepSpeed is not installed: run `pip install deepspeed`"):
         quiet_arguments(tmp_path, deepspeed=stage(2))
 
 
