@@ -171,11 +171,11 @@ def test_tensors_and_arrays_of_one_number_are_numbers(value: Any, number: Any) -
 def test_what_is_no_number_is_named_once_for_each_service(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base, "_told", set())
+    monkeypatch.setattr(base, "_warned", set())
     with caplog.at_level(logging.WARNING):
         for service in ("one", "one", "two"):
             assert only_numbers({"kept": 1, "matrix": [[1]]}, service) == {"kept": 1}
     assert [record.getMessage() for record in caplog.records] == [
-        f"{service}: the logged value 'matrix' is left out, since it is a list and no number: [[1]]."
+        f"{service}: the logged value 'matrix' is left out, because it is a list and not a number: [[1]]."
         for service in ("one", "two")
     ]

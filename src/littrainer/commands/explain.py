@@ -47,18 +47,12 @@ ABOUT_MODELS = frozenset(
         *("optim_target_modules", "predict_with_generate", "generation_max_length", "generation_num_beams"),
     )
 )
-# What a Trainer was given -> where it stands in a printed program.
-GIVEN_TO_TRAINER = {
-    "model": "return it in make_model",
-    "train_dataset": "return it in make_rows",
-    "eval_dataset": "the second one of TrainerDataModule",
-    **dict.fromkeys(("data_collator", "processing_class"), "a keyword of TrainerDataModule"),
-    **dict.fromkeys(
-        ("compute_metrics", "preprocess_logits_for_metrics", "compute_loss_func", "optimizer_cls_and_kwargs"),
-        "a keyword of TransformersModule",
-    ),
-    **dict.fromkeys(("optimizer", "lr_scheduler"), "in the keyword `optimizers` of TransformersModule"),
-}
+# What the program of a script cannot hold.
+OBJECTS_OF_A_SCRIPT = (
+    "Add the objects of the script's Trainer: return the model in make_model and the training data in make_rows; give",
+    "metrics, loss function and optimizers to TransformersModule, other data and the collator to TrainerDataModule,",
+    "callbacks to pl.Trainer; and write overridden methods in a subclass of TransformersModule.",
+)
 PROGRAM = '''\
 """%(heading)s
 """
@@ -128,7 +122,7 @@ class _ArgumentParser(HfArgumentParser):
 
 
 def build_parser() -> CommandParser:
-    """The parser of the command's own options."""
+    """Return the parser of the command's options."""
     parser = CommandParser("littrainer explain", description=DESCRIPTION, usage=USAGE)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
@@ -173,7 +167,7 @@ def _explain_arguments(words: list[str], as_code: bool) -> int:
 
 
 def _stand_in_trainer(args: Any) -> Any:
-    """A Trainer with these arguments, whose model of one weight and whose sample stand for any."""
+    """Return a Trainer with these arguments, a model of one weight and one sample."""
     from torch import nn
 
     from littrainer.trainer import Trainer
@@ -187,7 +181,7 @@ def _stand_in_trainer(args: Any) -> Any:
 
 @contextlib.contextmanager
 def _without_a_trace(args: Any) -> Iterator[Any]:
-    """The same arguments with an output folder that goes afterwards, since a Trainer makes its folder."""
+    """Return the same arguments with a temporary output folder, since a Trainer creates its folder."""
     with tempfile.TemporaryDirectory() as folder:
         copied = copy.copy(args)
         copied.output_dir = folder
@@ -198,7 +192,7 @@ def _without_a_trace(args: Any) -> Iterator[Any]:
 
 
 class TrainerReached(BaseException):
-    """Stops the script, past its `except Exception`; its argument is what is to be printed."""
+    """Stops the script, past its `except Exception`; its argument is the text to print."""
 
 
 def _explain_script(script: str, words: list[str], as_code: bool) -> int:
@@ -216,8 +210,7 @@ def _explain_script(script: str, words: list[str], as_code: bool) -> int:
         given = bound.arguments.get("args") or TrainingArguments("tmp_trainer")
         with _without_a_trace(given) as bound.arguments["args"]:
             original(*bound.args, **bound.kwargs)
-            origin = f"the arguments of {os.path.basename(script)}"
-            raise TrainerReached(program(given, origin, self) if as_code else explanation(self, given, words))
+            raise TrainerReached(program(given, script) if as_code else explanation(self, given, words))
 
     install()
     sys.argv, sys.path[0] = [script, *words], os.path.dirname(os.path.abspath(script))
@@ -230,7 +223,7 @@ def _explain_script(script: str, words: list[str], as_code: bool) -> int:
         return 0
     finally:
         Trainer.__init__ = original  # type: ignore[method-assign]
-    return complain("explain", f"{script} ended without making a Trainer; nothing to explain")
+    return complain("explain", f"{script} ended without making a Trainer, so there is nothing to explain")
 
 
 # ---- In words --------------------------------------------------------------------------------------------------------
@@ -312,13 +305,12 @@ def _table(rows: list[tuple[str, str]], widest: int = 44) -> list[str]:
 # ---- As a program ----------------------------------------------------------------------------------------------------
 
 
-def program(args: Any, origin: str = "these arguments", trainer: Any = None) -> str:
-    """The text of a Lightning program that trains as arguments say.
+def program(args: Any, script: str | None = None) -> str:
+    """Return a Lightning program that trains as the arguments say.
 
     Parameters:
         args: the arguments.
-        origin: whose arguments they are, for the first line.
-        trainer: the Trainer of a script, whose objects the first lines name.
+        script: the script that they come from.
     """
     from littrainer.lightning.arguments import is_plain
     from littrainer.lightning.ignored_arguments import ABOUT_DATA, ACTED_ON, LEFT_TO_LIGHTNING
@@ -337,11 +329,12 @@ def program(args: Any, origin: str = "these arguments", trainer: Any = None) -> 
         elif name not in IN_KEYWORDS and not keywords:
             instead = f" Instead: {LEFT_TO_LIGHTNING[name]}." if name in LEFT_TO_LIGHTNING else ""
             left_out.append(f"- {name}: {sentence}{instead}")
+    origin = "these arguments" if script is None else f"the arguments of {os.path.basename(script)}"
     heading = [f"The training that {origin} describe, as a plain Lightning program."]
     if left_out:
         heading += ["", "Not in this program:", *left_out]
-    if trainer is not None:
-        heading += ["", "Objects of the script's Trainer, which a text cannot hold:", *_objects_of(trainer)]
+    if script is not None:
+        heading += ["", *OBJECTS_OF_A_SCRIPT]
     evaluates = args.eval_strategy != "no" or args.eval_on_start
     return PROGRAM % {
         "heading": "\n".join(heading).replace("\\", "/").replace('"""', "'''"),
@@ -396,26 +389,3 @@ def _program_keywords(args: Any) -> dict[str, str]:
         keywords["callbacks"] = f"[pl.callbacks.ModelCheckpoint({settings})]"
     further = args.lightning or {}
     return keywords | {name: repr(value) for name, value in further.items() if is_plain(further)}
-
-
-def _objects_of(trainer: Any) -> Iterator[str]:
-    from littrainer.callbacks.handler import DefaultFlowCallback
-    from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
-    from littrainer.seq2seq import Seq2SeqTrainer
-    from littrainer.trainer import Trainer
-
-    for name, place in GIVEN_TO_TRAINER.items():
-        value = getattr(trainer, name, None)
-        if value is not None:
-            yield f"- {name} ({getattr(value, '__name__', type(value).__name__)}): {place}"
-    usual = (DefaultFlowCallback, PrinterCallback, ProgressCallback)
-    for callback in (*trainer.callback_handler.callbacks, *trainer.lightning_callbacks):
-        # Trackers come from `report_to`, which is an argument.
-        if not isinstance(callback, usual) and not type(callback).__module__.startswith("littrainer.tracking"):
-            yield f"- callback {type(callback).__name__}: rewrite it as a callback of Lightning, unless it is one"
-    for kind in type(trainer).__mro__:
-        if kind in (Trainer, Seq2SeqTrainer):
-            break
-        methods = [name for name in vars(kind) if callable(vars(kind)[name]) and not name.startswith("__")]
-        if methods:
-            yield f"- {kind.__name__}, which overrides {', '.join(methods)}: write a subclass of TransformersModule"
