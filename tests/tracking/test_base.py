@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from littrainer import Trainer
+from littrainer import Trainer, TrainingArguments
 from littrainer.tracking import TrackerCallback, base
 from littrainer.tracking.base import as_number, hyperparameters, only_numbers, with_tracked_names
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
@@ -93,8 +94,13 @@ def test_only_the_first_process_writes(tmp_path: Path) -> None:
 
 
 def test_hyperparameters_are_the_model_config_and_the_arguments_over_it_without_secrets(tmp_path: Path) -> None:
+    @dataclasses.dataclass
+    class Keyed(TrainingArguments):
+        service_api_key: str = "very secret"
+
     args = quiet_arguments(
         tmp_path,
+        Keyed,
         hub_token="very secret",
         lr_scheduler_kwargs={"token": "very secret"},
         run_name="http://me:very-secret@h",
@@ -104,7 +110,7 @@ def test_hyperparameters_are_the_model_config_and_the_arguments_over_it_without_
     assert (shown["learning_rate"], shown["peft_config"]) == (0.01, {"default": "lora"})
     assert (shown["loader"], shown["pad_token"]) == ({"API_KEY": "<API_KEY>"}, "<pad>")
     assert (shown["lr_scheduler_kwargs"], shown["run_name"]) == ({"token": "<TOKEN>"}, "http://h")
-    assert "very secret" not in str(shown)
+    assert shown["service_api_key"] == "<SERVICE_API_KEY>" and "very secret" not in str(shown)
 
 
 NAMES = {
