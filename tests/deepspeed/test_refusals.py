@@ -18,7 +18,7 @@ from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 def test_deepspeed_that_is_not_installed_is_named_with_what_asks_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ImportError, match="DeepSpeed is not installed: pip install deepspeed"):
+    with pytest.raises(ImportError, match="DeepSpeed is not installed: run `pip install deepspeed`"):
         quiet_arguments(tmp_path, deepspeed=stage(2))
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     with pytest.raises(ImportError, match="ACCELERATE_USE_DEEPSPEED"):

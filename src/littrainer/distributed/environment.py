@@ -35,6 +35,8 @@ HIGHEST_PORT = 65535
 # same variable.
 GRACE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 SECONDS_TO_SAVE = 600
+# `littrainer run` says in it how it was called.
+COMMAND = "LITTRAINER_COMMAND"
 
 USE_FSDP, USE_DEEPSPEED = "ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"
 TRUE_WORDS = ("1", "true", "yes", "on", "y", "t")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset, SequentialSampler
 
+from littrainer.callbacks.progress import label_of, name_evaluation
 from littrainer.data.limits import limited_number
 from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length, whole_dataset
 from littrainer.data.sharding import length_of
@@ -195,6 +196,8 @@ class EvaluationPass(CollectedOutputs):
         if callable(getattr(trainer.optimizer, "eval", None)):
             trainer.optimizer.eval()
         trainer.callback_handler.eval_dataloader = self.dataloader
+        generates = bool(getattr(trainer.args, "predict_with_generate", False))
+        name_evaluation(trainer.callback_handler.callbacks, label_of(self.prefix, generates))
         what = "prediction data" if self.is_prediction else "evaluation data"
         call = f"{self.description.lower()} with metric_key_prefix={self.prefix!r}"
         check_equal_lengths(self.dataloader, what, call)
