@@ -51,7 +51,7 @@ def page(runs: list[Run], searches: Sequence[Search], charts: Sequence[Chart], l
     names = list(dict.fromkeys([*(search.name for search in searches), *(run.name for run in runs)]))
     title = names[0] if len(names) == 1 else f"{len(names)} folders compared"
     told: list[Run | Search] = [*searches, *runs]
-    notes = [f"{one.name}: {note}" if len(told) > 1 else note for one in told for note in one.notes]
+    notes = [f"{one.name}: {note}" if len(names) > 1 else note for one in told for note in one.notes]
     verdicts = [*map(verdict_of_search, searches), *([verdict_of_runs(runs)] if runs else [])]
     body = [
         *(f'<p class="verdict">{_as_html(verdict)}</p>' for verdict in verdicts if verdict),
@@ -61,7 +61,7 @@ def page(runs: list[Run], searches: Sequence[Search], charts: Sequence[Chart], l
         *(
             part
             for place, search in enumerate(searches)
-            for part in (_place_of_charts(f"search {place}"), *_search_parts(search, with_name=len(told) > 1))
+            for part in (_place_of_charts(f"search {place}"), *_search_parts(search, with_name=len(names) > 1))
         ),
         *([_place_of_charts("training"), *_training_parts(runs)] if len(runs) > 1 else ()),
         *(
@@ -334,7 +334,8 @@ def _search_parts(search: Search, with_name: bool) -> Iterable[str]:
         ["Best", ", ".join(f"trial {trial.id}" for trial in best) or ABSENT],
     ]
     about = [_section(f"Search{of_which}", _table(["", ""], facts))]
-    if len(best) == 1:
+    # Of equally good ones the first is what the search returned.
+    if best and len(stored.directions) == 1:
         rows = [
             [name, _value_text(value), as_range(best[0].distributions.get(name, {}))]
             for name, value in best[0].parameters.items()
