@@ -387,8 +387,7 @@ def as_range(drawn: dict[str, Any]) -> str:
 
 
 def _section(title: str, content: str) -> str:
-    # A wide table is scrolled, by keyboard too.
-    return f'<section><h2>{_as_html(title)}</h2><div class="wide" tabindex=0>{content}</div></section>'
+    return f"<section><h2>{_as_html(title)}</h2>{content}</section>"
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -397,7 +396,9 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         f"<tr>{_cell(name, 'th scope=row', 'th')}{''.join(_cell(cell, 'td', 'td') for cell in cells)}</tr>"
         for name, *cells in rows
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    # A wide table is scrolled, by keyboard too.
+    return f'<div class="wide" tabindex=0 role=region aria-label="Table">{table}</div>'
 
 
 def _cell(text: str, opening: str, tag: str) -> str:
