@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import logging
 import os
 import time
@@ -26,12 +27,11 @@ from littrainer.callbacks.progress import PrinterCallback, default_progress_call
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
 from littrainer.checkpoint.arguments_file import write_run_record
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, make_output_dir
-from littrainer.compat.trainer_attributes import TrainerAttributes, missing_member_message
+from littrainer.compat.trainer_attributes import TrainerAttributes
 from littrainer.compat.v4_trainer import EarlierTrainerMembers, accepts_earlier_keywords
 from littrainer.data.collators import default_collator_for
 from littrainer.data.columns import DroppedColumns, naming_dropped_columns
 from littrainer.data.loaders import count_examples
-from littrainer.data.windows import draw
 from littrainer.distributed.agreement import failing_together
 from littrainer.distributed.collectives import sum_over_processes
 from littrainer.distributed.layout import follow_model, tensor_parallel_size
@@ -109,9 +109,6 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
 
     # Whether `compute_loss` already divides by the window; None: it does where `num_items_in_batch` reached the model.
     loss_is_scaled_for_ga: bool | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(missing_member_message(name))
 
     @accepts_earlier_keywords(tokenizer="processing_class")
     def __init__(
@@ -296,7 +293,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         Returns:
             the micro-batches, fewer where the data ends, and their label tokens where the loss is divided by them.
         """
-        window = draw(epoch_iterator, num_batches)
+        window = list(itertools.islice(epoch_iterator, num_batches))
         return window, self._get_num_items_in_batch(window, device)
 
     # ---- Optimizer and schedule -------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ If releases read the same spelling differently, this holds here:
 - `optim="adamw_hf"` is read as `adamw_torch` and `adamw_apex_fused` as `adamw_torch_fused`, with a warning.
 
 The Trainer takes `tokenizer=` for `processing_class=` and `train(model_path=...)` for `resume_from_checkpoint=`.
-`trainer.tokenizer`, `prediction_loop`, `num_tokens`, `is_world_master` and `is_local_master` still work. An overridden
+`trainer.tokenizer`, `prediction_loop` and `num_tokens` still work. An overridden
 `compute_loss` or `training_step` without `num_items_in_batch` is called without it, and its loss counts as the mean of
 the micro-batch.
 """

@@ -61,7 +61,7 @@ def argument(
 class ScheduleFields:
     """Output folder, micro-batch size, duration, learning rate and its schedule."""
 
-    # None becomes the default folder at construction: whoever reads the field finds a string.
+    # None becomes the default folder at construction, so readers find a string.
     output_dir: str = argument(
         cast("str", None), "Folder for checkpoints and the final model; `trainer_output` if none is given."
     )
@@ -220,7 +220,8 @@ class EvaluationFields:
         None, "Evaluation batches after which predictions move to host memory; unset moves them at the end."
     )
     include_for_metrics: list[str] = argument(
-        help="What `compute_metrics` gets besides predictions and labels: `inputs`, `loss`.", default_factory=list
+        help="What `compute_metrics` gets with predictions and labels: `inputs`, `loss`.",
+        default_factory=list,
     )
     batch_eval_metrics: bool = argument(
         False, "Call `compute_metrics` batch by batch and let it sum up, so that predictions are not kept."
@@ -264,7 +265,7 @@ class SavingFields:
     )
     metric_for_best_model: str | None = argument(
         None,
-        "Evaluation metric that ranks checkpoints, with or without `eval_`; the loss where it is needed and unset.",
+        "Evaluation metric that ranks checkpoints, with or without `eval_`; unset, the loss if one is needed.",
     )
     greater_is_better: bool | None = argument(
         None, "Whether a larger metric is better; unset it is true for names that do not end in `loss`."
@@ -303,7 +304,7 @@ class EnvironmentFields:
 class DataFields:
     """Loader workers, which columns the model gets, how training samples are ordered."""
 
-    dataloader_drop_last: bool = argument(False, "Leave out the last batch of an epoch where it is not full.")
+    dataloader_drop_last: bool = argument(False, "Leave out the last batch of an epoch if it is not full.")
     dataloader_num_workers: int = argument(0, "Processes that load data; 0 loads in the training process.")
     dataloader_pin_memory: bool = argument(True, "Load batches into page-locked memory, for faster copies to a GPU.")
     dataloader_persistent_workers: bool = argument(
@@ -327,8 +328,8 @@ class DataFields:
     )
     length_column_name: str = argument(
         "length",
-        "Column with sample lengths, where samples are ordered by length; `remove_unused_columns=False` keeps one "
-        "that the model does not take.",
+        "Column with sample lengths, for an order by length; `remove_unused_columns=False` keeps one that the model "
+        "does not take.",
     )
 
 
@@ -341,7 +342,7 @@ class DistributedFields:
     )
     ddp_bucket_cap_mb: int | None = argument(None, "Size of DDP's gradient buckets in MiB; unset takes torch's.")
     ddp_broadcast_buffers: bool | None = argument(
-        None, "DDP copies the main process's buffers at each forward, as it does where this is unset."
+        None, "DDP copies the main process's buffers at each forward; unset does too."
     )
     ddp_static_graph: bool | None = argument(
         None, "Tell DDP that each step uses the same parameters in the same order."
@@ -406,15 +407,15 @@ class AdditionalFields:
     eval_loss_weighting: str = argument(
         EVAL_LOSS_WEIGHTINGS[0],
         "What a batch's mean loss counts for in the evaluation loss: `batches`, as in transformers, for the batch "
-        "size, or for its samples where it is the last one of a dataset with a length; `samples` for the samples "
-        "in it; `labels` for its labels other than -100, which is exact where each token has one.",
+        "size, or for its samples if it is the last one of a dataset with a length; `samples` for the samples "
+        "in it; `labels` for its labels other than -100, which is exact if each token has one.",
         choices=list(EVAL_LOSS_WEIGHTINGS),
     )
 
 
 @runtime_checkable
 class GenerationConfig(Protocol):
-    """What is read of transformers' class of this name, which may not be there to be imported."""
+    """What is read of transformers' class of this name, which may not be installed."""
 
     def validate(self, strict: bool = False) -> Any:
         """Refuse settings that contradict each other."""
@@ -426,7 +427,7 @@ class GenerationConfig(Protocol):
         """Settings that an older model's configuration holds."""
 
 
-# Without a representation of its own, which would show tokens.
+# A generated representation would show tokens.
 @dataclass(repr=False)
 class GenerationFields:
     """Batches of similar length, and what `Seq2SeqTrainer` generates in evaluation (`Seq2SeqTrainingArguments`)."""

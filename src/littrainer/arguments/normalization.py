@@ -53,7 +53,7 @@ SCHEDULES_THAT_WATCH_A_METRIC = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.
 
 
 def normalize(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
-    """Bring every field of `args` into the one form that the rest of the package reads.
+    """Bring every field of `args` into the one form that other modules read.
 
     Parameters:
         args: changed in place.
@@ -67,7 +67,6 @@ def normalize(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
     join_aliases(args)
     apply_warmup_ratio(args)
     _convert_choices(args)
-    _normalize_debug(args)
     _normalize_report_to(args)
     _normalize_console(args)
     _derive_evaluation(args)
@@ -78,14 +77,14 @@ def normalize(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
 
 
 def was_normalized(args: ArgumentFields) -> bool:
-    """Whether arguments, not normalized yet, are a copy of others that are: by `dataclasses.replace` or `to_dict()`.
+    """Whether arguments are a copy, by `dataclasses.replace` or `to_dict()`, of others that are normalized.
 
-    A copy is given everything, also what normalization has filled in: nobody asked for that.
+    A copy holds what normalization has filled in, which nobody asked for.
     """
     settings: Any = args.accelerator_config
     if isinstance(settings, AcceleratorConfig):
         return all(isinstance(getattr(args, name), Enum) for name in CHOICE_FIELDS)
-    # `to_dict()` of the arguments leaves that one out.
+    # `to_dict()` of the arguments leaves `use_configured_state` out.
     all_settings = AcceleratorConfig().to_dict().keys() - {"use_configured_state"}
     return isinstance(settings, dict) and settings.keys() >= all_settings
 
@@ -104,7 +103,7 @@ def _parse_json_text(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
 
 
 def join_aliases(args: ArgumentFields) -> None:
-    """Give both names of one thing the same value, that of the one known today where it has one."""
+    """Give both names of one thing the same value; the name of today decides if it has one."""
     for alias, name in ALIASES.items():
         if getattr(args, name) is None:
             setattr(args, name, getattr(args, alias))
@@ -114,11 +113,11 @@ def join_aliases(args: ArgumentFields) -> None:
 
 
 def apply_warmup_ratio(args: ArgumentFields) -> None:
-    """Turn `warmup_ratio`, where it is given, into `warmup_steps`."""
+    """Turn `warmup_ratio`, if it is given, into `warmup_steps`."""
     ratio, steps = args.warmup_ratio, args.warmup_steps
     if ratio is None:
         return
-    # A ratio of 0 was the default once: scripts that give it beside their warmup_steps mean the steps.
+    # A ratio of 0 was the default once: scripts that give it with their warmup_steps mean the steps.
     decides = steps if ratio == 0 else ratio
     set_aside = f", and warmup_steps={steps} is set aside" if decides != steps and steps != 0 else ""
     warnings.warn(
@@ -131,19 +130,14 @@ def apply_warmup_ratio(args: ArgumentFields) -> None:
 
 
 def _convert_choices(args: ArgumentFields) -> None:
-    for name, choices in CHOICE_FIELDS.items():
+    debug = args.debug.split() if isinstance(args.debug, str) else args.debug or []
+    kinds: dict[str, type[Enum]] = {**CHOICE_FIELDS, "debug": DebugOption}
+    for name, kind in kinds.items():
         try:
-            setattr(args, name, choices(getattr(args, name)))
+            value: Any = [kind(one) for one in debug] if name == "debug" else kind(getattr(args, name))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-
-
-def _normalize_debug(args: ArgumentFields) -> None:
-    names = args.debug.split() if isinstance(args.debug, str) else args.debug or []
-    try:
-        args.debug = [DebugOption(name) for name in names]
-    except ValueError as error:
-        raise ValueError(f"debug: {error}") from None
+        setattr(args, name, value)
 
 
 def _normalize_report_to(args: ArgumentFields) -> None:

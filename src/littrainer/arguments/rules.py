@@ -34,8 +34,8 @@ class Range(NamedTuple):
     """The values a number may have.
 
     Parameters:
-        low, high: the bounds, allowed themselves.
-        below: an upper bound that is not allowed itself.
+        low, high: the smallest and the largest value.
+        below: an upper bound that is not a value.
     """
 
     low: float = -math.inf
@@ -97,7 +97,7 @@ RANGES: dict[str, Range] = {
     "generation_num_beams": FROM_1,
 }
 
-# Values besides those that the annotations name, which are kept as command-line parsers need them.
+# Further values, which the annotations leave out for the sake of command-line parsers.
 ALSO_TAKEN: dict[str, tuple[Any, ...]] = {
     "output_dir": (os.PathLike, None),
     "logging_dir": (os.PathLike,),
@@ -110,10 +110,10 @@ ALSO_TAKEN: dict[str, tuple[Any, ...]] = {
     "deepspeed": (os.PathLike,),
 }
 
-# Fields whose value is checked where it is read, since it may be an object of another library.
+# Fields that are checked when they are read, since they may hold an object of another library.
 CHECKED_ELSEWHERE = ("accelerator_config", "parallelism_config", "report_to", *CHOICE_FIELDS)
 
-# What a field names, one or several, has to be among these. A context object may replace the name of a start method.
+# The names that a field may have, one or several. A context object may replace the name of a start method.
 TEXT_CHOICES: dict[str, tuple[str, ...]] = {
     **{
         field.name: tuple(field.metadata["choices"])
@@ -138,7 +138,7 @@ def check_values(args: Any) -> None:
     """
     for name, taken in _taken(args.__class__).items():
         value = getattr(args, name)
-        # A subclass may give a field a default of its own type, which it then knows how to read.
+        # A subclass may give a field a default of another type, which the subclass reads.
         if name in CHECKED_ELSEWHERE or value is getattr(type(args), name, dataclasses.MISSING):
             continue
         plain = _plain_number(value, taken)
@@ -171,14 +171,14 @@ def _check_text(name: str, value: Any) -> None:
 
 @cache
 def _taken(cls: type) -> dict[str, tuple[Any, ...]]:
-    """Documented field of a class -> the types, values and annotations of list items that it takes."""
+    """Return the types, values and annotations of list items that each documented field of a class takes."""
     taken: dict[str, tuple[Any, ...]] = {}
     for topic in topics_of(cls):
         hints = typing.get_type_hints(topic)
         taken.update({name: (*_members(hint), *ALSO_TAKEN.get(name, ())) for name, hint in hints.items()})
         for field in dataclasses.fields(topic):
             if bool in taken[field.name] and field.default is False:
-                # Unset, which reads as false.
+                # None reads as false.
                 taken[field.name] += (None,)
     return taken
 
@@ -194,7 +194,7 @@ def _members(hint: Any) -> Iterable[Any]:
 
 
 def _plain_number(value: Any, taken: tuple[Any, ...]) -> Any:
-    """The Python number that another library's number, or 0 and 1 for a boolean, stand for; else the value itself."""
+    """Return Python's own number or boolean for a number of another library; anything else as it is."""
     if isinstance(value, bool):
         return value
     if bool in taken and type(value).__name__ in ("bool", "bool_"):
@@ -353,8 +353,7 @@ def _check_best_model(args: ArgumentFields) -> None:
 def check_loader_processes(args: ArgumentFields) -> None:
     """Refuse what torch refuses if the training process loads the data itself.
 
-    transformers lets a script set the number of processes after it made the arguments, so this is for whoever is about
-    to make loaders.
+    A script may set the number of processes after it made the arguments, so this is called when a Trainer is made.
 
     Raises:
         ValueError: names the argument and what to change.
@@ -384,7 +383,7 @@ HONOURED_ENVIRONMENT: dict[str, tuple[str, ...]] = {"ACCELERATE_MIXED_PRECISION"
 
 
 def refuse_unsupported(args: Any) -> None:
-    """Refuse every wish in `args` that would not be carried out, all of them in one message.
+    """Refuse all values in `args` that would not be carried out, in one message.
 
     Scripts set fields after construction too, so this is called again when training starts.
 

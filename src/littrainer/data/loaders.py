@@ -256,7 +256,7 @@ def build_loader(
             del keywords["batch_size"]
             keywords["batch_sampler"] = sampler
         else:
-            keywords.update(sampler=_seeded_by_epoch(args, sampler), drop_last=args.dataloader_drop_last)
+            keywords.update(sampler=_seeded_by_epoch(args, sampler, settings), drop_last=args.dataloader_drop_last)
         if is_training:
             keywords["worker_init_fn"] = partial(
                 seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index
@@ -302,12 +302,12 @@ def lookahead_version(
     elif batches is None:
         keywords.update(batch_size=None, sampler=loader.sampler)
     elif type(batches) is BatchSampler and isinstance(batches.sampler, RandomSampler):
-        sampler = _seeded_by_epoch(args, batches.sampler)
+        sampler = _seeded_by_epoch(args, batches.sampler, settings)
         keywords.update(batch_size=batches.batch_size, drop_last=batches.drop_last, sampler=sampler)
     else:
         # A batch sampler of a class of its own may hold a random order of samples.
         if isinstance(getattr(batches, "sampler", None), RandomSampler):
-            batches.sampler = _seeded_by_epoch(args, batches.sampler)
+            batches.sampler = _seeded_by_epoch(args, batches.sampler, settings)
         keywords["batch_sampler"] = batches
     return _lookahead_loader(args, loader.dataset, keywords, settings, cut)
 
@@ -396,8 +396,9 @@ def _generator_to_synchronize(batches: Any, settings: Any) -> torch.Generator | 
     return sampler.generator
 
 
-def _seeded_by_epoch(args: TrainingArguments, sampler: Any) -> Any:
-    if isinstance(sampler, RandomSampler) and getattr(args.accelerator_config, "use_seedable_sampler", True):
+def _seeded_by_epoch(args: TrainingArguments, sampler: Any, settings: Any) -> Any:
+    settings = args.accelerator_config if settings is None else settings
+    if isinstance(sampler, RandomSampler) and getattr(settings, "use_seedable_sampler", True):
         return EpochSeededSampler.replacing(sampler, args.data_seed)
     return sampler
 

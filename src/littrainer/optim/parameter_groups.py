@@ -1,8 +1,7 @@
-"""The parameter groups of an optimizer: which have weight decay (all parameters but norms and biases do).
+"""The parameter groups of an optimizer: all parameters but norms and biases have weight decay.
 
-And what becomes of them if training goes on from a checkpoint with other hyperparameters than it was written with.
-Loading a state brings the learning rates, decay and betas of the training that wrote it. Where a search changes them
-half-way, those that the arguments ask for are put back, and the schedule goes on from them at the same step.
+Loading a state brings the learning rates, decay and betas of the training that wrote it. If a search changes them in
+the middle of a training, `AskedFor` puts back those of the arguments, and the schedule goes on from them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ PART_OF = "part_of_group"
 
 
 def decayed_parameter_names(model: nn.Module) -> list[str]:
-    """Names of the parameters that weight decay applies to.
+    """Return the names of the parameters that weight decay applies to.
 
     Parameters inside a `torch.nn.LayerNorm`, and those whose name marks them as a bias or a norm, are left out.
     """
@@ -41,10 +40,10 @@ def decayed_parameter_names(model: nn.Module) -> list[str]:
 
 
 def parameter_groups(model: nn.Module, decayed: list[str], weight_decay: float) -> list[dict[str, Any]]:
-    """Two optimizer groups, the decayed parameters first, each in the order of `model.named_parameters()`.
+    """Return two optimizer groups, the decayed parameters first, each in the order of `model.named_parameters()`.
 
-    Where some of a group's parameters are split between processes and others are not, each kind has a group of its own:
-    an optimizer computes a group in one go, and torch cannot where it holds both.
+    If only some of a group's parameters are split between processes, each kind has a separate group: torch cannot
+    update both together.
     """
     with_decay = set(decayed)
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -88,8 +87,8 @@ class AskedFor:
         """Give an optimizer and schedule that have loaded a checkpoint's state what the arguments ask for.
 
         Parameters:
-            rate_then, rate_now: the `learning_rate` in the arguments that the checkpoint was written with, None where
-                that is not known, and of these; the factor between them counts for a group without an initial rate.
+            rate_then, rate_now: the `learning_rate` of the arguments that wrote the checkpoint, None if it is not
+                known, and the one of now; a group without an initial rate changes by the factor between them.
         """
         if len(optimizer.param_groups) != len(self.groups):
             raise ValueError(

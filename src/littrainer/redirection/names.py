@@ -1,7 +1,7 @@
 """Which names of which transformers modules are answered by littrainer, as plain data.
 
 A name that does not stand in the table is transformers' own: `littrainer.redirection.shim` fetches it from there.
-Names that a transformers module only imports from another one need no row: the row where they are defined counts.
+A name needs a row only in the module that defines it.
 """
 
 CHOICES = "littrainer.arguments.choices"
@@ -111,8 +111,8 @@ REPLACED: dict[str, dict[str, str]] = {
         "Seq2SeqTrainingArguments": "littrainer.arguments.training_arguments:Seq2SeqTrainingArguments",
     },
 }
-"""transformers module -> name in it -> where littrainer has it, as "module:attribute"."""
+"""transformers module -> name in it -> littrainer's, as "module:attribute"."""
 
 DERIVED: tuple[str, ...] = ("transformers.trainer_jit_checkpoint", "transformers.utils.notebook")
-"""transformers modules whose classes derive from names in REPLACED. Where they were imported before the redirection,
-they are imported once more, on top of littrainer's classes."""
+"""transformers modules whose classes derive from names in REPLACED. If they were imported before the redirection, they
+are imported once more, on top of littrainer's classes."""

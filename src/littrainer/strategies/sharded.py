@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -150,13 +150,10 @@ def fully_shard_keywords(
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
     # Outputs stay as they come: the loss in the float32 that models compute it in.
-    policy: dict[str, Any] = dict.fromkeys(("param_dtype", "reduce_dtype"), computes_in)
-    if plan.mixed_precision_policy is not None:
-        policy = types_by_name(plan.mixed_precision_policy)
     keywords: dict[str, Any] = {
         "mesh": mesh,
         "reshard_after_forward": plan.reshard_after_forward,
-        "mp_policy": MixedPrecisionPolicy(**policy),
+        "mp_policy": MixedPrecisionPolicy(param_dtype=computes_in, reduce_dtype=computes_in),
         # Where the CPU computes, everything lies in the host's memory anyway.
         "offload_policy": CPUOffloadPolicy() if plan.cpu_offload and device.type != "cpu" else OffloadPolicy(),
     }
@@ -164,11 +161,6 @@ def fully_shard_keywords(
     if ignored:
         keywords["ignored_params"] = ignored
     return keywords
-
-
-def types_by_name(policy: Mapping[str, Any]) -> dict[str, Any]:
-    """A policy of mixed precision with torch's number formats in the place of their names."""
-    return {name: getattr(torch, value) if isinstance(value, str) else value for name, value in policy.items()}
 
 
 # ---- Activations -----------------------------------------------------------------------------------------------------

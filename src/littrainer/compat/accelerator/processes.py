@@ -1,4 +1,4 @@
-"""The members of an accelerator that are about processes: who this one is, waiting, sharing and gathering."""
+"""The members of an accelerator about processes: ranks, waiting, sharing and gathering."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class ProcessMembers:
 
     @property
     def distributed_type(self) -> Any:
-        """`NO`, `MULTI_CPU` or `MULTI_GPU`; accelerate's own member where accelerate is loaded."""
+        """The kind of set-up, such as `NO` or `MULTI_GPU`; accelerate's own member if accelerate is loaded."""
         return distributed_type(self._args)
 
     def wait_for_everyone(self) -> None:
-        """Wait until all processes are here; with one process, at once.
+        """Wait until all processes are here.
 
         Raises:
             RuntimeError: there are several processes and no process group in which they could wait.
@@ -64,11 +64,11 @@ class ProcessMembers:
             self._args._barrier("wait_for_everyone")()
 
     def main_process_first(self) -> AbstractContextManager[None]:
-        """Let the first of all processes go through a block before the others."""
+        """Run a block in the first of all processes before the others."""
         return self._args.main_process_first(local=False, desc="a block of main_process_first")
 
     def local_main_process_first(self) -> AbstractContextManager[None]:
-        """Let the first process of each node go through a block before the others of its node."""
+        """Run a block in the first process of each node before the others of its node."""
         return self._args.main_process_first(local=True, desc="a block of local_main_process_first")
 
     def print(self, *values: Any, **kwargs: Any) -> None:
@@ -77,23 +77,23 @@ class ProcessMembers:
             print(*values, **kwargs)
 
     def on_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorate a function so that the first of all processes runs it, and the others do nothing."""
+        """Decorate a function so that only the first of all processes runs it."""
         return _where(lambda: self.is_main_process, function)
 
     def on_local_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorate a function so that the first process of each node runs it."""
+        """Decorate a function so that only the first process of each node runs it."""
         return _where(lambda: self.is_local_main_process, function)
 
     def gather(self, tensor: Any) -> Any:
-        """The values of all processes; with one process, its own."""
+        """Return the values of all processes."""
         return collectives.gathered(tensor)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
-        """Tensors padded to the longest one of all processes; with one process, its own."""
+        """Pad tensors to the longest one of all processes."""
         return collectives.padded_to_longest(tensor, dim, pad_index, pad_first)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Nested tensors reduced over all processes; those given stay as they are.
+        """Return nested tensors reduced over all processes.
 
         Parameters:
             reduction: `sum`, `mean` or `max`; anything else sums, as under accelerate.

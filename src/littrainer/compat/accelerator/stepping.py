@@ -1,4 +1,4 @@
-"""The members of an accelerator that are about steps, and prepared optimizers and schedules."""
+"""The members of an accelerator about steps, and prepared optimizers and schedules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PreparedOptimizer(OptimizerAround):
     """An optimizer that steps, and clears its gradients, only at the last micro-batch of an optimizer step.
 
     Parameters:
-        optimizer: the one that does the work; everything else is asked of it.
+        optimizer: the optimizer that does the work.
         accelerator: knows whether the window closes, and scales the losses of fp16.
     """
 
@@ -39,11 +39,6 @@ class PreparedOptimizer(OptimizerAround):
         self.step_was_skipped = False
         self._is_unscaled = False
 
-    @property
-    def scaler(self) -> torch.amp.GradScaler | None:
-        """What scales the losses of fp16; None in any other precision."""
-        return self.accelerator.scaler
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters."""
         self.optimizer.add_param_group(param_group)
@@ -54,31 +49,26 @@ class PreparedOptimizer(OptimizerAround):
             self.optimizer.zero_grad(set_to_none=set_to_none)
 
     def step(self, closure: Any = None) -> Any:
-        """Step at the last micro-batch of an optimizer step; with fp16 not where gradients are not finite."""
+        """Step at the last micro-batch of an optimizer step; with fp16, only if gradients are finite."""
         if not self.accelerator.sync_gradients:
             return None
-        scaler = self.scaler
+        scaler = self.accelerator.scaler
         if scaler is None:
             return self.optimizer.step(closure)
-        self.step_was_skipped = True
-        handle = self.optimizer.register_step_pre_hook(self._note_step)
-        try:
-            result = scaler.step(self.optimizer) if closure is None else scaler.step(self.optimizer, closure)
-        finally:
-            handle.remove()
+        before = scaler.get_scale()
+        result = scaler.step(self.optimizer) if closure is None else scaler.step(self.optimizer, closure)
         scaler.update()
+        # The scaler lowers its scale if it leaves the step out.
+        self.step_was_skipped = scaler.get_scale() < before
         self._is_unscaled = False
         return result
 
     def unscale(self) -> None:
         """Divide the scale of fp16 out of the gradients, once for each step."""
-        scaler = self.scaler
+        scaler = self.accelerator.scaler
         if scaler is not None and not self._is_unscaled:
             scaler.unscale_(self.optimizer)
             self._is_unscaled = True
-
-    def _note_step(self, *_: Any) -> None:
-        self.step_was_skipped = False
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -91,7 +81,7 @@ class PreparedScheduler:
     """A schedule that steps with the optimizer steps that were taken.
 
     Parameters:
-        scheduler: the one that does the work; everything else is asked of it.
+        scheduler: the schedule that does the work.
         optimizers: the prepared optimizers it belongs to; with fp16 any of them may skip a step.
         accelerator: knows whether the window closes.
     """
@@ -109,7 +99,7 @@ class PreparedScheduler:
         return getattr(self.scheduler, name)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Step where the optimizers have; once for each process, unless batches are split between them."""
+        """Step if the optimizers have stepped; once for each process, unless batches are split between them."""
         if not self.accelerator.sync_gradients:
             if self.accelerator.gradient_state.adjust_scheduler:
                 self.scheduler._step_count += 1
@@ -123,22 +113,22 @@ class PreparedScheduler:
 
 
 class Stepping:
-    """What a `training_step` of a script's own calls."""
+    """The methods that a script's `training_step` calls."""
 
     _args: TrainingArguments
-    _optimizers: list[PreparedOptimizer]
     step_scheduler_with_optimizer = True
     # Whether this micro-batch is the last one of its optimizer step.
     sync_gradients = HeldBy("gradient_state")
 
     def __init__(self) -> None:
-        # What fit is carrying out right now; None outside training.
+        # The module that fit trains; None outside training.
         self.module: Any = None
         self.step = 0
+        self._optimizers: list[PreparedOptimizer] = []
         self._scaler: torch.amp.GradScaler | None = None
         config: Any = self._args.accelerator_config
         asked = getattr(config, "gradient_accumulation_kwargs", None) or {}
-        # The Trainer accumulates, whatever number is asked for; of the rest counts what differs from the defaults.
+        # The Trainer accumulates, so `num_steps` is 1; of the other settings those count that differ from the defaults.
         settings = {name: value for name, value in asked.items() if ACCUMULATION_DEFAULTS.get(name) is not value}
         self.gradient_state = GradientView(self, {**settings, "num_steps": 1})
 
@@ -178,10 +168,10 @@ class Stepping:
         return any(optimizer.step_was_skipped for optimizer in self._optimizers)
 
     def autocast(self, autocast_handler: Any = None) -> AbstractContextManager[Any]:
-        """The context in which the model's forward computes.
+        """Return the context in which the model's forward computes.
 
         Parameters:
-            autocast_handler: an AutocastKwargs of accelerate's, which may switch it off.
+            autocast_handler: accelerate's AutocastKwargs, which may switch it off.
         """
         dtype = forward_type(self._args)
         if dtype is None:
@@ -190,7 +180,7 @@ class Stepping:
         return torch.autocast(self._args.device.type, dtype=dtype, **settings)
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """Backward pass, through Lightning's precision plugin and strategy in a training step of a script's own.
+        """Call backward, in a script's `training_step` through Lightning's precision plugin and strategy.
 
         Parameters:
             kwargs: handed on to torch; but `learning_rate`, which the schedule decides.
@@ -203,15 +193,15 @@ class Stepping:
         if module is not None and not module.automatic_optimization:
             module.manual_backward(loss, **kwargs)
         else:
-            # A further backward pass, beside the one of Lightning's automatic optimization, or outside of training.
+            # A further backward pass in automatic optimization, or one outside of training.
             (loss if self.scaler is None else self.scaler.scale(loss)).backward(**kwargs)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Divide the scale of fp16 out of the gradients, unless that is done already.
 
         Parameters:
-            optimizer: the optimizer that holds them, or several; by default the one that is training, and those that
-                have been prepared.
+            optimizer: the optimizer that holds them, or several; by default the one that is training and all prepared
+                ones.
         """
         if self.scaler is None:
             return
@@ -249,20 +239,20 @@ class Stepping:
         nn.utils.clip_grad_value_(parameters, clip_value)
 
     def no_sync(self, model: Any) -> AbstractContextManager[Any]:
-        """A context in which several processes do not exchange the gradients of a model."""
+        """Return a context in which several processes do not exchange the gradients of a model."""
         if is_a(model, "resharding module"):
             return _without_exchange(model)
         plugin = self._args.deepspeed_plugin
         if plugin is not None and plugin.zero_stage >= 2:
-            # Its gradients are sharded as they come.
+            # Its gradients are sharded when they come.
             return nullcontext()
         return model.no_sync() if callable(getattr(model, "no_sync", None)) else nullcontext()
 
     @contextmanager
     def accumulate(self, *models: nn.Module) -> Iterator[None]:
-        """A micro-batch of an accumulation of a script's own over `gradient_accumulation_steps` of them.
+        """Run one micro-batch of a script's accumulation over `gradient_accumulation_steps` of them.
 
-        That number is 1 unless the script has set it, and then each micro-batch closes a window.
+        That number is 1 unless the script sets it, so that each micro-batch closes a window.
         """
         state = self.gradient_state
         if state.sync_with_dataloader and state.end_of_dataloader:
