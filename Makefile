@@ -14,6 +14,7 @@
 # make bench-short  the same with the smallest sizes, to see that all of it works; about two minutes
 # make bench-record  the same as bench, kept in docs/benchmarks/record.json, and from it tables and curves of the documentation
 # make bench-docs  tables and curves of the documentation anew, from docs/benchmarks/record.json
+# make docs-sample  the sample report and the pictures of it anew, from the training in docs/samples/; needs Chromium
 # make clean   remove .venv, caches and what runs left behind
 #
 # Each of these installs into .venv what it needs beyond what is there.
@@ -44,7 +45,7 @@ BEGAN := $(shell date +%s)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-libraries soak test-trackers test-gpu docs docs-serve package lint format bench bench-short bench-record bench-docs clean
+.PHONY: help demo test test-all test-libraries soak test-trackers test-gpu docs docs-serve package lint format bench bench-short bench-record bench-docs docs-sample clean
 .DELETE_ON_ERROR:
 
 help:
@@ -181,6 +182,9 @@ bench-docs: .venv/.test
 	$(BIN)/python -m benchmarks.tables docs/benchmarks/record.json
 	$(BIN)/python -m benchmarks.growth docs/benchmarks/record.json
 	$(BIN)/python -m benchmarks.overview docs/benchmarks/record.json
+
+docs-sample: .venv/.test
+	$(BIN)/python docs/site_build/sample_report.py
 
 clean:
 	rm -rf .venv site dist runs lightning_logs .mypy_cache .pytest_cache .ruff_cache

@@ -18,7 +18,6 @@ FOR_THEIR_TIME = (
     "compat/test_console.py",
     "redirection/test_redirect.py::test_every_way_to_the_trainer_api_ends_in_littrainer",
     "compat/test_releases.py",
-    "distributed/test_accelerator_across_processes.py",
     "distributed/test_data_across_processes.py",
     "distributed/test_data_parallel.py",
     "distributed/test_evaluation_across_processes.py",

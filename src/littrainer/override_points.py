@@ -366,7 +366,9 @@ class OverridePoints:
         return self.accelerator.clip_grad_norm_(parameters_of(model), float("inf"))
 
     def _has_mixed_mesh_grads(self: Any, model: nn.Module) -> bool:
-        return self.args.world_size > 1 and lie_on_several_meshes(parameters_of(model))
+        # Only connected processes split gradients between them.
+        are_connected = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return are_connected and lie_on_several_meshes(parameters_of(model))
 
     def _mixed_mesh_grad_norm(self: Any, model: nn.Module, max_norm: float) -> torch.Tensor:
         return clip_by_norm(model.parameters(), max_norm)

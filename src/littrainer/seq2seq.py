@@ -183,4 +183,4 @@ class Seq2SeqTrainer(Trainer):
         return loss.detach().mean(), tokens, padded_labels
 
     def _pad_tensors_to_max_len(self, tensor: torch.Tensor, max_length: int) -> torch.Tensor:
-        return generation.padded(tensor, max_length, generation.padding_token(self))
+        return generation.padded(tensor, max_length, generation.padding_token(self.model, self.processing_class))

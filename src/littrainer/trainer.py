@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import logging
 import os
 import time
@@ -31,7 +32,6 @@ from littrainer.compat.v4_trainer import EarlierTrainerMembers, accepts_earlier_
 from littrainer.data.collators import default_collator_for
 from littrainer.data.columns import DroppedColumns, naming_dropped_columns
 from littrainer.data.loaders import count_examples
-from littrainer.data.windows import draw
 from littrainer.distributed.agreement import failing_together
 from littrainer.distributed.collectives import sum_over_processes
 from littrainer.distributed.layout import follow_model, tensor_parallel_size
@@ -293,7 +293,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         Returns:
             the micro-batches, fewer where the data ends, and their label tokens where the loss is divided by them.
         """
-        window = draw(epoch_iterator, num_batches)
+        window = list(itertools.islice(epoch_iterator, num_batches))
         return window, self._get_num_items_in_batch(window, device)
 
     # ---- Optimizer and schedule -------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     BaseFinetuning,
     BatchSizeFinder,
-    DeviceStatsMonitor,
     EarlyStopping,
     EMAWeightAveraging,
     GradientAccumulationScheduler,
@@ -70,6 +69,7 @@ def test_the_page_says_of_every_callback_that_lightning_has_whether_it_works() -
         (LearningRateFinder(), r"trainer.lr_find\(\) before training, and set learning_rate"),
         (BatchSizeFinder, r"trainer.scale_batch_size\(\) before training"),
         (type("OwnFinder", (BatchSizeFinder,), {}), "auto_find_batch_size=True"),
+        (GradientAccumulationScheduler({0: 2}), "set gradient_accumulation_steps, or train a TransformersModule"),
     ],
 )
 def test_one_that_cannot_work_is_refused_with_what_to_use_instead(tmp_path: Path, callback: Any, instead: str) -> None:
@@ -97,7 +97,6 @@ BEST: dict[str, Any] = {"load_best_model_at_end": True, "save_strategy": "steps"
         (SWA, BEST, "load_best_model_at_end=False"),
         (WeightAveraging(), BEST, "load_best_model_at_end=False"),
         (SWA, {"model": BatchNormClassifier()}, "batch norm"),
-        (GradientAccumulationScheduler({0: 2}), {"gradient_accumulation_steps": 2}, "leave that argument at 1"),
         (ModelPruning("l1_unstructured", amount=0.5), {"save_strategy": "epoch"}, 'save_strategy="no"'),
         (EarlyStopping("eval_loss"), {}, 'set eval_strategy="steps"'),
         (EarlyStopping("val_loss"), EVERY_STEP, "Set monitor='eval_loss'"),
@@ -142,53 +141,6 @@ def test_a_bar_of_lightnings_takes_the_place_of_the_trainers_own(tmp_path: Path)
 
 
 # ---- Monitors --------------------------------------------------------------------------------------------------------
-
-
-@BOTH_MODES
-def test_learning_rate_monitor_logs_the_schedule_at_each_optimizer_step(tmp_path: Path, kind: Any) -> None:
-    monitor = LearningRateMonitor()
-    trainer = trainer_with(
-        tmp_path,
-        monitor,
-        kind=kind,
-        num_train_epochs=2,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
-        logging_strategy="steps",
-        logging_steps=1,
-    )
-    trainer.train()
-    monitored = [
-        (entry["step"], entry["lr-AdamW/pg1"]) for entry in trainer.state.log_history if "lr-AdamW/pg1" in entry
-    ]
-    rates = logged(trainer, "learning_rate")
-    # At step n stands the rate of the optimizer step after it.
-    assert monitored == list(enumerate(rates)) and len(set(rates)) == 6
-
-
-def test_what_monitors_log_at_each_batch_is_in_the_history_when_the_trainer_logs(tmp_path: Path) -> None:
-    trainer = trainer_with(
-        tmp_path,
-        DeviceStatsMonitor(),
-        LearningRateMonitor(),
-        max_steps=7,
-        logging_strategy="steps",
-        logging_steps=3,
-        eval_strategy="steps",
-        eval_steps=6,
-    )
-    trainer.train()
-    trainer.evaluate()
-    history = trainer.state.log_history
-    of_monitors = ("lr-AdamW/pg1", "DeviceStatsMonitor.on_validation_batch_end/cpu_percent")
-    seen = [(entry["step"], [name in entry for name in of_monitors]) for entry in history]
-    rate, evaluated, own = [True, False], [False, True], [False, False]
-    # Each comes before what the Trainer logs. The last evaluation is that after training.
-    assert seen[:6] == [(2, rate), (3, own), (5, rate), (6, own), (6, evaluated), (6, own)]
-    assert seen[6:] == [(6, rate), (7, evaluated), (7, own), (7, own), (7, evaluated), (7, own)]
-    assert logged(trainer, "lr-AdamW/pg1")[:2] == logged(trainer, "learning_rate")
-    at_ends = [entry["step"] for entry in history if "DeviceStatsMonitor.on_train_batch_end/cpu_percent" in entry]
-    assert at_ends == [2, 5, 6]
 
 
 def test_throughput_monitor_counts_the_samples_of_training_and_evaluation(tmp_path: Path) -> None:

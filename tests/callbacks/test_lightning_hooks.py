@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import csv
-import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import DeviceStatsMonitor, LearningRateMonitor
+from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from lightning.pytorch.loggers.logger import DummyLogger
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.callbacks.lightning_metrics import publish
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
@@ -149,16 +144,6 @@ def test_evaluations_and_predictions_outside_of_training_show_their_metrics_too(
         assert metrics.at["prediction"][f"test_{name}"] == predicted[f"test_{name}"]
 
 
-def test_only_numbers_are_shown() -> None:
-    shown: Any = SimpleNamespace(callback_metrics={}, logged_metrics={}, progress_bar_metrics={})
-    numbers = {"loss": np.float32(0.5), "n": 3, "tensor": torch.tensor([2.0])}
-    others = {"text": "no", "flag": True, "none": None, "several": [1]}
-    publish(shown, {**numbers, **others, "epoch": 1.0, "step": 7})
-    expected = {"loss": 0.5, "n": 3.0, "tensor": 2.0}
-    assert {name: value.item() for name, value in shown.callback_metrics.items()} == expected
-    assert shown.progress_bar_metrics == {"loss": 0.5}
-
-
 def test_outputs_of_single_batches_are_those_of_the_model(tmp_path: Path) -> None:
     outputs: list[Any] = []
 
@@ -198,27 +183,6 @@ def test_a_lightning_logger_gets_what_the_trainer_and_its_lightning_callbacks_lo
     assert losses == [(str(entry["step"]), entry["loss"]) for entry in history]
     assert rates == [(str(entry["step"] - 1), entry["learning_rate"]) for entry in history]
     assert not any("lr-AdamW/pg1" in entry for entry in trainer.state.log_history)
-
-
-def test_a_logger_that_fails_is_told_of_once_and_training_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Broken(DummyLogger):
-        name = version = "broken"
-
-        def log_metrics(self, *_: Any, **__: Any) -> None:
-            raise ConnectionError("no route")
-
-    trainer = quiet_trainer(
-        tmp_path,
-        given={"callbacks": [LearningRateMonitor(), DeviceStatsMonitor()], "lightning": {"logger": Broken()}},
-        max_steps=3,
-        logging_strategy="steps",
-        logging_steps=1,
-    )
-    assert trainer.train().global_step == 3
-    told = [record for record in caplog.records if "no route" in record.getMessage()]
-    assert len([record for record in told if record.levelno >= logging.WARNING]) == 1
 
 
 class LogsItsOwn(pl.Callback):

@@ -9,8 +9,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import (
     BasePredictionWriter,
-    RichModelSummary,
-    RichProgressBar,
     SpikeDetection,
     TQDMProgressBar,
 )
@@ -42,13 +40,6 @@ def test_bars_show_how_many_batches_there_are(tmp_path: Path, capsys: pytest.Cap
     trainer.predict(Rows(vector_rows(5)))
     assert totals == {"train": {3}, "validation": {3}, "prediction": {2}}
     assert "eval_loss" in capsys.readouterr().out
-
-
-def test_rich_shows_the_model_and_its_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("rich")
-    trainer_with(tmp_path, RichProgressBar(), RichModelSummary(), max_steps=2, disable_tqdm=False).train()
-    shown = capsys.readouterr().out
-    assert "VectorClassifier" in shown and "2/3" in shown
 
 
 @pytest.mark.parametrize("interval", ["batch", "epoch"])

@@ -12,7 +12,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
-    EarlyStopping,
     EMAWeightAveraging,
     SpikeDetection,
     StochasticWeightAveraging,
@@ -62,13 +61,6 @@ def test_averaging_goes_on_from_the_averaged_weights_and_its_schedule(tmp_path: 
 @BOTH_MODES
 def test_moving_averages_go_on(tmp_path: Path, kind: Any) -> None:
     resumed_like_uninterrupted(tmp_path, lambda: EMAWeightAveraging(decay=0.7), step=4, kind=kind)
-
-
-def test_early_stopping_goes_on_waiting(tmp_path: Path) -> None:
-    trained(tmp_path, EarlyStopping("eval_loss", mode="max", patience=100), max_steps=4)
-    stopping = EarlyStopping("eval_loss", mode="max", patience=100)
-    trained(tmp_path, stopping, resume=4, max_steps=5)
-    assert stopping.wait_count == 4
 
 
 class Counting(pl.Callback):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from littrainer.data.generators import drawn_from, host_states, set_host_states
+from littrainer.data.workers import drawn_from, host_states, set_host_states
 
 DRAWS: dict[str, Callable[[], Any]] = {
     "torch": lambda: torch.rand(1).item(),

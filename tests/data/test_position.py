@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from littrainer.data.generators import drawn_from, host_states
 from littrainer.data.loaders import LookaheadLoader
 from littrainer.data.position import (
     DataProgress,
@@ -21,6 +20,7 @@ from littrainer.data.position import (
     without_first_batches,
 )
 from littrainer.data.samplers import EpochSeededSampler
+from littrainer.data.workers import drawn_from, host_states
 from tests.data.test_loaders import Numbers
 from tests.scenarios.data import Stream
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from littrainer.data.loaders import LookaheadLoader
 from littrainer.data.position import ResumePoint
 from littrainer.data.samplers import EpochSeededSampler
-from littrainer.data.windows import MicroBatch, WindowLoader, count_label_tokens, draw
+from littrainer.data.windows import MicroBatch, WindowLoader, count_label_tokens
 from tests.data.test_loaders import Numbers
 
 
@@ -20,7 +21,7 @@ class Recorder:
         self.events: list[Any] = []
 
     def draw_window(self, batches: Iterator[Any], number: int) -> tuple[list[Any], int]:
-        window = draw(batches, number)
+        window = list(islice(batches, number))
         self.events.append(("drawn", *window))
         return window, 10 * len(window)
 
@@ -95,7 +96,7 @@ def test_a_script_that_draws_more_or_fewer_is_asked_for_the_same_and_steps_are_c
 
     def draw_window(batches: Iterator[Any], number: int) -> tuple[list[Any], int]:
         asked.append(number)
-        return draw(batches, number + more), 1
+        return list(islice(batches, number + more)), 1
 
     loader = windows_over(range(16), 4, 16, draw_window=draw_window)
     micro_batches = list(loader)
@@ -109,7 +110,7 @@ def test_an_epoch_that_is_resumed_within_a_window_closes_that_one_first() -> Non
 
     def draw_window(batches: Iterator[Any], number: int) -> tuple[list[Any], int]:
         asked.append(number)
-        return draw(batches, number), 1
+        return list(islice(batches, number)), 1
 
     loader = windows_over("abcdefgh", 3, 8, draw_window=draw_window)
     loader.resume_at(ResumePoint(1, None, nothing))

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from littrainer.data.generators import host_states
 from littrainer.data.loaders import LookaheadLoader
 from littrainer.data.position import without_first_batches
 from littrainer.data.workers import (
     WorkerStates,
+    host_states,
     reporting_workers,
     without_reports,
 )

@@ -19,14 +19,6 @@ from tests.deepspeed.variants import stage
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 
-def test_arguments_without_deepspeed_have_none_of_it(tmp_path: Path) -> None:
-    args = quiet_arguments(tmp_path)
-    assert args.deepspeed_plugin is None and args.hf_deepspeed_config is None
-    trainer = quiet_trainer(tmp_path)
-    assert trainer.is_deepspeed_enabled is False and trainer.deepspeed is None
-    assert trainer.accelerator.state.deepspeed_plugin is None
-
-
 def test_a_trainer_shows_the_plugin_where_libraries_look_for_it(deepspeed: Any, tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, deepspeed=stage(2, offload_optimizer={"device": "cpu"}))
     plugin = trainer.accelerator.state.deepspeed_plugin

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, IterableDataset
 
 from littrainer.data.loaders import build_loader
-from littrainer.data.samplers import LengthGroupedSampler
 from tests.distributed.saving_process import warnings_noted
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import AugmentedRows, Rows, Stream, token_rows, vector_rows
@@ -67,26 +66,6 @@ def resumed(name: str) -> Check:
         return differences_after_resuming(folder, lambda: noisy_trainer(folder, make(), **changes), *steps)
 
     return check
-
-
-def settings_changed_at_a_resume(folder: Path) -> Any:
-    """A stream that was dispatched is read by each process after the resume: the place in the data stays the same."""
-    trainer = noisy_trainer(folder, StreamWithState(vector_rows(24)), max_steps=3, learning_rate=0.0)
-    trainer.train()
-    trainer = noisy_trainer(folder, StreamWithState(vector_rows(24)), max_steps=3, learning_rate=0.0, **NOT_DISPATCHED)
-    seen = []
-    trainer.get_batch_samples = noting_batches(trainer.get_batch_samples, seen)  # type: ignore[method-assign]
-    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
-    return [batch.tolist() for batch in seen]
-
-
-def noting_batches(get_batch_samples: Callable[..., Any], seen: list[Any]) -> Callable[..., Any]:
-    def noting(*arguments: Any) -> Any:
-        batches, items = get_batch_samples(*arguments)
-        seen.extend(batch["labels"] for batch in batches)
-        return batches, items
-
-    return noting
 
 
 # ---- Ends ------------------------------------------------------------------------------------------------------------
@@ -195,17 +174,6 @@ def streams_predicted_by_each(folder: Path) -> Any:
     return found
 
 
-class Numbers(Dataset[int]):
-    def __init__(self, count: int):
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
 class NumberStream(IterableDataset[int]):
     """Numbers from a place that a generator draws; told its epochs, so that nobody seeds the generator for it."""
 
@@ -220,25 +188,11 @@ class NumberStream(IterableDataset[int]):
         return iter(range(start, start + 8))
 
 
-def orders(folder: Path) -> dict[str, Any]:
-    """Numbers that this process reads in two epochs, with generators that stand elsewhere in each process."""
-    lengths = [3, 9, 4, 4, 7, 1, 8, 2, 6, 5, 5, 7]
-    plain: dict[str, Any] = {"collate": list, "batch_size": 2, "is_training": False}
-
-    def epochs(loader: Any) -> list[list[int]]:
-        return [[int(number) for batch in loader for number in batch] for _ in range(2)]
-
-    torch.manual_seed(RANK)
-    found: dict[str, Any] = {}
-    config = {"use_seedable_sampler": False}
-    args = quiet_arguments(folder, accelerator_config=config)
-    data = Numbers(12)
-    found["drawn from one generator"] = epochs(build_loader(args, data, sampler=RandomSampler(data), **plain))
-    sampler = LengthGroupedSampler(2, lengths=lengths)
-    found["grouped by length from one generator"] = epochs(build_loader(args, data, sampler=sampler, **plain))
+def numbers_of_a_stream(folder: Path) -> list[list[int]]:
+    """What this process reads in two epochs of a stream whose generator stands elsewhere in each process."""
     args = quiet_arguments(folder, accelerator_config={"dispatch_batches": False})
-    found["of a stream"] = epochs(build_loader(args, NumberStream(), sampler=None, **plain))
-    return found
+    loader = build_loader(args, NumberStream(), sampler=None, collate=list, batch_size=2, is_training=False)
+    return [[int(number) for batch in loader for number in batch] for _ in range(2)]
 
 
 class SizedStream(Stream):
@@ -251,7 +205,6 @@ CHECKS: dict[str, Check] = {
     **{
         check.__name__: check
         for check in (
-            settings_changed_at_a_resume,
             a_shorter_dataset,
             uneven_batches,
             streams_that_end_apart,
@@ -259,7 +212,7 @@ CHECKS: dict[str, Check] = {
             a_stream_that_fails,
             batches_of_unequal_width,
             streams_predicted_by_each,
-            orders,
+            numbers_of_a_stream,
         )
     },
 }

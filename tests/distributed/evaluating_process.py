@@ -16,44 +16,14 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from littrainer import Seq2SeqTrainer, Seq2SeqTrainingArguments, StreamingMetrics, Trainer
-from tests.scenarios.collators import pad_tokens, pad_translations
-from tests.scenarios.data import Rows, language_rows, translation_rows, vector_rows
-from tests.scenarios.models import CLASSES, VectorClassifier, tiny_gpt2, tiny_t5
+from tests.scenarios.collators import pad_translations
+from tests.scenarios.data import Rows, translation_rows, vector_rows
+from tests.scenarios.models import CLASSES, VectorClassifier, tiny_t5
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 BATCH_SIZE = 3
 # Tokens that are generated for a sample.
 SHORT, LONG = 4, 7
-
-
-def classification(folder: Path, rank: int, size: int) -> Any:
-    """Predictions, labels, losses and inputs of rows that do not fill the last batches."""
-    seen: dict[str, Any] = {}
-
-    def remember(prediction: Any) -> dict[str, float]:
-        seen.update(vars(prediction))
-        return {"rows": len(prediction.label_ids)}
-
-    class Vectors(VectorClassifier):
-        main_input_name = "x"
-
-    torch.manual_seed(0)
-    trainer = quiet_trainer(
-        folder, Vectors(), given={"compute_metrics": remember}, include_for_metrics=["inputs", "loss"]
-    )
-    rows = vector_rows(11, seed=1)
-    output = trainer.evaluation_loop(trainer.get_eval_dataloader(Rows(rows)), "Evaluation")
-    seen.pop("elements")
-    return {**seen, "metrics": output.metrics, "num_samples": output.num_samples}
-
-
-def language_model(folder: Path, rank: int, size: int) -> Any:
-    """Logits and labels of tokens whose batches differ in length, also between the processes."""
-    torch.manual_seed(0)
-    trainer = quiet_trainer(folder, tiny_gpt2(), given={"data_collator": pad_tokens})
-    rows = sorted(language_rows(8, seed=2), key=lambda row: len(row["input_ids"]))
-    output = trainer.evaluation_loop(trainer.get_test_dataloader(Rows(rows)), "Prediction")
-    return output.predictions, output.label_ids
 
 
 class RowCounter(Metric):
@@ -176,13 +146,7 @@ def of_the_process(folder: Path, rank: int, size: int) -> Any:
     return {"rank": metrics["eval_rank"], "history": trainer.state.log_history[-1]["eval_rank"], "files": files}
 
 
-CHECKS = (
-    classification,
-    language_model,
-    streaming_metrics,
-    objects,
-    generated,
-)
+CHECKS = (streaming_metrics, objects, generated)
 TOGETHER = (failing, uneven, different, of_the_process)
 
 

@@ -34,10 +34,9 @@ from littrainer.checkpoint.verification import damage_in
 from littrainer.distributed.agreement import from_each, wait_for_each_other
 from littrainer.engine.run_lightning import import_lightning
 from tests.faults.signals import SignalIn
-from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import NoisyClassifier
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, end_process
-from tests.scenarios.trainers import quiet_arguments, quiet_trainer
+from tests.scenarios.trainers import quiet_trainer
 
 RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 LONGEST_WAIT = timedelta(seconds=LONGEST_WAIT_SECONDS)
@@ -168,20 +167,6 @@ def whole(folder: Path) -> Any:
     second = make(folder / "run")
     second.train(resume_from_checkpoint=str(checkpoint))
     return {**found, "resumed": weights_of(second)}
-
-
-def generators(folder: Path) -> Any:
-    """Where the random generators end that are another's in each process, without a stop and after a resume."""
-
-    class Draws(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            torch.rand(RANK + 1)
-
-    make(folder / "run", Draws()).train()
-    without_stop = torch.random.get_rng_state()
-    kept = torch.load(folder / "run" / "checkpoint-4" / f"rng_state_{RANK}.pth", weights_only=False)["cpu"]
-    make(folder / "run", Draws()).train(resume_from_checkpoint=str(folder / "run" / "checkpoint-4"))
-    return {"without stop": without_stop, "kept": kept, "resumed": torch.random.get_rng_state()}
 
 
 def failures(folder: Path) -> Any:
@@ -369,49 +354,17 @@ def other_numbers(folder: Path) -> Any:
     return {**found, "told": [text for text in texts if "processes" in text], "step": resumed.state.global_step}
 
 
-def exchange(folder: Path) -> Any:
-    """Checkpoints of ours resumed by transformers, and the other way round."""
-    import transformers
-
-    import littrainer
-
-    # Asked for by accelerate, and not used where there is a process group.
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "29500")
-
-    def trained(library: Any, name: str, resume_from: str | None = None) -> dict[str, torch.Tensor]:
-        torch.manual_seed(0)
-        trainer = library.Trainer(
-            model=NoisyClassifier(),
-            args=quiet_arguments(folder / name, kind=library.TrainingArguments, **SETTINGS),
-            train_dataset=Rows(vector_rows(24)),
-        )
-        trainer.train(resume_from_checkpoint=resume_from and str(folder / resume_from / "checkpoint-4"))
-        wait_for_each_other()
-        return weights_of(trainer)
-
-    found = {"theirs": trained(transformers, "theirs"), "ours": trained(littrainer, "ours")}
-    found["theirs from ours"] = trained(transformers, "theirs-from-ours", "ours")
-    found["ours from theirs"] = trained(littrainer, "ours-from-theirs", "theirs")
-    return found
-
-
-CHECKS: dict[str, Callable[[Path], Any]] = {
-    check.__name__: check
-    for check in (
-        whole,
-        generators,
-        failures,
-        background,
-        choosing,
-        disks,
-        signals,
-        claims,
-        lightning_checkpoints,
-        other_numbers,
-        exchange,
-    )
-}
+CHECKS: tuple[Callable[[Path], Any], ...] = (
+    whole,
+    failures,
+    background,
+    choosing,
+    disks,
+    signals,
+    claims,
+    lightning_checkpoints,
+    other_numbers,
+)
 
 
 # ---- Processes that die ----------------------------------------------------------------------------------------------
@@ -473,10 +426,8 @@ def main(folder: Path) -> None:
     for victim in range(PROCESSES):
         found[f"{victim} killed"] = in_fork(folder / f"killed{victim}", victim)
     with group(folder / "meeting"):
-        for name, check in CHECKS.items():
-            before = time.monotonic()
-            found[name] = check(folder / name)
-            print(f"{name}: {time.monotonic() - before:.1f} s", flush=True)
+        for check in CHECKS:
+            found[check.__name__] = check(folder / check.__name__)
         found["all came to the end"] = from_each(RANK)
     (folder / f"{RANK}.pickle").write_bytes(pickle.dumps(found))
 

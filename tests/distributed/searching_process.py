@@ -9,7 +9,6 @@ import os
 import pickle
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +17,8 @@ import optuna
 import torch
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.distributed import failure_report
 from littrainer.distributed.failure_report import LostProcess
-from littrainer.search import wandb_sweep
+from littrainer.search import distributed_search, wandb_sweep
 from littrainer.search.record import read_record
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
@@ -85,17 +83,14 @@ def searched(trainer: Any, hp_space: Callable[[Any], Any] = rate, n_trials: int 
 
 
 def the_same_trials(folder: Path) -> Any:
-    """Parameters for the arguments and for the model, which is made by all at once; then the best one again."""
+    """Parameters for the arguments and for the model; then the best one again."""
 
     def model_of(trial: Any) -> VectorClassifier:
-        # As with a download that the others wait for.
-        with trainer.args.main_process_first() if trial is not None else nullcontext():
-            return VectorClassifier(8 if trial is None else trial.suggest_categorical("hidden", [4, 6]))
+        return VectorClassifier(8 if trial is None else trial.suggest_categorical("hidden", [4, 6]))
 
     def space(trial: Any) -> dict[str, Any]:
         numbers.append(trial.number)
-        decay = {"weight_decay": trial.suggest_float("weight_decay", 0.1, 0.2)}
-        return {**rate(trial), **decay, "warmup_steps": trial.suggest_int("warmup_steps", 0, 1)}
+        return {**rate(trial), "hidden": trial.suggest_categorical("hidden", [4, 6])}
 
     numbers: list[int] = []
     trainer = trainer_for(folder / "same", model_init=model_of)
@@ -224,7 +219,7 @@ class FailsBetween(TrainerCallback):
 
 def failing_between_steps(folder: Path) -> Any:
     """To come last: after it the processes can no longer agree."""
-    failure_report.SECONDS_UNTIL_ALL_HAVE_FAILED = 1.0
+    distributed_search.SECONDS_UNTIL_ALL_HAVE_FAILED = 1.0
     trainer = trainer_for(folder / "between", eval_strategy="no")
     trainer.add_callback(FailsBetween())
     try:

@@ -18,28 +18,20 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return found_together(tmp_path_factory, "searching-together", "tests.distributed.searching_process")[1]
 
 
-def test_both_processes_train_each_trial_with_what_the_first_one_draws(found: Found) -> None:
+def test_both_train_each_trial_with_what_the_first_one_draws_and_can_repeat_the_best_one(found: Found) -> None:
     first, second = (one["the_same_trials"] for one in found)
     assert first["begun"] == second["begun"]
     # The last training is no trial.
     *drawn, (rate_again, no_trial) = first["begun"]
     assert len({rate for rate, _ in drawn}) == 3
     assert (rate_again, no_trial) == (first["best"].hyperparameters["learning_rate"], None)
-    assert drawn[0][1].keys() == {"learning_rate", "weight_decay", "warmup_steps", "hidden"}
+    assert drawn[0][1].keys() == {"learning_rate", "hidden"}
     # As in transformers the first process asks once more, before the model is made.
-    assert first["numbers"] == [0, 0, 1, 1, 2, 2, 2] and second["numbers"] == [0, 1, 2, 2]
-
-
-def test_all_processes_get_the_best_run_and_can_repeat_it(found: Found) -> None:
-    first, second = (one["the_same_trials"] for one in found)
+    assert sorted(set(first["numbers"])) == sorted(set(second["numbers"])) == [0, 1, 2]
     assert first["best"] == second["best"]
     for one in (first, second):
         assert one["before"] == 0.01
         assert one["again"] == one["best"].objective
-
-
-def test_the_study_and_the_record_are_those_of_the_first_process(found: Found) -> None:
-    first, second = (one["the_same_trials"] for one in found)
     assert [state for _, state, _ in first["trials"]] == ["COMPLETE"] * 3
     assert second["trials"] == []
     assert first["files"] == second["files"] == ["hyperparameter_search.json"]
@@ -87,9 +79,10 @@ def test_both_processes_train_what_a_sweep_draws_for_the_first_one(found: Found)
     assert first["record"] == [("id1", "complete", 3), ("id2", "complete", 3)]
 
 
-def test_a_sweep_that_stops_trials_is_refused_in_several_processes(found: Found) -> None:
-    assert "early_terminate" in found[0]["sweep"]["refused"]
-    assert "early_terminate" in found[1]["sweep"]["refused"]
+def test_what_runs_or_stops_trials_in_one_process_is_refused(found: Found) -> None:
+    for one in found:
+        assert "early_terminate" in one["sweep"]["refused"]
+        assert "n_jobs=2 runs each trial in one process, and here 2 processes train one model" in one["jobs"]
 
 
 def test_a_failure_of_one_process_between_steps_ends_the_search_in_both_and_names_it(found: Found) -> None:
@@ -97,8 +90,3 @@ def test_a_failure_of_one_process_between_steps_ends_the_search_in_both_and_name
     for one in (first, second):
         assert "failed" in one["error"] and "ValueError: the disk of this process is full" in one["error"]
         assert one["begun"] == 1
-
-
-def test_trials_at_once_are_refused(found: Found) -> None:
-    for one in found:
-        assert "n_jobs=2 runs each trial in one process, and here 2 processes train one model" in one["jobs"]

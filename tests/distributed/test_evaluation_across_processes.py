@@ -24,23 +24,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [pickle.loads((alone / "0.pickle").read_bytes()), *together]
 
 
-def test_each_sample_counts_once_in_the_order_of_the_dataset(found: list[dict[str, Any]]) -> None:
-    alone, *together = (one["classification"] for one in found)
-    assert len(alone["label_ids"]) == 11 and len(alone["label_ids"]) % BATCH_SIZE != 0
-    for one in together:
-        for name in ("predictions", "label_ids", "inputs"):
-            assert np.array_equal(one[name], alone[name])
-        assert one["num_samples"] == 11 and one["metrics"]["eval_rows"] == 11
-
-
-def test_outputs_whose_lengths_differ_between_processes_are_padded(found: list[dict[str, Any]]) -> None:
-    (logits, labels), *together = (one["language_model"] for one in found)
-    lengths = (labels != -100).sum(axis=1)
-    assert len({int(length) for length in lengths}) > 1 and (logits[0] == -100).any()
-    for one in together:
-        assert np.array_equal(one[0], logits) and np.array_equal(one[1], labels)
-
-
 def test_streaming_metrics_of_all_processes_are_those_of_one_and_count_each_sample_once(
     found: list[dict[str, Any]],
 ) -> None:

@@ -50,6 +50,8 @@ IN_BOTH_MODES: tuple[str, ...] = (
 IN_AUTOMATIC_MODE: tuple[str, ...] = (
     "trainer_that_says_whether_its_loss_is_scaled",
     "metrics_summed_up_batch_by_batch",
+    "metrics_from_inputs_and_losses",
+    "predicting_a_language_model_of_unequal_lengths",
     "label_smoothing_of_a_causal_model_by_its_window",
     "noise_on_the_embeddings",
     "model_init_trained_twice",

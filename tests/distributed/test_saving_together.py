@@ -60,18 +60,7 @@ def test_a_checkpoint_holds_a_part_of_each_process_and_its_manifest_names_all(fo
         check_state(one["whole"]["state"], WHOLE)
         assert one["whole"]["files"] == FILES
         assert one["whole"]["sealed"] == [name for name in FILES if name != "littrainer_manifest.json"]
-
-
-def test_each_process_goes_on_from_its_own_random_states(found: Found) -> None:
-    first, second = (one["generators"] for one in found)
-    assert not torch.equal(first["kept"], second["kept"])
-    for one in (first, second):
-        assert torch.equal(one["resumed"], one["without stop"])
-
-
-def test_each_save_is_told_to_the_callbacks_of_each_process(found: Found) -> None:
-    for one in found:
-        assert one["whole"]["saves"] == one["background"]["saves"] == [2, 4, 6]
+        assert one["whole"]["saves"] == [2, 4, 6]
 
 
 def test_a_resumed_training_ends_as_one_that_was_never_stopped(found: Found) -> None:
@@ -86,7 +75,7 @@ def test_a_resumed_training_ends_as_one_that_was_never_stopped(found: Found) -> 
         ("random states of the second", 1, "Permission denied"),
     ],
 )
-def test_a_checkpoint_that_one_process_cannot_write_ends_both_and_leaves_the_earlier_ones(
+def test_a_checkpoint_that_one_process_cannot_write_ends_both_and_the_earlier_ones_are_gone_on_from(
     found: Found, place: str, fails: int, error: str
 ) -> None:
     texts = [one["failures"][place][0] for one in found]
@@ -95,10 +84,6 @@ def test_a_checkpoint_that_one_process_cannot_write_ends_both_and_leaves_the_ear
     assert "checkpoint-4" in texts[1 - fails]
     for one in found:
         check_state(one["failures"][place][1], ["checkpoint-2"])
-
-
-def test_training_goes_on_exactly_after_a_disk_was_full(found: Found) -> None:
-    for one in found:
         check_equal(one["failures"]["resumed"], one["whole"]["weights"])
 
 
@@ -133,6 +118,7 @@ def test_after_the_death_of_a_process_the_checkpoints_before_are_intact_and_the_
 
 def test_checkpoints_written_in_the_background_are_the_same(found: Found) -> None:
     for one in found:
+        assert one["background"]["saves"] == [2, 4, 6]
         check_state(one["background"]["state"], WHOLE[1:])
         assert one["background"]["files"] == FILES
         check_equal(one["background"]["weights"], one["whole"]["weights"])
@@ -236,9 +222,3 @@ def test_a_checkpoint_of_another_number_of_processes_is_resumed_with_one_warning
         assert one["other_numbers"]["step"] == 6
         (told,) = one["other_numbers"]["told"]
         assert "There are now 2 processes (1)." in told and "Random numbers go on from the seed" in told
-
-
-def test_checkpoints_of_two_processes_are_exchanged_with_transformers_in_both_directions(found: Found) -> None:
-    for one in found:
-        for name in ("ours", "theirs from ours", "ours from theirs"):
-            check_equal(one["exchange"][name], one["exchange"]["theirs"])

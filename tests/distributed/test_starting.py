@@ -59,4 +59,4 @@ def test_when_a_process_is_killed_while_training_the_other_ends_with_an_error_th
     (first, output), (second, _) = run_by_hand(script, str(tmp_path / "out"), port=port_for_a_meeting())
     assert second == -signal.SIGKILL
     assert first == 1
-    assert "LostProcess: Process 0 of 2 ends training: process 1 has ended without an error of its own" in output
+    assert "LostProcess: Process 0 of 2 ends training: process 1 has ended without reporting an error" in output

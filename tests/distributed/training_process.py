@@ -20,16 +20,13 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.utilities import rank_zero_only
-from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.nn.parallel import DistributedDataParallel
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint import writer
 from littrainer.checkpoint.weights import write_weights
 from littrainer.training import batch_size_search
-from tests.scenarios.models import NoisyClassifier, PartlyTrainedClassifier, VectorClassifier
+from tests.scenarios.models import PartlyTrainedClassifier, VectorClassifier
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
@@ -41,85 +38,6 @@ SAVED_STEP = 3
 COLLECTIVES = ("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "broadcast", "barrier")
 
 Check = Callable[[Path], Any]
-
-
-class CountsBuckets(TrainerCallback):
-    """Counts the buckets of gradients that DDP exchanges, for each optimizer step."""
-
-    def __init__(self) -> None:
-        self.trainer: Any = None
-        self.counts: list[int] = []
-        self.buckets = 0
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.model_wrapped.register_comm_hook(None, lambda _, bucket: self.exchange(bucket))
-
-    def exchange(self, bucket: Any) -> Any:
-        self.buckets += 1
-        return allreduce_hook(dist.group.WORLD, bucket)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.counts.append(self.buckets)
-        self.buckets = 0
-
-
-def buckets_of_each_step(folder: Path, model: nn.Module | None = None, **changes: Any) -> list[int]:
-    counter = CountsBuckets()
-    trainer = quiet_trainer(folder, model, given={"callbacks": [counter], **changes.pop("given", {})}, **changes)
-    counter.trainer = trainer
-    trainer.train()
-    return counter.counts
-
-
-def what_a_subclass_is_handed(folder: Path) -> Any:
-    """The model in compute_loss and prediction_step, and what is left of its wrapping, in both modes."""
-    found = {}
-    for mode, kind in KINDS.items():
-        seen: list[Any] = []
-
-        class Watching(kind):  # type: ignore[misc, valid-type]
-            def compute_loss(self, model: Any, inputs: Any, **keywords: Any) -> Any:
-                seen.append(model)  # noqa: B023
-                return super().compute_loss(model, inputs, **keywords)
-
-        trainer = quiet_trainer(folder, kind=Watching, max_steps=2)
-        trainer.train()
-        (handed,) = {id(model): model for model in seen}.values()
-        first = trainer.model_wrapped
-        trainer.train()
-        seen.clear()
-        trainer.evaluate()
-        evaluated = list(seen)
-        trainer.model.inner.requires_grad_(False)
-        second = trainer.model_wrapped
-        trainer.train()
-        found[mode] = {
-            "is data parallel": isinstance(handed, DistributedDataParallel),
-            "module is the user's": handed.module is trainer.model,
-            "unwrapped is the user's": trainer.accelerator.unwrap_model(handed) is trainer.model,
-            "is model_wrapped": handed is first,
-            "is kept for a second training": second is first,
-            "is made anew for other parameters": trainer.model_wrapped is not first,
-            "evaluated": [model is trainer.model for model in evaluated],
-            "names": list(trainer.model.state_dict()),
-            "mode": trainer.lightning_trainer.lightning_module.automatic_optimization,
-            "rank to Lightning": rank_zero_only.rank,
-        }
-    return found
-
-
-def gradient_exchanges(folder: Path) -> Any:
-    """Buckets that are exchanged at each optimizer step of three micro-batches."""
-    each_batch = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
-    return {
-        mode: {
-            "last": buckets_of_each_step(folder, kind=kind, rows=64, gradient_accumulation_steps=3, max_steps=2),
-            "each": buckets_of_each_step(
-                folder, kind=kind, rows=64, gradient_accumulation_steps=3, max_steps=2, accelerator_config=each_batch
-            ),
-        }
-        for mode, kind in KINDS.items()
-    }
 
 
 class NotesCollectives(TrainerCallback):
@@ -194,35 +112,17 @@ def collectives_of_a_step(folder: Path) -> Any:
     return found
 
 
-def ddp_arguments(folder: Path) -> Any:
-    """What the ddp_ arguments change in a training."""
-
-    def running_mean(**changes: Any) -> list[float]:
-        torch.manual_seed(RANK)
-        model = NoisyClassifier()
-        trainer = quiet_trainer(folder, model, max_steps=3, **changes)
-        trainer.train()
-        # As the last forward left it, which in DDP copies the buffers beforehand.
-        return model.batch_norm.running_mean.tolist()
-
-    def error(**changes: Any) -> Any:
-        model = PartlyTrainedClassifier()
-        try:
-            quiet_trainer(folder, model, max_steps=3, **changes).train()
-        except RuntimeError as failure:
-            return [str(failure), *getattr(failure, "__notes__", [])]
-        return None
-
-    return {
-        "buffers": running_mean(ddp_broadcast_buffers=True),
-        "own buffers": running_mean(ddp_broadcast_buffers=False),
-        "unused": error(),
-        "unused, not looked for": error(ddp_find_unused_parameters=False),
-    }
+def unused_parameters(folder: Path) -> Any:
+    """What is said of parameters without gradients that nobody looks for."""
+    try:
+        quiet_trainer(folder, PartlyTrainedClassifier(), max_steps=3, ddp_find_unused_parameters=False).train()
+    except RuntimeError as failure:
+        return [str(failure), *getattr(failure, "__notes__", [])]
+    return []
 
 
 def strategy_of_the_users(folder: Path) -> Any:
-    """A strategy that is handed over, with a hook for the exchange of gradients, for two trainings."""
+    """A strategy that is handed over for several trainings, with a hook that counts exchanges of gradients."""
     calls: list[int] = []
 
     def exchange(bucket: Any) -> Any:
@@ -230,17 +130,21 @@ def strategy_of_the_users(folder: Path) -> Any:
         return allreduce_hook(dist.group.WORLD, bucket)
 
     strategy = DDPStrategy(ddp_comm_hook=lambda _, bucket: exchange(bucket), broadcast_buffers=False)
+    each_batch = {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
     found: dict[str, Any] = {}
     for mode, kind in KINDS.items():
-        calls.clear()
-        trainer = quiet_trainer(folder, kind=kind, given={"lightning": {"strategy": strategy}}, max_steps=2)
-        trainer.train()
-        used: Any = trainer.lightning_trainer.strategy  # type: ignore[union-attr]
-        found[mode] = {
-            "buckets": len(calls),
-            "broadcasts buffers": trainer.model_wrapped.broadcast_buffers,
-            "ranks": (used.global_rank, used.world_size),
-        }
+        for way, changes in (("at the last", {}), ("at each", each_batch)):
+            calls.clear()
+            given = {"lightning": {"strategy": strategy}}
+            accumulated: Any = {"rows": 64, "gradient_accumulation_steps": 3, "max_steps": 2, **changes}
+            trainer = quiet_trainer(folder, kind=kind, given=given, **accumulated)
+            trainer.train()
+            used: Any = trainer.lightning_trainer.strategy  # type: ignore[union-attr]
+            found[f"{mode} {way}"] = {
+                "buckets": len(calls),
+                "broadcasts buffers": trainer.model_wrapped.broadcast_buffers,
+                "ranks": (used.global_rank, used.world_size),
+            }
     return found
 
 
@@ -402,10 +306,8 @@ def trial_steps(folder: Path) -> Any:
 
 
 CHECKS: tuple[Check, ...] = (
-    what_a_subclass_is_handed,
-    gradient_exchanges,
     collectives_of_a_step,
-    ddp_arguments,
+    unused_parameters,
     strategy_of_the_users,
     flags,
     lightning_callbacks,

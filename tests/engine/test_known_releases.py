@@ -115,7 +115,6 @@ PROTECTED: dict[str, set[str]] = {
     "engine/module.py": set(),
     "engine/lightning_trainer.py": set(),
     "engine/run_lightning.py": set(),
-    "engine/bridge.py": set(),
     "strategies/data_parallel.py": set(),
     "strategies/user_strategy.py": set(),
     "strategies/single_device.py": set(),

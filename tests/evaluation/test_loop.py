@@ -70,17 +70,6 @@ def test_preparing_the_model_is_timed_in_the_first_evaluation_and_not_after_trai
     assert "eval_model_preparation_time" not in trainer.evaluate()
 
 
-def test_several_datasets_are_named_in_their_metrics(tmp_path: Path) -> None:
-    datasets = {"near": Rows(vector_rows(4)), "far": Rows(vector_rows(5, seed=3))}
-    trainer = quiet_trainer(tmp_path, given={"eval_dataset": datasets})
-    metrics = trainer.evaluate()
-    assert {"eval_near_loss", "eval_far_loss"} <= set(metrics) and "eval_loss" not in metrics
-    named = trainer.evaluate("far", metric_key_prefix="only")
-    assert named["only_loss"] == metrics["eval_far_loss"]
-    given = trainer.evaluate({"again": datasets["near"]})
-    assert given["eval_again_loss"] == metrics["eval_near_loss"]
-
-
 class LossesOf(VectorClassifier):
     """Its loss at each batch is the next of a list."""
 
@@ -153,17 +142,6 @@ def test_gradients_optimizer_and_schedule_stay_and_modes_are_left_in_evaluation(
     getattr(trainer, work)(Rows(vector_rows(3)))
     assert first_difference(before, found()) is None
     assert not any(module.training for module in model.modules()) and optimizer.mode == "eval"
-
-
-def test_an_evaluation_leaves_the_lightning_trainer_of_the_training_in_place(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, max_steps=1)
-    trainer.evaluate()
-    assert trainer.lightning_trainer is not None
-    trainer.train()
-    fitted = trainer.lightning_trainer
-    trainer.evaluate()
-    trainer.predict(Rows(vector_rows(3)))
-    assert trainer.lightning_trainer is fitted
 
 
 def test_all_that_is_collected_goes_through_the_trainers_gather_function_once(tmp_path: Path) -> None:

@@ -241,28 +241,6 @@ def test_with_other_sizes_training_goes_on_behind_as_many_samples_and_reads_all_
     assert (place["epoch"], place["micro_batches"]) == (number // -(-ROWS // then) + 1, 0)
 
 
-@pytest.mark.parametrize(
-    "hook", ["on_train_epoch_start", "on_train_batch_end", "on_validation_end", "on_train_epoch_end"]
-)
-@pytest.mark.parametrize("sizes", [(2, 4), (4, 2)])
-@pytest.mark.parametrize("is_limited_by_steps", [False, True])
-def test_with_another_batch_size_the_epoch_behind_a_checkpoint_is_read_from_its_beginning(
-    tmp_path: Path, hook: str, sizes: tuple[int, int], is_limited_by_steps: bool
-) -> None:
-    checkpoint, (in_epoch, in_epoch_now) = tmp_path / "one.ckpt", (ROWS // 2, EPOCH) if sizes[0] == 2 else (EPOCH, 11)
-    number = {"on_train_batch_end": in_epoch, "on_train_epoch_start": 2}.get(hook, 1)
-    saves = SavingOnce(checkpoint, hook, number)
-
-    def data(size: int) -> Any:
-        return numbers_module(Numbers(ROWS), collate, Numbers(2), per_device_train_batch_size=size)
-
-    fit(PlainModule(), data(sizes[0]), callbacks=[saves], max_epochs=2)
-    length: Any = {"max_epochs": -1, "max_steps": in_epoch + in_epoch_now} if is_limited_by_steps else {"max_epochs": 2}
-    read = fit(PlainModule(), data(sizes[1]), checkpoint=checkpoint, **length).numbers
-    assert len(read) == in_epoch_now
-    assert sorted(value for numbers in read for value in numbers) == list(range(ROWS))
-
-
 def test_a_training_on_a_part_of_each_epoch_is_resumed_exactly(tmp_path: Path) -> None:
     whole, rest = interrupted_and_resumed(
         tmp_path, "on_train_batch_end", 6, accumulate_grad_batches=2, limit_train_batches=5

@@ -475,6 +475,6 @@ def asks_for_deepspeed(args: Any) -> bool:
 def _check_installed() -> None:
     if find_spec("deepspeed") is None:
         raise ImportError(
-            "`deepspeed` is asked for, and DeepSpeed is not installed: pip install deepspeed, or leave "
+            "`deepspeed` is asked for, and DeepSpeed is not installed: run `pip install deepspeed`, or leave "
             f"`deepspeed` (and the environment variable {USE_DEEPSPEED}) unset."
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import re
 from collections.abc import Callable
 from typing import Any
@@ -71,7 +72,7 @@ def without_secrets(value: Any, mask: Callable[[str], Any] = masked) -> Any:
         return {**value, **changed} if changed else value
     if isinstance(value, (list, tuple)):
         items = [without_secrets(item, mask) for item in value]
-        if all(item is given for item, given in zip(items, value, strict=True)):
+        if all(map(operator.is_, items, value)):
             return value
         return items if isinstance(value, list) else tuple(items)
     return value

@@ -28,7 +28,7 @@ def states_of_lightning_callbacks(module: pl.LightningModule | None) -> dict[str
     One that holds what could not be loaded safely is left out, and named in a warning.
 
     Parameters:
-        module: that of the training that runs; None where none does.
+        module: that of the training that runs; None if none does.
     """
     states = {}
     for callback in _callbacks(module):
@@ -83,7 +83,7 @@ def restore_lightning_callbacks(
                 callback.load_state_dict(states[key])
             except Exception as error:
                 logger.warning(
-                    "%s does not take back its state from the checkpoint (%s: %s); it begins anew.",
+                    "%s does not take back its state from the checkpoint (%s: %s); it begins without one.",
                     type(callback).__name__,
                     type(error).__name__,
                     error,

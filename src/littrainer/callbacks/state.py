@@ -24,7 +24,7 @@ class ExportableState:
     """Something whose state is kept in trainer_state.json and given back when training resumes."""
 
     def state(self) -> dict[str, Any]:
-        """What rebuilds this object: `{"args": constructor keywords, "attributes": values set afterwards}`."""
+        """Return what rebuilds this object: `{"args": constructor keywords, "attributes": values set afterwards}`."""
         raise NotImplementedError(f"{type(self).__name__} has to define state() to be saved with the trainer's state.")
 
     @classmethod
@@ -80,7 +80,7 @@ class TrainerState:
         logging_steps, eval_steps, save_steps: intervals in optimizer steps, resolved from fractions.
         train_batch_size: samples per micro-batch and device.
         num_train_epochs: epochs this training will take.
-        num_input_tokens_seen: tokens fed to the model so far, where they are counted.
+        num_input_tokens_seen: tokens fed to the model so far, if they are counted.
         total_flos: floating-point operations so far (a float, since an int would overflow elsewhere).
         log_history: everything logged so far, each entry with its `step`.
         best_metric, best_global_step, best_model_checkpoint: the best evaluation so far and where its model lies.
@@ -211,7 +211,7 @@ def is_exportable(callback: Any) -> bool:
     The class is known by its name: after the redirection no module holds transformers' own any more, and a callback
     that was made before derives from it.
     """
-    return any(base.__name__ == ExportableState.__name__ for base in type(callback).__mro__)
+    return ExportableState.__name__ in [base.__name__ for base in type(callback).__mro__]
 
 
 def exported_states(callbacks: list[Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import json
 import pickle
+import platform
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -59,7 +60,7 @@ def write_arguments(args: TrainingArguments, path: Path | str) -> None:
 
 
 def write_run_record(args: TrainingArguments, run_dir: Path | str) -> None:
-    """Write littrainer_run.json, with the arguments of a run without secrets and the versions that it runs on.
+    """Write littrainer_run.json: the arguments of a run without secrets, the versions and the device that it runs on.
 
     Raises:
         OSError: it cannot be written.
@@ -70,7 +71,18 @@ def write_run_record(args: TrainingArguments, run_dir: Path | str) -> None:
     versions = {
         name: getattr(sys.modules.get(name), "__version__", None) for name in ("torch", "lightning", "transformers")
     }
-    record = {"versions": {"littrainer": __version__, **versions}, "arguments": without_secrets(shown)}
+    device = args.device
+    environment = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "processes": args.world_size,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+    record = {
+        "versions": {"littrainer": __version__, **versions},
+        "environment": environment,
+        "arguments": without_secrets(shown),
+    }
     text = json.dumps(record, indent=2, default=_as_json, skipkeys=True)
     # Not by another file, which a killed run would leave: half a record is written again by the next run.
     Path(run_dir, RUN_RECORD_NAME).write_text(f"{text}\n", "utf-8")

@@ -15,7 +15,7 @@ import torch
 
 from littrainer.checkpoint.layout import RANDOM_STATE_NAME
 from littrainer.checkpoint.safe_loading import OTHER_CHECKPOINT, load_tensors
-from littrainer.data.generators import numpy_state, plain_numpy_state
+from littrainer.data.workers import numpy_state, plain_numpy_state
 
 
 def capture_random_states(gpu: bool = True) -> dict[str, Any]:

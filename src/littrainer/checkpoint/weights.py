@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,9 +75,29 @@ def write_weights(
     if state_dict is not None and inner is not model:
         state_dict = {_plain_name(name): tensor for name, tensor in state_dict.items()}
     keywords: dict[str, Any] = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
-    inner.save_pretrained(output_dir, state_dict=state_dict, **keywords)
+    with _without_bar_of_files():
+        inner.save_pretrained(output_dir, state_dict=state_dict, **keywords)
     if carries_adapters(inner):
         write_left_out(inner, Path(output_dir), state_dict)
+
+
+@contextlib.contextmanager
+def _without_bar_of_files() -> Iterator[None]:
+    """Keep transformers 5 from drawing a bar, "Writing model shards", at each save."""
+    set_hook: Any = getattr(sys.modules.get("transformers.utils.logging"), "set_tqdm_hook", None)
+    if set_hook is None:
+        yield
+        return
+    earlier = set_hook(_no_bar)
+    try:
+        yield
+    finally:
+        # A save in the background may have put it there too.
+        set_hook(None if earlier is _no_bar else earlier)
+
+
+def _no_bar(factory: Any, args: Any, keywords: Any) -> Any:
+    return sys.modules["transformers.utils.logging"].EmptyTqdm(*args, **keywords)
 
 
 # Libraries whose `save_pretrained` writes the weights it is given, and none of its own.

@@ -17,9 +17,9 @@ from littrainer.commands.command_line import CommandParser
 from littrainer.errors.version import __version__
 
 DESCRIPTION = (
-    "Show what is installed here and may matter to a training: versions, devices, environment variables, and what does "
-    "not fit together. The text is Markdown, to be pasted into a bug report. Secrets are hidden and the home "
-    "folder is written as ~; look through it before you publish it."
+    "Show what is installed here: versions, devices and environment variables that matter to a training, and what does "
+    "not fit together. Paste the text, which is Markdown, into a bug report. Secrets are hidden and the home folder is "
+    "written as ~, but read the text before you publish it."
 )
 OWN_NAME = "littrainer"
 # Extras of ours that pin what the tests compare with, which says nothing about what users may have.
@@ -61,41 +61,35 @@ SWITCHES = frozenset({"", "0", "1", "true", "false", "yes", "no", "on", "off"})
 
 def build_parser() -> CommandParser:
     """The parser of the command line."""
-    parser = CommandParser("littrainer env", description=DESCRIPTION)
-    parser.add_argument("--json", action="store_true", help="print the same facts as one JSON object")
-    return parser
+    return CommandParser("littrainer env", description=DESCRIPTION)
 
 
 def main(words: Sequence[str]) -> int:
     """Run the command on what follows `littrainer env`; returns the exit status."""
-    options = build_parser().parse_args(words)
+    build_parser().parse_args(words)
+    home = os.path.expanduser("~").rstrip(os.sep)
+    print(re.sub(rf"{re.escape(home)}(?![\w.-])", "~", report()) if home else report())
+    return 0
+
+
+def report() -> str:
+    """Return what is installed here, as Markdown for an issue."""
     torch = about_torch()
-    facts = {
-        "littrainer": {"version": __version__, "folder": str(Path(__file__).parents[1])},
-        "findings": [*([torch["error"]] if "error" in torch else []), *findings()],
-        "packages": {name: found for name in PACKAGES if (found := version_of(name))},
+    found = [*([torch["error"]] if "error" in torch else []), *findings()]
+    versions = {name: version_of(name) for name in PACKAGES}
+    installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    missing = ", ".join(name for name, version in versions.items() if not version)
+    lines = [f"### littrainer {__version__}", "", f"- {Path(__file__).parents[1]}", "", "### findings", ""]
+    lines += [f"- {' '.join(finding.split())}" for finding in found or ["none"]]
+    lines += ["", "### packages", "", f"- installed: {installed}", f"- not installed: {missing}"]
+    sections = {
         "torch": torch,
         "accelerate's configuration": accelerate_configuration(),
         "environment variables": variables(os.environ),
     }
-    printed = json.dumps(facts, indent=2) if options.json else as_markdown(facts)
-    home = os.path.expanduser("~").rstrip(os.sep)
-    print(re.sub(rf"{re.escape(home)}(?![\w.-])", "~", printed) if home else printed)
-    return 0
-
-
-def as_markdown(facts: Mapping[str, Any]) -> str:
-    """The facts as text to be pasted into an issue."""
-    own, packages = facts["littrainer"], facts["packages"]
-    listed = [f"{name} {found}" for name, found in packages.items()]
-    missing = [name for name in PACKAGES if name not in packages]
-    lines = [f"### littrainer {own['version']}", "", f"- {own['folder']}", "", "### findings", ""]
-    lines += [f"- {' '.join(finding.split())}" for finding in facts["findings"] or ["none"]]
-    lines += ["", "### packages", "", f"- installed: {', '.join(listed)}", f"- not installed: {', '.join(missing)}"]
-    for title in ("torch", "accelerate's configuration", "environment variables"):
-        section = facts[title]
+    for title, facts in sections.items():
         lines += ["", f"### {title}", "", "```text"]
-        lines += [f"{name}: {value}" for name, value in section.items()] or ["none"]
+        lines += [f"{name}: {value}" for name, value in facts.items()] or ["none"]
         lines.append("```")
     return "\n".join(lines)
 
@@ -144,8 +138,7 @@ def findings() -> Iterator[str]:
         if found is None and not extra:
             yield f"{requirement.name} is not installed, and littrainer needs it: {wanted}"
         elif found is not None and not requirement.specifier.contains(found, prereleases=True):
-            use = f"littrainer[{extra}]" if extra else "littrainer"
-            yield f"{requirement.name} {found} is outside what {use} supports: {wanted}"
+            yield f"{requirement.name} {found} is outside what littrainer supports: {wanted}"
 
 
 def accelerate_configuration() -> dict[str, str]:

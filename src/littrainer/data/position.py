@@ -19,12 +19,19 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from littrainer.data.generators import HostStates, drawn_from, host_states, set_host_states
 from littrainer.data.loaders import LookaheadLoader, has_length
 from littrainer.data.samplers import EpochSeededSampler
 from littrainer.data.sharding import SharedBatches, tell_epoch
 from littrainer.data.stream_end import CommonEnd
-from littrainer.data.workers import WorkerStates, read_batches, reporting_workers
+from littrainer.data.workers import (
+    HostStates,
+    WorkerStates,
+    drawn_from,
+    host_states,
+    read_batches,
+    reporting_workers,
+    set_host_states,
+)
 from littrainer.distributed.agreement import are_several
 
 logger = logging.getLogger(__name__)

@@ -6,6 +6,7 @@ import importlib
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,10 +56,14 @@ class EpochSeededSampler(RandomSampler):
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(self._orders())
+
+    def _orders(self) -> Iterator[Iterator[int]]:
+        # Seeded when the first sample is asked for: until then others may draw from the generator.
         if self.generator is None:
             self.generator = torch.Generator()
         self.generator.manual_seed(self.epoch + self.initial_seed)
-        yield from super().__iter__()
+        yield super().__iter__()
         self.epoch += 1
 
 

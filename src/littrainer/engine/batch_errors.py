@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 # Module and function whose call means that something was done with a batch -> its local variable that holds it.
 FORWARD_PASSES = {
-    ("littrainer.engine.module", "loss_of"): "micro_batch",
-    ("littrainer.engine.module", "training_step"): "micro_batch",
+    ("littrainer.training.step", "loss_of"): "micro_batch",
     ("littrainer.evaluation.loop", "step"): "inputs",
 }
 BACKWARD_PASSES = {("littrainer.engine.module", "backward"), ("lightning.pytorch.core.module", "backward")}
@@ -83,7 +82,7 @@ def _found_in(raised_in: TracebackType | None) -> _Found | None:
         place = (str(frame.f_globals.get("__name__")), frame.f_code.co_name)
         if place in FORWARD_PASSES:
             batch = frame.f_locals.get(FORWARD_PASSES[place])
-            evaluates = place[0] != "littrainer.engine.module"
+            evaluates = place[0] != "littrainer.training.step"
             found = _Found("with a batch", getattr(batch, "inputs", batch), evaluates)
         elif place in BACKWARD_PASSES:
             micro_batch = getattr(frame.f_locals.get("self"), "micro_batch", None)

@@ -24,9 +24,8 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 
-from littrainer.engine.bridge import users_callbacks
 from littrainer.engine.fast_training_loop import KNOWN_RELEASES, PLAIN_PRECISIONS, PLAIN_STRATEGIES, listens_to
-from littrainer.engine.module import TrainerModule
+from littrainer.engine.module import TrainerModule, users_callbacks
 
 # What callbacks may hear of during an evaluation or a prediction.
 HOOKS = tuple(

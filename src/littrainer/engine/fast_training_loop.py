@@ -133,7 +133,7 @@ class FastEpochLoop(_TrainingEpochLoop):
         # Not over a copy: a callback that another one adds is called for the same hook.
         for callback in pl_trainer.callbacks:  # type: ignore[attr-defined]
             found = getattr(callback, hook)
-            # What `listens_to` says, without twelve calls for each micro-batch.
+            # What `listens_to` says, without a call of it for each hook.
             if getattr(found, "__func__", found) is not nothing and callable(found):
                 # `self.log` goes by it. What follows a hook sets its own before anything can log, so that nothing
                 # needs to be put back.
@@ -247,9 +247,8 @@ class FastEpochLoop(_TrainingEpochLoop):
         module = self._module
         counted = self.automatic_optimization.optim_progress.optimizer.step
         counted.increment_ready()
-        optimizer = module.follow_optimizer()
         outputs = self._forward_and_backward(batch, batch_idx)
-        scaling = self._scaling
+        scaling, optimizer = self._scaling, self._strategy.optimizers[0]
         if scaling is not None:
             scaling.unscale(optimizer)
         self._tell("on_before_optimizer_step", optimizer)
@@ -262,7 +261,7 @@ class FastEpochLoop(_TrainingEpochLoop):
         module = self._module
         module.__dict__["_current_fx_name"] = "training_step"
         is_zeroed = batch_idx % self.trainer.accumulate_grad_batches == 0
-        loss = module.loss_of(batch)
+        loss = module.step.loss_of(batch)
         # Lightning's own loop clears gradients here; the Trainer does behind the step.
         if is_zeroed:
             self._announce_zero_grad()

@@ -67,7 +67,6 @@ def import_lightning() -> None:
     """
     with torchmetrics_on_demand():
         import littrainer.checkpoint.lightning_io
-        import littrainer.engine.bridge
         import littrainer.engine.fast_evaluation_loop
         import littrainer.engine.fast_training_loop
         import littrainer.engine.lightning_internals
@@ -181,7 +180,7 @@ def publish(trainer: Any, logs: dict[str, Any]) -> None:
     running = trainer.lightning_module
     if running is None:
         return
-    from littrainer.engine.bridge import users_callbacks
+    from littrainer.engine.module import users_callbacks
 
     if users_callbacks(running.trainer):
         publish_metrics(running.trainer, logs)
@@ -189,7 +188,7 @@ def publish(trainer: Any, logs: dict[str, Any]) -> None:
 
 
 def _add_to_history(lightning_trainer: pl.Trainer) -> None:
-    from littrainer.engine.bridge import HistoryLogger
+    from littrainer.engine.lightning_trainer import HistoryLogger
 
     for logger in lightning_trainer.loggers:
         # A shared logger would have to look up its run, to answer isinstance.

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import signal
 import threading
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any, TypeVar
-
-Hook = TypeVar("Hook", bound=Callable[..., Any])
+from typing import Any
 
 
 class StoppedByUserCode(RuntimeError):
     """Carries a StopIteration of the user's code through Lightning's loops, which would end quietly on it."""
-
-
-def carries_stop_iteration(hook: Hook) -> Hook:
-    """Decorates a hook that calls user code."""
-
-    @functools.wraps(hook)
-    def carrying(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return hook(*args, **kwargs)
-        except StopIteration as error:
-            raise StoppedByUserCode from error
-
-    return carrying  # type: ignore[return-value]
 
 
 class CarriedStopIteration(AbstractContextManager[None]):

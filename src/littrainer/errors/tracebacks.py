@@ -30,6 +30,11 @@ CARRYING = frozenset({"torch", "contextlib", "functools"})
 ANSWERING = "littrainer.errors.interruptions"
 
 
+def shows_everything() -> bool:
+    """Whether tracebacks are to be left as they are."""
+    return os.environ.get(SWITCH) == FULL or tells_everything()
+
+
 class _Nesting(threading.local):
     depth = 0
 
@@ -52,7 +57,7 @@ class ShortTraceback(AbstractContextManager[None]):
         _nesting.depth -= 1
         if error is None or raised_in is None or _nesting.depth:
             return
-        if os.environ.get(SWITCH) == FULL or tells_everything():
+        if shows_everything():
             return
         # Whatever goes wrong here, as in an error's own attributes, must not stand in the place of the error.
         with suppress(Exception):

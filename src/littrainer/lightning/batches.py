@@ -5,6 +5,7 @@ None of it is a torch DataLoader, so that Lightning neither rebuilds it nor divi
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from littrainer.checkpoint.random_state import (
 )
 from littrainer.data.loaders import LookaheadLoader, count_examples, has_length
 from littrainer.data.position import DataProgress, ResumePoint, epoch_seeded_sampler
-from littrainer.data.windows import MicroBatch, WindowLoader, draw
+from littrainer.data.windows import MicroBatch, WindowLoader
 from littrainer.distributed.agreement import from_first
 from littrainer.engine.lightning_internals import begin_next_epoch, end_epoch_with_this_batch, read_nothing_ahead
 from littrainer.training.resuming import SIZES
@@ -367,7 +368,7 @@ class TrainingBatches:
         if begins and accumulation > 1:
             start = self._place_in_epoch(behind) if behind else self._place_between_epochs(self._epoch)
             self._window_starts = {behind: start}
-        window = draw(batches, number)
+        window = list(itertools.islice(batches, number))
         return window, None if self.count_items is None or not window else self.count_items(window)
 
 

@@ -125,11 +125,6 @@ def _loaded(name: str, model_class: Any) -> nn.Module:
 
 
 def _from_description(description: Mapping[str, Any]) -> nn.Module:
-    if not isinstance(description.get(CLASS), str) or not isinstance(description.get(CONFIG), Mapping):
-        raise ValueError(
-            f"A model described by a dict needs {CLASS!r}, a class of transformers, and {CONFIG!r}, its configuration; "
-            f"this one has {', '.join(map(repr, description)) or 'nothing'}."
-        )
     model_class = _class_named(description[CLASS])
     return model_class(model_class.config_class.from_dict(dict(description[CONFIG])))
 

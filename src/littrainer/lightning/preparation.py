@@ -128,7 +128,7 @@ def make_optimizer(module: Any) -> Any:
     optimizer = build_optimizer(module.model, module.optimizer_groups(), *chosen)
     if updates_during_backward(optimizer):
         raise ValueError(
-            f"optim={module.args.optim!r} updates the weights in a backward pass of its own, which a lightning.Trainer "
+            f"optim={module.args.optim!r} updates the weights in a backward pass that a lightning.Trainer "
             "does not call. Train with littrainer.Trainer, or choose another optim."
         )
     return optimizer

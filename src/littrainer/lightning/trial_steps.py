@@ -96,7 +96,7 @@ def take_steps(trainer: Any, steps: int, callback: TrainerCallback, accumulation
     Parameters:
         steps: optimizer steps; the data is repeated where it is too short for them.
         callback: called at the events of the training; it may end it.
-        accumulation: micro-batches in an optimizer step, whatever a schedule says.
+        accumulation: micro-batches in an optimizer step.
     """
     given: Any = trainer.args.lightning
     vars(trainer.args).update(ARGUMENTS, max_steps=steps, gradient_accumulation_steps=accumulation)

@@ -22,16 +22,9 @@ def updates_during_backward(optimizer: Any) -> bool:
     return callable(getattr(optimizer, "fused_backward", None))
 
 
-def step_after_backward(optimizer: Any) -> None:
-    """Step when the backward passes are done, unless the optimizer `updates_during_backward`."""
-    if updates_during_backward(optimizer):
-        _note_step(optimizer)
-    else:
-        optimizer.step()
-
-
-def _note_step(optimizer: Any) -> None:
-    # torch's schedules read it before they warn that they step before the optimizer.
+def note_step(optimizer: Any) -> None:
+    """Count as a step what an optimizer that `updates_during_backward` has done."""
+    # torch's schedules warn when they step before the optimizer, and this is where they look.
     optimizer._opt_called = True
 
 
@@ -47,7 +40,7 @@ def closure_before_step(optimizer: Any, after_closure: Callable[[], Any] | None 
     had_its_own, step = "step" in own, optimizer.step
     is_done_after_backward = updates_during_backward(optimizer)
     if is_done_after_backward:
-        _note_step(optimizer)
+        note_step(optimizer)
 
     def run_then_step(closure: Callable[[], Any] | None = None) -> Any:
         loss = None if closure is None else closure()

@@ -44,11 +44,7 @@ def default_hp_space_optuna(trial: Any) -> dict[str, Any]:
 
 
 def default_hp_space_ray(trial: Any) -> dict[str, Any]:
-    """Return the same four hyperparameters as domains of Ray Tune.
-
-    Parameters:
-        trial: not read; a space of Ray's is given before there is a trial.
-    """
+    """Return the same four hyperparameters as domains of Ray Tune."""
     tune: Any = importlib.import_module("ray.tune")
     return {
         "learning_rate": tune.loguniform(LOWEST_LEARNING_RATE, HIGHEST_LEARNING_RATE),
@@ -59,11 +55,7 @@ def default_hp_space_ray(trial: Any) -> dict[str, Any]:
 
 
 def default_hp_space_wandb(trial: Any) -> dict[str, Any]:
-    """Return the same four hyperparameters as the configuration of a sweep of Weights & Biases.
-
-    Parameters:
-        trial: not read; a sweep is set up before there is a trial.
-    """
+    """Return the same four hyperparameters as the configuration of a sweep of Weights & Biases."""
     parameters = {
         "learning_rate": {"distribution": "uniform", "min": LOWEST_LEARNING_RATE, "max": HIGHEST_LEARNING_RATE},
         # One epoch more than with the other libraries, as in transformers.

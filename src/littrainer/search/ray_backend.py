@@ -147,7 +147,7 @@ class RayTrials:
         self.records: dict[str, TrialRecord] = {}
 
     def callback(self) -> Any:
-        """Return the callback by which Ray tells of its trials."""
+        """Return the callback by which Ray reports its trials."""
         from ray.tune import Callback
 
         keep, end_with_error = self.keep, self.end_with_error
@@ -197,7 +197,7 @@ class RayTrials:
         from ray.exceptions import RayTaskError
 
         error: Any = None
-        # The copy beside Ray's logs; that in the storage is brought there later.
+        # The copy next to Ray's logs; the one in the storage is brought there later.
         with contextlib.suppress(Exception):
             error = cloudpickle.loads(Path(str(trial.pickled_error_file)).read_bytes())
         cause = error.cause if isinstance(error, RayTaskError) else None
@@ -266,11 +266,7 @@ def train_trial(
 
 
 def report_to_ray(trainer: Any, metrics: dict[str, Any]) -> None:
-    """Hand an evaluation to Ray: while training, as soon as what is due at this optimizer step has been done.
-
-    Parameters:
-        metrics: of the evaluation, whose objective `trainer.objective` is.
-    """
+    """Hand an evaluation to Ray: while training, as soon as what is due at this optimizer step has been done."""
     state = trainer.state
     result = {**metrics, OBJECTIVE: trainer.objective, STEP: state.global_step, LAST_STEP: state.max_steps}
     if trainer.is_in_train and trainer.training_run is not None:

@@ -178,9 +178,6 @@ def follow_arguments(trainer: Any, changed: set[str], makes_accelerator: bool = 
     Parameters:
         changed: names of the arguments that have other values than when it was made.
         makes_accelerator: check the arguments, and make the accelerator too.
-
-    Raises:
-        ValueError, TypeError, NotImplementedError: as at the Trainer's construction.
     """
     if makes_accelerator:
         check_arguments(trainer.args)
@@ -204,11 +201,7 @@ def default_compute_objective(metrics: dict[str, float]) -> float:
 
 
 def objective_of(compute_objective: Callable[[dict[str, float]], Any], metrics: dict[str, float]) -> Any:
-    """Return the objective of an evaluation: a number, or a list of several; the same in all processes.
-
-    Raises:
-        SearchMistake: it is no number.
-    """
+    """Return the objective of an evaluation: a number, or a list of several; the same in all processes."""
     with failing_together("computing the objective"):
         value = compute_objective(dict(metrics))
         several = isinstance(value, list | tuple) or getattr(value, "shape", ()) not in ((), None)
@@ -227,7 +220,7 @@ def _number(value: Any) -> float:
 
 
 def report(trainer: Any, trial: Any, step: int, metrics: dict[str, float]) -> None:
-    """Tell Optuna, or a sweep, of an evaluation during training; outside of a search do nothing.
+    """Report an evaluation during training to Optuna, or to a sweep; outside of a search do nothing.
 
     Parameters:
         step: optimizer steps done.
@@ -272,11 +265,7 @@ def id_of(backend: Any, trial: Any) -> Any:
 
 
 def output_dir_of(trainer: Any, trial: Any) -> str:
-    """Return the folder of a training's checkpoints: of a trial `run-<id>`, or what `hp_name` calls it.
-
-    Raises:
-        SearchMistake: `hp_name` returns no name of a folder.
-    """
+    """Return the folder of a training's checkpoints: of a trial `run-<id>`, or what `hp_name` calls it."""
     if not is_of_search(trainer, trial):
         return trainer.args.output_dir
     hp_name = trainer.hp_name

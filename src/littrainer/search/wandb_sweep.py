@@ -127,7 +127,7 @@ class _Sweep:
         return {"method": "random", **configuration, "metric": metric, **name}
 
     def _run_once(self) -> None:
-        """Train one trial; the agent calls this, in a thread of its own, for each run that the server gives it."""
+        """Train one trial; the agent calls this in another thread, for each run that the server gives it."""
         if self.error is not None:
             # The agent goes on after an error.
             raise self.error

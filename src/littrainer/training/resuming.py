@@ -23,7 +23,7 @@ from littrainer.checkpoint.safe_loading import load_tensors
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.callbacks.state import TrainerState
-    from littrainer.training.plan import AccumulationSchedule, TrainingPlan
+    from littrainer.training.plan import TrainingPlan
     from littrainer.training.run import TrainingRun
 
 logger = logging.getLogger(__name__)
@@ -92,14 +92,12 @@ class ResumedTraining(NamedTuple):
         state: the checkpoint's, which it goes on with.
         plan: its length.
         train_batch_size: samples in a micro-batch of this process.
-        schedule: how accumulation changes from epoch to epoch, or None.
     """
 
     args: TrainingArguments
     state: TrainerState
     plan: TrainingPlan
     train_batch_size: int
-    schedule: AccumulationSchedule | None
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -175,14 +173,9 @@ def position_of(record: dict[str, Any] | None, training: ResumedTraining) -> Pos
 
 def counted_position(training: ResumedTraining) -> Position:
     """The place in the data that the number of optimizer steps stands for, as transformers counts it."""
-    args, state, plan, _, schedule = training
-    if schedule is None:
-        epoch, steps_into_epoch = divmod(state.global_step, plan.optimizer_steps_per_epoch)
-        accumulation = args.gradient_accumulation_steps
-    else:
-        epoch, steps_into_epoch = schedule.place_of(state.global_step, plan.micro_batches_per_epoch)
-        accumulation = schedule(epoch)
-    return Position(epoch, 0 if args.ignore_data_skip else steps_into_epoch * accumulation)
+    args = training.args
+    epoch, steps_into_epoch = divmod(training.state.global_step, training.plan.optimizer_steps_per_epoch)
+    return Position(epoch, 0 if args.ignore_data_skip else steps_into_epoch * args.gradient_accumulation_steps)
 
 
 def has_work_at_epoch_ends(args: TrainingArguments) -> bool:

@@ -1,0 +1,116 @@
+"""What Ctrl-C leaves on the terminal: where the training stood, and the command that resumes it.
+
+The script gets the KeyboardInterrupt as ever; only one that ends the program is reported in this way.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from littrainer.checkpoint.layout import checkpoint_step
+from littrainer.distributed.environment import COMMAND, is_launched
+from littrainer.distributed.failure_report import report_error
+from littrainer.errors.tracebacks import shows_everything
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.callbacks.state import TrainerState
+
+# Set on a KeyboardInterrupt: the lines to print, none in all processes but the first.
+REPORT = "_interruption_report"
+OPTION = "--resume_from_checkpoint"
+_has_hook = False
+
+
+@contextmanager
+def reported_interruption(args: TrainingArguments, state: Callable[[], TrainerState]) -> Iterator[None]:
+    """While a training runs: let a Ctrl-C that ends the program be reported in two lines.
+
+    Parameters:
+        state: returns the state of the training.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if not shows_everything():
+            setattr(error, REPORT, report(args, state()) if args.process_index == 0 else [])
+            _set_hook()
+        raise
+
+
+def report(args: TrainingArguments, state: TrainerState) -> list[str]:
+    """Return the step with the last checkpoint, and how to go on."""
+    folder = Path(args.output_dir)
+    saved = {}
+    with suppress(OSError):
+        saved = {step: path for path in folder.iterdir() if (step := checkpoint_step(path)) is not None}
+    step = max((step for step in saved if step <= state.global_step), default=None)
+    where = f"Interrupted at optimizer step {state.global_step} of {state.max_steps}."
+    if step is None:
+        return [f"{where} No checkpoint has been saved.", f"To start again: {command()}"]
+    return [f"{where} The last checkpoint is {saved[step]}.", f"To resume: {command(str(saved[step]))}"]
+
+
+def command(checkpoint: str | None = None) -> str:
+    """Return the command that started this program; with a checkpoint, the one that resumes from it.
+
+    A script that does not read the option has to be changed: then it is the call of `train()`.
+    """
+    if checkpoint is not None and not _takes_option():
+        return f"call trainer.train(resume_from_checkpoint={checkpoint!r})"
+    if COMMAND not in os.environ and is_launched():
+        # Another launcher's command line is not known here.
+        return "start the same command" + (f" with {OPTION} {shlex.quote(checkpoint)}" if checkpoint else "")
+    words = shlex.split(os.environ[COMMAND]) if COMMAND in os.environ else sys.orig_argv
+    if checkpoint is not None:
+        if OPTION in words[:-1]:
+            place = words.index(OPTION)
+            words = words[:place] + words[place + 2 :]
+        words = [*words, OPTION, checkpoint]
+    return shlex.join(words)
+
+
+def _takes_option() -> bool:
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    with suppress(OSError, UnicodeDecodeError, TypeError):
+        source = Path(main).read_text("utf-8")  # type: ignore[arg-type]
+        return "Parser" in source and re.search(r"args\.resume_from_checkpoint\b", source) is not None
+    return False
+
+
+def _set_hook() -> None:
+    global _has_hook
+    if _has_hook:
+        return
+    _has_hook = True
+    earlier_hook = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        lines = _lines_of(error)
+        if lines is None:
+            earlier_hook(kind, error, trace)
+            return
+        # From here on nothing is left to lose: another Ctrl-C ends the program at once.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        report_error(error)
+        print(*lines, sep="\n", end="\n" if lines else "", file=sys.stderr, flush=True)
+
+    sys.excepthook = hook
+
+
+def _lines_of(error: BaseException | None) -> list[str] | None:
+    # Another Ctrl-C may have come while the first one ended the training.
+    while isinstance(error, KeyboardInterrupt):
+        if hasattr(error, REPORT):
+            return list(getattr(error, REPORT))
+        error = error.__context__
+    return None
