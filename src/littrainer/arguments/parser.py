@@ -233,7 +233,7 @@ class HfArgumentParser(argparse.ArgumentParser):
     ) -> list[str]:
         texts = list(sys.argv[1:] if args is None else args)
         files = [] if filename is None else [Path(filename)]
-        if filename is None and look_beside_program and Path(sys.argv[0]).name:
+        if filename is None and look_beside_program and sys.argv and Path(sys.argv[0]).name:
             file = Path(sys.argv[0]).with_suffix(".args")
             files += [file] if file.is_file() else []
         if flag is not None:
