@@ -229,7 +229,8 @@ class Stepping:
         given: list[Any] = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         # With version 1 of FSDP each process has pieces of parameters, and their wrapper knows of the others.
         for wrapper in () if strategy is None else (strategy.model, self.module.owner.model_wrapped):
-            if callable(getattr(wrapper, "clip_grad_norm_", None)) and _are_those_of(wrapper, given):
+            own = {id(one) for one in wrapper.parameters()} if hasattr(wrapper, "clip_grad_norm_") else None
+            if own == {id(one) for one in given}:
                 return wrapper.clip_grad_norm_(max_norm, norm_type)
         return clip_by_norm(given, max_norm, norm_type)
 
@@ -285,7 +286,3 @@ def _new_scaler(args: TrainingArguments) -> torch.amp.GradScaler:
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
     return ShardedGradScaler(args.device.type)
-
-
-def _are_those_of(model: nn.Module, parameters: list[Any]) -> bool:
-    return {id(one) for one in parameters} == {id(one) for one in model.parameters()}
