@@ -89,7 +89,7 @@ class Evaluations:
     """What is kept of the evaluation at hand.
 
     Parameters:
-        streaming: metrics that are updated batch by batch; None where `compute_metrics` is a function or absent.
+        streaming: metrics that are updated batch by batch; None if `compute_metrics` is a function or absent.
     """
 
     def __init__(self, streaming: StreamingMetrics | None):
@@ -153,7 +153,7 @@ class EvaluationRound(CollectedOutputs):
         module: the module whose metrics are computed.
         loader: the batches' loader.
         prefix, suffix: what stands before and after the metrics' names.
-        streaming: metrics that are updated batch by batch; None where `compute_metrics` is a function or absent.
+        streaming: metrics that are updated batch by batch; None if `compute_metrics` is a function or absent.
     """
 
     def __init__(self, module: Any, loader: Any, prefix: str, suffix: str, streaming: StreamingMetrics | None):

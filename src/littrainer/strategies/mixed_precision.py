@@ -39,7 +39,7 @@ def run_forward_in(model: nn.Module, device_type: str, dtype: torch.dtype) -> No
         return
     forward: Any = model.forward
     model._original_forward = forward
-    # Bound to the model, so that a copy of it gets a forward of its own.
+    # Bound to the model, so that a copy of it gets its own forward.
     function = getattr(forward, "__func__", None)
     if function is None:
         model.forward = _under_autocast(forward, device_type, dtype)
