@@ -350,8 +350,7 @@ class TrainingBatches:
         if self._epoch is not None or not behind:
             return None
         logger.warning(
-            "The checkpoint does not say where the random draws of its data stood. Training goes on behind %d "
-            "micro-batches of epoch %d.",
+            "The checkpoint does not hold the state of its data. Training goes on behind %d micro-batches of epoch %d.",
             behind,
             self._next_epoch,
         )

@@ -38,7 +38,7 @@ ModelSource: TypeAlias = nn.Module | str | os.PathLike[str] | Mapping[str, Any] 
 
 # Keys of a description: the class, its configuration as a dict, and the name that the model was loaded by.
 CLASS, CONFIG, NAME = "class", "config", "name"
-# Of the names of the model's weights in those of a module.
+# Begins the names of the model's weights in a module.
 PREFIX = "model."
 
 
