@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.compat.processes import environment
 from tests.distributed.launchers import PREFIXES, PYTORCH_VARIABLES
+from tests.distributed.together import start_processes
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 # What a script sees of the processes between its arguments and its Trainer, in the file facts0.json or facts1.json.
@@ -112,31 +113,13 @@ def run(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedPro
     )
 
 
-def run_by_hand(script: Path, *arguments: str, port: int) -> list[tuple[int, str]]:
-    """Run a script in two processes that no agent looks after; returns status and output of each.
-
-    Raises:
-        AssertionError: they have not ended in time; shows what both have written.
-    """
-    ranks = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), *arguments],
-            env=plain_environment(**ranks, RANK=str(rank), LOCAL_RANK=str(rank)),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+def run_by_hand(script: Path, *arguments: str) -> list[tuple[int, str]]:
+    """Run a script in two processes that no agent looks after; return the status of each and what it says on stderr."""
+    command = [sys.executable, str(script), *arguments]
+    processes, logs = start_processes(command, script.parent, environment=plain_environment())
     try:
-        outputs = [process.communicate(timeout=LONGEST_WAIT_SECONDS)[0] for process in processes]
-    except subprocess.TimeoutExpired:
-        for process in processes:
-            process.kill()
-        written = "\n".join(process.communicate()[0] for process in processes)
-        raise AssertionError(f"{script.name} has not ended within {LONGEST_WAIT_SECONDS} s:\n{written}") from None
+        statuses = [process.wait(LONGEST_WAIT_SECONDS) for process in processes]
+        return [(status, log.read_text()) for status, log in zip(statuses, logs, strict=True)]
     finally:
         for process in processes:
             process.kill()
-    return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
