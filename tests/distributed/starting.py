@@ -61,19 +61,9 @@ if "fail" in sys.argv:
 TRAINING = """
 import os, signal, sys
 
-import torch
-from torch import nn
-
-from littrainer import Trainer, TrainingArguments
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(2, 1)
-
-    def forward(self, x):
-        return {"loss": self.layer(x).square().mean()}
+sys.path.insert(0, os.getcwd())
+from littrainer import Trainer
+from tests.scenarios.trainers import quiet_trainer
 
 
 class Dying(Trainer):
@@ -83,10 +73,7 @@ class Dying(Trainer):
         return super().compute_loss(*args, **kwargs)
 
 
-args = TrainingArguments(
-    sys.argv[1], use_cpu=True, max_steps=20, report_to="none", save_strategy="no", disable_tqdm=True, ddp_timeout=600
-)
-Dying(Model(), args, train_dataset=[{"x": torch.ones(2) * index} for index in range(400)]).train()
+quiet_trainer(sys.argv[1], kind=Dying, rows=400, max_steps=20, ddp_timeout=600).train()
 """
 
 
