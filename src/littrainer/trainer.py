@@ -67,7 +67,6 @@ from littrainer.training.overrides import (
     accept_earlier_signatures,
     of_the_package,
     refuse_ignored_overrides,
-    warn_of_earlier_overrides,
 )
 from littrainer.training.plan import plan_training
 from littrainer.training.preemption import listed_callbacks
@@ -135,7 +134,6 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         checks.check_args(args)
         self.lightning_keywords = checks.checked_lightning_keywords(lightning)
         refuse_ignored_overrides(self)
-        warn_of_earlier_overrides(self)
         checks.check_arguments(args)
         checks.check_model_source(model, model_init)
         run_lightning.import_lightning()

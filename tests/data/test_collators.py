@@ -3,8 +3,6 @@ from __future__ import annotations
 import logging
 import pickle
 import sys
-import typing
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +15,6 @@ import littrainer
 from littrainer.data.collators import (
     DefaultDataCollator,
     RemoveColumnsCollator,
-    default_collator_for,
     default_data_collator,
 )
 from tests.scenarios.data import tiny_tokenizer
@@ -101,23 +98,7 @@ def test_the_default_collator_as_an_object_remembers_the_kind_of_tensor(remember
     assert described(ours) == described(theirs)
 
 
-def test_the_type_of_collators_for_annotations_is_public() -> None:
-    assert typing.get_origin(littrainer.DataCollator) is Callable
-    assert typing.get_args(littrainer.DataCollator)[0] == [list[Any]]
-
-
 # ---- Padding --------------------------------------------------------------------------------------------------------
-
-
-def test_a_trainer_pads_where_its_processing_class_can() -> None:
-    tokenizer = tiny_tokenizer()
-    collator = default_collator_for(tokenizer)
-    assert isinstance(collator, transformers.DataCollatorWithPadding) and collator.tokenizer is tokenizer
-
-
-@pytest.mark.parametrize("processing_class", [None, SimpleNamespace(pad_token_id=0)])
-def test_a_trainer_stacks_where_nothing_can_pad(processing_class: Any) -> None:
-    assert default_collator_for(processing_class) is default_data_collator
 
 
 # ---- Columns that the model does not take ----------------------------------------------------------------------------

@@ -66,10 +66,6 @@ def stacking_collator(rows: list[dict[str, Any]]) -> Any:
     return default_collate([{**row, "x": torch.as_tensor(row["x"])} for row in rows])
 
 
-def weighted(rows: dict[str, Any]) -> dict[str, Any]:
-    return {**rows, "x": [torch.tensor(x) * weight for x, weight in zip(rows["x"], rows["weight"], strict=True)]}
-
-
 CALLS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda trainer: trainer.train(), "training set"),
     (lambda trainer: trainer.evaluate(), "evaluation set"),
@@ -96,15 +92,6 @@ def assert_explained(error: BaseException, missing: str, where: str) -> None:
     assert "were dropped (text, weight)" in note and "remove_unused_columns=False" in note
 
 
-def test_an_error_that_is_among_its_own_causes_leaves(tmp_path: Path) -> None:
-    class Stopping(Trainer):
-        def prediction_step(self, *_: Any, **__: Any) -> Any:
-            raise StopIteration("in a step")
-
-    with pytest.raises(StopIteration, match="in a step"):
-        over(tmp_path, Rows(WEIGHTED), kind=Stopping).evaluate()
-
-
 @pytest.mark.parametrize(("kind", "collator"), [(WeightingTrainer, stacking_collator), (Trainer, weighing_collator)])
 @pytest.mark.parametrize(
     ("form", "call", "where"), [(form, *CALLS[0]) for form in FORMS] + [("rows", *one) for one in CALLS]
@@ -126,20 +113,6 @@ def test_columns_that_worker_processes_drop_are_named_too(
     with pytest.raises(KeyError) as caught:
         over(tmp_path, FORMS[form](), kind, collator, dataloader_num_workers=1).evaluate()
     assert_explained(caught.value, "weight", "evaluation set")
-
-
-def test_a_transform_of_the_dataset_that_misses_a_dropped_column_is_told_so(tmp_path: Path) -> None:
-    with pytest.raises(KeyError) as caught:
-        over(tmp_path, FORMS["datasets"]().with_transform(weighted)).train()
-    assert_explained(caught.value, "weight", "training set")
-
-
-def test_a_metric_function_that_misses_a_dropped_column_is_told_so(tmp_path: Path) -> None:
-    trainer = over(tmp_path, FORMS["rows"]())
-    trainer.compute_metrics = lambda prediction: {}["text"]
-    with pytest.raises(KeyError) as caught:
-        trainer.evaluate()
-    assert any("has left 'text' out of the evaluation set" in note for note in caught.value.__notes__)
 
 
 def test_a_model_that_hides_its_arguments_is_told_which_of_them_were_dropped(tmp_path: Path) -> None:

@@ -17,15 +17,13 @@ from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.data import loaders
 from littrainer.data.loaders import (
     LookaheadLoader,
-    count_examples,
     first_dimension,
-    has_length,
     lookahead_version,
     on_device,
 )
 from littrainer.data.samplers import EpochSeededSampler
 from littrainer.data.sharding import Share
-from tests.scenarios.data import Rows, SizedStream, Stream, vector_rows
+from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 
@@ -122,18 +120,6 @@ def test_batches_of_a_class_of_their_own_get_their_random_order_seeded_by_epoch_
     expected = EpochSeededSampler(dataset, data_seed=4)
     assert epochs == [list(expected), list(expected)]
     assert epochs[0] != epochs[1]
-
-
-@pytest.mark.parametrize(
-    ("dataset", "known"), [([], True), (SizedStream([]), True), (numbered_stream(2), False), (None, False)]
-)
-def test_a_length_is_known_where_len_gives_a_number(dataset: Any, known: bool) -> None:
-    assert has_length(dataset) is known
-
-
-def test_examples_are_counted_in_the_dataset_or_estimated_from_the_batches() -> None:
-    assert count_examples(LookaheadLoader(Numbers(10), 4), batch_size=4) == 10
-    assert count_examples(["batch"] * 3, batch_size=4) == 12
 
 
 @pytest.mark.parametrize(

@@ -65,14 +65,6 @@ def test_an_error_of_our_own_ends_at_the_method_that_was_called(tmp_path: Path) 
     assert [name for _, name in frames_of(error)] == ["error_of", "with_earlier_keywords", "train"]
 
 
-@pytest.mark.parametrize("returned", [None, 3])
-def test_a_collator_that_returns_no_dict_is_told_what_to_return(tmp_path: Path, returned: Any) -> None:
-    trainer = quiet_trainer(tmp_path, given={"data_collator": lambda samples: returned})
-    error = error_of(trainer, kind=TypeError)
-    assert "let data_collator return a dict such as" in str(error)
-    assert "lightning" not in {package for package, _ in frames_of(error)}
-
-
 def test_ctrl_c_ends_where_the_script_was(tmp_path: Path) -> None:
     class Interrupted(VectorClassifier):
         def forward(self, x: Any, labels: Any = None) -> Any:

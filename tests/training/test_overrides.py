@@ -11,11 +11,9 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 
 from littrainer import Seq2SeqTrainer, Trainer
-from littrainer.training.overrides import CALLED_IN_TRANSFORMERS_4, NEVER_CALLED
-from tests.scenarios.models import VectorClassifier
+from littrainer.training.overrides import NEVER_CALLED
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 
@@ -60,70 +58,6 @@ def test_a_method_that_is_set_on_the_instance_is_called_with_what_it_takes(tmp_p
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trainer.evaluate()
-
-
-def of_an_earlier_release(self: Any, model: Any, inputs: Any, return_outputs: bool = False) -> Any:
-    outputs = model(**inputs)
-    return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
-
-
-class Dividing(VectorClassifier):
-    """Takes num_items_in_batch, as language models do."""
-
-    def forward(self, x: Any, labels: Any = None, num_items_in_batch: Any = None) -> Any:
-        outputs = super().forward(x, labels)
-        if num_items_in_batch is not None:
-            outputs["loss"] = outputs["loss"] * len(x) / num_items_in_batch
-        return outputs
-
-
-def losses_of_the_dividing_model(folder: Path, kind: Any, method: Any = None) -> list[Any]:
-    torch.manual_seed(0)
-    given = {"gradient_accumulation_steps": 2, **LOGGING}
-    trainer: Any = quiet_trainer(folder / f"{id(kind)}", Dividing(), kind=kind, rows=16, **given)
-    if method is not None:
-        trainer.compute_loss = types.MethodType(method, trainer)
-    return losses_of(trainer)
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("place", ["subclass", "instance"])
-def test_the_mean_that_such_a_method_returns_is_divided_by_the_micro_batches_of_the_window(
-    tmp_path: Path, place: str
-) -> None:
-    class Mean(Trainer):
-        loss_is_scaled_for_ga = False
-
-        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
-            return of_an_earlier_release(self, model, inputs, return_outputs)
-
-    expected = losses_of_the_dividing_model(tmp_path, Mean)
-    if place == "instance":
-        assert losses_of_the_dividing_model(tmp_path, Trainer, of_an_earlier_release) == expected
-    else:
-        earlier = type("Earlier", (Trainer,), {"compute_loss": of_an_earlier_release})
-        assert losses_of_the_dividing_model(tmp_path, earlier) == expected
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_what_a_parent_in_an_earlier_spelling_returns_says_nothing_of_its_heirs_loss(tmp_path: Path) -> None:
-    earlier: Any = type("Earlier", (Trainer,), {"compute_loss": of_an_earlier_release})
-
-    class Today(earlier):
-        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            return Trainer.compute_loss(self, *args, **kwargs)
-
-    assert losses_of_the_dividing_model(tmp_path, Today) == losses_of_the_dividing_model(tmp_path, Trainer)
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_a_class_that_says_how_its_loss_is_scaled_is_believed(tmp_path: Path) -> None:
-    parent = type("Scaled", (Trainer,), {"loss_is_scaled_for_ga": True})
-    heir = type("Earlier", (parent,), {"compute_loss": of_an_earlier_release})
-    mean = type("Mean", (Trainer,), {"compute_loss": of_an_earlier_release})
-    scaled, divided = (losses_of_the_dividing_model(tmp_path, kind) for kind in (heir, mean))
-    assert scaled[0] == pytest.approx(2 * divided[0])
-    assert losses_of_the_dividing_model(tmp_path, parent, of_an_earlier_release) == scaled
 
 
 def test_parameters_that_are_given_by_place_may_have_other_names() -> None:
@@ -253,13 +187,3 @@ def test_one_that_is_set_on_a_trainer_is_refused_when_it_trains(tmp_path: Path) 
 
 def test_no_method_that_is_refused_is_there_to_be_called() -> None:
     assert [name for name in NEVER_CALLED if hasattr(Trainer, name)] == []
-
-
-def test_overrides_that_only_transformers_4_calls_are_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    quiet_trainer(tmp_path, kind=type("Plain", (Trainer,), {"compute_loss": Trainer.compute_loss}))
-    assert caplog.text == ""
-    quiet_trainer(tmp_path, kind=type("ForBoth", (Trainer,), dict.fromkeys(CALLED_IN_TRANSFORMERS_4, nothing)))
-    assert "ForBoth overrides methods that only transformers 4 calls" in caplog.text
-    assert all(f"{name} ({instead})" in caplog.text for name, instead in CALLED_IN_TRANSFORMERS_4.items())

@@ -272,7 +272,7 @@ class FastEpochLoop(_TrainingEpochLoop):
         self._tell("on_after_backward")
         self._strategy.post_backward(scaled)
         # The Trainer's own events, which are always there, do not look at it.
-        return {"loss": loss.detach().clone()} if len(self.trainer.callbacks) > 1 else {}  # type: ignore[attr-defined]
+        return {"loss": loss.detach().clone()} if len(self.trainer.callbacks) > 2 else {}  # type: ignore[attr-defined]
 
     def _announce_zero_grad(self) -> None:
         counted = self.automatic_optimization.optim_progress.optimizer.zero_grad

@@ -37,7 +37,7 @@ from littrainer.engine.lightning_internals import (
     leave_signals_alone,
     resume_nothing,
 )
-from littrainer.engine.module import events_around
+from littrainer.engine.module import ClosingEvents, OpeningEvents
 from littrainer.engine.precision import precision_plugin
 from littrainer.errors.log_filter import quiet_lightning
 from littrainer.strategies.user_strategy import fitted_strategy
@@ -185,7 +185,7 @@ def _ready_for_training(callbacks: list[Callback], run: TrainingRun, keywords: d
     keywords["max_epochs"] = epochs if epochs < sys.maxsize // 2 else NO_EPOCH_LIMIT
     if run.trainer.args.eval_strategy != IntervalStrategy.NO:
         keywords["check_val_every_n_epoch"] = NOT_BY_ITSELF
-    return events_around(callbacks, run)
+    return [OpeningEvents(run), *callbacks, ClosingEvents(run)]
 
 
 def _announce(callbacks: list[Callback], keywords: dict[str, Any]) -> None:
