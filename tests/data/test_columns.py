@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,18 +18,6 @@ from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 def table() -> Dataset:
     return Dataset.from_dict({"input_ids": [[1], [2]], "text": ["a", "b"], "labels": [0, 1], "id": [7, 8]})
-
-
-def test_columns_that_forward_does_not_take_are_removed_and_named(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="littrainer")
-    kept = without_extra_columns(table(), ["labels", "input_ids", "attention_mask"], "BertModel", "Training")
-    assert kept.column_names == ["input_ids", "labels"]
-    assert "text, id" in caplog.text and "Training" in caplog.text and "BertModel" in caplog.text
-
-
-def test_a_dataset_without_extra_columns_is_handed_back_itself() -> None:
-    for dataset in (table(), Dataset.from_dict({})):
-        assert without_extra_columns(dataset, dataset.column_names, "BertModel", None) is dataset
 
 
 def test_a_dataset_of_which_nothing_would_be_left_is_refused_with_both_lists() -> None:
@@ -125,21 +112,6 @@ def test_a_model_that_hides_its_arguments_is_told_which_of_them_were_dropped(tmp
         Trainer(Hiding(), args, train_dataset=Rows(vector_rows(4))).train()
     (note,) = notes_on_columns(caught.value)
     assert "has left 'x' out of the training set: Hiding.forward takes labels, label, label_ids, and the other" in note
-
-
-def test_an_attribute_of_a_batch_that_was_dropped_is_explained(tmp_path: Path) -> None:
-    from transformers import BatchEncoding
-
-    class Attributes(Trainer):
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            return super().compute_loss(model, {**inputs, "x": inputs.weight}, *args, **kwargs)
-
-    def encoding(rows: list[dict[str, Any]]) -> Any:
-        return BatchEncoding(default_collate(rows))
-
-    with pytest.raises(AttributeError) as caught:
-        over(tmp_path, FORMS["rows"](), Attributes, encoding).train()
-    assert_explained(caught.value, "weight", "training set")
 
 
 @pytest.mark.parametrize("missing", ["other", 7, ("weight",)])

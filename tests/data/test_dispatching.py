@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import BatchEncoding
 
 from littrainer.data import dispatching
-from littrainer.data.dispatching import NO_BATCH, UNREAD_ROUND, Dispatch, cut_rows, first_dimension, joined_rows
+from littrainer.data.dispatching import NO_BATCH, UNREAD_ROUND, Dispatch
 from littrainer.data.sharding import Share
 from littrainer.distributed.failure_report import FailedElsewhere
 
@@ -171,12 +171,3 @@ def test_a_resumed_epoch_fills_its_last_batch_up_with_the_first_samples_all_the_
     left = iter(batches)
     skipping.dispatch.skip(left, 2)
     assert [part.tolist() for part in skipping.parts(left)[0]] == [[4], [0]]
-
-
-def test_rows_are_counted_cut_and_joined_in_arrays_too() -> None:
-    one = {"a": torch.arange(3).numpy(), "name": "left as it is"}
-    assert first_dimension(one) == 3
-    assert cut_rows(one, slice(1, 3))["a"].tolist() == [1, 2] and cut_rows(one, slice(0, 1))["name"] == one["name"]
-    assert joined_rows([{"a": one["a"]}, {"a": one["a"]}])["a"].tolist() == [0, 1, 2, 0, 1, 2]
-    with pytest.raises(TypeError, match="type str"):
-        joined_rows([one, one])

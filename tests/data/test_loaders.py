@@ -4,20 +4,17 @@ from collections import UserDict, namedtuple
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import send_to_device
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
-from transformers.trainer_pt_utils import find_batch_size
 
 from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.data import loaders
 from littrainer.data.loaders import (
     LookaheadLoader,
-    first_dimension,
     lookahead_version,
     on_device,
 )
@@ -122,23 +119,6 @@ def test_batches_of_a_class_of_their_own_get_their_random_order_seeded_by_epoch_
     assert epochs[0] != epochs[1]
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [
-        torch.zeros(3, 2),
-        torch.tensor(1.0),
-        np.zeros((4, 1)),
-        {"n": torch.tensor(1), "x": torch.zeros(5)},
-        ({"a": None}, [torch.zeros(2)]),
-        {"text": "abc"},
-        [],
-        None,
-    ],
-)
-def test_the_samples_of_a_batch_are_counted_where_transformers_counts_them(batch: Any) -> None:
-    assert first_dimension(batch) == find_batch_size(batch)
-
-
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("processes", [1, 2])
@@ -158,13 +138,6 @@ def test_a_loader_tells_of_all_processes_what_accelerates_tells(
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
-
-
-def test_how_many_samples_a_batch_of_all_processes_has_is_asked_of_what_makes_the_batches() -> None:
-    whole = LookaheadLoader(Numbers(6), batch_size=None, sampler=BatchSampler(range(6), 2, False))
-    assert whole.total_batch_size == 2
-    own: Any = [[0, 1, 2], [3]]
-    assert not hasattr(LookaheadLoader(Numbers(4), batch_sampler=own), "total_batch_size")
 
 
 ELSEWHERE = torch.device("meta")

@@ -114,17 +114,6 @@ def test_only_the_next_iteration_is_shortened() -> None:
     assert len(none_left) == 0 and list(none_left) == []
 
 
-def test_a_loader_class_of_the_scripts_own_is_shortened_without_being_constructed_anew() -> None:
-    class Named(DataLoader[Any]):
-        def __init__(self, name: str) -> None:
-            super().__init__(Numbers(6), 2, collate_fn=list)
-            self.name = name
-
-    shorter = without_first_batches(Named("mine"), 1)
-    assert isinstance(shorter, Named) and shorter.name == "mine"
-    assert list(shorter) == [[2, 3], [4, 5]]
-
-
 class OtherBatches(DataLoader[Any]):
     """Its batches are not those of its sampler."""
 
@@ -148,12 +137,6 @@ def test_empty_batches_let_each_worker_have_the_batches_it_would_have_had(number
     assert batches[padding][0] == 2 * number
 
 
-@pytest.mark.parametrize("kind", [DataLoader, LookaheadLoader])
-def test_workers_are_handed_no_empty_batch_where_nobody_takes_it_out_again(kind: Any) -> None:
-    shorter = without_first_batches(kind(Numbers(8), 2, num_workers=2), 1)
-    assert [batch.tolist() for batch in shorter] == [[2, 3], [4, 5], [6, 7]]
-
-
 class Tells(IterableDataset[Any]):
     def __init__(self, state: Any = 3) -> None:
         self.state = state
@@ -166,15 +149,6 @@ class Tells(IterableDataset[Any]):
 
     def __iter__(self) -> Any:
         return iter(())
-
-
-@pytest.mark.parametrize(
-    "loader",
-    [DataLoader(Stream([])), DataLoader(Tells(), num_workers=1), DataLoader(Numbers(3)), [1, 2]],
-    ids=["tells nothing", "read by workers", "no stream", "no loader"],
-)
-def test_other_data_has_no_state_that_tells_everything(loader: Any) -> None:
-    assert ExactStreamState.of(loader) is None
 
 
 def test_a_state_that_a_checkpoint_cannot_hold_is_named_once(caplog: pytest.LogCaptureFixture) -> None:

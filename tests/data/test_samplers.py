@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,11 +77,6 @@ def test_samples_of_similar_length_are_grouped_as_transformers_groups_them(
     assert orders[0] == orders[1] and sorted(orders[1]) == list(range(count))
 
 
-@pytest.mark.parametrize("make", [list, torch.tensor, tuple])
-def test_lengths_may_come_as_list_tensor_or_column(make: Any) -> None:
-    assert LengthGroupedSampler(3, lengths=make(LENGTHS)).lengths == LENGTHS
-
-
 @pytest.mark.parametrize(
     ("dataset", "found"), [([[1, 2]], "a list"), (Measured([1], "pixels"), "the keys pixels")], ids=["list", "keys"]
 )
@@ -133,15 +127,6 @@ def test_lengths_are_read_from_the_named_column_of_a_table(
     dataset = table(length=list(range(20)), weight=list(range(20, 0, -1)))
     args = quiet_arguments(tmp_path, train_sampling_strategy=strategy, length_column_name=column)
     assert train_sampler(args, dataset, None).lengths == expected  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("strategy", ["group_by_length", "batch_rebalance"])
-def test_without_that_column_the_main_input_of_the_processing_class_is_measured(tmp_path: Path, strategy: str) -> None:
-    dataset = table(patches=[[0] * (n + 1) for n in range(20)])
-    args = quiet_arguments(tmp_path, train_sampling_strategy=strategy)
-    processor = SimpleNamespace(model_input_names=["patches", "mask"])
-    assert train_sampler(args, dataset, processor).lengths == list(range(1, 21))  # type: ignore[attr-defined]
-    assert train_sampler(args, dataset, None).lengths == TOKENS  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("stream", [Stream, SizedStream])

@@ -79,12 +79,6 @@ def test_a_stream_that_ends_within_a_window_never_closes_it() -> None:
     assert [batch.window_size for batch in micro_batches] == [3, 3, 3, 2, 2]
 
 
-def test_a_stream_longer_than_an_epoch_is_read_no_further_than_that() -> None:
-    stream = iter(range(10))
-    assert len(list(windows_over(stream, accumulation=2, length=4))) == 4
-    assert next(stream) == 4
-
-
 @pytest.mark.parametrize(
     ("more", "drawn", "expected"),
     [(-1, [3, 3, 3, 3], "[..][..][..]"), (-2, [2, 2, 2, 2], "[..][..]"), (1, [5, 5, 5, 1], "[..][..][..][..]")],
@@ -130,12 +124,6 @@ def shuffled(dataset: Numbers) -> LookaheadLoader:
 
 def nothing() -> None:
     pass
-
-
-def test_a_loader_that_cannot_skip_by_index_is_read_from_its_start() -> None:
-    loader = windows_over("abcd", 2, 4)
-    loader.resume_at(ResumePoint(2, None, nothing))
-    assert [batch.inputs for batch in loader] == ["c", "d"]
 
 
 def completeness(loader: WindowLoader) -> list[bool]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.profilers import SimpleProfiler
 
-from littrainer import Trainer, TrainerCallback
+from littrainer import Trainer
 from littrainer.engine.lightning_trainer import DERIVED_KEYWORDS, FIXED_KEYWORDS, lightning_keywords
 from tests.compat.processes import run_python
 from tests.scenarios.models import VectorClassifier
@@ -58,15 +58,6 @@ def test_lightning_callbacks_may_come_by_the_keyword_too(tmp_path: Path) -> None
     one, other = Counter(), Counter()
     quiet_trainer(tmp_path, given={"callbacks": [one], "lightning": {"callbacks": other}}, max_steps=2).train()
     assert (one.steps, other.steps) == (2, 2)
-
-
-def test_callbacks_are_parted_by_library_in_their_order(tmp_path: Path) -> None:
-    class Other(TrainerCallback): ...
-
-    first, second, ours = pl.Callback(), pl.Callback(), TrainerCallback()
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [first, ours, Other, second]})
-    assert trainer.lightning_callbacks == [first, second]
-    assert trainer.callback_handler.callbacks[1] is ours and type(trainer.callback_handler.callbacks[2]) is Other
 
 
 @pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])

@@ -74,20 +74,6 @@ def test_ctrl_c_ends_where_the_script_was(tmp_path: Path) -> None:
     assert frames[-1] == ("tests", "forward") and "lightning" not in {package for package, _ in frames}
 
 
-def test_all_frames_of_the_users_stay_where_calls_go_to_and_fro(tmp_path: Path) -> None:
-    class OwnTrainer(Trainer):
-        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            return super().compute_loss(*args, **kwargs)
-
-    error = error_of(quiet_trainer(tmp_path, Failing(), kind=OwnTrainer))
-    assert [name for package, name in frames_of(error) if package == "tests"] == [
-        "error_of",
-        "compute_loss",
-        "forward",
-        "raise_here",
-    ]
-
-
 @pytest.mark.parametrize("way", ["variable", "log level"])
 def test_all_of_a_traceback_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     if way == "variable":

@@ -14,7 +14,7 @@ import pytest
 
 from littrainer import Seq2SeqTrainer, Trainer
 from littrainer.training.overrides import NEVER_CALLED
-from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
+from tests.scenarios.trainers import quiet_trainer
 
 
 def losses_of(trainer: Trainer) -> list[Any]:
@@ -105,21 +105,9 @@ def on_the_class_with_wraps(called: list[str], patch: pytest.MonkeyPatch) -> typ
     return Trainer
 
 
-def with_a_mock(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
-    patch.setattr(Trainer, "training_step", mock.create_autospec(STEP, side_effect=noting(called)))
-    return Trainer
-
-
 def with_a_partial_method(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
     patch.setattr(Trainer, "training_step", functools.partialmethod(noting(called)))
     return Trainer
-
-
-def executed_without_a_module_name(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
-    names: dict[str, Any] = {"Trainer": Trainer, "note": noting(called)}
-    code = "class Mine(Trainer):\n def training_step(self, *args, **kwargs):\n  return note(self, *args, **kwargs)"
-    exec(code, names)
-    return names["Mine"]
 
 
 def of_a_mixin(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
@@ -132,9 +120,7 @@ def of_a_mixin(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
     [
         in_a_subclass_with_wraps,
         on_the_class_with_wraps,
-        with_a_mock,
         with_a_partial_method,
-        executed_without_a_module_name,
         of_a_mixin,
     ],
 )
@@ -150,12 +136,6 @@ def test_a_training_step_is_called_however_it_was_made(
 @pytest.mark.parametrize("kind", [Trainer, Seq2SeqTrainer, type("Plain", (Seq2SeqTrainer,), {"log": Trainer.log})])
 def test_what_the_package_has_is_no_override(tmp_path: Path, kind: type[Trainer]) -> None:
     assert quiet_trainer(tmp_path, kind=kind)._own_methods(*METHODS) == []
-
-
-def test_what_a_subclass_or_an_instance_has_is_named_in_the_order_asked_for(tmp_path: Path) -> None:
-    trainer: Any = quiet_trainer(tmp_path, kind=StepwiseTrainer)
-    trainer.log = types.MethodType(Trainer.log, trainer)
-    assert trainer._own_methods(*METHODS) == ["training_step", "log"]
 
 
 def test_a_method_put_back_on_the_class_is_ours_again(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 For each micro-batch Lightning announces some twenty hooks to callbacks, module and strategy, most of which do nothing.
 Around each it opens a context of its profiler, formats a line for its debug log and notes the hook on the module, and
-it looks up the signature of `training_step` anew: of the 1450 Python calls that an optimizer step of a two-layer model
+it looks up the signature of `training_step` again: of the 1450 Python calls that an optimizer step of a two-layer model
 takes in its own loop, 830. `FastEpochLoop` does the same work in the same order for those who listen: callbacks,
 loggers and what is logged with `self.log` behave as in Lightning's own loop. That one remains in use where something
 else may listen, as a profiler or a debug log, with FSDP's first version and DeepSpeed, which have backward passes and
@@ -40,7 +40,7 @@ KNOWN_RELEASES = frozenset(
         *("2.6.0", "2.6.1", "2.6.4", "2.6.5", "2.6.6"),
     }
 )
-# Strategies and precision plugins that do nothing of their own around a micro-batch.
+# Strategies and precision plugins that do nothing around a micro-batch.
 PLAIN_STRATEGIES = (ResidentSingleDeviceStrategy, ResidentDDPStrategy)
 PLAIN_PRECISIONS = (Precision, ForwardMixedPrecision)
 # What callbacks may hear of during a micro-batch.

@@ -71,7 +71,7 @@ FACTS_OF_LAUNCHERS: dict[str, tuple[Callable[[Any], Any], str]] = {
         "as many nodes as the launcher has started processes on",
     ),
 }
-# Keywords of lightning.Trainer that a user cannot set beside the arguments, with what to set instead.
+# Keywords of lightning.Trainer that a user cannot set besides the arguments, with what to set instead.
 DECIDED_BY_ARGUMENTS: dict[str, str] = {
     "max_epochs": "set num_train_epochs",
     "min_epochs": "set num_train_epochs",
@@ -189,7 +189,7 @@ def _ready_for_training(callbacks: list[Callback], run: TrainingRun, keywords: d
 
 
 def _announce(callbacks: list[Callback], keywords: dict[str, Any]) -> None:
-    # Lightning asks for these where a callback is a bar, or saves; one of its own it adds only where there is none.
+    # Lightning asks for these where a callback is a bar, or saves; it adds its own only if there is none.
     for name, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):
         if any(isinstance(callback, kind) for callback in callbacks):
             keywords[name] = True
@@ -286,4 +286,4 @@ class HistoryLogger(Logger):
         self._newest = {}
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the arguments are saved beside the model."""
+        """Do nothing: the arguments are saved with the model."""

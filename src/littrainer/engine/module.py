@@ -1,7 +1,7 @@
 """What Lightning's loops call: the LightningModule that carries a Trainer's model, and the callbacks around the user's.
 
 Automatic optimization is the engine: it is the mode that spans all strategies. A subclass that overrides
-`training_step` has a contract of its own (forward, backward, return the detached loss), which needs Lightning's manual
+`training_step` has another contract (forward, backward, return the detached loss), which needs Lightning's manual
 optimization. Both modes share everything but who calls backward and who steps the optimizer.
 """
 
@@ -262,7 +262,7 @@ class TrainerModule(StepsAfterBackward):
         optimizer: Any,
         optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
-        """Forward, backward and step in one, as Lightning has it; then `on_optimizer_step`."""
+        """Run forward, backward and step in one, as Lightning does; then `on_optimizer_step`."""
         self.follow_optimizer()
         super().optimizer_step(epoch, batch_idx, self.optimizers(), optimizer_closure)
         self.step.note_update()
@@ -503,5 +503,5 @@ class ClosingEvents(_Events):
 
 
 def users_callbacks(pl_trainer: pl.Trainer) -> list[Any]:
-    """The Lightning callbacks beside the Trainer's own."""
+    """Return the Lightning callbacks of the user."""
     return [callback for callback in pl_trainer.callbacks if not isinstance(callback, _Events)]  # type: ignore[attr-defined]

@@ -144,7 +144,7 @@ def of_the_package(cls: Class) -> Class:
 
 
 def own_methods(instance: object, names: Iterable[str]) -> list[str]:
-    """Those of the named methods that this instance, its class or a class between that and ours has a version of."""
+    """Return the named methods that this instance, its class or a class between that and ours overrides."""
     own, cls = [], type(instance)
     for name in names:
         ours, found = _OF_THE_PACKAGE.get(name, ()), getattr(cls, name, None)
@@ -170,7 +170,7 @@ NEVER_CALLED: dict[str, str] = {
 
 
 def refuse_ignored_overrides(instance: object) -> None:
-    """Refuse a Trainer with methods of its own that are never called, in a subclass, set on the class or the instance.
+    """Refuse a Trainer that overrides what is never called, in a subclass, on the class or on the instance.
 
     Raises:
         NotImplementedError: it has some; all are named, with what to override instead.

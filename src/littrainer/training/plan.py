@@ -55,7 +55,7 @@ def plan_training(
     """Return the plan for a loader under `max_steps`, or `num_train_epochs` if that is not set.
 
     Parameters:
-        source: has the arguments, and what Lightning is given beside them.
+        source: has the arguments, and further keywords for Lightning.
         samples_per_step: samples of an optimizer step by the arguments, over all processes.
         count_examples: returns the samples in a loader.
 
