@@ -12,7 +12,7 @@ from torch import nn
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.compat.accelerator.states import GradientView, HeldBy
 from littrainer.errors.lazy_isinstance import is_a
-from littrainer.optim.stepping import OptimizerAround, clip_by_norm
+from littrainer.optim.stepping import OptimizerAround, ScaledSteps, clip_by_norm
 from littrainer.strategies.mixed_precision import forward_type
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ACCUMULATION_DEFAULTS = {"adjust_scheduler": True, "sync_with_dataloader": True, "sync_each_batch": False}
 
 
-class PreparedOptimizer(OptimizerAround):
+class PreparedOptimizer(ScaledSteps, OptimizerAround):
     """An optimizer that steps, and clears its gradients, only at the last micro-batch of an optimizer step.
 
     Parameters:
@@ -36,8 +36,6 @@ class PreparedOptimizer(OptimizerAround):
     def __init__(self, optimizer: torch.optim.Optimizer, accelerator: Any):
         super().__init__(optimizer)
         self.accelerator = accelerator
-        self.step_was_skipped = False
-        self._is_unscaled = False
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
@@ -57,28 +55,9 @@ class PreparedOptimizer(OptimizerAround):
         """Step at the last micro-batch of an optimizer step; with fp16 not where gradients are not finite."""
         if not self.accelerator.sync_gradients:
             return None
-        scaler = self.scaler
-        if scaler is None:
+        if self.scaler is None:
             return self.optimizer.step(closure)
-        self.step_was_skipped = True
-        handle = self.optimizer.register_step_pre_hook(self._note_step)
-        try:
-            result = scaler.step(self.optimizer) if closure is None else scaler.step(self.optimizer, closure)
-        finally:
-            handle.remove()
-        scaler.update()
-        self._is_unscaled = False
-        return result
-
-    def unscale(self) -> None:
-        """Divide the scale of fp16 out of the gradients, once for each step."""
-        scaler = self.scaler
-        if scaler is not None and not self._is_unscaled:
-            scaler.unscale_(self.optimizer)
-            self._is_unscaled = True
-
-    def _note_step(self, *_: Any) -> None:
-        self.step_was_skipped = False
+        return self.step_unless_infinite(self.optimizer, *(() if closure is None else (closure,)))
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -219,7 +198,7 @@ class Stepping:
         given = [*([] if own is None else [own]), *self._optimizers] if optimizer is None else optimizer
         for one in given if isinstance(given, (list, tuple)) else [given]:
             if isinstance(one, PreparedOptimizer):
-                one.unscale()
+                one.unscale(one.optimizer)
             elif one is own:
                 self.module.trainer.precision_plugin.unscale(one)
             else:
