@@ -250,7 +250,7 @@ def explanation(trainer: Any, args: Any, words: Sequence[str] = ()) -> str:
         return "from " + " and ".join(field for field, place in DESTINATIONS.items() if name in place.keywords)
 
     def names(things: Sequence[Any]) -> str:
-        return ", ".join(one if isinstance(one, str) else type(one).__name__ for one in things) or "none"
+        return ", ".join(type(one).__name__ for one in things) or "none"
 
     lightning: Any = lightning_trainer.build_lightning_trainer(trainer, run=None)
     keywords = lightning_trainer.lightning_keywords(trainer.args, trainer.lightning_keywords)
@@ -266,7 +266,7 @@ def explanation(trainer: Any, args: Any, words: Sequence[str] = ()) -> str:
         ("precision plugin", f"{type(precision).__name__} ({precision.precision})"),
         ("optimization", f"{mode}; the optimizer steps after {window}"),
         ("Trainer callbacks", names(trainer.callback_handler.callbacks)),
-        ("Lightning callbacks", names(["TrainerEvents", *trainer.lightning_callbacks])),
+        ("Lightning callbacks", names(trainer.lightning_callbacks)),
         ("Lightning loggers", names(lightning.loggers)),
         ("trackers", f"{trackers} (report_to)"),
     ]
