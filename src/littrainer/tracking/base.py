@@ -223,7 +223,7 @@ class TrackerCallback(TrainerCallback):
         """Report nothing more in this training, log why, and release the run."""
         self.has_failed = True
         logger.warning(
-            "Reporting to %s failed (%s: %.300s). Training goes on, and nothing more is reported there.",
+            "Reporting to %s failed (%s: %.300s). Training continues, and nothing more is reported there.",
             self.shown_name,
             type(error).__name__,
             next(iter(str(error).splitlines()), ""),
