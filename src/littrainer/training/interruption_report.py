@@ -97,8 +97,9 @@ def _set_hook() -> None:
         if lines is None:
             earlier_hook(kind, error, trace)
             return
-        # Nothing is left to be saved: another Ctrl-C ends the program at once.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if not sys.flags.inspect:
+            # Nothing is left to be saved: another Ctrl-C ends the program at once.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         report_error(error)
         print(*lines, sep="\n", end="\n" if lines else "", file=sys.stderr, flush=True)
 
