@@ -112,9 +112,9 @@ class ProgressCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Move the training bar; after a resume it jumps to the step that training is at."""
         if self.training_bar is not None:
+            self._name_training_bar(SAVING if control.should_save and not control.should_evaluate else TRAINING)
             self.training_bar.update(state.global_step - self.current_step)
             self.current_step = state.global_step
-            self._name_training_bar(SAVING if control.should_save and not control.should_evaluate else TRAINING)
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Let the training bar say that a checkpoint is written, if that comes next."""
