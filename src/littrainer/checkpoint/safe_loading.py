@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-# What torch names in the error where a file asks for something that is no tensor, number, text or container.
+# What torch names in the error if a file asks for something that is no tensor, number, text or container.
 FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)")
 OTHER_CHECKPOINT = "Resume from another checkpoint."
 
@@ -29,7 +29,7 @@ def load_tensors(path: Path, allowed: Sequence[Any] = ()) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except (FileNotFoundError, PermissionError, IsADirectoryError):
         raise
-    # A damaged file makes the reader fail in many ways, among them an OSError where it seeks before the start.
+    # A damaged file makes the reader fail in many ways, among them an OSError if it seeks before the start.
     except Exception as error:
         forbidden = FORBIDDEN.search(str(error))
         if forbidden is not None:
@@ -75,11 +75,9 @@ def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def file_inside(folder: Path, name: Any, named_by: Path) -> Path:
-    """The file that an index names, which has to lie in the same folder.
+    """Return the file that an index names, which has to lie in the same folder.
 
     Parameters:
-        folder: the checkpoint.
-        name: the file's name as the index has it.
         named_by: the index, for the error.
 
     Raises:
