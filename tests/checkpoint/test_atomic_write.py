@@ -150,22 +150,6 @@ def test_a_kill_anywhere_while_folders_are_replaced_and_deleted_leaves_whole_one
     assert list(dict.fromkeys(ends)) == [("before", True), ("after", True), ("after", False)]
 
 
-@pytest.mark.parametrize("kept", ["new", "both"])
-def test_a_new_folder_that_cannot_be_put_in_place_leaves_a_whole_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str
-) -> None:
-    final = tmp_path / "checkpoint-5"
-    write(final, a="before")
-    new = tmp_path / UNFINISHED_DIR / final.name
-    with monkeypatch.context() as patch:
-        cannot_rename(patch, lambda folder: folder == new or (kept == "both" and folder == final))
-        with pytest.raises(OSError, match="cross-device"):
-            write(final, a="after")
-    clean_unfinished(tmp_path)
-    assert os.listdir(tmp_path) == ["checkpoint-5"] and damage_in(final) == []
-    assert contents(final) == {"a": "before" if kept == "new" else "after"}
-
-
 def test_only_what_training_left_unfinished_is_removed_and_what_is_complete_is_put_in_its_place(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

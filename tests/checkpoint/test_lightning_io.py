@@ -265,21 +265,6 @@ def test_only_a_checkpoint_is_deleted(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
-def test_a_plugin_without_a_model_tells_our_trainer_how_large_files_may_be(tmp_path: Path) -> None:
-    keeper = ModelCheckpoint(dirpath=tmp_path / "lightning")
-    trainer = quiet_trainer(
-        tmp_path,
-        max_steps=1,
-        save_strategy="steps",
-        save_steps=1,
-        given={"lightning": {"plugins": [TransformersCheckpointIO(max_shard_size=250)], "callbacks": [keeper]}},
-    )
-    trainer.train()
-    for folder in (tmp_path / "checkpoint-1", Path(keeper.best_model_path)):
-        assert (folder / "model-00001-of-00002.safetensors").exists()
-        assert (folder / "trainer_state.json").exists()
-
-
 def test_lightnings_own_plugin_is_left_in_its_place(tmp_path: Path) -> None:
     keeper = ModelCheckpoint(dirpath=tmp_path / "lightning")
     plugin = TorchCheckpointIO()

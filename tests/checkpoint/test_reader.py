@@ -79,13 +79,6 @@ def test_a_checkpoint_that_lacks_files_is_refused_with_each_of_them(tmp_path: Pa
     assert f"checkpoint-3: {', '.join(missing)} is missing" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", '{"global_step": 3', "[1, 2]", '{"globl_step": 3, "epoch": 1.0}', "null"])
-def test_a_damaged_state_file_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "trainer_state.json").write_text(text)
-    with pytest.raises(ValueError, match=r"trainer_state\.json is not a readable trainer state"):
-        read_state(tmp_path)
-
-
 def test_a_best_checkpoint_that_is_gone_is_forgotten_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

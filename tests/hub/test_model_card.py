@@ -22,9 +22,7 @@ from littrainer.hub.model_card import (
     card_on_the_hub,
     hyperparameters,
     is_as_written,
-    label,
     last_results,
-    rounded,
 )
 from littrainer.hub.snapshot import CARD_NAME
 from tests.hub.runs import pushing_trainer
@@ -136,12 +134,6 @@ def test_results_are_the_last_ones_and_each_evaluation_set_has_its_columns(tmp_p
         "| No log | 0.5000 | 1 | 4.0 |  |  |",
         "| 1.0 | 2.0 | 4 |  | 1.5000 | 0.5000 |",
     ]
-
-
-def test_numbers_and_names_are_made_readable() -> None:
-    values = (0.123456, 0.00001234, 0.0, float("inf"), 12345.5)
-    assert [rounded(value) for value in values] == ["0.1235", "1.234e-05", "0.0", "inf", "12345.5000"]
-    assert (label("matthews_correlation", "evaluation"), label("f1", "hard")) == ("Matthews Correlation", "F1 (hard)")
 
 
 def test_hyperparameters_are_those_of_a_card_of_transformers_and_weight_decay(tmp_path: Path) -> None:

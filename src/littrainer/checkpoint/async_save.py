@@ -62,7 +62,7 @@ class BackgroundSaves:
     The host memory for a copy of model and optimizer is kept from save to save, for as long as this object lives.
 
     Parameters:
-        when_complete: called with a checkpoint's folder and the state of its step when it has been waited for.
+        when_complete: called with a checkpoint's folder and the state of its step when it is complete.
     """
 
     def __init__(self, when_complete: Callable[[str, TrainerState], None]):

@@ -35,7 +35,6 @@ PART = ".process"
 # Freeing the room of large files takes the system as long as a part of writing them.
 _deletions: list[Future[None]] = []
 FAILED_WRITES_OF_TORCH = ("iostream error", "inline_container.cc", "file write failed")
-OF_OTHER_PROCESSES = re.compile(r"(rng_state|littrainer_resume)_[1-9]\d*\.pth?")
 # Deleted first: nobody takes for whole what has neither of them.
 TELLING_FILES = (MANIFEST_NAME, TRAINER_STATE_NAME)
 IN_STAGING = re.compile(rf"{re.escape(UNFINISHED_DIR + os.sep)}|(?<=\d){re.escape(PART)}\d+")
@@ -57,12 +56,7 @@ def name_final_folder(record: logging.LogRecord) -> bool:
 
 @dataclass
 class StagedCheckpoint:
-    """A checkpoint that is being written, or one process's part of it.
-
-    Parameters:
-        folder: where it is written.
-        seal: collects the checksums of complete files; None if another process completes the checkpoint.
-    """
+    """A checkpoint that is being written, or one process's part of it, which another one seals if `seal` is None."""
 
     folder: Path
     seal: Seal | None = None
@@ -116,14 +110,7 @@ def staged_folder(final: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def naming_full_disk(folder: Path, final: Path) -> Iterator[None]:
-    """Turn an error within the block that comes of a full disk, whoever raises it, into one that says so.
-
-    Parameters:
-        folder: where the checkpoint `final` is written.
-
-    Raises:
-        DiskFull: the disk is full.
-    """
+    """Turn an error of the block that comes of a full disk into a DiskFull; `final` is written in `folder`."""
     try:
         yield
     except BaseException as error:
@@ -284,8 +271,7 @@ def sequence_of(folder: Path) -> int | None:
 
 def _disk_full(error: BaseException, folder: Path, final: Path) -> DiskFull:
     files = [folder / name for name in files_in(folder)]
-    own = [path for path in files if not OF_OTHER_PROCESSES.fullmatch(path.name)]
-    last = max(own, key=lambda path: path.stat().st_mtime_ns, default=folder)
+    last = max(files, key=lambda path: path.stat().st_mtime_ns, default=folder)
     if isinstance(error, OSError) and error.filename:
         last = Path(os.fsdecode(error.filename))
     written = sum(path.stat().st_size for path in files)
@@ -318,8 +304,6 @@ def sort_checkpoints(
     """Checkpoint directories, the oldest first.
 
     Parameters:
-        output_dir: the folder that holds them.
-        checkpoint_prefix: what stands before the step in their names.
         use_mtime: order by when they were written, as their manifests say, or by modification times if one has no
             manifest and the times tell them apart; else by step.
         best_model_checkpoint: moved to the last place but one, out of the way of rotation.

@@ -42,7 +42,7 @@ class Manifest:
     """The files of one checkpoint.
 
     Parameters:
-        files: their records by path, relative to the checkpoint's folder, with forward slashes.
+        files: their records by path, relative to the checkpoint's folder.
         sequence: how many checkpoints of this run's folder had been written before it, whatever the clock said.
     """
 
@@ -79,12 +79,7 @@ def files_in(folder: Path, with_links: bool = False) -> list[str]:
 
 
 def write_manifest(folder: Path, files: Mapping[str, FileRecord] | None = None, sequence: int = 0) -> None:
-    """Write the manifest of a folder; it is on the disk when this returns.
-
-    Parameters:
-        files: the records of its files; by default every file is read and summed up.
-        sequence: as in `Manifest`.
-    """
+    """Write the manifest of a folder, by default with new checksums; it is on the disk when this returns."""
     if files is None:
         files = {name: file_record(folder / name) for name in files_in(folder)}
     content: dict[str, Any] = {

@@ -100,11 +100,7 @@ def _problem(folder: Path, identity: tuple[int, int], args: TrainingArguments) -
 
 
 def needed_to_resume(own_methods: Collection[str]) -> tuple[str, ...]:
-    """Files that a checkpoint has to hold.
-
-    Parameters:
-        own_methods: the methods in `READ_BY` that a subclass overrides; what they read is not needed.
-    """
+    """Return the files that a checkpoint has to hold, without what the methods that a subclass overrides read."""
     its_own = {name for method in own_methods for name in READ_BY[method]}
     return tuple(name for name in NEEDED_TO_RESUME if name not in its_own)
 

@@ -57,10 +57,7 @@ class Place(NamedTuple):
 
 
 def place_of(args: TrainingArguments, run_dir: Path) -> Place:
-    """Where this process's checkpoints lie; all processes call this at the same place.
-
-    Parameters:
-        run_dir: the folder that holds a training's checkpoints; it is made if it does not exist.
+    """Find out where this process's checkpoints lie, in a folder that is made; all processes call this together.
 
     Raises:
         OSError: it cannot be written to.
@@ -144,7 +141,6 @@ def parts_of_checkpoint(
     """Write a checkpoint as `staged_checkpoint` does, each process its part, up to where all parts are written.
 
     Parameters:
-        final: the checkpoint's folder.
         unfinished: closing it completes the checkpoint.
 
     Raises:

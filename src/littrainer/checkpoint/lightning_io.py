@@ -69,9 +69,6 @@ class TransformersCheckpointIO(CheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write a folder; it appears when it is complete, and replaces what is at its place only then.
 
-        Parameters:
-            path: the folder.
-
         Raises:
             TypeError: storage options are given; there are none.
             ValueError: the path is not local, the model is not known, or the state holds what is not safe to load.
@@ -110,7 +107,6 @@ class TransformersCheckpointIO(CheckpointIO):
         The weights are loaded into the model too. Nothing but tensors, numbers, text and containers is ever loaded.
 
         Parameters:
-            path: the folder.
             map_location, weights_only: without effect; loading is to the CPU, and always of weights only.
 
         Raises:
@@ -144,9 +140,6 @@ class TransformersCheckpointIO(CheckpointIO):
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete a checkpoint, a folder or a file of Lightning's own format.
-
-        Parameters:
-            path: the folder or file.
 
         Raises:
             ValueError: the path is not local, or a folder that holds no checkpoint.
@@ -211,14 +204,10 @@ def save_in_each_process(strategy: Any) -> None:
 
 
 def with_checkpoint_io(plugins: list[Any], model: nn.Module, training: Callable[[], SavedTraining]) -> list[Any]:
-    """The plugins for the `lightning.Trainer` of a Trainer: one of them writes checkpoints, a user's own or ours.
-
-    A `TransformersCheckpointIO` that was given no model stands for ours; the Trainer heeds its `max_shard_size` too.
-    """
-    others = [one for one in plugins if type(one) is not TransformersCheckpointIO or one.model is not None]
-    if any(isinstance(plugin, CheckpointIO) for plugin in others):
-        return others
-    return [*others, TrainerCheckpointIO(model, training)]
+    """Add the plugin that writes checkpoints to those of a Trainer's `lightning.Trainer`, unless a user's does."""
+    if any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+        return plugins
+    return [*plugins, TrainerCheckpointIO(model, training)]
 
 
 def _local(path: str | Path) -> Path:

@@ -70,11 +70,6 @@ def states_of_portable(portable: Mapping[str, Any]) -> dict[str, Any]:
     return {name: state.cpu() if isinstance(state, torch.Tensor) else state for name, state in states.items()}
 
 
-def restore_random_states(path: Path) -> None:
-    """Put back the states that a file holds."""
-    set_random_states(read_random_states(path))
-
-
 def set_random_states(states: dict[str, Any]) -> None:
     """Put back states that `capture_random_states` returned; a GPU's only if they hold them."""
     random.setstate(states["python"])

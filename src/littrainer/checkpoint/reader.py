@@ -23,7 +23,7 @@ from littrainer.checkpoint.layout import (
     TRAINER_STATE_NAME,
     holds_parts,
 )
-from littrainer.checkpoint.random_state import random_state_name, restore_random_states
+from littrainer.checkpoint.random_state import random_state_name, read_random_states, set_random_states
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.strategies.shards import is_by_name, numbered_for
 
@@ -84,14 +84,7 @@ def load_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
 
 
 def refuse_other_optimizer(path: Path, optimizer: Any, state: Any) -> None:
-    """Refuse a state, with the numbers of parameters, that is not one of this training's optimizer.
-
-    Parameters:
-        path: where it was read, for the error.
-
-    Raises:
-        ValueError: it is that of another optimizer.
-    """
+    """Raise a ValueError if a state, with numbers of parameters, is not one of this training's optimizer."""
     if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
         # It may keep its state in another form.
         return
@@ -106,11 +99,7 @@ def refuse_other_optimizer(path: Path, optimizer: Any, state: Any) -> None:
 
 
 def load_schedule(schedule: Any, groups: int, folder: Path) -> None:
-    """Load the state of the schedule.
-
-    Parameters:
-        groups: the optimizer's parameter groups.
-    """
+    """Load the state of the schedule of an optimizer with so many parameter groups."""
     if getattr(schedule, "is_kept_by_engine", False):
         return
     schedule.load_state_dict(_fitted_to_groups(load_tensors(folder / SCHEDULER_NAME), groups))
@@ -126,7 +115,7 @@ def load_random_states(folder: Path, args: Any) -> None:
     """Put the random number generators of this process into the states that the checkpoint has."""
     name = random_state_name(args)
     if (folder / name).is_file():
-        restore_random_states(folder / name)
+        set_random_states(read_random_states(folder / name))
     elif processes_that_wrote(folder) == args.world_size:
         # Of another number of processes the resume has told.
         logger.warning("%s has no %s. Random numbers go on from the seed.", folder, name)

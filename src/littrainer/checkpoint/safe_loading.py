@@ -75,18 +75,11 @@ def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def file_inside(folder: Path, name: Any, named_by: Path) -> Path:
-    """Return the file that an index names, which has to lie in the same folder.
-
-    Parameters:
-        named_by: the index, for the error.
-
-    Raises:
-        ValueError: the name leaves the folder, by itself or through a link.
-    """
+    """Return the file that the index `named_by` names; one that leaves the folder, or a link, is a ValueError."""
     if not isinstance(name, str) or name in ("", ".", "..") or "\\" in name or Path(name).name != name:
         raise ValueError(f"{named_by} is refused: it names {name!r}, which is not a file in its own folder.")
     target, home = (folder / name).resolve(), folder.resolve()
-    # huggingface_hub keeps a download as links from its snapshot into the blobs beside it.
+    # huggingface_hub keeps a download as links from its snapshot into the blobs next to it.
     in_download = target.parent.name == "blobs" and target.parent.parent in home.parents
     if home not in target.parents and not in_download:
         raise ValueError(f"{named_by} is refused: it names {name!r}, a link to {target}, outside its own folder.")

@@ -96,18 +96,6 @@ def writes_given_weights(model: Any) -> bool:
     return save_pretrained is None or (save_pretrained.__module__ or "").partition(".")[0] in WRITES_WHAT_IT_IS_GIVEN
 
 
-def asked_shard_size(plugins: Any) -> int | str | None:
-    """The size beyond which weights are spread over several files; None if no plugin of Lightning says one.
-
-    Parameters:
-        plugins: one, a list of them, or None.
-    """
-    for plugin in plugins if isinstance(plugins, list) else [plugins]:
-        if getattr(plugin, "max_shard_size", None) is not None:
-            return plugin.max_shard_size
-    return None
-
-
 def _write_plain(model: nn.Module, folder: Path, given: Mapping[str, Any] | None, max_shard_size: int | str) -> None:
     from huggingface_hub import save_torch_state_dict
 

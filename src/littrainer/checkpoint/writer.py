@@ -149,9 +149,7 @@ _open: dict[Path, CheckpointFiles] = {}
 # ---- Parts of a checkpoint, which are also written by themselves -----------------------------------------------------
 
 
-def write_model(
-    model: nn.Module, folder: str, state_dict: dict[str, Any] | None = None, max_shard_size: int | str | None = None
-) -> None:
+def write_model(model: nn.Module, folder: str, state_dict: dict[str, Any] | None = None) -> None:
     """Write weights and configuration, loadable with `from_pretrained`.
 
     Parameters:
@@ -159,7 +157,7 @@ def write_model(
         state_dict: weights to write; the model's own by default.
     """
     logger.info(f"Saving model checkpoint to {folder}")
-    write = functools.partial(write_weights, model, folder, max_shard_size=max_shard_size)
+    write = functools.partial(write_weights, model, folder)
     checkpoint = _open.get(Path(folder))
     if checkpoint is None:
         write(state_dict)
