@@ -463,11 +463,11 @@ class OverridePoints:
         return model
 
     def overrides_evaluation(self: Any) -> bool:
-        """Whether a subclass, or this instance, has its own `evaluate` or loop, whose metrics have names of its own."""
+        """Whether a subclass, or this instance, has its own `evaluate` or loop, whose metrics may have other names."""
         return bool(self._own_methods("evaluate", "evaluation_loop", "_evaluate"))
 
     def _own_methods(self: Any, *names: str) -> list[str]:
-        """Those of the named methods that a subclass, or this instance, has its own version of."""
+        """Return the named methods that a subclass, or this instance, overrides."""
         return own_methods(self, names)
 
     def _gather_for_metrics(self: Any, value: Any) -> Any:

@@ -13,10 +13,8 @@ from typing import Any, Literal, Optional, Union
 import pytest
 import transformers
 
-from littrainer import Seq2SeqTrainingArguments
 from littrainer.arguments import TrainingArguments
 from littrainer.arguments.parser import HfArg, HfArgumentParser
-from tests.arguments.test_fields import COMMAND_LINES
 
 
 class Color(Enum):
@@ -113,13 +111,6 @@ def test_what_transformers_refuses_ends_with_status_2_and_one_line(
     assert ended.value.code == 2
     (message,) = capsys.readouterr().err.splitlines()
     assert message.startswith("x: error: ")
-
-
-@pytest.mark.parametrize("texts", [*COMMAND_LINES, ["--hub_strategy", "end", "--ddp_backend", "gloo"]], ids=" ".join)
-def test_training_arguments_are_read_as_transformers_reads_its_own(texts: list[str]) -> None:
-    theirs = vars(transformers.HfArgumentParser(transformers.Seq2SeqTrainingArguments).parse_known_args(texts)[0])
-    ours = vars(HfArgumentParser(Seq2SeqTrainingArguments).parse_known_args(texts)[0])
-    assert {name: ours[name] for name in theirs} == theirs
 
 
 def test_annotations_that_cannot_be_resolved_are_refused_by_the_name_of_the_class() -> None:

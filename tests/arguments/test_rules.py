@@ -226,15 +226,6 @@ def test_what_is_set_later_is_checked_when_a_trainer_is_made(tmp_path: Path, key
     check_arguments(args)
 
 
-@pytest.mark.parametrize("name", ["logging_steps", "eval_steps", "save_steps"])
-def test_from_one_up_steps_are_whole_and_below_one_they_are_a_share(name: str) -> None:
-    given: dict[str, Any] = {"eval_strategy": "steps"} if name == "eval_steps" else {}
-    for value in (7.0, 0.25):
-        assert getattr(TrainingArguments(**{**given, name: value}), name) == value
-    with pytest.raises(ValueError, match=f"{name}=.*not a whole number"):
-        TrainingArguments(**{**given, name: 7.25})
-
-
 @pytest.mark.parametrize("name", HONOURED_ENVIRONMENT)
 def test_a_wish_in_the_environment_is_refused_and_a_launchers_no_is_taken(
     monkeypatch: pytest.MonkeyPatch, name: str

@@ -59,16 +59,9 @@ def test_neftunes_handle_is_there_while_it_trains(tmp_path: Path) -> None:
             seen.append(self.neftune_hook_handle.id in model.get_input_embeddings()._forward_hooks)
             return super().compute_loss(model, inputs, *args, **kwargs)
 
-    rows = [{"input_ids": [1, 2, 3], "labels": 0}] * 4
-    trainer = quiet_trainer(
-        tmp_path,
-        tiny_bert_classifier(),
-        kind=Looking,
-        given={"train_dataset": rows, "eval_dataset": None},
-        neftune_noise_alpha=5,
-        max_steps=1,
-    )
-    trainer.train()
+    given = {"train_dataset": [{"input_ids": [1, 2, 3], "labels": 0}] * 4}
+    model, changes = tiny_bert_classifier(), {"neftune_noise_alpha": 5, "max_steps": 1}
+    quiet_trainer(tmp_path, model, kind=Looking, given=given, **changes).train()
     assert seen == [True]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 import os
 import random
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from littrainer import TrainingArguments
 from littrainer.data.loaders import build_loader
 from tests.scenarios.data import SizedStream, Stream, vector_rows
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
@@ -104,34 +102,6 @@ def test_a_dataloader_argument_changes_what_the_loader_does(tmp_path: Path, name
         for changes in ({}, {name: value})
     ]
     assert observed == [without, with_value]
-
-
-def test_every_dataloader_argument_has_its_effect_tested() -> None:
-    fields = {field.name for field in dataclasses.fields(TrainingArguments) if field.name.startswith("dataloader_")}
-    assert {*EFFECTS, "dataloader_pin_memory"} == fields
-
-
-@pytest.mark.parametrize("asked_for", [True, False])
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_memory_is_pinned_for_an_accelerator_where_that_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, asked_for: bool
-) -> None:
-    # Without an accelerator in the machine torch takes the wish back.
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(TrainingArguments, "device", torch.device(device))
-    args = quiet_arguments(tmp_path, dataloader_pin_memory=asked_for, use_cpu=False)
-    loader = build_loader(args, Observed(), collate=list, batch_size=3, sampler=None, is_training=True)
-    assert loader.pin_memory is (asked_for and device == "cuda")
-
-
-def test_each_rank_has_workers_that_draw_their_own_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
-    for rank in ("0", "1"):
-        monkeypatch.setenv("RANK", rank)
-        torch.manual_seed(5)
-        loader = loader_for(tmp_path, dataloader_num_workers=1)
-        drawn.append([numbers for batch in loader for _, _, numbers in batch])
-    assert drawn[0] != drawn[1]
 
 
 @pytest.mark.parametrize(

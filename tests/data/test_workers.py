@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, get_worker_info
 
-from littrainer import Trainer, TrainerCallback
+from littrainer import Trainer
 from littrainer.checkpoint.verification import damage_in
-from littrainer.data import workers
 from littrainer.distributed.failure_report import is_running
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
@@ -99,18 +98,6 @@ def test_the_workers_of_a_scripts_own_loader_leave_the_signal_too(
 ) -> None:
     trainer = saving_on_a_signal(tmp_path, Signalled(signal.SIGTERM, at=4), kind=kind, **WAYS[way])
     assert trainer.train().global_step < 9
-
-
-def test_a_training_within_another_leaves_it_the_signals(tmp_path: Path) -> None:
-    class TrainsAnother(TrainerCallback):
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            quiet_trainer(tmp_path / "inner", max_steps=1, enable_jit_checkpoint=True).train()
-            answered.append(workers._answered)
-
-    answered: list[Any] = []
-    settings = {"max_steps": 1, "enable_jit_checkpoint": True}
-    quiet_trainer(tmp_path / "outer", given={"callbacks": [TrainsAnother()]}, **settings).train()
-    assert answered == [(signal.SIGTERM,)] and not workers._answered
 
 
 STUCK = """

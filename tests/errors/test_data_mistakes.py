@@ -56,13 +56,6 @@ def test_what_is_wrong_with_the_data_is_named_with_what_to_do(tmp_path: Path, si
     assert ("tokenize the dataset" in message) is (situation == "texts were not tokenized")
 
 
-def test_a_batch_that_keeps_all_columns_is_told_of_its_names_too(tmp_path: Path) -> None:
-    row = renamed({**TOKENS, "label": 1}, input_ids="ids", attention_mask="mask")
-    given = {"train_dataset": Rows([row] * 4)}
-    message = told(quiet_trainer(tmp_path, tiny_bert_classifier(), given=given, remove_unused_columns=False))
-    assert "rename_column('ids', 'input_ids')" in message
-
-
 @pytest.mark.parametrize("method", ["train", "evaluate"])
 def test_an_argument_of_an_own_model_that_the_data_has_by_another_name_is_named(tmp_path: Path, method: str) -> None:
     rows = Rows([renamed(row, x="features") for row in vector_rows(4)])

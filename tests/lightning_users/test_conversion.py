@@ -184,7 +184,7 @@ def test_after_a_training_over_anybodys_loader_the_place_is_counted_in_optimizer
     lightning_trainer.save_checkpoint(file)
     resumed = trainer_of(tmp_path, fresh_model(0.0), {"train_dataset": Rows(rows)}, **settings)
     resumed.train(resume_from_checkpoint=str(file))
-    assert "does not say where random numbers stood" in caplog.text and "seed=42" in caplog.text
+    assert "does not hold the state of random numbers" in caplog.text and "seed=42" in caplog.text
     assert resumed.state.global_step == STEPS
     assert resumed.model.losses == pytest.approx(whole.model.losses[10:], rel=1e-4)
 

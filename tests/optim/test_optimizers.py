@@ -15,7 +15,6 @@ from littrainer.optim.optimizers import (
     BUILT_IN,
     OPTIMIZERS,
     Convert,
-    build_optimizer,
     optimizer_class_and_keywords,
     read_optim_args,
     torch_dtype,
@@ -44,32 +43,6 @@ def test_a_name_stands_for_the_class_and_keywords_that_it_has_in_transformers(
     )
     assert ours == theirs and set(OPTIMIZERS) == set(OptimizerNames)
     ours[0]([nn.Parameter(torch.zeros(1))], **ours[1])
-
-
-@pytest.mark.parametrize("key", ["params", "model"])
-def test_keywords_may_bring_what_takes_the_place_of_the_groups(key: str) -> None:
-    model = nn.Linear(2, 2)
-    given: list[Any] = []
-
-    class Noting(torch.optim.SGD):
-        def __init__(self, first: Any, lr: float) -> None:
-            given.append(first)
-            super().__init__(model.parameters(), lr=lr)
-
-    keywords = {key: "instead", "lr": 0.1}
-    build_optimizer(model, [{"params": []}], Noting, keywords)
-    assert given == ["instead"]
-    assert keywords == {key: "instead", "lr": 0.1}
-
-
-def test_a_factory_is_made_first_and_then_called_with_the_model() -> None:
-    model = nn.Linear(2, 2)
-
-    class Factory:
-        def __call__(self, given: nn.Module, lr: float) -> Any:
-            return given, lr
-
-    assert build_optimizer(model, [], Factory, {"lr": 0.1}) == (model, 0.1)
 
 
 ACCEPTED: dict[str, Convert] = {"rank": int, "scale": float, "on": truth, "kind": str, "type": torch_dtype}

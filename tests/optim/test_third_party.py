@@ -161,7 +161,7 @@ def test_embeddings_keep_their_state_in_32_bits_where_the_rest_has_8(
     model = Projected()
     groups = [{"params": list(model.parameters())}]
     build_optimizer(model, groups, *optimizer_class_and_keywords(args, model))
-    assert overrides.told == [(model.embedding, "weight", {"optim_bits": 32})] * kept
+    assert overrides == [(model.embedding, "weight", {"optim_bits": 32})] * kept
 
 
 @pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])

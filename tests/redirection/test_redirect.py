@@ -189,10 +189,17 @@ import transformers as current
 from transformers import Trainer, TrainerCallback
 from transformers.integrations import WandbCallback
 
-class Mine(transformers.EarlyStoppingCallback):
-    pass
+class Mine(TrainerCallback):
+    events = []
+    def on_init_end(self, args, state, control, **given):
+        self.events.append("init_end")
+    def on_step_end(self, args, state, control, model, optimizer, **given):
+        control.should_log = state.global_step == 2
+        return control
+    def on_log(self, args, state, control, logs, **given):
+        self.events.append(sorted(name for name in logs if "_" not in name))
 
-old_trainer = Trainer
+callbacks = early, mine = transformers.EarlyStoppingCallback(2), Mine()
 from littrainer.redirection.redirect import install
 facts = {}
 with warnings.catch_warnings(record=True) as caught:
@@ -209,6 +216,29 @@ import transformers.trainer
 facts["homes"] = [Trainer.__module__, transformers.Trainer.__module__, current.Trainer.__module__,
                   transformers.trainer.Trainer.__module__, sys.modules["transformers.trainer"].Trainer.__module__,
                   WandbCallback.__mro__[1].__module__]
+
+import torch
+
+class Model(torch.nn.Linear):
+    steps = 0
+    def forward(self, x, labels=None):
+        logits = super().forward(x)
+        # The loss gets worse with each step, so that patience ends.
+        self.steps += 1
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels) * self.steps, "logits": logits}
+
+rows = [{"x": torch.ones(2), "labels": 1}] * 8
+args = transformers.TrainingArguments(
+    "out", per_device_train_batch_size=1, max_steps=8, logging_steps=50, eval_strategy="steps", eval_steps=1,
+    save_strategy="steps", save_steps=1, load_best_model_at_end=True, metric_for_best_model="eval_loss",
+    report_to="none", disable_tqdm=True, use_cpu=True,
+)
+trainer = Trainer(Model(2, 2), args, train_dataset=rows, eval_dataset=rows[:1], callbacks=list(callbacks))
+trainer.train()
+facts["callbacks"] = [trainer.state.global_step, early.early_stopping_patience_counter,
+                      "EarlyStoppingCallback" in trainer.state.stateful_callbacks,
+                      [one in trainer.callback_handler.callbacks for one in callbacks]]
+facts["events"] = mine.events
 print(json.dumps(facts))
 """
 
@@ -223,7 +253,7 @@ def test_names_taken_before_the_redirection_are_listed_in_one_warning(late: Any)
     (message,) = late["warnings"]
     assert "Trainer (in __main__)" in message
     assert "TrainerCallback (in __main__)" in message
-    assert "EarlyStoppingCallback (base of __main__.Mine)" in message
+    assert "TrainerCallback (base of __main__.Mine)" in message
     assert "import littrainer.auto" in message
 
 
@@ -231,6 +261,11 @@ def test_later_imports_get_ours_although_transformers_own_were_loaded(late: Any)
     assert {home.partition(".")[0] for home in late["homes"]} == {"littrainer"}
     assert late["withdrawn"] == ["littrainer.keras.arguments", True]
     assert late["twice changes nothing"]
+
+
+def test_callbacks_of_transformers_own_classes_get_every_event_steer_and_have_their_state_saved(late: Any) -> None:
+    assert late["callbacks"] == [3, 2, True, [True, True]]
+    assert late["events"][0] == "init_end" and ["epoch", "loss"] in late["events"]
 
 
 def test_other_names_of_a_module_that_a_release_still_has_are_its_own(tmp_path: Path) -> None:

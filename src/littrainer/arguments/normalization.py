@@ -62,17 +62,20 @@ def normalize(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
     Raises:
         ValueError: a choice, JSON text or configuration file is not valid.
     """
-    _normalize_paths(args)
-    _parse_json_text(args, dict_fields)
-    join_aliases(args)
-    apply_warmup_ratio(args)
+    args.output_dir = os.path.expanduser(DEFAULT_OUTPUT_DIR if args.output_dir is None else args.output_dir)
+    if args.logging_dir is not None:
+        args.logging_dir = os.path.expanduser(args.logging_dir)
+    for name in dict_fields:
+        value = getattr(args, name)
+        if isinstance(value, str) and (value.lstrip().startswith("{") or name in JSON_TEXT_ONLY_FIELDS):
+            setattr(args, name, plain_values(parse_json_object(value, name)))
+    _join_aliases(args)
+    _apply_warmup_ratio(args)
     _convert_choices(args)
     _normalize_report_to(args)
     _normalize_console(args)
     _derive_evaluation(args)
-    _derive_best_model(args)
     _derive_switches(args)
-    _derive_loading(args)
     args.accelerator_config = AcceleratorConfig.from_argument(args.accelerator_config)
 
 
@@ -89,21 +92,7 @@ def was_normalized(args: ArgumentFields) -> bool:
     return isinstance(settings, dict) and settings.keys() >= all_settings
 
 
-def _normalize_paths(args: ArgumentFields) -> None:
-    args.output_dir = os.path.expanduser(DEFAULT_OUTPUT_DIR if args.output_dir is None else args.output_dir)
-    if args.logging_dir is not None:
-        args.logging_dir = os.path.expanduser(args.logging_dir)
-
-
-def _parse_json_text(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
-    for name in dict_fields:
-        value = getattr(args, name)
-        if isinstance(value, str) and (value.lstrip().startswith("{") or name in JSON_TEXT_ONLY_FIELDS):
-            setattr(args, name, plain_values(parse_json_object(value, name)))
-
-
-def join_aliases(args: ArgumentFields) -> None:
-    """Give both names of one thing the same value; the name of today decides if it has one."""
+def _join_aliases(args: ArgumentFields) -> None:
     for alias, name in ALIASES.items():
         if getattr(args, name) is None:
             setattr(args, name, getattr(args, alias))
@@ -112,8 +101,7 @@ def join_aliases(args: ArgumentFields) -> None:
         args.activation_checkpointing = args.gradient_checkpointing = False
 
 
-def apply_warmup_ratio(args: ArgumentFields) -> None:
-    """Turn `warmup_ratio`, if it is given, into `warmup_steps`."""
+def _apply_warmup_ratio(args: ArgumentFields) -> None:
     ratio, steps = args.warmup_ratio, args.warmup_steps
     if ratio is None:
         return
@@ -170,9 +158,6 @@ def _derive_evaluation(args: ArgumentFields) -> None:
                 f"got eval_steps={args.eval_steps} and logging_steps={args.logging_steps}."
             )
         args.eval_steps = args.logging_steps
-
-
-def _derive_best_model(args: ArgumentFields) -> None:
     watches_a_metric = args.load_best_model_at_end or args.lr_scheduler_type in SCHEDULES_THAT_WATCH_A_METRIC
     if watches_a_metric and args.metric_for_best_model is None:
         args.metric_for_best_model = "loss"
@@ -187,19 +172,12 @@ def _derive_switches(args: ArgumentFields) -> None:
         args.torch_compile = True
     if args.torch_compile and args.torch_compile_backend is None:
         args.torch_compile_backend = "inductor"
-
-
-def _derive_loading(args: ArgumentFields) -> None:
     if args.use_cpu:
         args.dataloader_pin_memory = False
-    if args.dataloader_multiprocessing_context is None and args.dataloader_num_workers > 1 and _has_apple_gpu():
-        # Metal does not survive the start of loader processes by any other method.
-        args.dataloader_multiprocessing_context = "fork"
+    is_open = args.dataloader_multiprocessing_context is None and args.dataloader_num_workers > 1
+    if is_open and sys.platform == "darwin":
+        import torch
 
-
-def _has_apple_gpu() -> bool:
-    if sys.platform != "darwin":
-        return False
-    import torch
-
-    return torch.backends.mps.is_available()
+        if torch.backends.mps.is_available():
+            # Metal does not survive the start of loader processes by any other method.
+            args.dataloader_multiprocessing_context = "fork"

@@ -233,7 +233,7 @@ class HfArgumentParser(argparse.ArgumentParser):
     ) -> list[str]:
         texts = list(sys.argv[1:] if args is None else args)
         files = [] if filename is None else [Path(filename)]
-        if filename is None and look_beside_program and Path(sys.argv[0]).name:
+        if filename is None and look_beside_program and sys.argv and Path(sys.argv[0]).name:
             file = Path(sys.argv[0]).with_suffix(".args")
             files += [file] if file.is_file() else []
         if flag is not None:
@@ -344,10 +344,6 @@ def truth(text: str) -> bool:
     return TRUTHS[text.lower()]
 
 
-def truth_or_text(text: str) -> bool | str:
-    return TRUTHS.get(text.lower(), text)
-
-
 def argparse_keywords(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     """Return keywords of `ArgumentParser.add_argument` for a field.
 
@@ -394,7 +390,7 @@ def _read_as(hint: Any, field_name: str) -> Any:
     if str not in plain:
         raise TypeError(f"field {field_name!r}: a command line cannot give a {hint!r}; use one type, or text too.")
     if bool in plain:
-        return truth_or_text
+        return lambda text: TRUTHS.get(text.lower(), text)
     if types.NoneType not in members:
         return next(member for member in plain if member is not str)
     return members[0] if members[1] is types.NoneType else members[1]

@@ -357,7 +357,8 @@ def _has_bf16() -> bool:
 def _set_tf32(args: Any) -> None:
     import torch
 
-    if not _has_tf32():
+    device = torch.cuda.current_device() if torch.cuda.is_available() and torch.version.cuda is not None else None
+    if device is None or torch.cuda.get_device_properties(device).major < TF32_CAPABILITY:
         if args.tf32:
             raise ValueError(
                 "tf32=True needs an NVIDIA GPU of the Ampere generation or newer, and there is none here; leave tf32 "
@@ -376,11 +377,3 @@ def _set_tf32(args: Any) -> None:
     else:
         torch.backends.cuda.matmul.allow_tf32 = allowed
         torch.backends.cudnn.allow_tf32 = allowed
-
-
-def _has_tf32() -> bool:
-    import torch
-
-    if not torch.cuda.is_available() or torch.version.cuda is None:
-        return False
-    return torch.cuda.get_device_properties(torch.cuda.current_device()).major >= TF32_CAPABILITY

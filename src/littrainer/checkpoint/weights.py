@@ -84,10 +84,7 @@ def write_weights(
 @contextlib.contextmanager
 def _without_bar_of_files() -> Iterator[None]:
     """Keep transformers 5 from drawing a bar, "Writing model shards", at each save."""
-    set_hook: Any = getattr(sys.modules.get("transformers.utils.logging"), "set_tqdm_hook", None)
-    if set_hook is None:
-        yield
-        return
+    set_hook: Any = getattr(sys.modules.get("transformers.utils.logging"), "set_tqdm_hook", lambda hook: None)
     earlier = set_hook(_no_bar)
     try:
         yield

@@ -44,7 +44,7 @@ def accepts_earlier_keywords(**today: str) -> Callable[[Method], Method]:
                 name = today[earlier]
                 if name in kwargs:
                     raise TypeError(f"{method.__name__}() got both {earlier} and {name}; give {name} alone.")
-                _warn(f"{method.__qualname__}({earlier}=...)", f"{name}=...", stacklevel=3)
+                _warn(f"{method.__qualname__}({earlier}=...)", f"{name}=...")
                 kwargs[name] = kwargs.pop(earlier)
             if not taken.issuperset(kwargs):
                 unknown = next(name for name in kwargs if name not in taken)
@@ -59,8 +59,8 @@ def accepts_earlier_keywords(**today: str) -> Callable[[Method], Method]:
     return decorate
 
 
-def _warn(earlier: str, today: str, stacklevel: int) -> None:
-    warnings.warn(f"{earlier} is an earlier spelling: write {today}.", FutureWarning, stacklevel=stacklevel)
+def _warn(earlier: str, today: str) -> None:
+    warnings.warn(f"{earlier} is an earlier spelling: write {today}.", FutureWarning, stacklevel=3)
 
 
 class EarlierTrainerMembers:
@@ -81,7 +81,7 @@ class EarlierTrainerMembers:
         if "tokenizer" in vars(self):
             return vars(self)["tokenizer"]
         found = self.processing_class
-        _warn("trainer.tokenizer", "trainer.processing_class", stacklevel=3)
+        _warn("trainer.tokenizer", "trainer.processing_class")
         return found
 
     @tokenizer.setter
@@ -90,7 +90,7 @@ class EarlierTrainerMembers:
         if "processing_class" not in vars(self):
             vars(self)["tokenizer"] = value
             return
-        _warn("trainer.tokenizer", "trainer.processing_class", stacklevel=3)
+        _warn("trainer.tokenizer", "trainer.processing_class")
         self.processing_class = value
 
     def prediction_loop(
@@ -102,7 +102,7 @@ class EarlierTrainerMembers:
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """Earlier name of `evaluation_loop`."""
-        _warn("trainer.prediction_loop", "trainer.evaluation_loop", stacklevel=3)
+        _warn("trainer.prediction_loop", "trainer.evaluation_loop")
         return self.evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
 
     @staticmethod

@@ -79,7 +79,8 @@ class AskedFor:
     """
 
     def __init__(self, optimizer: Optimizer, schedule: Any) -> None:
-        self.groups = [_decided(group) for group in optimizer.param_groups]
+        groups = optimizer.param_groups
+        self.groups = [{name: group[name] for name in DECIDED_BY_ARGUMENTS if name in group} for group in groups]
         self.initial_rates = [_number(group.get(INITIAL_RATE, group["lr"])) for group in optimizer.param_groups]
         self.base_rates = list(getattr(schedule, "base_lrs", []))
 
@@ -135,10 +136,6 @@ def are_others(then: Mapping[str, Any] | None, now: Mapping[str, Any] | None) ->
 
 def _as_stored(drawn: Mapping[str, Any] | None) -> Any:
     return json.loads(json.dumps(drawn, default=str))
-
-
-def _decided(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: group[name] for name in DECIDED_BY_ARGUMENTS if name in group}
 
 
 def _number(rate: Any) -> float:

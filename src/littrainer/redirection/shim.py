@@ -23,6 +23,8 @@ from typing import Any
 from littrainer.redirection.names import REPLACED
 from littrainer.redirection.withdrawn import WITHDRAWN, ours
 
+FOR_TYPE_CHECKERS = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
 
 @dataclass(frozen=True)
 class Binding:
@@ -196,15 +198,11 @@ def _walk(statements: list[ast.stmt], package: str, conditional: bool) -> Iterat
             for target in targets:
                 if isinstance(target, ast.Name):
                     yield target.id, Binding(constant=constant, conditional=conditional)
-        elif not (isinstance(statement, ast.If) and _is_for_type_checkers(statement.test)):
+        elif not (isinstance(statement, ast.If) and ast.unparse(statement.test) in FOR_TYPE_CHECKERS):
             for field in ("body", "orelse", "finalbody"):
                 yield from _walk(getattr(statement, field, []), package, conditional=True)
             for handler in getattr(statement, "handlers", []):
                 yield from _walk(handler.body, package, conditional=True)
-
-
-def _is_for_type_checkers(test: ast.expr) -> bool:
-    return ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
 
 def _imported(module: str, attribute: str | None) -> Any:

@@ -229,7 +229,11 @@ def adopted(given: Any, args: TrainingArguments, engaged: Any) -> Any:
     """
     if is_a(given, "accelerator"):
         _refuse_what_would_be_lost(given, args)
-        given = _facade_like(given, args)
+        facade = AcceleratorFacade(args)
+        facade.dataloader_config = given.dataloader_config
+        facade.gradient_state.plugin_kwargs = dict(given.gradient_state.plugin_kwargs)
+        facade.step_scheduler_with_optimizer = given.step_scheduler_with_optimizer
+        given = facade
     if isinstance(given, AcceleratorFacade) and isinstance(engaged, AcceleratorFacade):
         given.take_over_from(engaged)
     return given
@@ -256,11 +260,3 @@ def _refuse_what_would_be_lost(given: Any, args: TrainingArguments) -> None:
             f"{args.mixed_precision!r}. Pass mixed_precision=self.args.mixed_precision to Accelerator, or set bf16 or "
             "fp16 to what it computes in."
         )
-
-
-def _facade_like(given: Any, args: TrainingArguments) -> AcceleratorFacade:
-    facade = AcceleratorFacade(args)
-    facade.dataloader_config = given.dataloader_config
-    facade.gradient_state.plugin_kwargs = dict(given.gradient_state.plugin_kwargs)
-    facade.step_scheduler_with_optimizer = given.step_scheduler_with_optimizer
-    return facade

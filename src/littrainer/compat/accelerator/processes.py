@@ -28,31 +28,12 @@ class ProcessMembers:
     num_processes = property(lambda self: self._args.world_size, doc="World size.")
     process_index = property(lambda self: self._args.process_index, doc="Rank of this process.")
     local_process_index = property(lambda self: self._args.local_process_index, doc="Rank of this process on its node.")
-
-    @property
-    def is_main_process(self) -> bool:
-        """Whether this is rank 0."""
-        return self._args.process_index == 0
-
-    @property
-    def is_local_main_process(self) -> bool:
-        """Whether this is the first process of its node."""
-        return self._args.local_process_index == 0
-
-    @property
-    def is_last_process(self) -> bool:
-        """Whether this is the highest rank."""
-        return self._args.process_index == self._args.world_size - 1
-
-    @property
-    def use_distributed(self) -> bool:
-        """Whether several processes train together."""
-        return self._args.world_size > 1
-
-    @property
-    def distributed_type(self) -> Any:
-        """The kind of set-up, such as `NO` or `MULTI_GPU`; accelerate's own member if accelerate is loaded."""
-        return distributed_type(self._args)
+    is_main_process = property(lambda self: self._args.process_index == 0, doc="Whether this is rank 0.")
+    is_local_main_process = property(lambda self: self._args.local_process_index == 0, doc="First one of its node.")
+    is_last_process = property(lambda self: self._args.process_index == self._args.world_size - 1, doc="Highest rank.")
+    use_distributed = property(lambda self: self._args.world_size > 1, doc="Whether several processes train together.")
+    # `NO` or `MULTI_GPU`, for instance; accelerate's own member if accelerate is loaded.
+    distributed_type = property(lambda self: distributed_type(self._args))
 
     def wait_for_everyone(self) -> None:
         """Wait until all processes are here.

@@ -126,20 +126,12 @@ class GradientView:
         module = self._accelerator.module
         return None if module is None else module.micro_batch
 
-    @property
-    def num_steps(self) -> int:
-        """What `accelerator.backward` divides by; 1 unless somebody has set it."""
-        return self.plugin_kwargs.get("num_steps", 1)
-
-    @property
-    def adjust_scheduler(self) -> bool:
-        """Whether a prepared schedule counts the micro-batches at which it does not step."""
-        return self.plugin_kwargs.get("adjust_scheduler", False)
-
-    @property
-    def sync_with_dataloader(self) -> bool:
-        """Whether the last batch of a loader ends an accumulation that a script does itself."""
-        return self.plugin_kwargs.get("sync_with_dataloader", True)
+    # What `accelerator.backward` divides by; 1 unless somebody has set it.
+    num_steps = property(lambda self: self.plugin_kwargs.get("num_steps", 1))
+    # Whether a prepared schedule counts the micro-batches at which it does not step.
+    adjust_scheduler = property(lambda self: self.plugin_kwargs.get("adjust_scheduler", False))
+    # Whether the last batch of a loader ends an accumulation that a script does itself.
+    sync_with_dataloader = property(lambda self: self.plugin_kwargs.get("sync_with_dataloader", True))
 
     @property
     def active_dataloader(self) -> Any:
@@ -153,17 +145,8 @@ class GradientView:
         run = None if accelerator.module is None else accelerator.module.run
         return None if run is None or run.is_between_epochs else run.windows.loader_being_read
 
-    @property
-    def in_dataloader(self) -> bool:
-        """Whether a loader is being read."""
-        return self.active_dataloader is not None
-
-    @property
-    def end_of_dataloader(self) -> bool:
-        """Whether the loader that is being read has handed out its last batch."""
-        return getattr(self.active_dataloader, "end_of_dataloader", False)
-
-    @property
-    def remainder(self) -> int:
-        """Samples in the last, incomplete batch of all processes; 0 if it is complete, -1 if nobody knows."""
-        return getattr(self.active_dataloader, "remainder", -1)
+    in_dataloader = property(lambda self: self.active_dataloader is not None)
+    # Whether the loader that is being read has handed out its last batch.
+    end_of_dataloader = property(lambda self: getattr(self.active_dataloader, "end_of_dataloader", False))
+    # Samples in the last, incomplete batch of all processes; 0 if it is complete, -1 if nobody knows.
+    remainder = property(lambda self: getattr(self.active_dataloader, "remainder", -1))
