@@ -25,11 +25,12 @@ from littrainer.checkpoint.layout import LIGHTNING_STATE_NAME
 from littrainer.checkpoint.lightning_format import MARK, MARK_VERSION
 from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.checkpoint.weights import without_wrappers, write_weights
+from littrainer.checkpoint.weights import write_weights
 from littrainer.distributed.agreement import failing_together
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.errors.notes import kind_of
 from littrainer.lightning.arguments import changed_arguments
+from littrainer.model.facts import users_model
 from littrainer.strategies.shards import whole_state_dict
 
 Module = TypeVar("Module", bound=pl.LightningModule)
@@ -95,7 +96,7 @@ def description_of(model: nn.Module | None, name: str | None = None) -> dict[str
     Parameters:
         name: what it was loaded by.
     """
-    model = None if model is None else without_wrappers(model)
+    model = None if model is None else users_model(model)
     if model is None or not is_a(model, "pretrained model") or is_a(model, "peft model"):
         return None
     known: Any = model
