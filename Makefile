@@ -13,7 +13,7 @@
 # make bench   what littrainer costs, compared with transformers, plain Lightning and a raw loop; about 25 minutes on two quiet cores
 # make bench-short  the same with the smallest sizes, to see that all of it works; about two minutes
 # make bench-record  the same as bench, kept in docs/benchmarks/record.json, and from it tables and curves of the documentation
-# make bench-docs  tables and curves of the documentation anew, from docs/benchmarks/record.json
+# make bench-docs  write tables and curves of the documentation from docs/benchmarks/record.json
 # make docs-sample  write the sample report and its pictures again, from the training in docs/samples/; needs Chromium
 # make clean   remove .venv, caches and what runs left behind
 #
