@@ -33,7 +33,6 @@ FOR_THEIR_TIME = (
     "commands/test_explain.py::test_a_script_without_a_trainer_ends_with_one_line_or_by_itself",
     "faults/test_interrupts.py::test_a_script_that_is_interrupted_ends_as_python_does_whatever_it_was_doing",
     "faults/test_kills.py::test_a_plain_lightning_program_is_killed_and_resumed_for_comparison",
-    "faults/test_preemption.py::test_a_process_told_to_end_saves_goes_on_after_train_and_ends_with_status_0",
     "hub/test_ending_by_errors.py",
     "hub/test_pushing_together.py",
     "packaging",

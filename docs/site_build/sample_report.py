@@ -1,7 +1,7 @@
 """Writes docs/samples/report.html, and pictures of it, from the training recorded in docs/samples/text_classification.
 
-`make docs-sample` runs this. To record the training again, run `littrainer run examples/text_classification.py` and copy
-trainer_state.json, littrainer_run.json and config.json from its folder.
+`make docs-sample` runs this. To record the training again, run `littrainer run examples/text_classification.py` and
+copy trainer_state.json, littrainer_run.json and config.json from its folder.
 """
 
 from __future__ import annotations

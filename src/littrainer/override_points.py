@@ -28,7 +28,7 @@ from littrainer.checkpoint.distributed_save import leads
 from littrainer.checkpoint.layout import SCALER_NAME, SCHEDULER_NAME
 from littrainer.checkpoint.random_state import capture_random_states, random_state_name
 from littrainer.checkpoint.storage import Trained, WholeStorage, storage_of
-from littrainer.checkpoint.weights import asked_shard_size, log_names_that_differ
+from littrainer.checkpoint.weights import log_names_that_differ
 from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.data.collators import RemoveColumnsCollator
 from littrainer.data.columns import DroppedColumns, accepted_columns, batch_without_names, without_extra_columns
@@ -463,11 +463,11 @@ class OverridePoints:
         return model
 
     def overrides_evaluation(self: Any) -> bool:
-        """Whether a subclass, or this instance, has its own `evaluate` or loop, whose metrics have names of its own."""
+        """Whether a subclass, or this instance, has its own `evaluate` or loop, whose metrics may have other names."""
         return bool(self._own_methods("evaluate", "evaluation_loop", "_evaluate"))
 
     def _own_methods(self: Any, *names: str) -> list[str]:
-        """Those of the named methods that a subclass, or this instance, has its own version of."""
+        """Return the named methods that a subclass, or this instance, overrides."""
         return own_methods(self, names)
 
     def _gather_for_metrics(self: Any, value: Any) -> Any:
@@ -502,8 +502,7 @@ class OverridePoints:
 
     def _save(self: Any, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         folder = self.args.output_dir if output_dir is None else output_dir
-        plugins = {**(self.args.lightning or {}), **self.lightning_keywords}.get("plugins")
-        writer.write_model(self.model, folder, state_dict, asked_shard_size(plugins))
+        writer.write_model(self.model, folder, state_dict)
         writer.write_companions(folder, self.args, self._written_processing_class())
 
     def _written_processing_class(self: Any) -> Any:

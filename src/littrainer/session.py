@@ -226,7 +226,7 @@ def train(
         trial_where_asked_for(trainer, resume_from_checkpoint),
         contextlib.nullcontext() if is_on_ray else claim,
         callbacks_told_of_failure(trainer.callback_handler, trainer.args, lambda: trainer.state),
-        pushes_during_training(trainer.args, lambda: trainer.push_in_progress),
+        pushes_during_training(lambda: trainer.push_in_progress),
     ):
         return _train_from(trainer, resume_from_checkpoint, trial, ignore_keys_for_eval)
 

@@ -67,7 +67,6 @@ from littrainer.training.overrides import (
     accept_earlier_signatures,
     of_the_package,
     refuse_ignored_overrides,
-    warn_of_earlier_overrides,
 )
 from littrainer.training.plan import plan_training
 from littrainer.training.preemption import listed_callbacks
@@ -90,7 +89,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         train_dataset: map-style or iterable dataset.
         eval_dataset: one of these, or a dict of them by name.
         processing_class: tokenizer or processor, saved with the model.
-        model_init: makes the model anew at each `train()`; instead of `model`.
+        model_init: makes a new model at each `train()`; instead of `model`.
         compute_loss_func: takes outputs, labels and `num_items_in_batch`, returns the loss.
         compute_metrics: takes an `EvalPrediction`, returns a dict of metrics; or torchmetrics metrics, updated
             batch by batch (see `StreamingMetrics`).
@@ -103,7 +102,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
     Raises:
         ValueError: parameters or arguments that contradict each other, or that this machine cannot carry out.
         TypeError: a parameter that is unknown or of another kind, such as the name of a model in the place of one.
-        RuntimeError: no model, or optimizers beside what makes the model or the optimizer itself.
+        RuntimeError: no model, or optimizers together with what makes the model or the optimizer itself.
         NotImplementedError: an argument that is refused by name.
     """
 
@@ -132,7 +131,6 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         checks.check_args(args)
         self.lightning_keywords = checks.checked_lightning_keywords(lightning)
         refuse_ignored_overrides(self)
-        warn_of_earlier_overrides(self)
         checks.check_arguments(args)
         checks.check_model_source(model, model_init)
         run_lightning.import_lightning()
@@ -416,7 +414,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         return scaled.detach()
 
     def overrides_training_step(self) -> bool:
-        """Whether a subclass, or this instance, has a `training_step` of its own, which calls backward itself."""
+        """Whether a subclass, or this instance, has its own `training_step`, which calls backward itself."""
         return bool(self._own_methods("training_step"))
 
     def compute_loss(
@@ -486,7 +484,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         return self._train_batch_size * args.gradient_accumulation_steps * copies
 
     def get_tp_size(self) -> int:
-        """Processes that share one copy of the model by tensor parallelism; 1 where each has a copy of its own."""
+        """Processes that share one copy of the model by tensor parallelism; 1 if each has its own copy."""
         of_model = getattr(self.model, "_tp_size", None)
         return tensor_parallel_size(self.args) if of_model is None else of_model
 
@@ -586,7 +584,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
 
         Parameters:
             dataloader: the batches.
-            description: what is told of the pass, such as `"Evaluation"`.
+            description: the name of the pass in logs, such as `"Evaluation"`.
             prediction_loss_only: keep the loss and no predictions; by default what the arguments say.
             ignore_keys: model outputs that are no predictions.
             metric_key_prefix: prefix of the metrics' names.

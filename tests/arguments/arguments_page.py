@@ -63,17 +63,17 @@ def arguments_page() -> str:
 
 
 def _earlier_names_table() -> str:
-    lines = ["| earlier name | today | values refused |", "| --- | --- | --- |"]
+    lines = ["| earlier name | today |", "| --- | --- |"]
     for name, rule in EARLIER_NAMES.items():
-        cells = (f"`{name}`", rule.advice, _refused_values(rule))
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        today = rule.advice.replace("|", "\\|")
+        lines.append(f"| `{name}` | {today}{_refused_values(rule)} |")
     return "\n".join([*lines, ""])
 
 
 def _refused_values(rule: EarlierName) -> str:
     if rule.meaning is not None or rule.harmless:
-        return "none"
-    return "all but " + ", ".join(f"`{value!r}`" for value in rule.idle)
+        return ""
+    return "; refused unless it is " + " or ".join(f"`{value!r}`" for value in rule.idle)
 
 
 def _topic_tables() -> list[str]:

@@ -224,9 +224,6 @@ def test_on_exception_checkpoint_saves_what_the_trainer_resumes_from(tmp_path: P
     resumed = trainer_with(tmp_path, num_train_epochs=1)
     assert resumed.train(resume_from_checkpoint=str(tmp_path / "last.ckpt")).global_step == 3
     assert resumed._initial_global_step == 2
-    # Lightning by itself would go on from it unasked.
-    begun_anew = trainer_with(tmp_path, OnExceptionCheckpoint(str(tmp_path), "last"), num_train_epochs=1)
-    assert begun_anew.train().training_loss == trainer_with(tmp_path, num_train_epochs=1).train().training_loss
 
 
 # ---- What changes the model ------------------------------------------------------------------------------------------

@@ -22,7 +22,9 @@ from littrainer.callbacks.progress import (
     result_line,
 )
 from littrainer.callbacks.state import TrainerControl, TrainerState
+from littrainer.checkpoint.weights import write_weights
 from tests.scenarios.data import Rows, Stream, vector_rows
+from tests.scenarios.models import tiny_bert_classifier
 from tests.scenarios.trainers import quiet_trainer
 
 LOGS: dict[str, Any] = {
@@ -221,6 +223,16 @@ def test_other_processes_show_no_bar(bars: Bars) -> None:
     assert bars.made == [] and bars.written == []
 
 
+def test_a_save_draws_no_bar_over_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tiny_bert_classifier()
+    drawn = []
+    for write in (model.save_pretrained, lambda folder: write_weights(model, folder), model.save_pretrained):
+        write(tmp_path)
+        drawn.append("Writing model shards" in capsys.readouterr().err)
+    # transformers' own saves draw it before and after.
+    assert drawn == [True, False, True]
+
+
 # ---- Notebooks -------------------------------------------------------------------------------------------------------
 
 
@@ -233,7 +245,6 @@ class Screen(ModuleType):
     def __init__(self) -> None:
         super().__init__("IPython.display")
         self.outputs: list[str] = []
-        self.drawn = 0
 
     def HTML(self, text: str) -> str:
         return text
@@ -241,13 +252,7 @@ class Screen(ModuleType):
     def display(self, html: str, display_id: bool = False) -> Any:
         place = len(self.outputs)
         self.outputs.append(html)
-        self.drawn += 1
-
-        def update(changed: str) -> None:
-            self.outputs[place] = changed
-            self.drawn += 1
-
-        return SimpleNamespace(update=update)
+        return SimpleNamespace(update=lambda changed: self.outputs.__setitem__(place, changed))
 
 
 @pytest.fixture

@@ -60,16 +60,3 @@ def test_a_control_exports_what_transformers_control_exports(switched: tuple[str
     control = TrainerControl(**fields)
     assert control.state() == transformers.TrainerControl(**fields).state()
     assert TrainerControl.from_state(control.state()) == control
-
-
-@pytest.mark.parametrize(
-    ("given", "max_steps", "resolved"), [(0.5, 7, 4), (0.01, 30, 1), (3, 30, 3), (1, 30, 1), (None, 30, 500)]
-)
-def test_an_interval_below_one_is_a_share_of_all_steps(given: float | None, max_steps: int, resolved: int) -> None:
-    names = ("logging_steps", "eval_steps", "save_steps")
-    args: Any = SimpleNamespace(**dict.fromkeys(names, given))
-    state, theirs = TrainerState(), transformers.TrainerState()
-    state.compute_steps(args, max_steps)
-    theirs.compute_steps(args, max_steps)
-    assert [getattr(state, name) for name in names] == [resolved] * 3
-    assert dataclasses.asdict(state) == dataclasses.asdict(theirs)

@@ -136,16 +136,6 @@ def test_shards_in_the_place_of_a_file_have_to_be_complete(own: Path, left: str)
     assert damage_in(own) == ["model.safetensors is missing."]
 
 
-def test_a_damaged_manifest_is_damage(own: Path) -> None:
-    (own / "littrainer_manifest.json").write_text("")
-    (sentence,) = damage_in(own)
-    assert sentence.startswith("littrainer_manifest.json is not readable")
-
-
-def test_a_folder_that_is_not_there_is_damaged(tmp_path: Path) -> None:
-    assert damage_in(tmp_path / "nothing") == [f"{tmp_path / 'nothing'} is no folder."]
-
-
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
@@ -219,14 +209,6 @@ def test_each_shard_of_an_index_has_to_be_there(foreign: Path) -> None:
     assert damage_in(foreign) == []
     (foreign / "model-2.safetensors").unlink()
     assert damage_in(foreign) == ["model-2.safetensors, a shard in model.safetensors.index.json, is missing."]
-
-
-@pytest.mark.parametrize("text", ["[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": null}}'])
-def test_an_index_of_another_kind_is_damage(foreign: Path, text: str) -> None:
-    write_shards(foreign, {"a": "model-1.safetensors"})
-    (foreign / "model.safetensors.index.json").write_text(text)
-    (sentence,) = damage_in(foreign)
-    assert sentence.startswith("model.safetensors.index.json is no readable index")
 
 
 def test_weights_in_the_format_of_early_torch_are_not_taken_for_damage(foreign: Path) -> None:

@@ -179,7 +179,7 @@ def test_what_a_script_gave_its_trainer_is_named_too(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, kind=StepwiseTrainer, given=given)
     report = explanation(trainer, trainer.args)
     assert "EarlyStoppingCallback" in line_of(report, "Trainer callbacks")
-    assert line_of(report, "Lightning callbacks").endswith("TrainerEvents, LearningRateMonitor")
+    assert line_of(report, "Lightning callbacks").endswith("LearningRateMonitor")
     assert "manual" in line_of(report, "optimization")
     assert line_of(report, "profiler='simple'").endswith("given as `lightning`")
 

@@ -4,28 +4,23 @@ from collections import UserDict, namedtuple
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import send_to_device
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
-from transformers.trainer_pt_utils import find_batch_size
 
 from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.data import loaders
 from littrainer.data.loaders import (
     LookaheadLoader,
-    count_examples,
-    first_dimension,
-    has_length,
     lookahead_version,
     on_device,
 )
 from littrainer.data.samplers import EpochSeededSampler
 from littrainer.data.sharding import Share
-from tests.scenarios.data import Rows, SizedStream, Stream, vector_rows
+from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 
@@ -124,35 +119,6 @@ def test_batches_of_a_class_of_their_own_get_their_random_order_seeded_by_epoch_
     assert epochs[0] != epochs[1]
 
 
-@pytest.mark.parametrize(
-    ("dataset", "known"), [([], True), (SizedStream([]), True), (numbered_stream(2), False), (None, False)]
-)
-def test_a_length_is_known_where_len_gives_a_number(dataset: Any, known: bool) -> None:
-    assert has_length(dataset) is known
-
-
-def test_examples_are_counted_in_the_dataset_or_estimated_from_the_batches() -> None:
-    assert count_examples(LookaheadLoader(Numbers(10), 4), batch_size=4) == 10
-    assert count_examples(["batch"] * 3, batch_size=4) == 12
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        torch.zeros(3, 2),
-        torch.tensor(1.0),
-        np.zeros((4, 1)),
-        {"n": torch.tensor(1), "x": torch.zeros(5)},
-        ({"a": None}, [torch.zeros(2)]),
-        {"text": "abc"},
-        [],
-        None,
-    ],
-)
-def test_the_samples_of_a_batch_are_counted_where_transformers_counts_them(batch: Any) -> None:
-    assert first_dimension(batch) == find_batch_size(batch)
-
-
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("processes", [1, 2])
@@ -172,13 +138,6 @@ def test_a_loader_tells_of_all_processes_what_accelerates_tells(
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
-
-
-def test_how_many_samples_a_batch_of_all_processes_has_is_asked_of_what_makes_the_batches() -> None:
-    whole = LookaheadLoader(Numbers(6), batch_size=None, sampler=BatchSampler(range(6), 2, False))
-    assert whole.total_batch_size == 2
-    own: Any = [[0, 1, 2], [3]]
-    assert not hasattr(LookaheadLoader(Numbers(4), batch_sampler=own), "total_batch_size")
 
 
 ELSEWHERE = torch.device("meta")

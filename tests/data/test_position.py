@@ -20,7 +20,6 @@ from littrainer.data.position import (
     without_first_batches,
 )
 from littrainer.data.samplers import EpochSeededSampler
-from littrainer.data.workers import drawn_from, host_states
 from tests.data.test_loaders import Numbers
 from tests.scenarios.data import Stream
 
@@ -58,15 +57,6 @@ def test_reading_goes_on_with_the_batches_and_draws_that_were_left(done: int) ->
     assert loader.dataset.read == list(range(2 * done, 10))
 
 
-def test_what_was_read_for_a_step_that_was_not_made_is_not_kept() -> None:
-    progress = DataProgress()
-    batches = progress.batches(loader_over(10))
-    read(batches, 2)
-    assert progress.state(2, epoch_is_over=False)["before_ahead"] is not None
-    read(batches, 1)
-    assert progress.state(2, epoch_is_over=False)["before_ahead"] is None
-
-
 def test_a_generator_that_reading_draws_from_now_and_then_goes_on_where_it_stood() -> None:
     def rarely_noisy(samples: list[int]) -> Any:
         return (*samples, random.random()) if samples[0] in (12, 24) else samples
@@ -101,15 +91,6 @@ def test_a_loaders_own_generators_go_on_over_an_epochs_end() -> None:
     assert [batch.tolist() for batch in again] == [batch.tolist() for batch in first]
 
 
-def test_an_epoch_is_read_in_place_where_nothing_is_resumed() -> None:
-    progress, loader = DataProgress(), loader_over(4)
-    assert progress.resumed_loader(loader) is loader
-    before = host_states()
-    batches = progress.batches(loader)
-    assert not drawn_from(before, host_states())
-    assert len(list(batches)) == 2 and progress.data_has_ended
-
-
 @pytest.mark.parametrize("kind", [DataLoader, LookaheadLoader])
 def test_batches_of_a_mapped_dataset_are_left_out_without_reading_a_sample(kind: Any) -> None:
     dataset = Numbers(10)
@@ -125,35 +106,12 @@ def test_batches_of_a_mapped_dataset_are_left_out_without_reading_a_sample(kind:
     assert dataset.read == [number for batch in whole[2:] for number in batch]
 
 
-def test_a_shortened_loader_keeps_how_its_batches_are_made_and_what_epoch_they_are_told() -> None:
-    dataset = Numbers(10)
-    loader = LookaheadLoader(
-        dataset, 3, collate_fn=tuple, num_workers=1, prefetch_factor=4, sampler=EpochSeededSampler(dataset, data_seed=1)
-    )
-    shorter = without_first_batches(loader, 1)
-    assert (shorter.collate_fn, shorter.num_workers, shorter.prefetch_factor) == (tuple, 1, 4)
-    assert shorter.samples_in_last_batch() == 1
-    shorter.set_epoch(6)
-    assert loader.sampler.epoch == 6
-
-
 def test_only_the_next_iteration_is_shortened() -> None:
     shorter = without_first_batches(LookaheadLoader(Numbers(6), 2, collate_fn=list), 2)
     assert [list(shorter) for _ in range(2)] == [[[4, 5]], [[0, 1], [2, 3], [4, 5]]]
     assert len(shorter) == 3
     none_left = without_first_batches(LookaheadLoader(Numbers(4), 2), 5)
     assert len(none_left) == 0 and list(none_left) == []
-
-
-def test_a_loader_class_of_the_scripts_own_is_shortened_without_being_constructed_anew() -> None:
-    class Named(DataLoader[Any]):
-        def __init__(self, name: str) -> None:
-            super().__init__(Numbers(6), 2, collate_fn=list)
-            self.name = name
-
-    shorter = without_first_batches(Named("mine"), 1)
-    assert isinstance(shorter, Named) and shorter.name == "mine"
-    assert list(shorter) == [[2, 3], [4, 5]]
 
 
 class OtherBatches(DataLoader[Any]):
@@ -179,12 +137,6 @@ def test_empty_batches_let_each_worker_have_the_batches_it_would_have_had(number
     assert batches[padding][0] == 2 * number
 
 
-@pytest.mark.parametrize("kind", [DataLoader, LookaheadLoader])
-def test_workers_are_handed_no_empty_batch_where_nobody_takes_it_out_again(kind: Any) -> None:
-    shorter = without_first_batches(kind(Numbers(8), 2, num_workers=2), 1)
-    assert [batch.tolist() for batch in shorter] == [[2, 3], [4, 5], [6, 7]]
-
-
 class Tells(IterableDataset[Any]):
     def __init__(self, state: Any = 3) -> None:
         self.state = state
@@ -197,15 +149,6 @@ class Tells(IterableDataset[Any]):
 
     def __iter__(self) -> Any:
         return iter(())
-
-
-@pytest.mark.parametrize(
-    "loader",
-    [DataLoader(Stream([])), DataLoader(Tells(), num_workers=1), DataLoader(Numbers(3)), [1, 2]],
-    ids=["tells nothing", "read by workers", "no stream", "no loader"],
-)
-def test_other_data_has_no_state_that_tells_everything(loader: Any) -> None:
-    assert ExactStreamState.of(loader) is None
 
 
 def test_a_state_that_a_checkpoint_cannot_hold_is_named_once(caplog: pytest.LogCaptureFixture) -> None:

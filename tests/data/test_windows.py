@@ -79,12 +79,6 @@ def test_a_stream_that_ends_within_a_window_never_closes_it() -> None:
     assert [batch.window_size for batch in micro_batches] == [3, 3, 3, 2, 2]
 
 
-def test_a_stream_longer_than_an_epoch_is_read_no_further_than_that() -> None:
-    stream = iter(range(10))
-    assert len(list(windows_over(stream, accumulation=2, length=4))) == 4
-    assert next(stream) == 4
-
-
 @pytest.mark.parametrize(
     ("more", "drawn", "expected"),
     [(-1, [3, 3, 3, 3], "[..][..][..]"), (-2, [2, 2, 2, 2], "[..][..]"), (1, [5, 5, 5, 1], "[..][..][..][..]")],
@@ -130,48 +124,6 @@ def shuffled(dataset: Numbers) -> LookaheadLoader:
 
 def nothing() -> None:
     pass
-
-
-def test_skipped_micro_batches_are_not_read_and_the_rest_is_what_it_would_have_been() -> None:
-    dataset = Numbers(14)
-    whole = windows_over(shuffled(dataset), 2, 7)
-    whole.start_epoch(3)
-    expected = [batch.inputs for batch in whole][4:]
-    dataset.read.clear()
-
-    loader = windows_over(shuffled(dataset), 2, 7)
-    loader.resume_at(ResumePoint(4, None, nothing))
-    loader.start_epoch(3)
-    rest = list(loader)
-    assert [batch.inputs for batch in rest] == expected
-    assert dataset.read == [number for batch in expected for number in batch]
-    assert places(rest) == "[]|"
-    assert [batch.epoch_fraction for batch in rest] == [5 / 7, 6 / 7, 1.0]
-
-
-def test_a_loader_that_cannot_skip_by_index_is_read_from_its_start() -> None:
-    loader = windows_over("abcd", 2, 4)
-    loader.resume_at(ResumePoint(2, None, nothing))
-    assert [batch.inputs for batch in loader] == ["c", "d"]
-
-
-@pytest.mark.parametrize(
-    ("skipped", "events"),
-    [
-        (0, ["restored", ("drawn", 0, 1), ("drawn", 2, 3)]),
-        (2, [("drawn", 2, 3), "restored"]),
-    ],
-)
-def test_without_more_to_go_by_random_states_are_restored_where_transformers_restores_them(
-    skipped: int, events: list[Any]
-) -> None:
-    recorder = Recorder()
-    loader = windows_over(range(4), 2, 4, draw_window=recorder.draw_window)
-    loader.resume_at(ResumePoint(skipped, None, recorder.restore))
-    list(loader)
-    assert recorder.events == events
-    list(loader)
-    assert recorder.events.count("restored") == 1
 
 
 def completeness(loader: WindowLoader) -> list[bool]:

@@ -6,7 +6,6 @@ Flags of the control are in test_data_parallel.py.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from littrainer.distributed import agreement
-from tests.fidelity.conftest import ROOT, environment_of_runs
+from tests.distributed.together import start_processes
 from tests.scenarios.once_per_session import carried_out_once
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
@@ -22,11 +21,8 @@ SIZE = 3
 
 
 def run_together(folder: Path) -> None:
-    command = [sys.executable, "-m", "tests.distributed.agreeing_process"]
-    processes = [
-        subprocess.Popen([*command, str(rank), str(SIZE), str(folder)], cwd=ROOT, env=environment_of_runs())
-        for rank in range(SIZE)
-    ]
+    command = [sys.executable, "-m", "tests.distributed.agreeing_process", str(folder)]
+    processes, _ = start_processes(command, folder, processes=SIZE)
     try:
         for process in processes:
             process.wait(LONGEST_WAIT_SECONDS)

@@ -23,11 +23,6 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Found]:
 
 
 @pytest.fixture(scope="module")
-def folder(together: tuple[Path, Found]) -> Path:
-    return together[0]
-
-
-@pytest.fixture(scope="module")
 def found(together: tuple[Path, Found]) -> Found:
     return together[1]
 
@@ -108,7 +103,10 @@ def test_models_that_ddp_cannot_train_are_refused_by_name(found: Found) -> None:
         assert "VectorClassifier was loaded onto several devices (cpu, disk)" in one["refusals"]
 
 
-def test_only_the_first_process_prints_and_the_one_that_raises_a_flag_alone_is_warned(folder: Path) -> None:
+def test_only_the_first_process_prints_and_the_one_that_raises_a_flag_alone_is_warned(
+    together: tuple[Path, Found],
+) -> None:
+    folder, _ = together
     first, second = ((folder / f"out{rank}").read_text() for rank in range(PROCESSES))
     assert "train_runtime" in first and second == ""
     for rank in range(PROCESSES):

@@ -124,7 +124,7 @@ sys.setswitchinterval(60)
 largest(2)
 """
     (tmp_path / "script.py").write_text(script)
-    for status, output in run_by_hand(tmp_path / "script.py", port=port_for_a_meeting()):
+    for status, output in run_by_hand(tmp_path / "script.py"):
         assert status == 0, output
 
 

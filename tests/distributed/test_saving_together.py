@@ -55,16 +55,12 @@ def check_state(state: dict[str, Any], checkpoints: list[str]) -> None:
     assert state == {"checkpoints": checkpoints, "damage": [[] for _ in checkpoints], "hidden": []}
 
 
-def test_a_checkpoint_holds_a_part_of_each_process_and_its_manifest_names_all(found: Found) -> None:
+def test_a_checkpoint_holds_a_part_of_each_process_and_is_resumed_exactly(found: Found) -> None:
     for one in found:
         check_state(one["whole"]["state"], WHOLE)
         assert one["whole"]["files"] == FILES
         assert one["whole"]["sealed"] == [name for name in FILES if name != "littrainer_manifest.json"]
         assert one["whole"]["saves"] == [2, 4, 6]
-
-
-def test_a_resumed_training_ends_as_one_that_was_never_stopped(found: Found) -> None:
-    for one in found:
         check_equal(one["whole"]["resumed"], one["whole"]["weights"])
 
 
@@ -95,19 +91,13 @@ def test_an_error_in_on_save_of_one_process_ends_both_and_leaves_the_checkpoint(
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_the_death_of_one_process_while_it_saves_ends_the_other_at_once_with_its_rank(
-    found: Found, victim: int
+def test_the_death_of_one_process_while_it_saves_ends_the_other_at_once_and_the_next_run_tidies_up(
+    runs: Path, found: Found, victim: int
 ) -> None:
     assert found[victim][f"{victim} killed"] is None
     other = found[1 - victim][f"{victim} killed"]
     assert f"process {victim} has ended" in other["error"]
     assert other["seconds"] < LONGEST_WAIT.total_seconds() / 2
-
-
-@pytest.mark.parametrize("victim", [0, 1])
-def test_after_the_death_of_a_process_the_checkpoints_before_are_intact_and_the_next_run_tidies_up(
-    runs: Path, found: Found, victim: int
-) -> None:
     run = runs / f"killed{victim}" / "run"
     assert damage_in(run / "checkpoint-2") == [] and not (run / "checkpoint-4").exists()
     trainer = make(run)
@@ -116,15 +106,12 @@ def test_after_the_death_of_a_process_the_checkpoints_before_are_intact_and_the_
     assert sorted(path.name for path in run.iterdir()) == [*WHOLE, "littrainer_run.json"]
 
 
-def test_checkpoints_written_in_the_background_are_the_same(found: Found) -> None:
+def test_checkpoints_written_in_the_background_are_the_same_and_a_failure_ends_both(found: Found) -> None:
     for one in found:
         assert one["background"]["saves"] == [2, 4, 6]
         check_state(one["background"]["state"], WHOLE[1:])
         assert one["background"]["files"] == FILES
         check_equal(one["background"]["weights"], one["whole"]["weights"])
-
-
-def test_a_failure_in_the_background_ends_both_processes(found: Found) -> None:
     first, second = (one["background"]["error"] for one in found)
     assert first.startswith("BackgroundSaveError") and "No space left" in first
     assert second.startswith("FailedElsewhere") and "failed in process 0 with BackgroundSaveError" in second
@@ -137,30 +124,24 @@ def test_a_damaged_newest_checkpoint_is_passed_over_by_both(found: Found) -> Non
         check_equal(one["choosing"]["weights"], one["whole"]["weights"])
 
 
-def test_a_checkpoint_that_cannot_be_resumed_is_refused_in_both(found: Found) -> None:
+def test_a_checkpoint_that_cannot_be_resumed_in_both_is_refused(found: Found) -> None:
     first, second = (one["choosing"] for one in found)
     assert "is damaged: rng_state_1.pth has 10 bytes" in first["damaged"]
     assert "failed in process 0" in second["damaged"] and "rng_state_1.pth has 10 bytes" in second["damaged"]
-    assert "no intact checkpoint" in first["nothing"] and "no intact checkpoint" in second["nothing"]
+    for one in (first, second):
+        assert "no intact checkpoint" in one["nothing"]
+        assert "process 1 is not: give all of them the same resume_from_checkpoint" in one["one sided"]
 
 
-def test_resuming_in_one_process_only_is_refused(found: Found) -> None:
-    for one in found:
-        assert "process 1 is not: give all of them the same resume_from_checkpoint" in one["choosing"]["one sided"]
-
-
-def test_parts_written_on_another_disk_are_brought_to_the_checkpoint(found: Found) -> None:
+def test_parts_written_on_another_disk_are_brought_to_the_checkpoint_which_is_refused_there(found: Found) -> None:
     first, second = (one["disks"] for one in found)
     expected = [f"out/checkpoint-{step}/{name}" for step in (2, 4) for name in FILES]
     assert first["one writes"] == expected and second["one writes"] == []
     both = [[f"checkpoint-{step}/{name}" for step in (2, 4) for name in FILES], []]
     assert first["another folder in each"] == second["another folder in each"] == both
-
-
-def test_a_checkpoint_that_one_process_does_not_see_is_refused_with_its_rank(found: Found) -> None:
-    for one in found:
-        assert "Process 1 on" in one["disks"]["not seen"] and "finds no such folder" in one["disks"]["not seen"]
-        assert "save_on_each_node=True" in one["disks"]["not seen"]
+    for one in (first, second):
+        assert "Process 1 on" in one["not seen"] and "finds no such folder" in one["not seen"]
+        assert "save_on_each_node=True" in one["not seen"]
 
 
 def test_each_node_writes_a_whole_checkpoint_to_a_disk_of_its_own_and_resumes_from_it(found: Found) -> None:
@@ -194,17 +175,13 @@ def test_a_signal_to_one_process_saves_once_stops_both_and_training_goes_on_exac
         check_equal(stopped["resumed"], one["signals"]["whole"])
 
 
-def test_the_folder_of_another_run_is_refused_in_both_and_free_afterwards(found: Found) -> None:
+def test_the_folder_of_another_run_or_below_a_file_is_refused_in_both(found: Found) -> None:
     first, second = (one["claims"] for one in found)
     assert first["error"].startswith("RuntimeError: Another run, a process")
     assert "failed in process 0" in second["error"] and "Another run, a process" in second["error"]
     check_state(first["after"], ["checkpoint-2"])
-
-
-def test_an_output_dir_that_cannot_be_created_is_an_error_in_both(found: Found) -> None:
-    first, second = (one["claims"]["below a file"] for one in found)
-    assert first.startswith("NotADirectoryError")
-    assert "creating output_dir=" in second and "failed in process 0 with NotADirectoryError" in second
+    assert first["below a file"].startswith("NotADirectoryError")
+    assert "creating output_dir=" in second["below a file"] and "process 0 with NotADirectory" in second["below a file"]
 
 
 def test_what_a_lightning_callback_saves_holds_a_part_of_each_process(found: Found) -> None:

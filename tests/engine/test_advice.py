@@ -53,12 +53,6 @@ def test_a_failed_evaluation_names_the_step_at_which_it_is(tmp_path: Path) -> No
     assert note.startswith("It came up with a batch of the evaluation at optimizer step 2 of 4: x float32 (1, 6) from ")
 
 
-def test_a_training_goes_on_as_before_behind_a_failed_one(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, Failing(False), max_steps=4)
-    notes_of(trainer, OverflowError)
-    assert trainer.train().global_step == 4
-
-
 def told(error: BaseException, model: nn.Module, batch: Any, evaluates: bool = False, **changes: Any) -> list[str]:
     return advice_for(error, model, batch, TrainingArguments("out", use_cpu=True, **changes), evaluates)
 

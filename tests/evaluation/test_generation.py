@@ -32,20 +32,17 @@ def test_settings_that_contradict_each_other_are_refused_with_what_is_wrong() ->
         load_config(wanted)
 
 
-BROKEN_FILES = {
-    "no JSON": ("{", OSError, "JSON"),
-    "sampling without sampling": ('{"temperature": 0.5, "do_sample": false}', ValueError, "temperature"),
-}
-
-
-@pytest.mark.parametrize("content", BROKEN_FILES)
-def test_a_broken_file_is_refused_with_its_name_and_what_is_wrong(tmp_path: Path, content: str) -> None:
-    text, error, words = BROKEN_FILES[content]
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [("{", OSError, "JSON"), ('{"temperature": 0.5, "do_sample": false}', ValueError, "temperature")],
+)
+def test_a_broken_file_is_refused_with_its_name_and_what_is_wrong(
+    tmp_path: Path, text: str, error: type[Exception], words: str
+) -> None:
     (tmp_path / "broken.json").write_text(text)
-    with pytest.raises(error) as caught:
+    with pytest.raises(error, match=words) as caught:
         load_config(tmp_path / "broken.json")
     assert f"generation_config={str(tmp_path / 'broken.json')!r}" in str(caught.value)
-    assert words in str(caught.value)
 
 
 def test_a_path_that_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,10 +51,9 @@ def test_a_path_that_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyP
         load_config("./nowhere/at/all")
 
 
-@pytest.mark.parametrize("wanted", [7, {"max_length": 7}, True])
-def test_a_value_of_another_type_is_refused(wanted: Any) -> None:
-    with pytest.raises(TypeError, match=f"generation_config is an? {type(wanted).__name__}; give a GenerationConfig"):
-        load_config(wanted)
+def test_a_value_of_another_type_is_refused() -> None:
+    with pytest.raises(TypeError, match="generation_config is a dict; give a GenerationConfig"):
+        load_config({"max_length": 7})
 
 
 def test_the_padding_token_is_the_tokenizers_or_else_the_models() -> None:

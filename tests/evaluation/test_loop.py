@@ -64,12 +64,6 @@ def test_a_prediction_made_by_a_callback_during_training_is_an_evaluation_to_lig
     assert modes == [True, True]
 
 
-def test_preparing_the_model_is_timed_in_the_first_evaluation_and_not_after_training(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, max_steps=1)
-    trainer.train()
-    assert "eval_model_preparation_time" not in trainer.evaluate()
-
-
 class LossesOf(VectorClassifier):
     """Its loss at each batch is the next of a list."""
 

@@ -54,19 +54,25 @@ def measured(folder: Path, model: nn.Module, **given: Any) -> Any:
     return trainer.evaluate()
 
 
-@pytest.mark.parametrize(
-    ("reduce", "shape"),
-    [
-        (lambda logits: {"logits": logits.mean(dim=0)}, r"\(2,\)"),
-        (lambda logits: {"logits": logits[:1]}, r"\(1, 2\)"),
-        (lambda logits: {"logits": logits.repeat(2, 1)[1:]}, r"\(5, 2\)"),
-        (lambda logits: {"logits": logits[:1], "other": logits.sum()}, r"\(1, 2\), other of shape \(\)"),
-    ],
-    ids=["mean over the batch", "first row", "more rows", "a number beside it"],
-)
-def test_predictions_that_lose_the_batch_are_named_with_their_shape(tmp_path: Path, reduce: Any, shape: str) -> None:
-    with pytest.raises(ValueError, match=rf"logits of shape {shape}.*'labels' have 3 rows.*first dimension"):
-        measured(tmp_path, Reducing(reduce))
+# What the model returns -> what is said of it; None if that is enough.
+REDUCED: dict[str, tuple[Any, str | None]] = {
+    "mean over the batch": (lambda logits: {"logits": logits.mean(dim=0)}, r"logits of shape \(2,\)"),
+    "first row": (lambda logits: {"logits": logits[:1]}, r"logits of shape \(1, 2\)"),
+    "more rows": (lambda logits: {"logits": logits.repeat(2, 1)[1:]}, r"logits of shape \(5, 2\)"),
+    "a number beside it": (lambda logits: {"logits": logits[:1], "other": logits.sum()}, r"other of shape \(\)"),
+    "one number beside logits": (lambda logits: {"auxiliary": logits.mean(), "logits": logits}, None),
+    "nested beside": (lambda logits: {"logits": logits.mean(dim=0), "states": (logits,)}, None),
+}
+
+
+@pytest.mark.parametrize("kind", REDUCED)
+def test_predictions_that_lose_the_batch_are_named_with_their_shape(tmp_path: Path, kind: str) -> None:
+    reduce, told = REDUCED[kind]
+    if told is None:
+        assert "eval_loss" in measured(tmp_path, Reducing(reduce))
+    else:
+        with pytest.raises(ValueError, match=rf"{told}.*'labels' have 3 rows.*first dimension"):
+            measured(tmp_path, Reducing(reduce))
 
 
 def test_labels_of_another_length_than_the_predictions_are_refused(tmp_path: Path) -> None:
@@ -78,27 +84,13 @@ def test_labels_of_another_length_than_the_predictions_are_refused(tmp_path: Pat
         measured(tmp_path, Reducing(lambda logits: {"logits": logits}), data_collator=too_many_labels)
 
 
-@pytest.mark.parametrize(
-    "reduce",
-    [
-        lambda logits: {"auxiliary": logits.mean(), "logits": logits},
-        lambda logits: {"logits": logits.mean(dim=0), "states": (logits,)},
-    ],
-    ids=["one number beside logits", "nested beside"],
-)
-def test_one_output_with_a_row_for_each_label_is_enough(tmp_path: Path, reduce: Any) -> None:
-    assert "eval_loss" in measured(tmp_path, Reducing(reduce))
-
-
-def test_parts_of_the_loss_come_as_one_number_for_each_batch(tmp_path: Path) -> None:
+def test_predictions_may_have_any_shape_if_the_script_shapes_them_or_measures_nothing(tmp_path: Path) -> None:
     def shapes(prediction: Any) -> dict[str, Any]:
         return {"shapes": [part.shape for part in prediction.predictions]}
 
+    # Parts of the loss come as one number for each batch.
     parts = Reducing(lambda logits: {"cross_entropy": logits.mean(), "penalty": logits.abs().mean()})
     assert measured(tmp_path, parts, compute_metrics=shapes)["eval_shapes"] == [(3,), (3,)]
-
-
-def test_predictions_may_have_any_shape_where_the_script_shapes_them_or_measures_nothing(tmp_path: Path) -> None:
     model = Reducing(lambda logits: {"logits": logits.mean()})
     assert "eval_loss" in measured(tmp_path, model, preprocess_logits_for_metrics=lambda logits, labels: logits)
     assert "eval_loss" in measured(tmp_path, model, compute_metrics=None)

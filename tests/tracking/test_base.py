@@ -68,7 +68,7 @@ def test_a_failure_is_told_once_with_service_and_cause_and_the_next_training_tri
         assert trainer.train().global_step == 3
         trainer.evaluate()
         assert [record.getMessage() for record in caplog.records if "Reporting" in record.getMessage()] == [
-            "Reporting to NotingTracker failed (ConnectionError: no route). Training goes on, and nothing more is "
+            "Reporting to NotingTracker failed (ConnectionError: no route). Training continues, and nothing more is "
             "reported there."
         ]
         assert tracker.has_failed

@@ -116,8 +116,8 @@ def test_what_lightnings_callbacks_log_lands_in_the_same_run_and_one_that_fails_
         assert trainer.train().global_step == 2
     told = [record.getMessage() for record in caplog.records if "Reporting to" in record.getMessage()]
     assert told == [
-        "Reporting to NotedLogger failed (ConnectionError: the server is gone). Training goes on, and nothing more is "
-        "reported there."
+        "Reporting to NotedLogger failed (ConnectionError: the server is gone). Training continues, and nothing more "
+        "is reported there."
     ]
     assert broken.calls == ["failed"]
     assert [name for _, row in noted.rows for name in row if name.startswith("lr-")] == RATES * 2

@@ -7,15 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
 
-import pytest
-
-from littrainer.training import preemption
-from littrainer.training.preemption import Preemption, listed_callbacks
+from littrainer.training.preemption import Preemption
 from tests.fidelity.conftest import environment_of_runs
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
@@ -71,21 +65,3 @@ def test_a_process_on_its_own_needs_no_agreement() -> None:
         assert preemption.agreed is signal.SIGUSR1
     finally:
         preemption.stop()
-
-
-@pytest.mark.parametrize("is_loaded", [True, False])
-def test_no_callback_is_listed_where_transformers_has_none_or_is_not_loaded(
-    monkeypatch: pytest.MonkeyPatch, is_loaded: bool
-) -> None:
-    monkeypatch.setattr(preemption, "is_installed", lambda: True)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
-        monkeypatch.delitem(sys.modules, name)
-    if is_loaded:
-        # As a package of transformers 4, which is without that module.
-        package = ModuleType("transformers")
-        package.__path__ = []
-        package.__spec__ = ModuleSpec("transformers", None, is_package=True)
-        monkeypatch.setitem(sys.modules, "transformers", package)
-    trainer: Any = SimpleNamespace(args=SimpleNamespace(enable_jit_checkpoint=True))
-    assert listed_callbacks(trainer) == []
-    assert ("transformers" in sys.modules) == is_loaded

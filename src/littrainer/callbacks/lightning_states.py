@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 # What Lightning's checkpoints hold that a callback may look at, or replace, in `on_save_checkpoint`.
 WEIGHTS = "state_dict"
-# Stands for the weights of the model at the checkpoint, which are in files of their own.
+# Stands for the weights of the model at the checkpoint, which are in other files.
 THE_MODELS_WEIGHTS = "the weights of the model"
 
 
@@ -72,7 +72,7 @@ def restore_lightning_callbacks(
     """Give Lightning callbacks what the checkpoint has for them.
 
     Parameters:
-        record: what `littrainer_resume.pt` holds; None where the checkpoint has none.
+        record: what `littrainer_resume.pt` holds; None if the checkpoint has none.
     """
     states = (record or {}).get("lightning_callbacks", {})
     additions = (record or {}).get("lightning_additions", {})

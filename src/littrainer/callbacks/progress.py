@@ -26,12 +26,12 @@ UNITS = {"runtime": "s", "samples_per_second": "samples/s"}
 # What is left out of lines, since the bar shows it.
 SHOWN_BY_BARS = "steps_per_second"
 WIDEST_LINE = 100
-# In the place of the space between a name and its value, where no line is broken.
+# Stands between a name and its value, where a line must not break.
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def readable(logs: dict[str, Any], max_str_len: int | None = None) -> dict[str, Any]:
-    """Logs for a terminal: numbers in four digits, no `total_flos`, long strings replaced by their length."""
+    """Return logs with numbers in four digits, without `total_flos`, and with the length in place of long strings."""
     shown: dict[str, Any] = {}
     for name, value in logs.items():
         if name == "total_flos":
@@ -57,7 +57,7 @@ def label_of(prefix: str, generates: bool = False) -> str:
 
 
 def result_line(logs: dict[str, Any], state: TrainerState, max_str_len: int | None = None) -> str:
-    """Return logs as one line for a terminal, in columns; it goes on in another one where it would be too wide."""
+    """Return logs as one line in columns for a terminal; if it is too wide, it continues in the next line."""
     shown = readable(logs, max_str_len)
     # What takes time is logged with its duration.
     prefix = next((name.removesuffix("_runtime") for name in shown if name.endswith("_runtime")), "")
@@ -76,7 +76,7 @@ def result_line(logs: dict[str, Any], state: TrainerState, max_str_len: int | No
 
 
 def shows_bars(args: Any) -> bool:
-    """Whether bars are drawn: on a terminal, and wherever a script asked for them with `disable_tqdm=False`."""
+    """Whether bars are drawn: on a terminal, or if a script asked for them with `disable_tqdm=False`."""
     # A library may hand its own arguments to callbacks.
     return getattr(args, "_asked_for_bars", False) or (sys.stderr is not None and sys.stderr.isatty())
 
@@ -85,8 +85,8 @@ class ProgressCallback(TrainerCallback):
     """A tqdm bar over the optimizer steps, one over each evaluation, and the logs written above them.
 
     The training's bar ends in the last logged loss and learning rate. On a terminal the logs are lines in columns;
-    in a file or a pipe they are printed as transformers prints them, for programs that read them. Where stderr is no
-    terminal, and nobody asked for bars, only the logs are written.
+    in a file or a pipe they are printed as transformers prints them, for programs that read them. If stderr is not a
+    terminal, and the script did not ask for bars, only the logs are printed.
 
     Parameters:
         max_str_len: characters up to which a logged string is shown.
@@ -112,9 +112,9 @@ class ProgressCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Move the training bar; after a resume it jumps to the step that training is at."""
         if self.training_bar is not None:
+            self._name_training_bar(SAVING if control.should_save and not control.should_evaluate else TRAINING)
             self.training_bar.update(state.global_step - self.current_step)
             self.current_step = state.global_step
-            self._name_training_bar(SAVING if control.should_save and not control.should_evaluate else TRAINING)
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Let the training bar say that a checkpoint is written, if that comes next."""
@@ -122,7 +122,7 @@ class ProgressCallback(TrainerCallback):
             self._name_training_bar(SAVING)
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Let the training bar say that training goes on."""
+        """Let the training bar say that training continues."""
         self._name_training_bar(TRAINING)
 
     def on_prediction_step(
@@ -198,7 +198,7 @@ def name_evaluation(callbacks: Iterable[Any], label: str) -> None:
 
 
 class PrinterCallback(TrainerCallback):
-    """Prints the logs, one line each time, where progress bars are switched off."""
+    """Prints the logs, one line each time, if progress bars are switched off."""
 
     def on_log(
         self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **kwargs: Any

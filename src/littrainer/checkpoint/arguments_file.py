@@ -1,6 +1,6 @@
 """The arguments of a run as files: training_args.bin for other tools, littrainer_run.json for `littrainer report`.
 
-The first names transformers' classes, and so opens where littrainer is not installed. Nothing here reads either.
+The first names transformers' classes, and so opens if littrainer is not installed. Nothing here reads either.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NAMES_IN_TRANSFORMERS: dict[str, tuple[str, str]] = {
 def write_arguments(args: TrainingArguments, path: Path | str) -> None:
     """Write training arguments, without secrets, as transformers would."""
     shared = copy.copy(args)
-    # None, as where nothing was given: a mask would be taken for the secret by who reads the file.
+    # None, as if nothing was given: who reads the file would take a mask for the secret.
     vars(shared).update(without_secrets(vars(args), mask=lambda name: None))
     # It may hold objects of Lightning, a whole model among them, and means nothing to other tools.
     shared.lightning = None

@@ -63,9 +63,6 @@ def make_output_dir(folder: str) -> None:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
         reason = "is a file" if os.path.isfile(folder) else f"cannot be made ({error.strerror})"
-        for link in (Path(folder), *Path(folder).parents):
-            if link.is_symlink() and not link.exists():
-                reason = f"cannot be made: {link} is a link to {os.readlink(link)}, which is not there"
         raise OSError(
             error.errno,
             f"output_dir={folder!r} {reason}. Give the path of a folder that can be written to",
@@ -80,10 +77,7 @@ def shards_of(index: Path) -> list[str]:
         ValueError: it is no such index; the error does not name it.
     """
     try:
-        shards = sorted({*json.loads(index.read_text("utf-8"))["weight_map"].values()})
-        if not all(isinstance(shard, str) for shard in shards):
-            raise TypeError("its weight_map names other things than files")
-        return shards
+        return sorted({*json.loads(index.read_text("utf-8"))["weight_map"].values()})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"is no readable index of shards ({error!r})") from error
 

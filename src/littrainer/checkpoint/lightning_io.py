@@ -1,6 +1,6 @@
 """Checkpoints of a `lightning.Trainer` as folders that `from_pretrained` loads, and resuming from those of a Trainer.
 
-A folder holds the model as transformers has it, and beside it Lightning's own state in one file.
+A folder holds the model as transformers writes it, and Lightning's state in one file more.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from littrainer.checkpoint.weights import load_weights, write_weights
 from littrainer.checkpoint.writer import SavedTraining, note_best_checkpoint, write_checkpoint
 from littrainer.distributed.agreement import are_several, failing_together
 
-# In that file: weights of the LightningModule beside the model's.
+# In that file: weights of the LightningModule that are not the model's.
 FURTHER_WEIGHTS = "further_weights"
-# Parts of Lightning's checkpoint that a Trainer's has in files of its own.
+# Parts of Lightning's checkpoint that have other files in a Trainer's.
 IN_FILES_OF_A_TRAINER = ("optimizer_states", "lr_schedulers")
 ADVICE = (
     "Keep tensors, numbers, text and containers of them in Lightning's state, and leave out other hyper-parameters "
@@ -48,7 +48,7 @@ class TransformersCheckpointIO(CheckpointIO):
         attribute: the name under which the LightningModule carries the model.
         max_shard_size: bytes, or text such as "5GB", beyond which weights are spread over several files.
         accumulate_grad_batches: micro-batches per optimizer step in the training that wrote a checkpoint of
-            transformers; only needed where it was written in the middle of an epoch.
+            transformers; only needed if it was written in the middle of an epoch.
     """
 
     def __init__(
@@ -68,11 +68,6 @@ class TransformersCheckpointIO(CheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write a folder; it appears when it is complete, and replaces what is at its place only then.
-
-        Parameters:
-            checkpoint: Lightning's checkpoint.
-            path: the folder.
-            storage_options: none are taken.
 
         Raises:
             TypeError: storage options are given; there are none.
@@ -112,7 +107,6 @@ class TransformersCheckpointIO(CheckpointIO):
         The weights are loaded into the model too. Nothing but tensors, numbers, text and containers is ever loaded.
 
         Parameters:
-            path: the folder.
             map_location, weights_only: without effect; loading is to the CPU, and always of weights only.
 
         Raises:
@@ -146,9 +140,6 @@ class TransformersCheckpointIO(CheckpointIO):
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete a checkpoint, a folder or a file of Lightning's own format.
-
-        Parameters:
-            path: the folder or file.
 
         Raises:
             ValueError: the path is not local, or a folder that holds no checkpoint.
@@ -197,7 +188,7 @@ class TrainerCheckpointIO(TransformersCheckpointIO):
         state: dict[str, Any] = {}
         with failing_together(f"collecting {folder}"):
             if training.args.should_save:
-                # Optimizer and schedule have files of their own.
+                # Optimizer and schedule have other files.
                 others = {name: value for name, value in checkpoint.items() if name not in IN_FILES_OF_A_TRAINER}
                 state = {LIGHTNING_STATE_NAME: self._weights_and_state(others)[1]}
                 folder.parent.mkdir(parents=True, exist_ok=True)
@@ -206,28 +197,17 @@ class TrainerCheckpointIO(TransformersCheckpointIO):
 
 
 def save_in_each_process(strategy: Any) -> None:
-    """Let all processes write what a Lightning callback saves; by itself a strategy calls its plugin in the first only.
-
-    Parameters:
-        strategy: that of a Trainer's `lightning.Trainer`.
-    """
+    """Let all processes write what a Lightning callback saves, since a strategy calls its plugin in the first only."""
     plugin = strategy.checkpoint_io
     if isinstance(plugin, TrainerCheckpointIO) and are_several():
         strategy.save_checkpoint = plugin.save_checkpoint
 
 
 def with_checkpoint_io(plugins: list[Any], model: nn.Module, training: Callable[[], SavedTraining]) -> list[Any]:
-    """The plugins for the `lightning.Trainer` of a Trainer: one of them writes checkpoints, a user's own or ours.
-
-    A `TransformersCheckpointIO` that was given no model stands for ours; the Trainer heeds its `max_shard_size` too.
-
-    Parameters:
-        model, training: as `TrainerCheckpointIO` takes them.
-    """
-    others = [one for one in plugins if type(one) is not TransformersCheckpointIO or one.model is not None]
-    if any(isinstance(plugin, CheckpointIO) for plugin in others):
-        return others
-    return [*others, TrainerCheckpointIO(model, training)]
+    """Add the plugin that writes checkpoints to those of a Trainer's `lightning.Trainer`, unless a user's does."""
+    if any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+        return plugins
+    return [*plugins, TrainerCheckpointIO(model, training)]
 
 
 def _local(path: str | Path) -> Path:

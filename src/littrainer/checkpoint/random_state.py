@@ -1,6 +1,6 @@
 """The states of all random number generators, as rng_state.pth holds them.
 
-A ValueError says that a file is damaged, could run code, or holds no such states.
+A ValueError says that a file is damaged or could run code.
 """
 
 from __future__ import annotations
@@ -14,16 +14,12 @@ import numpy as np
 import torch
 
 from littrainer.checkpoint.layout import RANDOM_STATE_NAME
-from littrainer.checkpoint.safe_loading import OTHER_CHECKPOINT, load_tensors
+from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.data.workers import numpy_state, plain_numpy_state
 
 
 def capture_random_states(gpu: bool = True) -> dict[str, Any]:
-    """The states of Python's, NumPy's and torch's generators, and of the current GPU's where there is one.
-
-    Parameters:
-        gpu: false leaves the GPU's out.
-    """
+    """The states of Python's, NumPy's and torch's generators, and of the current GPU's if there is one."""
     states: dict[str, Any] = {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
@@ -61,11 +57,7 @@ def rank_file(rank: int | str) -> str:
 
 
 def portable_states(states: Mapping[str, Any]) -> dict[str, Any]:
-    """States as a checkpoint of Lightning can keep them: tensors, numbers, texts and tuples of them.
-
-    Parameters:
-        states: what `capture_random_states` returned.
-    """
+    """States as a checkpoint of Lightning can keep them: tensors, numbers, texts and tuples of them."""
     others = {name: value for name, value in states.items() if name not in ("cpu", "numpy")}
     return {"torch": states["cpu"], "numpy": plain_numpy_state(states["numpy"]), **others}
 
@@ -78,17 +70,8 @@ def states_of_portable(portable: Mapping[str, Any]) -> dict[str, Any]:
     return {name: state.cpu() if isinstance(state, torch.Tensor) else state for name, state in states.items()}
 
 
-def restore_random_states(path: Path) -> None:
-    """Put back the states that a file holds."""
-    states = read_random_states(path)
-    try:
-        set_random_states(states)
-    except Exception as error:
-        raise ValueError(f"{path} holds no states of random generators ({error}). {OTHER_CHECKPOINT}") from error
-
-
 def set_random_states(states: dict[str, Any]) -> None:
-    """Put back states that `capture_random_states` returned; a GPU's only where they hold them."""
+    """Put back states that `capture_random_states` returned; a GPU's only if they hold them."""
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.random.set_rng_state(states["cpu"])

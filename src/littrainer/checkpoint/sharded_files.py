@@ -46,25 +46,22 @@ def nested_state(flat: Mapping[str, Any]) -> dict[str, Any]:
             number, _, entry = name.removeprefix(GROUPS).partition(".")
             groups.setdefault(int(number), {})[entry] = value
         elif name.startswith(STATE):
-            # Names of parameters have dots, those of entries have not.
+            # Names of parameters have dots, those of entries do not.
             parameter, _, entry = name.removeprefix(STATE).rpartition(".")
             state.setdefault(parameter, {})[entry] = value
     return {"state": state, "param_groups": [groups[number] for number in sorted(groups)]}
 
 
 def stored_weights(folder: Path) -> dict[str, TensorStorageMetadata | None]:
-    """What a folder of weights holds by the model's names, as `stored_tensors` has it."""
+    """What a folder of weights holds by the model's names, as `stored_tensors` returns it."""
     return {name.removeprefix(f"{WEIGHTS_KEY}."): entry for name, entry in stored_tensors(folder).items()}
 
 
 def read_optimizer_into(folder: Path, parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Read this process's part of an optimizer's state.
+    """Read this process's part of an optimizer's state, with names of parameters.
 
     Parameters:
         parameters: by name; entries of the same shape are spread as they are.
-
-    Returns:
-        the state with names of parameters.
     """
     wanted: dict[str, Any] = {}
     for name, entry in stored_tensors(folder).items():
@@ -160,7 +157,6 @@ class _Index(pickle.Unpickler):
         self._path = path
 
     def find_class(self, module: str, name: str) -> Any:
-        """A part of an index by its name."""
         is_format = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if not is_format and name not in PARTS_OF_AN_INDEX.get(module, ()):
             raise _Refused(

@@ -51,12 +51,7 @@ WHOLE_MODEL = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)(\.i
 
 
 class Findings(NamedTuple):
-    """What is found out about a checkpoint.
-
-    Parameters:
-        damage: a sentence for each damaged file.
-        edits: each file that was changed, added or removed since the checkpoint was written, which is complete with it.
-    """
+    """A sentence for each damaged file; and the files that were edited, with which the checkpoint is complete."""
 
     damage: list[str]
     edits: list[str]
@@ -68,24 +63,17 @@ _found: dict[Path, tuple[dict[str, tuple[int, int, int]], Manifest | None, Findi
 
 
 def damage_in(folder: Path) -> list[str]:
-    """What is wrong with a checkpoint, one sentence for each damaged file; empty where it is intact.
+    """Return what is wrong with a checkpoint, one sentence for each damaged file; empty if it is intact.
 
     With a manifest, every file in it has to be there with its size and checksum. Files that somebody has edited, added,
     or replaced by others are no damage as long as the checkpoint is complete with them (`edits_in`). Without one, as
     transformers writes checkpoints, every file has to be complete as far as its own format can tell.
-
-    Parameters:
-        folder: the checkpoint's folder.
     """
     return list(_inspected(Path(folder)).damage)
 
 
 def edits_in(folder: Path) -> list[str]:
-    """What somebody has changed, added or removed since a checkpoint was written; empty where there is no manifest.
-
-    Parameters:
-        folder: the checkpoint's folder.
-    """
+    """Return what was changed, added or removed since a checkpoint was written; empty if it has no manifest."""
     return list(_inspected(Path(folder)).edits)
 
 
@@ -141,14 +129,14 @@ def _compare(folder: Path, manifest: Manifest, present: set[str]) -> Findings:
             else:
                 changed.append(name)
     added = sorted(name for name in present - manifest.files.keys() if not NOT_READ.fullmatch(name))
-    # The state also where it is as it was written: in a copy it may not be the one of that folder.
+    # The state even if it is as it was written: in a copy it may not be the one of that folder.
     damage += _damage_by_grammar(folder, present.intersection((*added, TRAINER_STATE_NAME)))
     edits = {"changed": changed, "added": added, "gone": gone}
     return Findings([*dict.fromkeys(damage)], [f"{name} {how}" for how, names in edits.items() for name in names])
 
 
 def _reason_against_an_edit(path: Path, read: FileRecord, expected: FileRecord) -> str | None:
-    """What is wrong with a file that is not as it was written; None where it is a whole text, as editors leave it."""
+    """Return what is wrong with a file that is not as it was written; None if it is a text that is whole."""
     if path.suffix == ".json":
         reason = (state_damage if path.name == TRAINER_STATE_NAME else json_damage)(path)
         return reason and f"is damaged: {reason}"
@@ -212,11 +200,7 @@ IN_PLACE_OF = {
 
 
 def missing_from(present: set[str], needed: Iterable[str]) -> list[str]:
-    """Those of the files that a resume needs which neither are there nor have others in their place.
-
-    Parameters:
-        present: paths of files, relative to the checkpoint's folder.
-    """
+    """Return the files that a resume needs and that neither are there nor have others in their place."""
     absent = [name for name in needed if name not in present]
     return [name for name in absent if not any(_is_one_of(other, IN_PLACE_OF.get(name, ())) for other in present)]
 
@@ -230,7 +214,7 @@ def _missing_shards(folder: Path, index: str) -> list[str]:
 
 
 def json_damage(path: Path) -> str | None:
-    """Why a file is no JSON; None where it is."""
+    """Return why a file is no JSON; None if it is."""
     try:
         json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -239,7 +223,7 @@ def json_damage(path: Path) -> str | None:
 
 
 def state_damage(path: Path) -> str | None:
-    """Why a trainer_state.json is not the one of its folder; None where it may be."""
+    """Return why a trainer_state.json is not the one of its folder; None if it may be."""
     if reason := json_damage(path):
         return reason
     state = json.loads(path.read_text("utf-8"))
@@ -273,7 +257,7 @@ def archive_damage(path: Path) -> str | None:
         return "it does not begin as a file of torch.save does" if start else "it is empty"
     try:
         with zipfile.ZipFile(path) as archive:
-            # All are 0 where a script has switched them off.
+            # All are 0 if a script has switched them off.
             has_sums = any(entry.CRC for entry in archive.infolist())
             member = archive.testzip() if has_sums else None
     except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
@@ -292,7 +276,7 @@ FORMATS: dict[re.Pattern[str], Callable[[Path], str | None]] = {
 
 
 def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> str | None:
-    """The intact checkpoint with the highest step in a folder, or None where there is none.
+    """Return the intact checkpoint with the highest step in a folder, or None.
 
     Newer ones that are damaged are passed over with a warning that names the damaged files.
 

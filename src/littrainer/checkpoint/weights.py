@@ -32,11 +32,12 @@ from littrainer.checkpoint.safe_loading import (
     refuse_unsafe,
 )
 from littrainer.errors.lazy_isinstance import is_a
+from littrainer.model.facts import users_model
 
 logger = logging.getLogger(__name__)
 
 WEIGHTS_INDEX_NAME = "pytorch_model.bin.index.json"
-# What modules keep beside tensors (`get_extra_state`); safetensors holds tensors only.
+# What modules keep besides tensors (`get_extra_state`); safetensors holds tensors only.
 EXTRA_STATE_NAME = "littrainer_extra_state.pt"
 EXTRA_STATE_SUFFIX = "_extra_state"
 # Beyond it the weights are spread over several files, as `save_pretrained` does.
@@ -57,18 +58,18 @@ def write_weights(
     state_dict: Mapping[str, Any] | None = None,
     max_shard_size: int | str | None = None,
 ) -> None:
-    """Write a model's weights, and its configuration where it has one; of a model with adapters only these.
+    """Write a model's weights, and its configuration if it has one; of a model with adapters only these.
 
     Parameters:
-        output_dir: the folder, created where it does not exist.
+        output_dir: the folder, created if it does not exist.
         state_dict: weights to write in the place of the model's own.
         max_shard_size: bytes, or text such as "5GB", beyond which the weights are spread over several files.
 
     Raises:
-        ValueError: a weight has no values (device meta), or something beside tensors that could not be loaded safely.
+        ValueError: a weight has no values (device meta), or what is no tensor could not be loaded safely.
     """
     os.makedirs(output_dir, exist_ok=True)
-    inner: Any = without_wrappers(model)
+    inner: Any = users_model(model)
     if not is_a(inner, "pretrained model"):
         _write_plain(model, Path(output_dir), state_dict, max_shard_size or MAX_SHARD_SIZE)
         return
@@ -84,10 +85,7 @@ def write_weights(
 @contextlib.contextmanager
 def _without_bar_of_files() -> Iterator[None]:
     """Keep transformers 5 from drawing a bar, "Writing model shards", at each save."""
-    set_hook: Any = getattr(sys.modules.get("transformers.utils.logging"), "set_tqdm_hook", None)
-    if set_hook is None:
-        yield
-        return
+    set_hook: Any = getattr(sys.modules.get("transformers.utils.logging"), "set_tqdm_hook", lambda hook: None)
     earlier = set_hook(_no_bar)
     try:
         yield
@@ -110,34 +108,11 @@ def writes_given_weights(model: Any) -> bool:
     Adapters and quantized weights are taken from the model itself, and so may be what a `save_pretrained` of a user's
     own writes; these are written before training goes on.
     """
-    inner = without_wrappers(model)
+    inner = users_model(model)
     if carries_adapters(inner) or getattr(inner, "hf_quantizer", None) is not None:
         return False
     save_pretrained = getattr(type(inner), "save_pretrained", None)
     return save_pretrained is None or (save_pretrained.__module__ or "").partition(".")[0] in WRITES_WHAT_IT_IS_GIVEN
-
-
-def asked_shard_size(plugins: Any) -> int | str | None:
-    """The size beyond which weights are spread over several files; None if no plugin of Lightning says one.
-
-    Parameters:
-        plugins: one, a list of them, or None.
-    """
-    for plugin in plugins if isinstance(plugins, list) else [plugins]:
-        if getattr(plugin, "max_shard_size", None) is not None:
-            return plugin.max_shard_size
-    return None
-
-
-def without_wrappers(model: nn.Module) -> nn.Module:
-    """The module inside `torch.compile` and DistributedDataParallel."""
-    while True:
-        inner = getattr(model, COMPILED_PART, None)
-        if inner is None and isinstance(model, nn.parallel.DistributedDataParallel):
-            inner = model.module
-        if inner is None:
-            return model
-        model = inner
 
 
 def _write_plain(model: nn.Module, folder: Path, given: Mapping[str, Any] | None, max_shard_size: int | str) -> None:
@@ -158,7 +133,7 @@ def _write_plain(model: nn.Module, folder: Path, given: Mapping[str, Any] | None
     if extras:
         torch.save(extras, extras_path)
         refuse_unsafe(extras_path, "Let get_extra_state return tensors, numbers, text and containers of them.")
-    # Copied weights no longer share memory, and are tied all the same where the model's own are.
+    # Copied weights no longer share memory, and are tied all the same if the model's own are.
     for first, others in tied_names(own).items():
         for name in others:
             if first in tensors and name in tensors and torch.equal(tensors[first], tensors[name]):
@@ -183,7 +158,7 @@ def tied_names(state_dict: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def _place(value: Any) -> Any:
     if is_a(value, "sharded tensor"):
-        # What is spread over processes has no address of its own; this process's part of it has.
+        # What is spread over processes has no address; this process's part of it has one.
         value = value.to_local()
     if not _has_shape(value) or value.is_meta or value.numel() == 0:
         return None
@@ -246,8 +221,8 @@ class Differences:
     """What keeps stored weights from being those of a model.
 
     Parameters:
-        missing: names that the model has and the file has not.
-        unexpected: names that the file has and the model has not.
+        missing: names that the file does not have.
+        unexpected: names that the model does not have.
         shapes: sentences about names whose shapes differ.
     """
 
@@ -282,7 +257,7 @@ def load_weights(
         ValueError: the folder holds no weights, or a file is damaged.
         RuntimeError: the weights are those of another model.
     """
-    inner = without_wrappers(model)
+    inner = users_model(model)
     has_whole = any((folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME))
     if carries_adapters(inner) and not (has_whole or (holds_fsdp_weights(folder) and not adapter_folders(folder))):
         complaints = load_adapters(inner, folder, is_trainable=to_resume) or load_left_out(inner, folder)
@@ -310,7 +285,7 @@ def refuse_other_weights(model: nn.Module, folder: Path, differences: Difference
         to_resume: a training goes on with them; else only shapes that differ are refused.
 
     Raises:
-        RuntimeError: they are those of another model, as torch's `load_state_dict` has it.
+        RuntimeError: they are those of another model, as torch's `load_state_dict` raises it.
     """
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if differences.shapes or (to_resume and (differences.unexpected or trained.intersection(differences.missing))):
@@ -338,17 +313,17 @@ def _another_model(folder: Path, text: str) -> str:
 def fitted(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any], Differences]:
     """Stored weights under the names of a model, tied ones under each of theirs, and what does not match.
 
-    Wrappers' prefixes are taken away or added. Where names are left over, and the model is one of transformers, that
+    Wrappers' prefixes are taken away or added. If names are left over, and the model is one of transformers, that
     library is asked to convert them: it renames, splits and joins weights between its releases.
     """
     state, differences = _renamed(model, stored)
-    inner: Any = without_wrappers(model)
+    inner: Any = users_model(model)
     if not differences or not is_a(inner, "pretrained model") or carries_adapters(inner):
         return state, differences
     try:
         converted, unused, shapes = _converted(inner, stored)
     except Exception as error:
-        # A class with a constructor of its own cannot be made anew; its names are compared as they stand.
+        # A class with another constructor cannot be made again; its names are compared as they stand.
         logger.debug("%s could not convert stored weights: %s", type(inner).__name__, error)
         return state, differences
     state, differences = _renamed(model, converted)
@@ -375,7 +350,7 @@ def _renamed(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any
         and state[name].shape != value.shape
         and not name.endswith(EXTRA_STATE_SUFFIX)
     ]
-    inner = without_wrappers(model)
+    inner = users_model(model)
     missing = _not_ignored(
         (name for name in own if name not in state), inner, "_keys_to_ignore_on_save", "_keys_to_ignore_on_load_missing"
     )
@@ -526,7 +501,7 @@ def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def write_left_out(model: Any, folder: Path, state_dict: Mapping[str, Any] | None = None) -> None:
-    """Write the trained parameters that the files of the adapters lack; no file where they lack none.
+    """Write the trained parameters that the files of the adapters lack; no file if they lack none.
 
     Parameters:
         state_dict: values to write in the place of the model's own.
@@ -582,7 +557,7 @@ def _weights_file(folder: Path) -> Path | None:
 def _differences(model: Any, name: str, stored: dict[str, torch.Tensor]) -> Differences:
     from peft import get_peft_model_state_dict
 
-    # Embeddings are stored beside an adapter where their size was changed; whether they are is PEFT's to say.
+    # PEFT decides whether it stores embeddings with an adapter, since their size may have changed.
     own = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
     return Differences(
         [key for key in own if key not in stored],

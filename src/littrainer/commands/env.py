@@ -22,7 +22,7 @@ DESCRIPTION = (
     "written as ~, but read the text before you publish it."
 )
 OWN_NAME = "littrainer"
-# Extras of ours that pin what the tests compare with, which says nothing about what users may have.
+# These extras pin what the tests compare with; users may have other versions.
 EXTRAS_FOR_DEVELOPMENT = frozenset({"test", "demo"})
 PACKAGES = (
     *("torch", "lightning", "pytorch-lightning", "torchmetrics", "numpy", "transformers", "accelerate", "datasets"),
@@ -49,7 +49,7 @@ VARIABLES = re.compile(
     r"|VIRTUAL_ENV|CONDA_PREFIX|TMPDIR"
 )
 HIDDEN = "(hidden)"
-# Rather too much than too little is hidden: by the name of a variable, and by what its value looks like.
+# Hides rather too much than too little: by the name of a variable, and by what its value looks like.
 SECRET_NAME = re.compile(r"TOKEN(?!IZ)|SECRET|PASS|CREDENTIAL|API_?KEY|(^|_)(KEYS?|PWD?|AUTH|BEARER|JWT|COOKIE)(_|$)")
 SECRET_VALUE = re.compile(
     r"(^|[\s,;='\"])[^\s:/@]+:\S*@|://\S*[@?#]"
@@ -95,7 +95,7 @@ def report() -> str:
 
 
 def about_torch() -> dict[str, Any]:
-    """What torch's own `torch.utils.collect_env` finds; where torch cannot be imported, `error` says why."""
+    """Return what `torch.utils.collect_env` finds; if torch cannot be imported, `error` says why."""
     # The folders of this process come first, so that the same torch is found wherever it was started.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     try:
@@ -105,23 +105,23 @@ def about_torch() -> dict[str, Any]:
         )
         return {name: value for name, value in json.loads(done.stdout.splitlines()[-1]).items() if value is not None}
     except subprocess.TimeoutExpired:
-        return {"error": f"import torch and the look at its devices took more than {SECONDS} seconds"}
+        return {"error": f"importing torch and looking at its devices took more than {SECONDS} seconds"}
     except (IndexError, ValueError):
-        said = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
+        said = (done.stderr.strip().splitlines() or ["without a message"])[-1]
         return {"error": f"import torch ended its process with status {done.returncode}: {said}"}
 
 
 def version_of(name: str) -> str | None:
-    """The version of a package; None if it is not installed."""
+    """Return the version of a package, or None."""
     with contextlib.suppress(PackageNotFoundError):
         return version(name)
     return None
 
 
 def findings() -> Iterator[str]:
-    """What is missing or has a version that littrainer does not support, with what to do."""
+    """Say which packages are missing or have a version that littrainer does not support, and what to install."""
     if version_of(OWN_NAME) is None:
-        yield "littrainer has no package metadata here, so versions cannot be checked: install it"
+        yield "littrainer is not installed as a package here, so that versions cannot be checked: install it"
         return
     for text in requires(OWN_NAME) or []:
         from packaging.requirements import Requirement
@@ -142,14 +142,14 @@ def findings() -> Iterator[str]:
 
 
 def accelerate_configuration() -> dict[str, str]:
-    """What `accelerate config` has written, which `accelerate launch` reads."""
+    """Return what `accelerate config` has written for `accelerate launch`."""
     folder = os.environ.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
     files = [Path(folder, "accelerate", f"default_config.{ending}") for ending in ("yaml", "json")]
     return {str(path): path.read_text(errors="replace") for path in files if path.is_file()}
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are set and may change a training, in alphabetical order, without secrets."""
+    """Return the variables that are set and may change a training, in alphabetical order, without secrets."""
     set_here = {name: environment[name] for name in sorted(environment) if VARIABLES.fullmatch(name)}
     secrets = [value for name, value in environment.items() if _is_secret(name, value) and len(value) > 5]
     return {

@@ -30,7 +30,7 @@ its data and its model, and trains nothing. What it prints goes to standard erro
 USAGE = """\
 littrainer explain [OPTIONS] --ARGUMENT VALUE ...
        littrainer explain [OPTIONS] SCRIPT [ARGS ...]"""
-# Arguments that become keywords in a printed program, beside those that name keywords in the table of destinations.
+# Arguments that become keywords in a printed program, in addition to those with keywords in the table of destinations.
 IN_KEYWORDS = frozenset(
     (
         *("output_dir", "num_train_epochs", "max_steps", "full_determinism", "lightning"),
@@ -39,7 +39,7 @@ IN_KEYWORDS = frozenset(
         *("do_train", "do_eval", "do_predict"),
     )
 )
-# Arguments that a stand-in for a model cannot carry out.
+# Arguments that have no effect on the model that stands in for yours.
 ABOUT_MODELS = frozenset(
     (
         *("activation_checkpointing", "activation_checkpointing_kwargs", "gradient_checkpointing", "label_names"),
@@ -250,7 +250,7 @@ def explanation(trainer: Any, args: Any, words: Sequence[str] = ()) -> str:
         return "from " + " and ".join(field for field, place in DESTINATIONS.items() if name in place.keywords)
 
     def names(things: Sequence[Any]) -> str:
-        return ", ".join(one if isinstance(one, str) else type(one).__name__ for one in things) or "none"
+        return ", ".join(type(one).__name__ for one in things) or "none"
 
     lightning: Any = lightning_trainer.build_lightning_trainer(trainer, run=None)
     keywords = lightning_trainer.lightning_keywords(trainer.args, trainer.lightning_keywords)
@@ -266,7 +266,7 @@ def explanation(trainer: Any, args: Any, words: Sequence[str] = ()) -> str:
         ("precision plugin", f"{type(precision).__name__} ({precision.precision})"),
         ("optimization", f"{mode}; the optimizer steps after {window}"),
         ("Trainer callbacks", names(trainer.callback_handler.callbacks)),
-        ("Lightning callbacks", names(["TrainerEvents", *trainer.lightning_callbacks])),
+        ("Lightning callbacks", names(trainer.lightning_callbacks)),
         ("Lightning loggers", names(lightning.loggers)),
         ("trackers", f"{trackers} (report_to)"),
     ]
@@ -319,11 +319,11 @@ def program(args: Any, script: str | None = None) -> str:
     for name, value in changed_arguments(args).items():
         place, sentence, keywords = DESTINATIONS[name]
         if name in ABOUT_MODELS:
-            left_out.append(f"- {name}: {sentence} A stand-in has no use for it; add it to ARGUMENTS.")
+            left_out.append(f"- {name}: {sentence} It needs your model; add it to ARGUMENTS then.")
         elif not is_plain(value):
-            left_out.append(f"- {name}: {sentence} A text cannot hold its objects; add it where it belongs.")
+            left_out.append(f"- {name}: {sentence} It holds objects, which cannot be printed; add them.")
         elif name == "metric_for_best_model" and value not in ("loss", "eval_loss"):
-            left_out.append(f"- {name}: {sentence} Give TransformersModule the compute_metrics that has it.")
+            left_out.append(f"- {name}: {sentence} Give TransformersModule the compute_metrics that returns it.")
         elif name in ABOUT_DATA or name in ACTED_ON or name == "max_grad_norm":
             in_arguments.append(f'    "{name}": {value!r},  # {place.value}: {sentence}\n')
         elif name not in IN_KEYWORDS and not keywords:

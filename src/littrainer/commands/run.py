@@ -14,7 +14,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from littrainer.commands.command_line import CommandParser, complain
 from littrainer.distributed.environment import (
@@ -50,31 +49,19 @@ STRATEGIES: dict[str, dict[str, str]] = {
     },
     "deepspeed": {USE_DEEPSPEED: "true"},
 }
-# Options of `littrainer run`, each with a value.
-RUN_OPTIONS: dict[str, dict[str, Any]] = {
-    "--devices": {
-        "metavar": "N",
-        "help": "number of processes on this machine, one for each device; by default `all`: one for each GPU, or one "
-        "on the CPU",
-    },
-    "--nodes": {"metavar": "M", "type": int, "help": "number of machines that train together"},
-    "--node-rank": {"metavar": "R", "type": int, "help": "number of this machine, counted from 0"},
-    "--main-address": {"metavar": "HOST", "help": "address of machine 0"},
-    "--main-port": {
-        "metavar": "P",
-        "type": int,
-        "help": "free port on machine 0; found automatically if there is one machine",
-    },
-    "--grace": {
-        "metavar": "SECONDS",
-        "type": int,
-        "help": f"time that processes have after Ctrl-C or SIGTERM to save a checkpoint and end; {SECONDS_TO_SAVE} by "
-        "default",
-    },
-    "--strategy": {
-        "choices": list(STRATEGIES),
-        "help": "how the model is spread over the processes, if the script's arguments do not say it",
-    },
+# Options of `littrainer run` -> the name of its value, its type, and what `--help` says about it.
+RUN_OPTIONS: dict[str, tuple[str, type, str]] = {
+    "--devices": (
+        "N",
+        str,
+        "number of processes on this machine (default: one for each GPU, `all`, or one on the CPU)",
+    ),
+    "--nodes": ("M", int, "number of machines that train together"),
+    "--node-rank": ("R", int, "number of this machine, counted from 0"),
+    "--main-address": ("HOST", str, "address of machine 0"),
+    "--main-port": ("P", int, "free port on machine 0; one machine finds one by itself"),
+    "--grace": ("SECONDS", int, f"time to save and end after Ctrl-C or SIGTERM (default: {SECONDS_TO_SAVE})"),
+    "--strategy": ("NAME", str, f"how the model is spread over the processes: {', '.join(STRATEGIES)}"),
 }
 
 
@@ -87,8 +74,9 @@ def build_parser() -> CommandParser:
             "littrainer run [-h] [OPTIONS] SCRIPT [ARGS ...]\n       littrainer run [-h] [OPTIONS] -m MODULE [ARGS ...]"
         ),
     )
-    for name, settings in RUN_OPTIONS.items():
-        parser.add_argument(name, **settings)
+    for name, (metavar, kind, about) in RUN_OPTIONS.items():
+        choices = list(STRATEGIES) if name == "--strategy" else None
+        parser.add_argument(name, metavar=metavar, type=kind, choices=choices, help=about)
     program = parser.add_mutually_exclusive_group()
     program.add_argument("script", nargs="?", metavar="SCRIPT", help="script to run, or a folder with __main__.py")
     program.add_argument("-m", dest="module", metavar="MODULE", help="module to run, as in python -m")

@@ -32,7 +32,7 @@ def on_device(value: Any, device: torch.device, non_blocking: bool) -> Any:
         try:
             return value.to(device, non_blocking=non_blocking)
         except TypeError:
-            # An object of the script's own, whose method need not take more than the device.
+            # An object of the script, whose method need not take more than the device.
             return value.to(device)
     if isinstance(value, Mapping):
         return type(value)({name: on_device(item, device, non_blocking) for name, item in value.items()})  # type: ignore[call-arg]
@@ -285,7 +285,7 @@ def lookahead_version(
     """A LookaheadLoader over this process's part of a loader's data, as accelerate prepares loaders.
 
     Its random order is seeded by epoch where the arguments have it so. One that is a LookaheadLoader already is
-    returned as it is. So is a loader of a class of its own in one process; several share out its dataset and batches.
+    returned as it is. So is a loader of another class in one process; several share out its dataset and batches.
 
     Parameters:
         settings: how processes share the data; by default `accelerator_config` of the arguments.
@@ -305,7 +305,7 @@ def lookahead_version(
         sampler = _seeded_by_epoch(args, batches.sampler, settings)
         keywords.update(batch_size=batches.batch_size, drop_last=batches.drop_last, sampler=sampler)
     else:
-        # A batch sampler of a class of its own may hold a random order of samples.
+        # A batch sampler of another class may hold a random order of samples.
         if isinstance(getattr(batches, "sampler", None), RandomSampler):
             batches.sampler = _seeded_by_epoch(args, batches.sampler, settings)
         keywords["batch_sampler"] = batches
@@ -348,7 +348,7 @@ def _loader_of_stream(dataset: Any, keywords: dict[str, Any], share: Share) -> L
             "processes. Set dispatch_batches=True in accelerator_config, or give the DataLoader a batch_size."
         )
     if is_a(dataset, "datasets.IterableDataset") and not share.split_batches and dataset.n_shards >= share.of:
-        # Each process opens files of its own.
+        # Each process opens its own files.
         part: Any = dataset.shard(num_shards=share.of, index=share.number)
     else:
         part = SharedStream(dataset, batch_size, share, keywords.get("drop_last", False))

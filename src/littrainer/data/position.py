@@ -101,7 +101,7 @@ def holds_samples_back(dataset: Any) -> bool:
 def skips_by_index(loader: Any) -> bool:
     """Whether the first batches of a loader can be left out without being read.
 
-    True for DataLoaders over map-style data, also of a class of the script's own, as long as their batches are those of
+    True for DataLoaders over map-style data, also of the script's own class, as long as their batches are those of
     their batch sampler.
     """
     return (
@@ -113,7 +113,7 @@ def skips_by_index(loader: Any) -> bool:
 
 
 def copied_loader(loader: DataLoader) -> DataLoader:
-    """A loader over the same dataset with the same settings, and with workers of its own."""
+    """A loader over the same dataset with the same settings, and its own workers."""
     copied = copy.copy(loader)
     vars(copied)["_iterator"] = None
     return copied

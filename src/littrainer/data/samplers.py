@@ -32,7 +32,7 @@ class EpochSeededSampler(RandomSampler):
     Parameters:
         data_seed: the seed; None takes the seed torch's global generator was last given.
 
-    The order of epoch `e` is that of a generator seeded with `data_seed + e`, as accelerate's seedable sampler has it.
+    The order of epoch `e` is that of a generator seeded with `data_seed + e`, as in accelerate's seedable sampler.
     """
 
     def __init__(self, *args: Any, data_seed: int | None = None, **kwargs: Any):
@@ -146,7 +146,7 @@ def sample_lengths(dataset: Any, model_input_name: str | None = None) -> list[in
         dataset: map-style, with mappings as samples.
         model_input_name: the key whose value is measured; `"input_ids"` by default.
 
-    Those of a `datasets.Dataset` are read from its table, where that tells them: decoding all samples takes as long as
+    Lengths in a `datasets.Dataset` are read from its table, if that has them: decoding all samples takes as long as
     an epoch of reading them.
 
     Raises:

@@ -80,7 +80,7 @@ class CommonEnd:
             is_training: the others end with the shortest; else samples would be missing in the result.
 
         Raises:
-            UnequalData: some have ended and some have not, and it is no training data.
+            UnequalData: some have ended, others go on, and it is no training data.
         """
         if not agreed(has_ended):
             self._batches += 1

@@ -233,11 +233,11 @@ def drawn_from(before: HostStates, after: HostStates) -> set[str]:
 
 
 class Report(NamedTuple):
-    """What a worker says beside a batch.
+    """What a worker says with a batch.
 
     Parameters:
         worker: the worker's index.
-        states: its generators after the batch, pickled: torch would hand each tensor over in shared memory of its own.
+        states: its generators after the batch, pickled: torch would hand each tensor over in its own shared memory.
             None where they stand as at its last report.
         is_padding: there is no batch; it only moves the turn on to the next worker.
     """

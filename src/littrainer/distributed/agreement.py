@@ -171,8 +171,11 @@ def failing_together(doing: str) -> Iterator[None]:
         yield
         _exchanged(_DONE, None)
     except BaseException as error:
-        if not _is_known_to_all(error):
-            _tell(error)
+        # The others may know it already, and it was wrapped since. Of a lost process they find out themselves.
+        if not is_consequence(error) and not any(getattr(one, TOLD, False) for one in causes_of(error)):
+            _exchanged(_FAILED, f"{type(error).__name__}: {error}")
+            with suppress(AttributeError):
+                setattr(error, TOLD, True)
         raise
     finally:
         _doing.pop()
@@ -190,31 +193,15 @@ def _exchanged(kind: int, value: Any) -> list[Any]:
         dist.all_gather_object(found, (kind, value), group=connected.group)
     errors = {rank: error for rank, (other, error) in enumerate(found) if other == _FAILED}
     if errors and kind != _FAILED:
-        raise _failed_elsewhere(errors)
+        named = "; ".join(f"process {rank} with {error}" for rank, error in errors.items())
+        doing = _doing[-1] if _doing else "what all do together"
+        raise FailedElsewhere(f"Process {dist.get_rank()} ends because {doing} failed in {named}")
     if not errors and len({other for other, _ in found}) > 1:
         raise LostProcess(
             f"Process {dist.get_rank()} and others are at different places of the program, so that they cannot agree. "
             "Code that runs in some of the processes only must not save, evaluate or end the training."
         )
     return [value for _, value in found]
-
-
-def _tell(error: BaseException) -> None:
-    """Let the others know of an error of this process, wherever they agree next."""
-    _exchanged(_FAILED, f"{type(error).__name__}: {error}")
-    with suppress(AttributeError):
-        setattr(error, TOLD, True)
-
-
-def _is_known_to_all(error: BaseException) -> bool:
-    # The others may know it already, and it was wrapped since. Of a lost process they find out themselves.
-    return is_consequence(error) or any(getattr(one, TOLD, False) for one in causes_of(error))
-
-
-def _failed_elsewhere(errors: dict[int, str]) -> FailedElsewhere:
-    named = "; ".join(f"process {rank} with {error}" for rank, error in errors.items())
-    doing = _doing[-1] if _doing else "what all do together"
-    return FailedElsewhere(f"Process {dist.get_rank()} ends because {doing} failed in {named}")
 
 
 @contextmanager

@@ -51,7 +51,8 @@ def gathered_objects(value: Any, copies: int = 1) -> Any:
     if process_count() == 1:
         return value
     pieces: list[Any] = [None] * process_count()
-    dist.all_gather_object(pieces, map_nested(_on_host, value))
+    on_host = map_nested(lambda leaf: leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf, value)
+    dist.all_gather_object(pieces, on_host)
     return _joined_objects(pieces[::copies])
 
 
@@ -141,10 +142,6 @@ def _gathered_tensor(tensor: Any, copies: int = 1) -> torch.Tensor:
     pieces = [torch.empty_like(tensor) for _ in numbers]
     dist.all_gather(pieces, tensor)
     return torch.cat([piece[:number] for piece, number in zip(pieces[::copies], numbers[::copies], strict=True)])
-
-
-def _on_host(leaf: Any) -> Any:
-    return leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _joined_objects(pieces: list[Any]) -> Any:

@@ -189,8 +189,6 @@ def why_lost(error: RuntimeError) -> str:
     if ended := ended_processes():
         named = f"process{'es' if len(ended) > 1 else ''} {', '.join(map(str, ended))}"
         return f"{named} has ended without reporting an error; what it, or the system's log, wrote last says why"
-    if _group is not None and _store_is_lost():
-        return "process 0 has ended, or its machine cannot be reached; what it wrote last says why"
     return f"it cannot reach the others; {advice_for(error)}"
 
 
@@ -218,15 +216,6 @@ def _first_failure() -> str:
                 break
             time.sleep(0.05)
     return ""
-
-
-def _store_is_lost() -> bool:
-    assert _group is not None
-    try:
-        _group.store.check([FIRST_FAILURE])
-    except RuntimeError:
-        return True
-    return False
 
 
 # ---- Ends of processes -----------------------------------------------------------------------------------------------

@@ -43,7 +43,14 @@ def ensure_process_group(args: Any) -> None:
     """
     rank, world_size = environment.rank(), environment.world_size()
     if is_up():
-        _check_size(world_size)
+        size = dist.get_world_size()
+        if size not in (1, world_size):
+            raise RuntimeError(
+                f"The process group that is up has {size} processes, and {environment.WORLD_SIZE}="
+                f"{os.environ.get(environment.WORLD_SIZE, '')} in the environment says {world_size}. Start the script "
+                "with `littrainer run --devices` or torchrun, or set RANK, WORLD_SIZE and LOCAL_RANK before "
+                "TrainingArguments are made."
+            )
         _report_errors()
         return
     environment.check_ranks()
@@ -151,17 +158,6 @@ def backend_for(device_type: str, wanted: str | None) -> str:
             "or set ddp_backend to another one."
         )
     return NCCL_AND_GLOO if backend == NCCL and dist.is_backend_available(GLOO) else backend
-
-
-def _check_size(world_size: int) -> None:
-    size = dist.get_world_size()
-    if size != world_size and size > 1:
-        raise RuntimeError(
-            f"The process group that is up has {size} processes, and {environment.WORLD_SIZE}="
-            f"{os.environ.get(environment.WORLD_SIZE, '')} in the environment says {world_size}. Start the script "
-            "with `littrainer run --devices` or torchrun, or set RANK, WORLD_SIZE and LOCAL_RANK before "
-            "TrainingArguments are made."
-        )
 
 
 def _report_errors() -> None:

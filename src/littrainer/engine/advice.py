@@ -127,8 +127,9 @@ def _label_type(found: Circumstances) -> str | None:
     entry = _entry(found, "labels", "label")
     if entry is None or not entry[1].is_floating_point():
         return None
+    kind = str(entry[1].dtype).removeprefix("torch.")
     return (
-        f"{entry[0]} is {_kind(entry[1])}, which a classification takes for several labels a sample: give whole "
+        f"{entry[0]} is {kind}, which a classification takes for several labels a sample: give whole "
         'numbers for one of several classes, a number for each class with problem_type="multi_label_classification", '
         "or load the model with num_labels=1 for a regression."
     )
@@ -262,7 +263,3 @@ RULES: list[tuple[str, Callable[[Circumstances], str | None]]] = [
     ("Can't pickle|cannot pickle|Can't get local object|PicklingError", _pickling),
     (r"DataLoader worker \(pid", _lost_loader_process),
 ]
-
-
-def _kind(value: torch.Tensor) -> str:
-    return str(value.dtype).removeprefix("torch.")

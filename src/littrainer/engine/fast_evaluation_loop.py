@@ -2,14 +2,9 @@
 
 An evaluation of a single batch takes 1900 Python calls in Lightning's own loop, of which 280 belong to the batch, and
 another 840 in what a `lightning.Trainer` sets up around it; transformers has 1020 for the whole call of `evaluate()`.
-They announce hooks, look up signatures, put modules into evaluation mode that are in it, and collect what nobody has
-logged. `pass_over` hands the batches to the module through the strategy, within what the running fit, or the first
-evaluation of this kind, has set up. Lightning's own loop remains in use where a callback, a profiler or a debug log may
-listen, with strategies that are not among `PLAIN_STRATEGIES`, and in releases of Lightning that are not among
-`KNOWN_RELEASES`.
-
-tests/engine/test_fast_evaluation_loop.py compares both, and fails where Lightning's own is another one than
-this one was written for.
+`pass_over` hands the batches to the module through the strategy, within what the running fit, or the first evaluation
+of this kind, has set up. Lightning's own loop remains in use if a callback, a profiler or a debug log may listen, with
+other strategies than `PLAIN_STRATEGIES`, and in releases that tests/engine/ has not compared (`KNOWN_RELEASES`).
 """
 
 from __future__ import annotations

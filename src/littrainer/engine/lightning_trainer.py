@@ -36,7 +36,7 @@ from littrainer.engine.lightning_internals import (
     leave_signals_alone,
     resume_nothing,
 )
-from littrainer.engine.module import events_around
+from littrainer.engine.module import ClosingEvents, OpeningEvents
 from littrainer.engine.precision import precision_plugin
 from littrainer.errors.log_filter import quiet_lightning
 from littrainer.strategies.user_strategy import fitted_strategy
@@ -70,7 +70,7 @@ FACTS_OF_LAUNCHERS: dict[str, tuple[Callable[[Any], Any], str]] = {
         "as many nodes as the launcher has started processes on",
     ),
 }
-# Keywords of lightning.Trainer that a user cannot set beside the arguments, with what to set instead.
+# Keywords of lightning.Trainer that a user cannot set besides the arguments, with what to set instead.
 DECIDED_BY_ARGUMENTS: dict[str, str] = {
     "max_epochs": "set num_train_epochs",
     "min_epochs": "set num_train_epochs",
@@ -182,11 +182,11 @@ def _ready_for_training(callbacks: list[Callback], run: TrainingRun, keywords: d
     keywords["max_epochs"] = epochs if epochs < sys.maxsize // 2 else NO_EPOCH_LIMIT
     if run.trainer.args.eval_strategy != IntervalStrategy.NO:
         keywords["check_val_every_n_epoch"] = NOT_BY_ITSELF
-    return events_around(callbacks, run)
+    return [OpeningEvents(run), *callbacks, ClosingEvents(run)]
 
 
 def _announce(callbacks: list[Callback], keywords: dict[str, Any]) -> None:
-    # Lightning asks for these where a callback is a bar, or saves; one of its own it adds only where there is none.
+    # Lightning asks for these where a callback is a bar, or saves; it adds its own only if there is none.
     for name, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):
         if any(isinstance(callback, kind) for callback in callbacks):
             keywords[name] = True
@@ -283,4 +283,4 @@ class HistoryLogger(Logger):
         self._newest = {}
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the arguments are saved beside the model."""
+        """Do nothing: the arguments are saved with the model."""

@@ -1,7 +1,7 @@
 """What Lightning's loops call: the LightningModule that carries a Trainer's model, and the callbacks around the user's.
 
 Automatic optimization is the engine: it is the mode that spans all strategies. A subclass that overrides
-`training_step` has a contract of its own (forward, backward, return the detached loss), which needs Lightning's manual
+`training_step` has another contract (forward, backward, return the detached loss), which needs Lightning's manual
 optimization. Both modes share everything but who calls backward and who steps the optimizer.
 """
 
@@ -108,7 +108,8 @@ class TrainerModule(StepsAfterBackward):
         self._updates_during_backward = False
         self._schedule: Any = None
         self._lightning_steps_schedule = False
-        self._micro_batch: MicroBatch | None = None
+        # The one at hand; None before the first one.
+        self.micro_batch: MicroBatch | None = None
         self.automatic_optimization = not trainer.overrides_training_step()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainerModule:
@@ -121,7 +122,7 @@ class TrainerModule(StepsAfterBackward):
         return copied
 
     def _shared_with_copies(self) -> tuple[Any, ...]:
-        return self.owner, self.run, self.step, self.evaluation_pass, self._optimizer, self._schedule, self._micro_batch
+        return self.owner, self.run, self.step, self.evaluation_pass, self._optimizer, self._schedule, self.micro_batch
 
     @property
     def backbone(self) -> nn.Module:
@@ -141,9 +142,9 @@ class TrainerModule(StepsAfterBackward):
 
         None in evaluations, and where the model does not count its parameters.
         """
-        if self._micro_batch is None or not self.trainer.training:
+        if self.micro_batch is None or not self.trainer.training:
             return None
-        return float(self.owner.floating_point_ops(self._micro_batch.inputs)) or None
+        return float(self.owner.floating_point_ops(self.micro_batch.inputs)) or None
 
     def configure_model(self) -> None:
         """Let a strategy split the model between the processes, in place; Lightning asks before each run."""
@@ -215,7 +216,7 @@ class TrainerModule(StepsAfterBackward):
     @property
     def exchanges_gradients(self) -> bool:
         """Whether several processes exchange gradients in the backward pass of the micro-batch at hand."""
-        micro_batch = self._micro_batch
+        micro_batch = self.micro_batch
         if micro_batch is None or micro_batch.is_last_drawn:
             return True
         return bool(self.owner.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False))
@@ -233,19 +234,14 @@ class TrainerModule(StepsAfterBackward):
         else:
             super().backward(loss, *args, **kwargs)
 
-    @property
-    def micro_batch(self) -> MicroBatch | None:
-        """The micro-batch at hand; None before the first one."""
-        return self._micro_batch
-
     def on_before_backward(self, loss: torch.Tensor) -> None:
         """The division of the loss is past: whether to step is asked for again after the backward pass."""
-        if self._micro_batch is not None:
-            self.follow_window(self._micro_batch)
+        if self.micro_batch is not None:
+            self.follow_window(self.micro_batch)
 
     def follow_window(self, micro_batch: MicroBatch) -> None:
         """Let Lightning step the optimizer after this micro-batch exactly if it closes its window."""
-        self._micro_batch = micro_batch
+        self.micro_batch = micro_batch
         self.trainer.accumulate_grad_batches = STEP_NOW if micro_batch.closes_window else DO_NOT_STEP
 
     @carries_stop_iteration
@@ -266,7 +262,7 @@ class TrainerModule(StepsAfterBackward):
         optimizer: Any,
         optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
-        """Forward, backward and step in one, as Lightning has it; then `on_optimizer_step`."""
+        """Run forward, backward and step in one, as Lightning does; then `on_optimizer_step`."""
         self.follow_optimizer()
         super().optimizer_step(epoch, batch_idx, self.optimizers(), optimizer_closure)
         self.step.note_update()
@@ -326,7 +322,7 @@ class TrainerModule(StepsAfterBackward):
     def _step_all_schedules(self) -> None:
         # In manual optimization Lightning leaves it to the module to step schedules, those of callbacks too.
         self._follow_schedule()
-        ends_epoch = self._micro_batch is not None and self._micro_batch.epoch_fraction >= 1
+        ends_epoch = self.micro_batch is not None and self.micro_batch.epoch_fraction >= 1
         for interval in ("step", "epoch") if ends_epoch else ("step",):
             for config in self.trainer.lr_scheduler_configs:
                 if config.interval == interval:
@@ -377,32 +373,21 @@ class TrainerModule(StepsAfterBackward):
         return None if isinstance(handed_out, WholePass) else outputs
 
     def on_validation_start(self) -> None:
-        """An evaluation begins."""
-        self._show_number_of_batches()
-
-    def on_predict_start(self) -> None:
-        """A prediction begins."""
-        self._show_number_of_batches()
-
-    def _show_number_of_batches(self) -> None:
+        """An evaluation or a prediction begins: bars show how many batches it has."""
         if users_callbacks(self.trainer):
             show_number_of_batches(self.trainer, self._active_pass().number_of_batches)
 
+    on_predict_start = on_validation_start
+
     @carries_stop_iteration
     def on_validation_epoch_end(self) -> None:
-        """An evaluation has seen its last batch."""
-        self._compute_metrics()
-
-    @carries_stop_iteration
-    def on_predict_epoch_end(self) -> None:
-        """A prediction has seen its last batch."""
-        self._compute_metrics()
-
-    def _compute_metrics(self) -> None:
+        """An evaluation or a prediction has seen its last batch."""
         # Inside fit, Lightning's last hook waits until the Trainer has logged the metrics. Outside it does not.
         evaluation_pass = self._active_pass()
         if self.run is None and users_callbacks(self.trainer):
             publish(self.trainer, evaluation_pass.finish().metrics or {})
+
+    on_predict_epoch_end = on_validation_epoch_end
 
     def _active_pass(self) -> EvaluationPass:
         assert self.evaluation_pass is not None
@@ -483,7 +468,8 @@ class ClosingEvents(_Events):
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Callbacks have made their changes for an epoch."""
         pl_module.follow_replacements()
-        self.run.note_schedule([config.scheduler for config in trainer.lr_scheduler_configs])
+        if users_callbacks(trainer):
+            self.run.note_schedule([config.scheduler for config in trainer.lr_scheduler_configs])
 
     @carries_stop_iteration
     def on_train_batch_end(
@@ -516,29 +502,6 @@ class ClosingEvents(_Events):
             pl_trainer.should_stop = True
 
 
-class TrainerEvents(OpeningEvents, ClosingEvents):
-    """Both in one, where there are no other callbacks to be first or last among."""
-
-    @carries_stop_iteration
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Model and optimizer are set up, the first epoch comes next."""
-        OpeningEvents.on_train_start(self, trainer, pl_module)
-        ClosingEvents.on_train_start(self, trainer, pl_module)
-
-    @carries_stop_iteration
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """An epoch comes next."""
-        OpeningEvents.on_train_epoch_start(self, trainer, pl_module)
-        pl_module.follow_replacements()
-
-
-def events_around(callbacks: list[Any], run: Any) -> list[Any]:
-    """Lightning callbacks, with the events of a training before and after them."""
-    if not callbacks:
-        return [TrainerEvents(run)]
-    return [OpeningEvents(run), *callbacks, ClosingEvents(run)]
-
-
 def users_callbacks(pl_trainer: pl.Trainer) -> list[Any]:
-    """The Lightning callbacks beside the Trainer's own."""
+    """Return the Lightning callbacks of the user."""
     return [callback for callback in pl_trainer.callbacks if not isinstance(callback, _Events)]  # type: ignore[attr-defined]

@@ -34,7 +34,7 @@ class Evaluator(NamedTuple):
     """What carries out evaluations outside of training; building it takes longer than a short evaluation.
 
     Parameters:
-        made_for: what it was built from, beside the model; for anything else it is built anew.
+        made_for: what it was built from, besides the model; for anything else another one is built.
     """
 
     lightning_trainer: pl.Trainer

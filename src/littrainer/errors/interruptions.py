@@ -59,7 +59,7 @@ class UpdateGuard(AbstractContextManager["UpdateGuard"]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
-        # Bound methods are made anew at each access.
+        # Each access makes another bound method.
         if self._handler is not None and signal.getsignal(signal.SIGINT) == self._answer:
             signal.signal(signal.SIGINT, self._handler)
         self.release()

@@ -1,7 +1,5 @@
 """Tracebacks without the calls between a Trainer's method and the code that an error came from.
 
-Between `trainer.train()` and a script's own `forward` lie some twenty calls of Lightning and of littrainer, which say
-nothing about a mistake in the script. `ShortTraceback` takes them out of the traceback of an error that passes through.
 What stays: the public method that was called, each frame of the script and of other libraries, and before each of these
 the last call of ours, which shows what it was called for. The error itself stays the object that was raised.
 

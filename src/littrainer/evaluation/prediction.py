@@ -111,7 +111,8 @@ def logits_in(
         ValueError: the predictions cannot belong to these labels.
     """
     if isinstance(outputs, dict):
-        logits: Any = _without(outputs, [*ignore_keys, "loss"] if has_loss else ignore_keys)
+        left_out = [*ignore_keys, "loss"] if has_loss else ignore_keys
+        logits: Any = tuple(value for name, value in outputs.items() if name not in left_out)
     else:
         logits = outputs[1:] if has_loss else outputs
     if labels is not None and compared_labels is not None:
@@ -156,10 +157,6 @@ def _fit_together(output: torch.Tensor, labels: torch.Tensor) -> bool:
     # Scripts flatten tokens on either side, and the other in compute_metrics.
     rows = labels.shape[0]
     return output.shape[0] in (rows, labels.numel()) or rows == output.shape[:2].numel()
-
-
-def _without(outputs: dict[str, Any], names: Sequence[str]) -> tuple[Any, ...]:
-    return tuple(value for name, value in outputs.items() if name not in names)
 
 
 class ExactLossMean:

@@ -263,7 +263,14 @@ class StreamingMetrics:
             part.metric.reset()
 
     def update(self, prediction: EvalPrediction) -> None:
-        """Take in one batch."""
+        """Take in one batch.
+
+        Parameters:
+            prediction: the samples of this process.
+
+        Raises:
+            ValueError: a metric cannot take it, or it is not known how.
+        """
         # Counted without rows too: computing is a matter of all processes, and the last batch may leave some without.
         self.batches += 1
         if _has_rows(prediction.label_ids):

@@ -21,9 +21,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.destinations import DESTINATIONS, Place, lightning_precision
+from littrainer.arguments.destinations import lightning_precision
 from littrainer.arguments.secrets import holds_a_secret
-from littrainer.arguments.shown_arguments import as_text, away_from_defaults, default_texts
+from littrainer.arguments.shown_arguments import as_text
 from littrainer.callbacks.log_history import COSTS, EVALUATION, OF_THE_WHOLE_TRAINING, TRAINING, Point, read_history
 from littrainer.distributed.layout import data_parallel_size
 from littrainer.errors.atomic_files import write_whole
@@ -53,18 +53,6 @@ TAGS = ("generated_from_trainer", "littrainer")
 REPOSITORY = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]{0,95}")
 # What `datasets` calls data that it has read from files.
 READ_FROM_FILES = ("csv", "json", "pandas", "parquet", "text", "arrow", "sql", "imagefolder", "audiofolder")
-# Arguments of these places decide over the model, and those of the second table are shown by other names, or decide
-# over speed alone.
-PLACES = (Place.KEYWORD, Place.STEP, Place.OPTIMIZER, Place.SCHEDULE, Place.SAMPLER, Place.MODEL, Place.PRECISION)
-SHOWN_OTHERWISE = frozenset(
-    {
-        *("learning_rate", "gradient_accumulation_steps", "optim", "optim_args", "adam_beta1", "adam_beta2"),
-        *("adam_epsilon", "lr_scheduler_type", "warmup_steps", "warmup_ratio", "bf16", "fp16", "num_train_epochs"),
-        *("max_steps", "lightning", "use_cpu", "debug", "use_cache"),
-    }
-)
-# A folder on somebody's machine is nobody else's business.
-FOLDERS = re.compile(r"(?<![\w/:.])(?:~|[A-Za-z]:)?[\\/](?:[^\\/\s,;:'\"{}\[\]]+[\\/])+")
 LEFT_TO_THE_USER = "More information needed"
 LEFT_SECTIONS = ("Model description", "Intended uses & limitations", "Training and evaluation data")
 LIBRARIES = {
@@ -274,14 +262,14 @@ def _eval_results(
 
 
 def hyperparameters(args: TrainingArguments, state: TrainerState) -> dict[str, str]:
-    """Name -> value of what decided over the training, without secrets and without folders."""
+    """Name -> value of the arguments that a card of transformers has, and weight decay."""
     batch_size = state.train_batch_size or args.train_batch_size
     accumulation = args.gradient_accumulation_steps
     total = batch_size * data_parallel_size(args) * accumulation
     settings = f", optim_args={as_text(args.optim_args)}" if args.optim_args else ""
     if "adam" in as_text(args.optim).lower():
         settings = f" with betas=({args.adam_beta1}, {args.adam_beta2}), epsilon={args.adam_epsilon}{settings}"
-    always = {
+    known = {
         "learning_rate": args.learning_rate,
         "train_batch_size": batch_size,
         "eval_batch_size": args.eval_batch_size,
@@ -295,12 +283,10 @@ def hyperparameters(args: TrainingArguments, state: TrainerState) -> dict[str, s
         "training_steps": args.max_steps if args.max_steps > 0 else None,
         "num_epochs": args.num_train_epochs if args.max_steps <= 0 else None,
         "mixed_precision_training": args.mixed_precision if args.mixed_precision in ("bf16", "fp16") else None,
+        "label_smoothing_factor": args.label_smoothing_factor or None,
+        "weight_decay": args.weight_decay or None,
     }
-    decisive = {name for name, one in DESTINATIONS.items() if one.place in PLACES} - SHOWN_OTHERWISE
-    texts = {name: as_text(value) for name, value in args.to_dict().items() if name in decisive}
-    shown = {name: as_text(value) for name, value in always.items() if value is not None}
-    shown |= away_from_defaults(texts, default_texts())
-    return {name: FOLDERS.sub("", value) for name, value in shown.items()}
+    return {name: as_text(value) for name, value in known.items() if value is not None}
 
 
 def how_it_was_trained(args: TrainingArguments) -> str:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import HubStrategy, SaveStrategy
 from littrainer.callbacks.state import TrainerState
-from littrainer.checkpoint.atomic_write import own_place
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
-from littrainer.distributed.agreement import agreed, are_several, failing_together, from_first, longest_wait
+from littrainer.distributed.agreement import agreed, are_several, from_first, longest_wait
 from littrainer.hub.repository import (
     explaining,
     remove_files_with_secrets,
@@ -26,7 +25,6 @@ from littrainer.hub.repository import (
 )
 from littrainer.hub.snapshot import (
     LAST_CHECKPOINT,
-    SNAPSHOT_DIR,
     filled_snapshot,
     remove_abandoned_snapshots,
     remove_snapshots,
@@ -157,15 +155,8 @@ def finish_together(finish: Callable[[], None], pushes: Callable[[], Any], are_t
 
 
 @contextlib.contextmanager
-def pushes_during_training(args: TrainingArguments, pushes: Callable[[], Any]) -> Iterator[None]:
-    """A training; if it ends by an error, a line names the pushes that are on their way.
-
-    Raises:
-        OSError: a link has the name of the folder from which pushes are sent.
-    """
-    if args.push_to_hub:
-        with failing_together("preparing pushes"):
-            own_place(Path(args.output_dir, SNAPSHOT_DIR))
+def pushes_during_training(pushes: Callable[[], Any]) -> Iterator[None]:
+    """Train in the block; if it ends by an error, a line names the pushes that are on their way."""
     try:
         yield
     except BaseException:

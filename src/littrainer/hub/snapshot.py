@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
-from littrainer.checkpoint.atomic_write import own_place
 from littrainer.checkpoint.checksums import MANIFEST_NAME
 from littrainer.checkpoint.layout import (
     LIGHTNING_STATE_NAME,
@@ -110,7 +109,7 @@ def take_beside_model(output_dir: Path, folder: Path, links: bool = False) -> No
 
 def new_snapshot(output_dir: Path, name: str) -> Path:
     """Make the folder of one push, which other runs in output_dir leave alone as long as this process lives."""
-    return take_claim(own_place(output_dir / SNAPSHOT_DIR) / f"{name}-{uuid.uuid4().hex[:8]}")
+    return take_claim(output_dir / SNAPSHOT_DIR / f"{name}-{uuid.uuid4().hex[:8]}")
 
 
 @contextlib.contextmanager
@@ -126,7 +125,7 @@ def filled_snapshot(output_dir: Path, name: str) -> Iterator[Path]:
 
 def remove_abandoned_snapshots(output_dir: Path) -> None:
     """Remove what runs that were killed left of their pushes, and nothing of one that goes on."""
-    for folder in sorted(own_place(output_dir / SNAPSHOT_DIR).glob("*")):
+    for folder in sorted((output_dir / SNAPSHOT_DIR).glob("*")):
         # On a file system without locks it is not known whose the folder is, so that it stays.
         if is_abandoned(folder):
             remove_snapshots(folder)

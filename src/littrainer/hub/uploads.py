@@ -42,9 +42,7 @@ class Upload:
     """One commit that is to be made.
 
     Parameters:
-        repository: the repository's id.
-        folder: whose files are sent.
-        message: of the commit; None is the Hub's own.
+        message: of the commit; None is the Hub's default.
         token: to sign in with; in no text of this object.
         revision: the branch; None is the main one.
         path_in_repo: folder there, whose other files are deleted in the same commit; None is the root.
@@ -64,7 +62,6 @@ class Upload:
     prepare: Callable[[], object] = lambda: None
 
     def described(self) -> str:
-        """What is sent where, for readers."""
         return f'"{self.message}" to {self.repository}'
 
     def takes_room(self) -> bool:

@@ -61,8 +61,8 @@ class KerasTrainer(Trainer):
 
     def __init__(self, owner: TFTrainer, module: KerasModule, **keywords: Any):
         self.owner = owner
-        # What `training_step` and `prediction_step` of the owner leave behind beside what they return, and the model as
-        # it is prepared for them, with autocast for instance.
+        # What `training_step` and `prediction_step` of the owner leave behind, and the model as it is prepared for
+        # them, with autocast for instance.
         self.loss_of_step: torch.Tensor | None = None
         self.model_of_step: Any = None
         super().__init__(model=module, data_collator=collate_pairs, **keywords)
@@ -192,8 +192,6 @@ class TFTrainer:
         optimizers: tuple[Any, Any] = (None, None),
     ):
         check_model(model)
-        if not self.overrides("run_model"):
-            check_training_of(model)
         self._check(args, optimizers)
         self.model = model
         train_pairs = dataset_of_pairs(train_dataset, "train_dataset")

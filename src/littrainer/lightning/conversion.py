@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Of the names of the model's weights in those of a `TransformersModule`.
+# Begins the names of the model's weights in a `TransformersModule`.
 PREFIX = "model."
 # What the state of a `TrainerDataModule` has, under whatever name its class goes.
 PARTS_OF_DATA_STATE = {"version", "processes"}
@@ -321,7 +321,7 @@ def _data(place: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _places_in_data(checkpoint: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a `TrainerDataModule` has kept for each process; nothing where there was none."""
+    """What a `TrainerDataModule` has kept for each process; nothing if there was none."""
     for value in checkpoint.values():
         if isinstance(value, dict) and value.keys() == PARTS_OF_DATA_STATE and value["version"] == DATA_VERSION:
             return list(value["processes"])
@@ -384,7 +384,7 @@ def _files(states: TrainingStates, args: TrainingArguments, source: str) -> dict
     first = states.random_states
     if first is None:
         logger.warning(
-            "%s does not say where random numbers stood, which a TrainerDataModule keeps: they go on from seed=%d.",
+            "%s does not hold the state of random numbers, which a TrainerDataModule keeps: they go on from seed=%d.",
             source,
             args.seed,
         )

@@ -34,23 +34,6 @@ def with_prefix(prefix: str, name: str) -> str:
     return f"{prefix}_{name}"
 
 
-def with_prefixes(prefix: str, suffix: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics by the names under which they are logged; those that have the same one are named in a warning."""
-    found: dict[str, Any] = {}
-    own_names: dict[str, list[str]] = {}
-    for name, value in metrics.items():
-        logged = with_prefix(prefix, name) + suffix
-        found[logged] = value
-        own_names.setdefault(logged, []).append(name)
-    for logged, names in own_names.items():
-        if len(names) > 1:
-            rank_zero_warn(
-                f"The metrics {', '.join(names)} are all logged as {logged}, and the last one counts. Give them names "
-                f"that differ in more than a prefix ({', '.join(PREFIXES)})."
-            )
-    return found
-
-
 def is_watched(name: str, callbacks: Iterable[Any]) -> bool:
     """Whether a callback decides by a logged number, as EarlyStopping, or names files by it, as ModelCheckpoint."""
     return any(
@@ -89,7 +72,7 @@ class Evaluations:
     """What is kept of the evaluation at hand.
 
     Parameters:
-        streaming: metrics that are updated batch by batch; None where `compute_metrics` is a function or absent.
+        streaming: metrics that are updated batch by batch; None if `compute_metrics` is a function or absent.
     """
 
     def __init__(self, streaming: StreamingMetrics | None):
@@ -143,7 +126,8 @@ class Evaluations:
     def _finish_round(self) -> None:
         if self._round is not None:
             (_, finished), self._round = self._round, None
-            self._waiting.update(with_prefixes(finished.prefix, finished.suffix, finished.finish()))
+            for name, value in finished.finish().items():
+                self._waiting[with_prefix(finished.prefix, name) + finished.suffix] = value
 
 
 class EvaluationRound(CollectedOutputs):
@@ -153,7 +137,7 @@ class EvaluationRound(CollectedOutputs):
         module: the module whose metrics are computed.
         loader: the batches' loader.
         prefix, suffix: what stands before and after the metrics' names.
-        streaming: metrics that are updated batch by batch; None where `compute_metrics` is a function or absent.
+        streaming: metrics that are updated batch by batch; None if `compute_metrics` is a function or absent.
     """
 
     def __init__(self, module: Any, loader: Any, prefix: str, suffix: str, streaming: StreamingMetrics | None):

@@ -40,7 +40,7 @@ MICRO_BATCHES_THAT_MATTER = 2
 
 
 class LightningExtras:
-    """What Lightning and searches give a `Trainer` besides the documented methods; mixed into it."""
+    """Methods of a `Trainer` that come from Lightning and searches."""
 
     def lr_find(
         self: Any,

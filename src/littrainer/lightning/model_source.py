@@ -25,11 +25,12 @@ from littrainer.checkpoint.layout import LIGHTNING_STATE_NAME
 from littrainer.checkpoint.lightning_format import MARK, MARK_VERSION
 from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.checkpoint.weights import without_wrappers, write_weights
+from littrainer.checkpoint.weights import write_weights
 from littrainer.distributed.agreement import failing_together
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.errors.notes import kind_of
 from littrainer.lightning.arguments import changed_arguments
+from littrainer.model.facts import users_model
 from littrainer.strategies.shards import whole_state_dict
 
 Module = TypeVar("Module", bound=pl.LightningModule)
@@ -38,12 +39,12 @@ ModelSource: TypeAlias = nn.Module | str | os.PathLike[str] | Mapping[str, Any] 
 
 # Keys of a description: the class, its configuration as a dict, and the name that the model was loaded by.
 CLASS, CONFIG, NAME = "class", "config", "name"
-# Of the names of the model's weights in those of a module.
+# Begins the names of the model's weights in a module.
 PREFIX = "model."
 
 
 def made_at_once(source: ModelSource | None, model_class: Any = None) -> nn.Module | None:
-    """The model that a source stands for; None where the source is a function, which is called later.
+    """The model that a source stands for; None if the source is a function, which is called later.
 
     Parameters:
         source: the model; a name or folder for `from_pretrained`; a description, as `description_of` gives it; or a
@@ -95,7 +96,7 @@ def description_of(model: nn.Module | None, name: str | None = None) -> dict[str
     Parameters:
         name: what it was loaded by.
     """
-    model = None if model is None else without_wrappers(model)
+    model = None if model is None else users_model(model)
     if model is None or not is_a(model, "pretrained model") or is_a(model, "peft model"):
         return None
     known: Any = model
@@ -220,7 +221,7 @@ def steps_of_training(pl_trainer: pl.Trainer) -> float:
 
 
 def export_model(module: Any, folder: Path, max_shard_size: int | str | None) -> None:
-    """Write the model, and the processing class where there is one; the folder appears complete or not at all.
+    """Write the model, and the processing class if there is one; the folder appears complete or not at all.
 
     All processes call this; the first one writes.
 
@@ -283,7 +284,7 @@ def module_from_folder(
 
 
 def model_kept_in(module_class: type[Any], file: Any) -> dict[str, Any]:
-    """The description of the model in a checkpoint of Lightning, as a keyword of the module; empty where there is none.
+    """The description of the model in a checkpoint of Lightning, as a keyword of the module; empty if there is none.
 
     Parameters:
         file: a path; of anything else, such as a URL, nothing is said.

@@ -78,7 +78,7 @@ def users_model(model: Any) -> Any:
 
 
 def catch_all_name(model: Any) -> str | None:
-    """The name under which the model's forward takes any further keywords, such as `kwargs`; None where it does not."""
+    """The name under which the model's forward takes any further keywords, such as `kwargs`; None if it takes none."""
     parameters = inspect.signature(base_model(model).forward).parameters.values()
     return next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD), None)
 

@@ -125,6 +125,36 @@ def _norm_of(parameters: list[nn.Parameter], norm_type: float) -> torch.Tensor:
     return whole_tensor(torch.linalg.vector_norm(torch.stack(moved), norm_type))
 
 
+class ScaledSteps:
+    """Steps of which each leaves out gradients that a scaled loss has made infinite, with any optimizer."""
+
+    # What scales the losses of fp16; None in any other precision.
+    scaler: Any
+    step_was_skipped = False
+    _is_unscaled = False
+
+    def unscale(self, optimizer: Any) -> None:
+        """Divide the scale out of the gradients, once for each optimizer step."""
+        if self.scaler is not None and not self._is_unscaled:
+            self.scaler.unscale_(optimizer)
+            self._is_unscaled = True
+
+    def step_unless_infinite(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Step, unless the scaler finds gradients that are not finite; then set the scale of the next losses."""
+        self.step_was_skipped = True
+        handle = optimizer.register_step_pre_hook(self._note_step)
+        try:
+            result = self.scaler.step(optimizer, *args, **kwargs)
+        finally:
+            handle.remove()
+        self.scaler.update()
+        self._is_unscaled = False
+        return result
+
+    def _note_step(self, *_: Any) -> None:
+        self.step_was_skipped = False
+
+
 class OptimizerAround(torch.optim.Optimizer):
     """Wraps an optimizer, which answers everything that this class does not define.
 

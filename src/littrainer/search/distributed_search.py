@@ -28,7 +28,7 @@ from littrainer.search.trial import run_trial
 Value = TypeVar("Value")
 RunsTrial = Callable[[Any], Any]
 # How much later than the first of them the other processes may end a trial that has failed.
-SECONDS_UNTIL_ALL_HAVE_FAILED = 10.0
+SECONDS_UNTIL_ALL_HAVE_FAILED = 60.0
 
 
 class _Begun(NamedTuple):

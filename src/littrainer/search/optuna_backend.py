@@ -65,7 +65,9 @@ def run_hp_search_optuna(
     import optuna
 
     for_study, for_optimize = keywords_told_apart(kwargs)
-    catch = caught_errors(for_optimize.pop("catch", None))
+    catch = for_optimize.pop("catch", None)
+    # By default what hyperparameters can bring about.
+    catch = TRIAL_FAILURES if catch is None else tuple(catch) if isinstance(catch, Iterable) else (catch,)
     jobs = number_of_jobs(trainer.args, for_optimize.pop("n_jobs", 1))
     if jobs != 1:
         refuse_several_processes(trainer.args, f"n_jobs={kwargs['n_jobs']}")
@@ -112,13 +114,6 @@ def keywords_told_apart(keywords: dict[str, Any]) -> tuple[dict[str, Any], dict[
         )
     for_study = {name: value for name, value in keywords.items() if name in of_study}
     return for_study, {name: value for name, value in keywords.items() if name in of_optimize}
-
-
-def caught_errors(catch: Any) -> tuple[type[Exception], ...]:
-    """Return the errors of a trial after which the search goes on; by default what hyperparameters can bring about."""
-    if catch is None:
-        return TRIAL_FAILURES
-    return tuple(catch) if isinstance(catch, Iterable) else (catch,)
 
 
 # ---- The storage -----------------------------------------------------------------------------------------------------

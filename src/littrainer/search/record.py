@@ -129,7 +129,8 @@ class SearchRecord:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path, _as_text(self.search))
+            content = {"version": VERSION, **vars(self.search), "trials": [vars(trial) for trial in trials]}
+            write_whole(self.path, json.dumps(plain(without_secrets(content)), indent=1, allow_nan=False))
         except OSError as error:
             self.writes = False
             logger.warning(
@@ -184,11 +185,6 @@ def read_record(place: str | Path) -> StoredSearch:
     except ValueError as error:
         raise UnreadableRecord(str(error)) from error
     return search
-
-
-def _as_text(search: StoredSearch) -> str:
-    content = {"version": VERSION, **vars(search), "trials": [vars(trial) for trial in search.trials]}
-    return json.dumps(plain(without_secrets(content)), indent=1, allow_nan=False)
 
 
 def plain(value: Any) -> Any:

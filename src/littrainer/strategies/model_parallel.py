@@ -36,7 +36,7 @@ class ResidentModelParallelStrategy(ModelParallelStrategy):
         replicas, shards: sizes of the first two dimensions of the mesh.
     """
 
-    # In a micro-batch, beside `block_backward_sync`: so FastEpochLoop carries it out.
+    # In a micro-batch, besides `block_backward_sync`: so FastEpochLoop carries it out.
     acts_behind_backward_passes_only = True
 
     def __init__(self, trained: TrainedModel, replicas: int, shards: int):

@@ -154,7 +154,7 @@ def fully_shard_keywords(
         "mesh": mesh,
         "reshard_after_forward": plan.reshard_after_forward,
         "mp_policy": MixedPrecisionPolicy(param_dtype=computes_in, reduce_dtype=computes_in),
-        # Where the CPU computes, everything lies in the host's memory anyway.
+        # If the CPU computes, everything lies in the host's memory anyway.
         "offload_policy": CPUOffloadPolicy() if plan.cpu_offload and device.type != "cpu" else OffloadPolicy(),
     }
     ignored = ignored_parameters(model, plan.ignored_modules)
@@ -280,7 +280,7 @@ class Unit(NamedTuple):
     """Modules whose parameters are gathered and freed together.
 
     Parameters:
-        reshards: whether they are freed after the forward pass, where the plan says that they are at all.
+        reshards: whether they are freed after the forward pass, if the plan says that any are.
     """
 
     modules: tuple[nn.Module, ...]

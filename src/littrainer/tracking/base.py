@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import json
 import logging
 import numbers
 import os
@@ -223,7 +224,7 @@ class TrackerCallback(TrainerCallback):
         """Report nothing more in this training, log why, and release the run."""
         self.has_failed = True
         logger.warning(
-            "Reporting to %s failed (%s: %.300s). Training goes on, and nothing more is reported there.",
+            "Reporting to %s failed (%s: %.300s). Training continues, and nothing more is reported there.",
             self.shown_name,
             type(error).__name__,
             next(iter(str(error).splitlines()), ""),
@@ -258,19 +259,12 @@ def shown_arguments(args: Any) -> dict[str, Any]:
     shown = {**args.to_dict(), "report_to": [tracker_label(tracker) for tracker in trackers_in(args.report_to)]}
     if "lightning" in shown:
         # Loggers and plugins among its values may have secrets as attributes.
-        shown["lightning"] = _plain_or_class_name(args.lightning)
+        shown["lightning"] = json.loads(json.dumps(args.lightning, default=_path_or_class_name))
     return without_secrets(shown)
 
 
-def _plain_or_class_name(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain_or_class_name(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain_or_class_name(item) for item in value]
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    is_plain = value is None or isinstance(value, (bool, int, float, str))
-    return value if is_plain else getattr(value, "__name__", type(value).__name__)
+def _path_or_class_name(value: Any) -> str:
+    return os.fspath(value) if isinstance(value, os.PathLike) else getattr(value, "__name__", type(value).__name__)
 
 
 def flattened(nested: dict[str, Any], separator: str, prefix: str = "") -> dict[str, Any]:

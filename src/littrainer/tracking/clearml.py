@@ -23,7 +23,7 @@ from littrainer.tracking.base import (
 logger = logging.getLogger(__name__)
 
 SINGLE_VALUES = (*SUMMARY_VALUES, "epoch")
-# A clone of the task that a ClearML agent runs takes its values from the server where this parameter is switched off.
+# A clone of the task that a ClearML agent runs takes its values from the server if this parameter is off.
 IGNORE_ARGUMENTS = "_ignore_hparams_ui_overrides_"
 IGNORE_MODEL_CONFIG = "_ignore_model_config_ui_overrides_"
 IGNORE_DESCRIPTION = "If true, values changed on the server have no effect when this task is run remotely"

@@ -116,7 +116,7 @@ class TrackioCallback(TrackerCallback):
         return self._static_space_id or args.trackio_static_space_id or static_space_name(args.project)
 
     def _tag_model(self, model: Any) -> None:
-        # The Hub shows the Space of this tag beside the model.
+        # The Hub shows the Space of this tag next to the model.
         kept = [tag for tag in getattr(model, "model_tags", None) or [] if not str(tag).startswith(SPACE_TAG)]
         tags = ["trackio", f"{SPACE_TAG}{self._static_space_id or self._space_id}"]
         model.model_tags = kept + [tag for tag in tags if tag not in kept]

@@ -124,7 +124,7 @@ def check_is_dataset(dataset: Any, name: str, method: str) -> None:
     if isinstance(dataset, Iterator) and not isinstance(dataset, IterableDataset):
         raise TypeError(
             f"{name} is {kind_of(dataset)}, which can be gone through only once and has no length: pass list(...) of "
-            "it, or a torch.utils.data.IterableDataset whose __iter__ begins anew."
+            "it, or a torch.utils.data.IterableDataset whose __iter__ begins again."
         )
     # A dict of samples numbered from 0 can be read as a list can.
     if isinstance(dataset, Mapping) and 0 not in dataset:
@@ -161,7 +161,7 @@ def checked_optimizers(optimizers: Any) -> tuple[Any, Any]:
 
 
 def checked_lightning_keywords(lightning: Any) -> dict[str, Any]:
-    """Further keywords of `lightning.Trainer`, as a dict of its own.
+    """Return further keywords of `lightning.Trainer`, copied.
 
     Raises:
         TypeError: they are no dict.

@@ -1,6 +1,6 @@
-"""What Ctrl-C leaves on the terminal: where the training stood, and the command that resumes it.
+"""What Ctrl-C prints instead of a traceback: the step, the last checkpoint, and the command that resumes.
 
-The script gets the KeyboardInterrupt as ever; only one that ends the program is reported in this way.
+The script still gets the KeyboardInterrupt, and may catch it; only one that ends the program is reported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from littrainer.checkpoint.layout import checkpoint_step
+from littrainer.checkpoint.layout import checkpoint_folder, checkpoint_step
 from littrainer.distributed.environment import COMMAND, is_launched
 from littrainer.distributed.failure_report import report_error
 from littrainer.errors.tracebacks import shows_everything
@@ -48,16 +48,15 @@ def reported_interruption(args: TrainingArguments, state: Callable[[], TrainerSt
 
 
 def report(args: TrainingArguments, state: TrainerState) -> list[str]:
-    """Return the step with the last checkpoint, and how to go on."""
-    folder = Path(args.output_dir)
-    saved = {}
-    with suppress(OSError):
-        saved = {step: path for path in folder.iterdir() if (step := checkpoint_step(path)) is not None}
-    step = max((step for step in saved if step <= state.global_step), default=None)
+    """Return two lines: the step with the last checkpoint, and how to resume."""
+    steps = [checkpoint_step(path) for path in Path(args.output_dir).glob("*")]
+    # An earlier training may have left later ones.
+    step = max((step for step in steps if step is not None and step <= state.global_step), default=None)
     where = f"Interrupted at optimizer step {state.global_step} of {state.max_steps}."
     if step is None:
         return [f"{where} No checkpoint has been saved.", f"To start again: {command()}"]
-    return [f"{where} The last checkpoint is {saved[step]}.", f"To resume: {command(str(saved[step]))}"]
+    folder = checkpoint_folder(args.output_dir, step)
+    return [f"{where} The last checkpoint is {folder}.", f"To resume: {command(str(folder))}"]
 
 
 def command(checkpoint: str | None = None) -> str:
@@ -71,12 +70,11 @@ def command(checkpoint: str | None = None) -> str:
         # Another launcher's command line is not known here.
         return "start the same command" + (f" with {OPTION} {shlex.quote(checkpoint)}" if checkpoint else "")
     words = shlex.split(os.environ[COMMAND]) if COMMAND in os.environ else sys.orig_argv
-    if checkpoint is not None:
-        if OPTION in words[:-1]:
-            place = words.index(OPTION)
-            words = words[:place] + words[place + 2 :]
-        words = [*words, OPTION, checkpoint]
-    return shlex.join(words)
+    if checkpoint is None:
+        return shlex.join(words)
+    # A resumed training has the option already.
+    place = words.index(OPTION) if OPTION in words else len(words)
+    return shlex.join([*words[:place], OPTION, checkpoint, *words[place + 2 :]])
 
 
 def _takes_option() -> bool:
@@ -99,8 +97,9 @@ def _set_hook() -> None:
         if lines is None:
             earlier_hook(kind, error, trace)
             return
-        # From here on nothing is left to lose: another Ctrl-C ends the program at once.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if not sys.flags.inspect:
+            # Nothing is left to be saved: another Ctrl-C ends the program at once.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         report_error(error)
         print(*lines, sep="\n", end="\n" if lines else "", file=sys.stderr, flush=True)
 

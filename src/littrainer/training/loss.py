@@ -163,7 +163,7 @@ def items_in_window(settings: LossSettings, window: list[Any], device: torch.dev
     if isinstance(number, torch.Tensor) and averages_over_processes(settings):
         # Processes that compute each layer together have counted the same labels.
         number = reduced(number.to(device)) / settings.get_tp_size()
-    # A float, as transformers has it: dividing a bfloat16 loss by it gives float32.
+    # A float, as in transformers: dividing a bfloat16 loss by it gives float32.
     return number.to(device) / 1 if isinstance(number, torch.Tensor) else number
 
 

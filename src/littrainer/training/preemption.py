@@ -103,7 +103,7 @@ class Preemption:
     def stop(self) -> None:
         """Give the signals back to what handled them before, unless a script has taken them in between."""
         for number, handler in self._earlier_handlers.items():
-            # Bound methods are made anew at each access.
+            # Each access makes another bound method.
             if signal.getsignal(number) == self._note and handler is not None:
                 signal.signal(number, handler)
         if self._earlier_handlers:

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps so that training goes on exactly, beside what transformers' checkpoints keep.
+"""What a checkpoint keeps so that training goes on exactly, besides what transformers' checkpoints keep.
 
 It is one file, which transformers passes over. A checkpoint without it is resumed as transformers resumes it: at the
 place in the data that the number of optimizer steps stands for.

@@ -171,7 +171,7 @@ class TrainingRun:
         return self.checkpoint is not None and self.trainer.state.global_step >= self.plan.max_steps
 
     def resume_record(self) -> dict[str, Any]:
-        """What a checkpoint of this moment keeps beside the files that transformers' checkpoints have."""
+        """What a checkpoint of this moment keeps besides the files that transformers' checkpoints have."""
         return resume_record(self)
 
     def position(self) -> Position:
@@ -318,14 +318,14 @@ class TrainingRun:
         self.windows.accumulation = trainer.args.gradient_accumulation_steps
 
     def note_schedule(self, schedules: list[Any]) -> None:
-        """Learn what callbacks did to the schedule: put one of their own in its place, or add groups of parameters."""
+        """Learn what callbacks did to the schedule: put another one in its place, or add groups of parameters."""
         schedule = self.trainer.lr_scheduler
         leave_added_groups_alone(schedule)
         self.trainer.session.optimization.schedule_is_replaced = bool(schedules) and all(
             one is not schedule for one in schedules
         )
         if self._rates_to_keep is not None:
-            # A schedule that is made anew sets those of its own beginning.
+            # A new schedule sets the rates of its beginning.
             for group, rate in zip(self.trainer.optimizer.param_groups, self._rates_to_keep, strict=True):
                 group["lr"] = rate
             self._rates_to_keep = None

@@ -12,7 +12,7 @@ from torch import nn
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.compat.accelerator.states import GradientView, HeldBy
 from littrainer.errors.lazy_isinstance import is_a
-from littrainer.optim.stepping import OptimizerAround, clip_by_norm
+from littrainer.optim.stepping import OptimizerAround, ScaledSteps, clip_by_norm
 from littrainer.strategies.mixed_precision import forward_type
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ACCUMULATION_DEFAULTS = {"adjust_scheduler": True, "sync_with_dataloader": True, "sync_each_batch": False}
 
 
-class PreparedOptimizer(OptimizerAround):
+class PreparedOptimizer(ScaledSteps, OptimizerAround):
     """An optimizer that steps, and clears its gradients, only at the last micro-batch of an optimizer step.
 
     Parameters:
@@ -36,8 +36,11 @@ class PreparedOptimizer(OptimizerAround):
     def __init__(self, optimizer: torch.optim.Optimizer, accelerator: Any):
         super().__init__(optimizer)
         self.accelerator = accelerator
-        self.step_was_skipped = False
-        self._is_unscaled = False
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """What scales the losses of fp16; None in any other precision."""
+        return self.accelerator.scaler
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters."""
@@ -52,23 +55,9 @@ class PreparedOptimizer(OptimizerAround):
         """Step at the last micro-batch of an optimizer step; with fp16, only if gradients are finite."""
         if not self.accelerator.sync_gradients:
             return None
-        scaler = self.accelerator.scaler
-        if scaler is None:
+        if self.scaler is None:
             return self.optimizer.step(closure)
-        before = scaler.get_scale()
-        result = scaler.step(self.optimizer) if closure is None else scaler.step(self.optimizer, closure)
-        scaler.update()
-        # The scaler lowers its scale if it leaves the step out.
-        self.step_was_skipped = scaler.get_scale() < before
-        self._is_unscaled = False
-        return result
-
-    def unscale(self) -> None:
-        """Divide the scale of fp16 out of the gradients, once for each step."""
-        scaler = self.accelerator.scaler
-        if scaler is not None and not self._is_unscaled:
-            scaler.unscale_(self.optimizer)
-            self._is_unscaled = True
+        return self.step_unless_infinite(self.optimizer, *(() if closure is None else (closure,)))
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -209,7 +198,7 @@ class Stepping:
         given = [*([] if own is None else [own]), *self._optimizers] if optimizer is None else optimizer
         for one in given if isinstance(given, (list, tuple)) else [given]:
             if isinstance(one, PreparedOptimizer):
-                one.unscale()
+                one.unscale(one.optimizer)
             elif one is own:
                 self.module.trainer.precision_plugin.unscale(one)
             else:
@@ -229,8 +218,7 @@ class Stepping:
         given: list[Any] = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         # With version 1 of FSDP each process has pieces of parameters, and their wrapper knows of the others.
         for wrapper in () if strategy is None else (strategy.model, self.module.owner.model_wrapped):
-            own = {id(one) for one in wrapper.parameters()} if hasattr(wrapper, "clip_grad_norm_") else None
-            if own == {id(one) for one in given}:
+            if hasattr(wrapper, "clip_grad_norm_") and {*map(id, wrapper.parameters())} == {*map(id, given)}:
                 return wrapper.clip_grad_norm_(max_norm, norm_type)
         return clip_by_norm(given, max_norm, norm_type)
 
