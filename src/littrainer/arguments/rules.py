@@ -299,6 +299,12 @@ def validate(args: ArgumentFields) -> None:
     for first, second in (("fp16", "bf16"), ("fp16_full_eval", "bf16_full_eval")):
         if getattr(args, first) and getattr(args, second):
             raise ValueError(f"{first} and {second} are both set; choose one of them.")
+    checkpointing: Any = args.activation_checkpointing_kwargs
+    every = (checkpointing or {}).get("every_n_layers", 1)
+    if not isinstance(every, int) or every < 1:
+        raise ValueError(
+            f"activation_checkpointing_kwargs={{'every_n_layers': {every!r}}} must be a whole number above 0."
+        )
     _check_loader_processes(args, "dataloader_prefetch_factor")
     if getattr(args.accelerator_config, "use_configured_state", False):
         configured_device()
