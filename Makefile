@@ -14,7 +14,7 @@
 # make bench-short  the same with the smallest sizes, to see that all of it works; about two minutes
 # make bench-record  the same as bench, kept in docs/benchmarks/record.json, and from it tables and curves of the documentation
 # make bench-docs  write tables and curves of the documentation from docs/benchmarks/record.json
-# make docs-sample  draw the sample report and its pictures again, from the training in docs/samples/; needs Chromium
+# make docs-sample  write the sample report and its pictures again, from the training in docs/samples/; needs Chromium
 # make clean   remove .venv, caches and what runs left behind
 #
 # Each of these installs into .venv what it needs beyond what is there.

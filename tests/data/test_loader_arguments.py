@@ -63,10 +63,6 @@ def processes(loader: Loader) -> frozenset[int]:
     return frozenset(pid for batch in loader for _, pid, _ in batch)
 
 
-def batch_sizes(loader: Loader) -> list[int]:
-    return [len(batch) for batch in loader]
-
-
 def keeps_its_workers(loader: Loader) -> bool:
     return processes(loader) == processes(loader)
 
@@ -78,18 +74,9 @@ def begins_with_the_slow_sample(loader: Loader) -> bool:
 TWO_WORKERS = {"dataloader_num_workers": 2}
 
 EFFECTS: dict[str, tuple[Any, dict[str, Any], Callable[[Loader], Any], Any, Any]] = {
-    "dataloader_drop_last": (True, {}, batch_sizes, [3, 3, 3, 1], [3, 3, 3]),
     "dataloader_num_workers": (2, {}, lambda loader: len(processes(loader) - {os.getpid()}), 0, 2),
     "dataloader_persistent_workers": (True, TWO_WORKERS, keeps_its_workers, False, True),
     "dataloader_in_order": (False, TWO_WORKERS, begins_with_the_slow_sample, True, False),
-    "dataloader_prefetch_factor": (5, TWO_WORKERS, lambda loader: loader.prefetch_factor, 2, 5),
-    "dataloader_multiprocessing_context": (
-        "spawn",
-        TWO_WORKERS,
-        lambda loader: getattr(loader.multiprocessing_context, "get_start_method", lambda: None)(),
-        None,
-        "spawn",
-    ),
 }
 """Argument -> a value, what it needs beside it, what is observed, and that without and with the value."""
 

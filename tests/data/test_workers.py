@@ -81,22 +81,15 @@ class PreparesItsOwnLoader(Trainer):
             OwnLoader(self.train_dataset, 2, num_workers=workers, collate_fn=self.data_collator)
         )
 
-    def get_eval_dataloader(self, eval_dataset: Any = None, kind: type[DataLoader] = DataLoader) -> Any:
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         workers = self.args.dataloader_num_workers
-        return kind(eval_dataset or self.eval_dataset, 2, num_workers=workers, collate_fn=self.data_collator)
+        return DataLoader(self.eval_dataset, 2, num_workers=workers, collate_fn=self.data_collator)
 
 
-class HandsOutAPlainLoader(PreparesItsOwnLoader):
-    def get_train_dataloader(self) -> Any:
-        return self.get_eval_dataloader(self.train_dataset)
-
-
-@pytest.mark.parametrize("kind", [PreparesItsOwnLoader, HandsOutAPlainLoader])
 @pytest.mark.parametrize("way", ["forked", "evaluating"])
-def test_the_workers_of_a_scripts_own_loader_leave_the_signal_too(
-    tmp_path: Path, kind: type[Trainer], way: str
-) -> None:
-    trainer = saving_on_a_signal(tmp_path, Signalled(signal.SIGTERM, at=4), kind=kind, **WAYS[way])
+def test_the_workers_of_a_scripts_own_loader_leave_the_signal_too(tmp_path: Path, way: str) -> None:
+    data = Signalled(signal.SIGTERM, at=4)
+    trainer = saving_on_a_signal(tmp_path, data, kind=PreparesItsOwnLoader, **WAYS[way])
     assert trainer.train().global_step < 9
 
 

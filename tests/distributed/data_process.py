@@ -35,7 +35,6 @@ Check = Callable[[Path], Any]
 
 # ---- Resuming --------------------------------------------------------------------------------------------------------
 
-DISPATCHED = {"accelerator_config": {"dispatch_batches": True}}
 NOT_DISPATCHED = {"accelerator_config": {"dispatch_batches": False}}
 
 # Name -> data, changes of the arguments, and steps whose checkpoints are resumed from. Of 21 rows each process gets two
@@ -43,16 +42,6 @@ NOT_DISPATCHED = {"accelerator_config": {"dispatch_batches": False}}
 RESUMED: dict[str, tuple[Callable[[], Any], dict[str, Any], tuple[int, ...]]] = {
     "rows": (lambda: AugmentedRows(vector_rows(21)), {}, (1, 3)),
     "rows read by workers": (lambda: AugmentedRows(vector_rows(21)), {"dataloader_num_workers": 2}, (4,)),
-    "parts of batches": (
-        lambda: AugmentedRows(vector_rows(21)),
-        {"accelerator_config": {"split_batches": True}, "gradient_accumulation_steps": 2},
-        (2,),
-    ),
-    "rows dispatched from workers": (
-        lambda: AugmentedRows(vector_rows(21)),
-        {**DISPATCHED, "dataloader_num_workers": 2},
-        (2,),
-    ),
     "a stream dispatched": (lambda: ShuffledStream(vector_rows(21)), {"max_steps": 5}, (1, 4)),
     "a stream with a state dispatched": (lambda: StreamWithState(vector_rows(21)), {"max_steps": 5}, (2,)),
     "a stream read by each": (lambda: ShuffledStream(vector_rows(21)), {"max_steps": 5, **NOT_DISPATCHED}, (1, 4)),
@@ -79,18 +68,6 @@ def message_of(action: Callable[[], Any]) -> str:
     return "nothing was raised"
 
 
-class OwnLoader:
-    """Makes a Trainer train on the loader that a function makes."""
-
-    def __init__(self, make: Callable[[], Any]):
-        self.make = make
-
-    def __call__(self, folder: Path, **changes: Any) -> Any:
-        trainer = quiet_trainer(folder, VectorClassifier(), **changes)
-        trainer.get_train_dataloader = lambda: self.make()  # type: ignore[method-assign]
-        return trainer
-
-
 def a_shorter_dataset(folder: Path) -> str:
     trainer = quiet_trainer(folder, VectorClassifier(), given={"train_dataset": Rows(vector_rows(24 - 12 * RANK))})
     return message_of(trainer.train)
@@ -110,7 +87,8 @@ def streams_that_end_apart(folder: Path) -> Any:
     of_trainer = quiet_trainer(
         folder / "one", VectorClassifier(), given={"train_dataset": Stream(rows)}, max_steps=6, **NOT_DISPATCHED
     )
-    of_script = OwnLoader(lambda: DataLoader(Stream(rows), batch_size=4))(folder / "two", max_steps=6)
+    of_script = quiet_trainer(folder / "two", VectorClassifier(), max_steps=6)
+    of_script.get_train_dataloader = lambda: DataLoader(Stream(rows), batch_size=4)  # type: ignore[method-assign]
     with warnings_noted() as texts:
         epochs = []
         for trainer in (of_trainer, of_script):

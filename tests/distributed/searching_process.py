@@ -20,10 +20,9 @@ from littrainer import Trainer, TrainerCallback
 from littrainer.distributed.failure_report import LostProcess
 from littrainer.search import distributed_search, wandb_sweep
 from littrainer.search.record import read_record
-from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.once_per_process import leave_out_of_collections
-from tests.scenarios.trainers import quiet_arguments
+from tests.search.trainers import searched_trainer
 
 RANK = int(os.environ["RANK"])
 RATES = [0.01, 0.02, 0.03, 0.04]
@@ -43,17 +42,14 @@ class NotesTrials(TrainerCallback):
         self.ended.append(state.global_step)
 
 
-def trainer_for(folder: Path, kind: type[Trainer] = Trainer, model_init: Any = None, **changes: Any) -> Any:
+def trainer_for(folder: Path, kind: type[Trainer] = Trainer, given: Any = None, **changes: Any) -> Any:
     notes = NotesTrials()
-    keywords = {name: changes.pop(name) for name in ("compute_metrics",) if name in changes}
-    arguments = quiet_arguments(folder, **{"max_steps": 3, "eval_strategy": "steps", "eval_steps": 1, **changes})
-    trainer: Any = kind(
-        model_init=model_init or (lambda: VectorClassifier()),
-        args=arguments,
-        train_dataset=Rows(vector_rows(24)),
-        eval_dataset=Rows(vector_rows(7, seed=1)),
-        callbacks=[notes],
-        **keywords,
+    trainer = searched_trainer(
+        folder,
+        rows=24,
+        kind=kind,
+        given={"callbacks": [notes], **(given or {})},
+        **{"max_steps": 3, "eval_strategy": "steps", "eval_steps": 1, **changes},
     )
     trainer.notes = notes
     return trainer
@@ -135,7 +131,7 @@ def failing_in_one(folder: Path) -> Any:
             raise ValueError("a label is missing")
         return {}
 
-    trainer = trainer_for(folder / "failing", FailsInOne, compute_metrics=metrics)
+    trainer = trainer_for(folder / "failing", FailsInOne, {"compute_metrics": metrics})
     return searched(trainer, n_trials=4)
 
 

@@ -57,10 +57,14 @@ def test_a_trial_that_fails_in_one_process_has_failed_in_both_which_go_on(found:
     assert first["begun"] == second["begun"] and len(first["begun"]) == 4
 
 
-def test_a_failure_that_nothing_catches_ends_the_search_in_both_and_names_the_one_that_failed(found: Found) -> None:
+def test_a_failure_that_nothing_catches_or_between_steps_ends_the_search_in_both_and_is_named(found: Found) -> None:
     first, second = (one["failing_at_the_first"] for one in found)
     assert second["error"] == LOST_MEMORY and f"in process 1 with {LOST_MEMORY}" in first["error"]
     assert len(first["begun"]) == len(second["begun"]) == 2
+    for one in found:
+        between = one["failing_between_steps"]
+        assert "failed" in between["error"] and "ValueError: the disk of this process is full" in between["error"]
+        assert between["begun"] == 1
 
 
 def test_the_objective_is_that_of_the_first_process_in_all_and_nan_fails_in_all(found: Found) -> None:
@@ -83,10 +87,3 @@ def test_what_runs_or_stops_trials_in_one_process_is_refused(found: Found) -> No
     for one in found:
         assert "early_terminate" in one["sweep"]["refused"]
         assert "n_jobs=2 runs each trial in one process, and here 2 processes train one model" in one["jobs"]
-
-
-def test_a_failure_of_one_process_between_steps_ends_the_search_in_both_and_names_it(found: Found) -> None:
-    first, second = (one["failing_between_steps"] for one in found)
-    for one in (first, second):
-        assert "failed" in one["error"] and "ValueError: the disk of this process is full" in one["error"]
-        assert one["begun"] == 1

@@ -130,6 +130,10 @@ def test_a_callback_that_hears_of_training_alone_keeps_evaluations_inside_it_sho
     listening("on_train_batch_end")(trainer)
     trainer.train()
     assert passes == [False]
+    # Outside of training each evaluation sets callbacks up.
+    trainer.evaluate()
+    trainer.evaluate()
+    assert passes == [False]
 
 
 def test_a_debug_log_of_lightning_has_every_hook(

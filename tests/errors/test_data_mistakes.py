@@ -22,7 +22,6 @@ def renamed(row: dict[str, Any], **names: str) -> dict[str, Any]:
 # Situation -> the columns of a sample, and what is said of them.
 TOLD: dict[str, tuple[dict[str, Any], list[str]]] = {
     "label is text": ({**TOKENS, "label": "good"}, ["'label' is text ('good')", NUMBER_THEM]),
-    "labels are text": ({**TOKENS, "labels": "good"}, ["'labels' is text ('good')", NUMBER_THEM]),
     "a text for each token": ({**TOKENS, "labels": ["B", "O"]}, ["'labels' is text ('B')", NUMBER_THEM]),
     "label is None": ({**TOKENS, "label": None}, ["'label' is None in the data"]),
     "labels go by another name": (

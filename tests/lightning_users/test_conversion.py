@@ -63,16 +63,6 @@ def test_a_checkpoint_of_the_trainer_is_resumed_by_lightning(
     check_same(module.model)
 
 
-def test_a_checkpoint_goes_there_and_back_again(tmp_path: Path, run: Path) -> None:
-    file = checkpoint_to_lightning(run / "checkpoint-3", tmp_path / "there.ckpt", fresh_model())
-    folder = checkpoint_from_lightning(file, tmp_path / "checkpoint-3", fresh_model())
-    assert folder == tmp_path / "checkpoint-3"
-    resumed = trainer_of(tmp_path, resumed_model(3))
-    assert resumed.train(resume_from_checkpoint=True).global_step == STEPS
-    check_same(resumed.model)
-    assert [path.name for path in tmp_path.glob("*.unfinished")] == []
-
-
 def test_a_model_of_transformers_is_made_by_what_describes_it(tmp_path: Path) -> None:
     model = tiny_gpt2()
     trainer = quiet_trainer(

@@ -171,15 +171,6 @@ def test_an_error_that_misses_a_column_that_was_left_out_says_so() -> None:
     assert "remove_unused_columns has left 'unused' out of the training set: Listener.forward takes x" in notes[-1]
 
 
-def test_a_subclass_may_make_its_datasets_in_setup() -> None:
-    class Own(TrainerDataModule):
-        def setup(self, stage: str) -> None:
-            self.train_dataset, self.data_collator = Numbers(3), collate
-            super().setup(stage)
-
-    assert len(fit(PlainModule(), Own(), max_epochs=2).heard) == 2
-
-
 def test_without_an_eval_dataset_nothing_is_validated_and_nothing_is_said(recwarn: pytest.WarningsRecorder) -> None:
     module = PlainModule()
     data = numbers_module(Numbers(4))

@@ -121,15 +121,6 @@ def test_a_loss_is_divided_by_the_window_exactly_once(changes: Any, items: int |
     assert normalised(facts(**changes), loss, items).item() == (8.0 if divided else 2.0)
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [({}, None), ({"model_accepts_loss_kwargs": True}, 4), ({"compute_loss_func": print}, 4)],
-)
-def test_label_tokens_are_counted_where_the_loss_is_divided_by_them(changes: Any, expected: int | None) -> None:
-    number = items_in_window(facts(**changes), [BATCH, BATCH], torch.device("cpu"))
-    assert number is None if expected is None else number == expected
-
-
 @pytest.mark.parametrize("window", [[], [{"x": torch.ones(1)}], [{"labels": ["a"]}]])
 def test_a_window_without_labels_that_can_be_counted_has_no_number(window: Any) -> None:
     assert items_in_window(facts(model_accepts_loss_kwargs=True), window, torch.device("cpu")) is None

@@ -2,17 +2,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from transformers import trainer_pt_utils as theirs
 
 from littrainer.training import reports
-from littrainer.training.reports import InputTokenCounter
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
@@ -125,30 +122,3 @@ def test_a_metric_that_json_cannot_hold_is_named_before_anything_is_written(tmp_
     with pytest.raises(TypeError, match=r"eval_results\.json cannot hold the metric 'eval_f1'.* float32"):
         reports.save_metrics(str(tmp_path), "eval", {"a": 1, "eval_f1": np.float32(0.5)}, combined=True)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
-
-
-CPU = torch.device("cpu")
-IDS = torch.tensor([[5, 6, 0], [7, 0, 0]])
-
-
-def counted(wanted: str, inputs: Any, *, name: str | None = None, pad: int | None = None) -> int:
-    args: Any = SimpleNamespace(include_num_input_tokens_seen=wanted, device=CPU)
-    model = SimpleNamespace() if name is None else SimpleNamespace(main_input_name=name)
-    processing_class = None if pad is None else SimpleNamespace(pad_token_id=pad)
-    return InputTokenCounter().count(inputs, args, model, processing_class, tp_size=1)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "inputs", "options", "expected"),
-    [
-        ("all", {"input_ids": IDS}, {}, 6),
-        ("all", {"pixels": torch.ones(4)}, {"name": "pixels"}, 4),
-        ("non_padding", {"input_ids": IDS, "attention_mask": (IDS > 0).long()}, {}, 3),
-        ("non_padding", {"input_ids": IDS}, {"pad": 0}, 3),
-        ("non_padding", {"input_ids": IDS, "attention_mask": torch.ones(2, 3)}, {"pad": 0}, 6),
-        ("non_padding", {"input_ids": IDS}, {}, 6),
-        ("all", {"x": IDS}, {}, 0),
-    ],
-)
-def test_tokens_are_counted_as_asked(wanted: str, inputs: Any, options: Any, expected: int) -> None:
-    assert counted(wanted, inputs, **options) == expected

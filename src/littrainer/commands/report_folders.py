@@ -63,7 +63,7 @@ class Run:
 
     @property
     def best_checkpoint(self) -> str | None:
-        """The best checkpoint, as a path if it lies beside the others or where it was written, else its name."""
+        """The best checkpoint, as a path if it lies next to the others or where it was written, else its name."""
         recorded = self.state.best_model_checkpoint
         if recorded is None:
             return None

@@ -63,12 +63,7 @@ def page(runs: list[Run], searches: Sequence[Search], charts: Sequence[Chart], l
             for place, search in enumerate(searches)
             for part in (_place_of_charts(f"search {place}"), *_search_parts(search, with_name=len(names) > 1))
         ),
-        *([_place_of_charts("training"), *_training_parts(runs)] if len(runs) > 1 else ()),
-        *(
-            [_place_of_charts("training"), '<div class="tables">', *_training_parts(runs), "</div>"]
-            if len(runs) == 1
-            else ()
-        ),
+        *([_place_of_charts("training"), *_in_columns(_training_parts(runs), len(runs) == 1)] if runs else ()),
     ]
     data = {
         "title": title,
@@ -208,15 +203,14 @@ def _tiles(run: Run) -> str:
         "last training loss": short_number(losses[-1].value) if losses else None,
         "optimizer steps": short_number(run.state.global_step),
         "duration": duration(summary["train_runtime"]) if "train_runtime" in summary else None,
-        "training samples per second": _rate(summary.get("train_samples_per_second")),
-        "training tokens per second": _rate(summary.get("train_tokens_per_second")),
+        **{
+            f"training {what} per second": short_number(rate)
+            for what in ("samples", "tokens")
+            if (rate := summary.get(f"train_{what}_per_second"))
+        },
     }
     shown = "".join(f"<div><dt>{_as_html(name)}</dt><dd>{text}</dd></div>" for name, text in tiles.items() if text)
     return f"<dl>{shown}</dl>"
-
-
-def _rate(value: float | None) -> str | None:
-    return short_number(value) if value else None
 
 
 # ---- Tables ----------------------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 For each micro-batch Lightning announces some twenty hooks to callbacks, module and strategy, most of which do nothing,
 which takes 830 of the 1450 Python calls of an optimizer step of a two-layer model. `FastEpochLoop` does the same work
 in the same order for whoever listens: callbacks, loggers and what is logged with `self.log` behave as in Lightning's
-loop. That one remains in use if something else may listen, as a profiler or a debug log, with FSDP's first version and
-DeepSpeed, which step otherwise, and in releases that tests/engine/ has not compared (`KNOWN_RELEASES`).
+own loop. That one remains in use if something else may listen, as a profiler or a debug log, with FSDP's first version
+and DeepSpeed, which step otherwise, and in releases that tests/engine/ has not compared (`KNOWN_RELEASES`).
 """
 
 from __future__ import annotations

@@ -116,15 +116,15 @@ def move_to(model: Any, device: torch.device) -> None:
 
 
 def stays_in_place(model: nn.Module) -> bool:
-    """Return whether a model must not be moved: a device map has spread it, or bitsandbytes has quantized it."""
-    return is_spread(model) or any(
-        vars(module).get("quantization_method") == "bitsandbytes" for module in modules_of(model)
-    )
+    """Return whether a model must not be moved: a device map has spread it, or bitsandbytes has quantized it.
 
-
-def is_spread(model: nn.Module) -> bool:
-    """Return whether a device map has put parts of a model, or of a module in it, on several devices or on disk."""
-    return any(len(vars(module).get("hf_device_map") or ()) > 1 for module in modules_of(model))
+    A device map may have put parts of the model, or of a module in it, on several devices or on disk.
+    """
+    for module in modules_of(model):
+        own = vars(module)
+        if len(own.get("hf_device_map") or ()) > 1 or own.get("quantization_method") == "bitsandbytes":
+            return True
+    return False
 
 
 def _moves_as_torch_does(model: Any) -> bool:
