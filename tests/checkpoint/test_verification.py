@@ -64,14 +64,6 @@ def replace_by_shards(folder: Path) -> None:
     write_shards(folder, {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"})
 
 
-def shards_for_shards(folder: Path) -> None:
-    """Two shards for one, so that the index of the same name has other bytes."""
-    write_shards(folder, {"a": "model-00001-of-00001.safetensors"})
-    write_manifest(folder)
-    (folder / "model-00001-of-00001.safetensors").unlink()
-    replace_by_shards(folder)
-
-
 def one_file_for_shards(folder: Path) -> None:
     weights = (folder / "model.safetensors").read_bytes()
     replace_by_shards(folder)
@@ -92,10 +84,6 @@ EDITS: dict[str, tuple[Callable[[Path], object], dict[str, list[str]]]] = {
     "a text": (lambda folder: (folder / "vocab.txt").write_text("one\ntwo\nthree"), {"changed": ["vocab.txt"]}),
     "an added file": (lambda folder: (folder / "notes.txt").touch(), {"added": ["notes.txt"]}),
     "shards": (replace_by_shards, {"added": [*TWO_SHARDS, INDEX], "gone": ["model.safetensors"]}),
-    "other shards": (
-        shards_for_shards,
-        {"changed": [INDEX], "added": TWO_SHARDS, "gone": ["model-00001-of-00001.safetensors"]},
-    ),
     "no shards": (one_file_for_shards, {"added": ["model.safetensors"], "gone": [*TWO_SHARDS, INDEX]}),
 }
 

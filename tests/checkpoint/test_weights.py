@@ -14,7 +14,6 @@ from torch import nn
 
 import littrainer
 from littrainer.checkpoint.weights import (
-    adapter_folders,
     carries_adapters,
     load_weights,
     read_weights,
@@ -395,26 +394,6 @@ def trained(model: Any) -> Any:
 
 def trained_weights(model: Any) -> dict[str, Any]:
     return {name: parameter.tolist() for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
-def test_only_adapters_are_written_and_come_back(tmp_path: Path) -> None:
-    saved, model = trained(tiny_lora_tagger()), tiny_lora_tagger()
-    write_weights(saved, tmp_path)
-    assert not (tmp_path / "model.safetensors").exists()
-    assert trained_weights(model) != trained_weights(saved)
-    load_weights(model, tmp_path, to_resume=True)
-    assert trained_weights(model) == trained_weights(saved)
-    assert model.training
-
-
-def test_several_adapters_come_back_each_from_its_folder(tmp_path: Path) -> None:
-    names = ("first", "second")
-    saved, model = trained(tiny_lora_tagger(names)), tiny_lora_tagger(names)
-    write_weights(saved, tmp_path)
-    assert set(adapter_folders(tmp_path)) == set(names)
-    load_weights(model, tmp_path, to_resume=True)
-    assert trained_weights(model) == trained_weights(saved)
-    assert model.active_adapters == ["first"]
 
 
 def carrying(model: Any) -> Any:

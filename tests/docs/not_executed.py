@@ -4,7 +4,6 @@ from __future__ import annotations
 
 NOT_EXECUTED: dict[str, dict[str, str]] = {
     "docs/architecture.md": {"script ──► TrainingArguments": "a drawing"},
-    "docs/checkpoints.md": {"Interrupted at": "Ctrl-C; tests/training/test_interruption_report.py has it pressed"},
     "docs/callbacks.md": {"ValueError: no such file": "an error; expectations.py has it raised, and compares"},
     "docs/checkpoints.md": {"Interrupted at": "what Ctrl-C prints; tests/training/test_interruption_report.py"},
 }

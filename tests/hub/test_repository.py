@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from littrainer import TrainingArguments
 from tests.hub.runs import pushing_trainer
 from tests.hub.server import GOOD_TOKEN, Hub
 from tests.hub.test_pushing import SAVES
@@ -36,18 +35,6 @@ def test_pushes_go_to_the_branch_of_hub_revision_which_is_made(hub: Hub, tmp_pat
     assert hub.repository().messages() == []
     assert hub.repository().messages("try/one") == [*SAVES, "End of training"]
     assert "release" in hub.repository().branches
-
-
-def test_set_push_to_hub_is_enough(hub: Hub, tmp_path: Path) -> None:
-    args = TrainingArguments(str(tmp_path / "run"), report_to="none", use_cpu=True, disable_tqdm=True)
-    args.set_push_to_hub("chosen", strategy="end", token=GOOD_TOKEN, private_repo=True)
-    from littrainer import Trainer
-    from tests.scenarios.models import VectorClassifier
-
-    trainer = Trainer(VectorClassifier(), args)
-    trainer.save_model()
-    assert hub.repository("chosen").asked_visibility == "private"
-    assert hub.repository("chosen").messages() == ["Model save"]
 
 
 def test_the_token_that_is_logged_in_is_taken_where_none_is_given(

@@ -110,7 +110,7 @@ class BackgroundSaves:
         self._current = _Save(final, state, in_thread(write, f"saving {final.name}"))
 
     def has_ended(self) -> bool:
-        """Whether this process's part of a checkpoint on its way has been written, or has failed."""
+        """Return whether this process's part of a checkpoint on its way has been written, or has failed."""
         return self._current is not None and self._current.writing.done()
 
     def wait(self) -> None:

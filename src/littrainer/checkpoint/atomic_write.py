@@ -301,9 +301,11 @@ def sort_checkpoints(
     use_mtime: bool = False,
     best_model_checkpoint: str | None = None,
 ) -> list[str]:
-    """Checkpoint directories, the oldest first.
+    """Return checkpoint directories, the oldest first.
 
     Parameters:
+        output_dir: the folder that holds them.
+        checkpoint_prefix: what stands before the step in their names.
         use_mtime: order by when they were written, as their manifests say, or by modification times if one has no
             manifest and the times tell them apart; else by step.
         best_model_checkpoint: moved to the last place but one, out of the way of rotation.

@@ -65,7 +65,7 @@ def file_record(path: Path) -> FileRecord:
 
 
 def files_in(folder: Path, with_links: bool = False) -> list[str]:
-    """The paths of the files that a manifest lists, relative to the folder.
+    """Return the paths of the files that a manifest lists, relative to the folder.
 
     Parameters:
         with_links: links to files too, of which a downloaded folder may consist; links to nothing are left out.
@@ -130,7 +130,7 @@ def _own_checksum(content: Mapping[str, Any]) -> str:
 
 
 def stamps_in(folder: Path, with_links: bool = False) -> dict[str, tuple[int, int, int]]:
-    """What changes when a file is written again, of all in `files_in`: size, modification time in ns, inode."""
+    """Return what changes when a file is written again, of all in `files_in`: size, modification time in ns, inode."""
     found = {name: os.stat(folder / name) for name in files_in(folder, with_links)}
     return {name: (status.st_size, status.st_mtime_ns, status.st_ino) for name, status in found.items()}
 

@@ -85,7 +85,7 @@ def checkpoint_for_all(
 
 
 def _identity(folder: Path) -> tuple[int, int]:
-    """What tells a folder from one of the same name on another disk."""
+    """Return what tells a folder from one of the same name on another disk."""
     status = os.stat(folder)
     return status.st_ino, status.st_mtime_ns
 
@@ -111,7 +111,7 @@ def checkpoint_to_resume(
     needed: Sequence[str] = NEEDED_TO_RESUME,
     without: Collection[str] = (),
 ) -> Path | None:
-    """The folder that `train(resume_from_checkpoint=...)` means; None for a fresh start.
+    """Return the folder that `train(resume_from_checkpoint=...)` means; None for a fresh start.
 
     Parameters:
         resume_from_checkpoint: a folder; True for the newest intact one in `output_dir`; or "last-checkpoint" for the

@@ -80,12 +80,12 @@ def place_of(args: TrainingArguments, run_dir: Path) -> Place:
 
 
 def leads(args: TrainingArguments, run_dir: str | Path) -> bool:
-    """Whether this process writes, and deletes, the checkpoints of its disk."""
+    """Return whether this process writes, and deletes, the checkpoints of its disk."""
     return place_of(args, Path(run_dir)).leads
 
 
 def not_writable(run_dir: Path, error: OSError) -> OSError:
-    """The error for a folder of checkpoints that cannot be written to."""
+    """Return the error for a folder of checkpoints that cannot be written to."""
     return OSError(
         error.errno,
         f"No checkpoint can be written to {run_dir} ({error.strerror}). Give an output_dir that can be written to, or "
@@ -160,7 +160,7 @@ def parts_of_checkpoint(
                 part = StagedCheckpoint(own_folder.enter_context(_folder_for_part(final, args.process_index)))
             else:
                 part = StagedCheckpoint(final.parent / UNFINISHED_DIR / final.name)
-        # Before the others are told.
+        # Before the others hear of it.
         with failing_together(writing), naming_full_disk(part.folder, final):
             yield part
         if place.some_have_own_folder:

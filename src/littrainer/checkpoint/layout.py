@@ -22,7 +22,7 @@ RANDOM_STATE_NAME = "rng_state.pth"
 ENGINE_PARTS = "global_step*/*"
 OPTIMIZER_PARTS = ("optimizer.bin", "optimizer_0/*", ENGINE_PARTS)
 WEIGHT_PARTS = ("pytorch_model_fsdp.bin", "pytorch_model_fsdp_0/*", ENGINE_PARTS)
-# Ours: what exact resuming needs beside the files of transformers.
+# Ours: what exact resuming needs besides the files of transformers.
 RESUME_RECORD_NAME = "littrainer_resume.pt"
 # Ours, in the run's folder: its arguments as text that `littrainer report` shows.
 RUN_RECORD_NAME = "littrainer_run.json"
@@ -43,12 +43,12 @@ def resume_record_name(rank: int) -> str:
 
 
 def checkpoint_folder(run_dir: str | Path, step: int) -> Path:
-    """The folder of the checkpoint that a run writes at an optimizer step."""
+    """Return the folder of the checkpoint that a run writes at an optimizer step."""
     return Path(run_dir) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
 
 
 def checkpoint_step(path: str | Path) -> int | None:
-    """The optimizer step in the name of a checkpoint directory; None for any other name."""
+    """Return the optimizer step in the name of a checkpoint directory; None for any other name."""
     match = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", Path(path).name)
     return int(match.group(1)) if match else None
 
@@ -71,7 +71,7 @@ def make_output_dir(folder: str) -> None:
 
 
 def shards_of(index: Path) -> list[str]:
-    """What an index of weights names, which should be files beside it.
+    """Return what an index of weights names, which should be files next to it.
 
     Raises:
         ValueError: it is no such index; the error does not name it.
@@ -83,10 +83,10 @@ def shards_of(index: Path) -> list[str]:
 
 
 def holds_fsdp_weights(folder: Path) -> bool:
-    """Whether a checkpoint has weights in either of these forms."""
+    """Return whether a checkpoint has weights in either of these forms."""
     return (folder / FSDP_WEIGHTS_NAME).is_file() or holds_parts(folder / WEIGHTS_FOLDER)
 
 
 def holds_parts(folder: Path) -> bool:
-    """Whether there is a folder in which each process has written its part."""
+    """Return whether there is a folder in which each process has written its part."""
     return (folder / PARTS_INDEX_NAME).is_file()

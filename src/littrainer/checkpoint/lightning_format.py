@@ -76,7 +76,7 @@ def states_in(folder: Path) -> TrainingStates | None:
 
 
 def lightning_checkpoint(states: TrainingStates, accumulate_grad_batches: int = 1) -> dict[str, Any]:
-    """The checkpoint from which a `lightning.Trainer` goes on, without the weights.
+    """Return the checkpoint from which a `lightning.Trainer` goes on, without the weights.
 
     Parameters:
         accumulate_grad_batches: micro-batches per optimizer step, if the training kept no record of it.

@@ -69,6 +69,11 @@ class TransformersCheckpointIO(CheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write a folder; it appears when it is complete, and replaces what is at its place only then.
 
+        Parameters:
+            checkpoint: Lightning's checkpoint.
+            path: the folder.
+            storage_options: none are taken.
+
         Raises:
             TypeError: storage options are given; there are none.
             ValueError: the path is not local, the model is not known, or the state holds what is not safe to load.
@@ -86,7 +91,7 @@ class TransformersCheckpointIO(CheckpointIO):
             refuse_unsafe(staged / LIGHTNING_STATE_NAME, ADVICE)
 
     def _weights_and_state(self, checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The model's weights under its own names; and Lightning's state, with further weights of the module."""
+        """Return the model's weights under its own names; and Lightning's state, with further weights of the module."""
         prefix, own = f"{self.attribute}.", checkpoint["state_dict"]
         weights = {name.removeprefix(prefix): value for name, value in own.items() if name.startswith(prefix)}
         if not weights:
@@ -102,11 +107,12 @@ class TransformersCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Lightning's checkpoint, from a folder that this plugin or a Trainer wrote, ours or transformers'.
+        """Return Lightning's checkpoint, from a folder that this plugin or a Trainer wrote, ours or transformers'.
 
         The weights are loaded into the model too. Nothing but tensors, numbers, text and containers is ever loaded.
 
         Parameters:
+            path: the folder.
             map_location, weights_only: without effect; loading is to the CPU, and always of weights only.
 
         Raises:
@@ -140,6 +146,9 @@ class TransformersCheckpointIO(CheckpointIO):
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete a checkpoint, a folder or a file of Lightning's own format.
+
+        Parameters:
+            path: the folder or file.
 
         Raises:
             ValueError: the path is not local, or a folder that holds no checkpoint.
@@ -221,7 +230,7 @@ def _local(path: str | Path) -> Path:
 
 
 def _plain(value: Any) -> Any:
-    """Values of common kinds as the plain ones they stand for, so that they can be loaded as weights only."""
+    """Return values of common kinds as the plain ones they stand for, so that they can be loaded as weights only."""
     if isinstance(value, argparse.Namespace):
         value = vars(value)
     if isinstance(value, Mapping):

@@ -19,7 +19,7 @@ from littrainer.data.workers import numpy_state, plain_numpy_state
 
 
 def capture_random_states(gpu: bool = True) -> dict[str, Any]:
-    """The states of Python's, NumPy's and torch's generators, and of the current GPU's if there is one."""
+    """Return the states of Python's, NumPy's and torch's generators, and of the current GPU's if there is one."""
     states: dict[str, Any] = {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
@@ -31,12 +31,12 @@ def capture_random_states(gpu: bool = True) -> dict[str, Any]:
 
 
 def random_state_name(args: Any) -> str:
-    """The file with this process's states: each of several processes has its own."""
+    """Return the file with this process's states: each of several processes has its own."""
     return RANDOM_STATE_NAME if args.world_size <= 1 else rank_file(args.process_index)
 
 
 def read_random_states(path: Path) -> Any:
-    """What a file of random states holds."""
+    """Return what a file of random states holds."""
     # The file holds NumPy's state tuple, which the weights-only loader accepts only with these names allowed.
     numpy: Any = np
     allowed = [np.ndarray, np.dtype, numpy._core.multiarray._reconstruct, type(np.dtype(np.uint32))]
@@ -44,7 +44,7 @@ def read_random_states(path: Path) -> Any:
 
 
 def find_random_states(folder: Path) -> dict[int, dict[str, Any]]:
-    """The states that a checkpoint has of each process, by rank."""
+    """Return the states that a checkpoint has of each process, by rank."""
     if (folder / RANDOM_STATE_NAME).is_file():
         return {0: read_random_states(folder / RANDOM_STATE_NAME)}
     ranks = [path.stem.rpartition("_")[2] for path in folder.glob(rank_file("*"))]
@@ -52,7 +52,7 @@ def find_random_states(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def rank_file(rank: int | str) -> str:
-    """The file with the states of one of several processes."""
+    """Return the file with the states of one of several processes."""
     return f"rng_state_{rank}.pth"
 
 
@@ -63,7 +63,7 @@ def portable_states(states: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def states_of_portable(portable: Mapping[str, Any]) -> dict[str, Any]:
-    """What `portable_states` was made of."""
+    """Return what `portable_states` was made of."""
     others = {name: value for name, value in portable.items() if name not in ("torch", "numpy")}
     states = {"cpu": portable["torch"], "numpy": numpy_state(portable["numpy"]), **others}
     # Who loads a checkpoint to a GPU has the tensors there, and generators take their states from the host.

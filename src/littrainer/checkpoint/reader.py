@@ -33,7 +33,7 @@ RANDOM_STATES_OF_EACH = "rng_state_*.pth"
 
 
 def processes_that_wrote(folder: Path) -> int:
-    """Number of processes that wrote a checkpoint together; without a record its files of random states tell."""
+    """Return how many processes wrote a checkpoint together; without a record its files of random states tell."""
     record = load_tensors(folder / RESUME_RECORD_NAME) if (folder / RESUME_RECORD_NAME).is_file() else {}
     if "sizes" in record:
         return int(record["sizes"]["world_size"])
@@ -41,7 +41,7 @@ def processes_that_wrote(folder: Path) -> int:
 
 
 def read_state(folder: Path) -> TrainerState:
-    """The trainer state of a checkpoint.
+    """Return the trainer state of a checkpoint.
 
     The best checkpoint is looked for next to this one, since people move and copy the folder of a run; one that no
     longer exists is forgotten.
@@ -63,7 +63,7 @@ def read_state(folder: Path) -> TrainerState:
 
 
 def read_optimizer_state(folder: Path) -> tuple[Path, Any]:
-    """The whole state of the optimizer, with numbers or names of parameters, and the path where it was found."""
+    """Return the whole state of the optimizer, with numbers or names of parameters, and the path where it was found."""
     path = folder / OPTIMIZER_NAME
     if not path.is_file() and (folder / FSDP_OPTIMIZER_NAME).is_file():
         path = folder / FSDP_OPTIMIZER_NAME

@@ -15,7 +15,7 @@ OTHER_CHECKPOINT = "Resume from another checkpoint."
 
 
 def load_tensors(path: Path, allowed: Sequence[Any] = ()) -> Any:
-    """What a file of `torch.save` holds, on the CPU: tensors, numbers, texts and containers of them.
+    """Return what a file of `torch.save` holds, on the CPU: tensors, numbers, texts and containers of them.
 
     Parameters:
         allowed: further classes and functions that the file may name.
@@ -59,7 +59,7 @@ def refuse_unsafe(path: Path, advice: str) -> None:
 
 
 def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file.
+    """Return the tensors of a safetensors file.
 
     Raises:
         FileNotFoundError: no such file.

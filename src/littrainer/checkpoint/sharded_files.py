@@ -30,7 +30,7 @@ STATE, GROUPS = f"{OPTIMIZER_KEY}.state.", f"{OPTIMIZER_KEY}.param_groups."
 
 
 def read_fsdp_weights(folder: Path) -> dict[str, Any]:
-    """The weights of a checkpoint, whole."""
+    """Return the weights of a checkpoint, whole."""
     if (folder / FSDP_WEIGHTS_NAME).is_file():
         return load_tensors(folder / FSDP_WEIGHTS_NAME)
     whole = read_whole(folder / WEIGHTS_FOLDER)
@@ -38,7 +38,7 @@ def read_fsdp_weights(folder: Path) -> dict[str, Any]:
 
 
 def nested_state(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """An optimizer's state with names of parameters, from what a folder holds by name."""
+    """Return an optimizer's state with names of parameters, from what a folder holds by name."""
     groups: dict[int, dict[str, Any]] = {}
     state: dict[str, dict[str, Any]] = {}
     for name, value in flat.items():
@@ -53,7 +53,7 @@ def nested_state(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stored_weights(folder: Path) -> dict[str, TensorStorageMetadata | None]:
-    """What a folder of weights holds by the model's names, as `stored_tensors` returns it."""
+    """Return what a folder of weights holds by the model's names, as `stored_tensors` returns it."""
     return {name.removeprefix(f"{WEIGHTS_KEY}."): entry for name, entry in stored_tensors(folder).items()}
 
 
@@ -114,13 +114,13 @@ def write_parts(folder: Path, state: dict[str, Any]) -> None:
 
 
 def stored_tensors(folder: Path) -> dict[str, TensorStorageMetadata | None]:
-    """What a folder holds by name: of tensors their shape and number format, None for anything else."""
+    """Return what a folder holds by name: of tensors their shape and number format, None for anything else."""
     entries = _Reader(folder).read_metadata().state_dict_metadata
     return {name: entry if isinstance(entry, TensorStorageMetadata) else None for name, entry in entries.items()}
 
 
 def read_whole(folder: Path) -> dict[str, Any]:
-    """What a folder holds by name, whole, in this process alone."""
+    """Return what a folder holds by name, whole, in this process alone."""
     wanted = {
         name: None if entry is None else torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in stored_tensors(folder).items()

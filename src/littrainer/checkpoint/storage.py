@@ -132,7 +132,7 @@ class WholeStorage:
             write_files({OPTIMIZER_NAME: self.optimizer.state_dict()}, folder)
 
     def holds_weights(self, folder: Path) -> bool:
-        """Whether there are weights in a checkpoint that `load_model` reads."""
+        """Return whether there are weights in a checkpoint that `load_model` reads."""
         return holds_weights(folder)
 
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
@@ -287,7 +287,7 @@ class PartsStorage(FsdpStorage):
 
 
 def _whole_weights(model: nn.Module, folder: Path, to_resume: bool) -> dict[str, Any]:
-    """The weights of a checkpoint, or of its adapters, under the names of a model."""
+    """Return the weights of a checkpoint, or of its adapters, under the names of a model."""
     if carries_adapters(users_model(model)) and not (folder / FSDP_WEIGHTS_NAME).is_file():
         return adapter_weights(users_model(model), folder)
     state, differences = fitted(model, read_weights(folder))
@@ -296,7 +296,7 @@ def _whole_weights(model: nn.Module, folder: Path, to_resume: bool) -> dict[str,
 
 
 def _base_of_adapters(model: nn.Module) -> set[str]:
-    """Names of weights that a checkpoint of an adapter does not hold: those of its base, which nothing trains."""
+    """Return the names of weights that an adapter's checkpoint does not hold: its base, which nothing trains."""
     if not carries_adapters(users_model(model)):
         return set()
     return {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
@@ -359,7 +359,7 @@ class EngineStorage(WholeStorage):
         self.trained.engine.save_checkpoint(str(folder), exclude_frozen_parameters=self._has_adapters())
 
     def holds_weights(self, folder: Path) -> bool:
-        """Whether the engine has written its folder."""
+        """Return whether the engine has written its folder."""
         return any(folder.glob(ENGINE_FOLDERS))
 
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
@@ -388,7 +388,7 @@ class EngineStorage(WholeStorage):
 
 
 def storage_of(trained: Trained) -> WholeStorage:
-    """How checkpoints hold weights and the optimizer's state, as the strategy stands at this moment."""
+    """Return how checkpoints hold weights and the optimizer's state, as the strategy stands at this moment."""
     plan = sharding_plan(trained.args)
     kind = WholeStorage
     if asks_for_deepspeed(trained.args):

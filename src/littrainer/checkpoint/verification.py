@@ -67,13 +67,20 @@ def damage_in(folder: Path) -> list[str]:
 
     With a manifest, every file in it has to be there with its size and checksum. Files that somebody has edited, added,
     or replaced by others are no damage as long as the checkpoint is complete with them (`edits_in`). Without one, as
-    transformers writes checkpoints, every file has to be complete as far as its own format can tell.
+    transformers writes checkpoints, every file has to be complete as far as its format can tell.
+
+    Parameters:
+        folder: the checkpoint's folder.
     """
     return list(_inspected(Path(folder)).damage)
 
 
 def edits_in(folder: Path) -> list[str]:
-    """Return what was changed, added or removed since a checkpoint was written; empty if it has no manifest."""
+    """Return what was changed, added or removed since a checkpoint was written; empty if it has no manifest.
+
+    Parameters:
+        folder: the checkpoint's folder.
+    """
     return list(_inspected(Path(folder)).edits)
 
 
@@ -90,7 +97,7 @@ def refuse_damage(folder: Path, advice: str) -> None:
     if damage:
         raise ValueError(f"The checkpoint {folder} is damaged: {' '.join(damage)} {advice}")
     if edits:
-        logger.warning("The checkpoint %s was edited (%s). It is complete and is taken.", folder, ", ".join(edits))
+        logger.warning("The checkpoint %s was edited (%s). It is complete, so it is used.", folder, ", ".join(edits))
 
 
 def _inspected(folder: Path) -> Findings:
@@ -160,7 +167,7 @@ def _holds_whole_model(folder: Path, present: set[str]) -> bool:
 
 
 def _damage_by_format(folder: Path, present: set[str]) -> list[str]:
-    """What is wrong with a checkpoint as far as the formats of its files can tell."""
+    """Return what is wrong with a checkpoint as far as the formats of its files can tell."""
     found = []
     indexes = [name for name in WEIGHT_INDEXES if name in present]
     has_weights = bool(indexes) or any(Path(name).name in WEIGHTS or _is_one_of(name, WEIGHT_PARTS) for name in present)
@@ -237,7 +244,7 @@ def state_damage(path: Path) -> str | None:
 
 
 def safetensors_damage(path: Path) -> str | None:
-    """Why a safetensors file is incomplete, by its header; its format has no checksum, so changed numbers go unseen."""
+    """Return why a safetensors file is incomplete, by its header; its format has no checksum of the numbers."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -248,7 +255,7 @@ def safetensors_damage(path: Path) -> str | None:
 
 
 def archive_damage(path: Path) -> str | None:
-    """Why a file of torch.save is damaged, by the checksums in its archive; its format before torch 1.6 has none."""
+    """Return why a file of torch.save is damaged, by the checksums in its archive; before torch 1.6 it has none."""
     with open(path, "rb") as file:
         start = file.read(len(START_OF_ARCHIVE))
     if start.startswith(START_OF_PICKLE):

@@ -82,6 +82,7 @@ def write_weights(
         write_left_out(inner, Path(output_dir), state_dict)
 
 
+<<<<<<< HEAD
 @contextlib.contextmanager
 def _without_bar_of_files() -> Iterator[None]:
     """Keep transformers 5 from drawing a bar, "Writing model shards", at each save."""
@@ -99,11 +100,14 @@ def _no_bar(factory: Any, args: Any, keywords: Any) -> Any:
 
 
 # Libraries whose `save_pretrained` writes the weights it is given, and none of its own.
+=======
+# Libraries whose `save_pretrained` writes the weights that it is given.
+>>>>>>> ckpt26
 WRITES_WHAT_IT_IS_GIVEN = ("transformers",)
 
 
 def writes_given_weights(model: Any) -> bool:
-    """Whether this model's weights can be written from a copy of its state dict.
+    """Return whether this model's weights can be written from a copy of its state dict.
 
     Adapters and quantized weights are taken from the model itself, and so may be what a `save_pretrained` of a user's
     own writes; these are written before training goes on.
@@ -147,7 +151,7 @@ def _write_plain(model: nn.Module, folder: Path, given: Mapping[str, Any] | None
 
 
 def tied_names(state_dict: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Names that stand for one and the same tensor: the first of them -> the others."""
+    """Return the names that stand for one tensor: the first of them -> the others."""
     names: dict[Any, list[str]] = {}
     for name, value in state_dict.items():
         place = _place(value)
@@ -169,7 +173,7 @@ def _place(value: Any) -> Any:
 
 
 def read_weights(folder: Path) -> dict[str, Any]:
-    """The state dict in a folder: one file, or the shards of an index; of safetensors, or of `torch.save`.
+    """Return the state dict in a folder: one file, or the shards of an index; of safetensors, or of `torch.save`.
 
     Raises:
         ValueError: the folder holds no weights, a file is damaged, or an index names a file outside the folder.
@@ -192,7 +196,7 @@ def read_weights(folder: Path) -> dict[str, Any]:
 
 
 def holds_weights(folder: Path) -> bool:
-    """Whether a folder has weights in any of the forms that are read, adapters included."""
+    """Return whether a folder has weights in any of the forms that are read, adapters included."""
     is_there = any((folder / name).is_file() for name in READERS) or holds_fsdp_weights(folder)
     return is_there or bool(adapter_folders(folder))
 
@@ -267,7 +271,7 @@ def load_weights(
     state, differences = fitted(inner, read_weights(folder))
     names = set(state)
     try:
-        # By position, as transformers calls it, since a model may have a method of its own; it may take from the dict.
+        # By position, as transformers calls it, since a model may override it; it may take from the dict.
         result = inner.load_state_dict(state, False)
     except RuntimeError as error:
         raise RuntimeError(_another_model(folder, str(differences) or str(error))) from error
@@ -311,7 +315,7 @@ def _another_model(folder: Path, text: str) -> str:
 
 
 def fitted(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any], Differences]:
-    """Stored weights under the names of a model, tied ones under each of theirs, and what does not match.
+    """Return stored weights under the names of a model, tied ones under each of theirs, and what does not match.
 
     Wrappers' prefixes are taken away or added. If names are left over, and the model is one of transformers, that
     library is asked to convert them: it renames, splits and joins weights between its releases.
@@ -368,10 +372,10 @@ def other_shape(name: str, stored: Iterable[int], own: Iterable[int]) -> str:
 
 
 def _converted(inner: Any, stored: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], dict[str, str]]:
-    """Weights under the names of the installed transformers.
+    """Convert weights to the names of the installed transformers.
 
     Returns:
-        the weights, and beside them what no weight came from; stored names that no weight came from; and a sentence
+        the weights, and with them what no weight came from; stored names that no weight came from; and a sentence
         for each name whose shape differs.
     """
     wide = any(parameter.dtype == torch.float64 for parameter in inner.parameters())
@@ -400,12 +404,12 @@ def _converted(inner: Any, stored: Mapping[str, Any]) -> tuple[dict[str, Any], l
 
 
 def _plain_name(name: str) -> str:
-    """A name without what wrappers put into it."""
+    """Return a name without what wrappers put into it."""
     return name.removeprefix(WRAPPER_PREFIX).replace(f"{COMPILED_PART}.", "")
 
 
 def _not_ignored(names: Iterable[str], model: Any, *attributes: str) -> list[str]:
-    """Names without those that patterns of the model leave out."""
+    """Return the names that no pattern of the model leaves out."""
     patterns = [pattern for attribute in attributes for pattern in getattr(model, attribute, None) or ()]
     return [name for name in names if not any(re.search(pattern, name) for pattern in patterns)]
 
@@ -429,12 +433,12 @@ PEFT_PREFIX = "base_model.model."
 
 
 def carries_adapters(model: Any) -> bool:
-    """Whether saving this model saves adapters only."""
+    """Return whether saving this model saves adapters only."""
     return is_a(model, "peft model") or bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
 def adapter_folders(folder: Path) -> dict[str, Path]:
-    """The folders below a checkpoint that hold adapters, by adapter name; the checkpoint's own under `""`."""
+    """Return the folders below a checkpoint that hold adapters, by adapter name; the checkpoint's own under `""`."""
     found = {"": folder} if _weights_file(folder) is not None else {}
     for entry in sorted(folder.iterdir()):
         if entry.is_dir() and _weights_file(entry) is not None:
@@ -486,7 +490,7 @@ def _active_adapters(model: Any) -> list[str]:
 
 
 def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
-    """The weights of an adapter, under the names of the file.
+    """Return the weights of an adapter, under the names of the file.
 
     Raises:
         ValueError: there is no adapter in the folder, or it is damaged.
@@ -571,7 +575,7 @@ def _differences(model: Any, name: str, stored: dict[str, torch.Tensor]) -> Diff
 
 
 def adapter_weights(model: Any, folder: Path) -> dict[str, Any]:
-    """The weights of a checkpoint's adapters under the names that they have in a model.
+    """Return the weights of a checkpoint's adapters under the names that they have in a model.
 
     Raises:
         ValueError: there are none, or the model has no such adapter.

@@ -98,17 +98,11 @@ def _report_errors() -> None:
     earlier_hook = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        report_error(error)
+        leave_word(error)
+        _tell_agent(error)
         earlier_hook(kind, error, trace)
 
     sys.excepthook = hook
-
-
-def report_error(error: BaseException) -> None:
-    """Leave word of the error that ends this process, for the others and for the agent."""
-    if _reports_errors:
-        leave_word(error)
-        _tell_agent(error)
 
 
 def leave_word(error: BaseException) -> None:

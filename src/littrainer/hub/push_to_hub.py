@@ -78,7 +78,7 @@ def push_save(trainer: Any, checkpoint: str) -> Any:
 
 
 def pushes_of(args: TrainingArguments, so_far: Any) -> PushInProgress:
-    """The pushes of a Trainer; with the first one, what killed programs left of theirs is removed."""
+    """Return the pushes of a Trainer; with the first one, what killed programs left of theirs is removed."""
     if isinstance(so_far, PushInProgress):
         return so_far
     remove_abandoned_snapshots(Path(args.output_dir))

@@ -66,12 +66,12 @@ class PushError(RuntimeError):
 
 
 def repository_name(args: TrainingArguments) -> str:
-    """The repository's name, with or without its namespace: `hub_model_id`, or the name of the output folder."""
+    """Return the repository's name, with or without its namespace: `hub_model_id`, or the name of the output folder."""
     return args.hub_model_id or Path(str(args.output_dir)).absolute().name
 
 
 def token_for(args: TrainingArguments, token: str | None = None) -> str | None:
-    """The token to sign in with, one in the place of `hub_token`; None lets the Hub's client take the one logged in."""
+    """Return the token to sign in with, by default `hub_token`; None lets the Hub's client take the one logged in."""
     chosen = args.hub_token if token is None else token
     # White space around it, as a file's last line has it, would be refused with an error that shows the token.
     return (chosen.strip() or None) if isinstance(chosen, str) else chosen
@@ -120,7 +120,7 @@ def explaining(doing: str, token: str | None) -> Iterator[None]:
 
 
 def advice_for(error: BaseException) -> str:
-    """What to do about an error of a push; empty if its text has to do."""
+    """Return what to do about an error of a push; empty if its text has to do."""
     for link in causes(error):
         status = _status_of(link)
         if status is not None:
@@ -133,13 +133,13 @@ def advice_for(error: BaseException) -> str:
 
 
 def text_of(error: BaseException, *tokens: Any) -> str:
-    """Kind and words of an error in one line, without any token: none of these, and none of who is logged in."""
+    """Return kind and words of an error in one line, without any token: none of these, and none of who is logged in."""
     words = " ".join(str(error).split())
     return without_tokens(f"{type(error).__name__}: {words}" if words else type(error).__name__, *tokens)
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, and what it came from."""
+    """Return an error, and what it came from."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -157,7 +157,7 @@ def _status_of(error: BaseException) -> int | None:
 
 
 def known_tokens(*given: Any) -> list[str]:
-    """Tokens that the process could sign in with: those that are given, and those that are logged in."""
+    """Return tokens that the process could sign in with: those that are given, and those that are logged in."""
     found = [*given, *(os.environ.get(name) for name in TOKEN_VARIABLES)]
     # If the client cannot find out who is logged in, its own error says so when it signs in.
     with contextlib.suppress(Exception):
@@ -169,7 +169,7 @@ def known_tokens(*given: Any) -> list[str]:
 
 
 def without_tokens(text: str, *given: Any) -> str:
-    """A text without any of the tokens that are given or logged in, and without what looks like one."""
+    """Return a text without any of the tokens that are given or logged in, and without what looks like one."""
     for token in known_tokens(*given):
         text = text.replace(token, masked("hub_token"))
     plain: str = without_secrets(HUB_TOKEN.sub(masked("hub_token"), text))
@@ -177,12 +177,12 @@ def without_tokens(text: str, *given: Any) -> str:
 
 
 def shows_token(text: str, *given: Any) -> bool:
-    """Whether one of the tokens, or what looks like one, is in a text."""
+    """Return whether one of the tokens, or what looks like one, is in a text."""
     return HUB_TOKEN.search(text) is not None or any(token in text for token in known_tokens(*given))
 
 
 def secrets_of(*given: Any) -> tuple[bytes, ...]:
-    """What must be in no file that is pushed: the tokens that are given, and those that are logged in."""
+    """Return what must be in no file that is pushed: the tokens that are given, and those that are logged in."""
     return tuple(token.encode() for token in known_tokens(*given))
 
 

@@ -141,7 +141,7 @@ def remove_snapshots(*folders: Path) -> None:
 
 
 def _files_in(folder: Path, is_left_out: Callable[[Path], bool] = lambda folder: False) -> Iterator[str]:
-    """Paths of the files below a folder, but for what is below one in it that is left out."""
+    """Return paths of the files below a folder, but for what is below one in it that is left out."""
     for parent, folders, names in os.walk(folder):
         folders.sort()
         # Neither is it walked through nor does a snapshot hold another one.

@@ -65,7 +65,7 @@ class Upload:
         return f'"{self.message}" to {self.repository}'
 
     def takes_room(self) -> bool:
-        """Whether the files are nowhere else on this disk."""
+        """Return whether the files are nowhere else on this disk."""
         return self.checkpoint is None or not self.checkpoint.exists()
 
     def send(self) -> Any:
@@ -117,7 +117,7 @@ class PushInProgress:
         return (type(self), ())
 
     def is_done(self) -> bool:
-        """Whether all that was to be done is done."""
+        """Return whether all that was to be done is done."""
         return all(job.done() for job in self.jobs)
 
     def wait_until_done(self, seconds: float | None = None) -> bool:
@@ -188,11 +188,11 @@ class PushInProgress:
             logger.error("%s %s", self._failure, STAYS)
 
     def is_at_work(self) -> bool:
-        """Whether something is on its way in this process; in a fork of it the thread does not go on."""
+        """Return whether something is on its way in this process; in a fork of it the thread does not go on."""
         return self._thread is not None and self._thread.is_alive() and not self.is_done()
 
     def finish_before_exit(self, seconds: float) -> None:
-        """The program ends: wait for what is on its way, so many seconds at most; an interruption ends the wait."""
+        """Wait for what is on its way when the program ends, at most so many seconds, or until an interruption."""
         doing = self._description()
         with contextlib.suppress(KeyboardInterrupt):
             logger.warning("%s. The program ends when that is done; Ctrl-C ends it at once.", doing)
@@ -265,7 +265,7 @@ getattr(threading, "_register_atexit", atexit.register)(_finish_all_before_exit)
 
 
 def _within_room(uploads: list[Upload]) -> list[Upload]:
-    """Of uploads, newest first, those that may wait without filling the disk; a warning names the others."""
+    """Return the uploads, newest first, that may wait without filling the disk; a warning names the others."""
     wanted = [upload for upload in uploads if upload.stays_wanted]
     given_up = [upload for upload in wanted[MOST_DELETED:] if upload.takes_room()]
     for upload in given_up:

@@ -50,7 +50,7 @@ def eval_all(model: Any) -> None:
 
 
 def _with_torchs_train(model: Any) -> list[nn.Module] | None:
-    """The modules of a model whose `train()` does no more than torch's; None if one has another."""
+    """Return the modules of a model whose `train()` does no more than torch's; None if one has another."""
     if not isinstance(model, nn.Module):
         return None
     found = modules_of(model)
@@ -69,7 +69,7 @@ def _has_plain_eval(model: Any) -> bool:
 
 
 def _adds_nothing(module: Any) -> bool:
-    """Whether the `train()` of a module's class does no more than torch's."""
+    """Return whether the `train()` of a module's class does no more than torch's."""
     own = type(module).train
     if own is DistributedDataParallel.train:
         return True
@@ -80,7 +80,7 @@ def _adds_nothing(module: Any) -> bool:
 
 
 def parameters_of(model: Any) -> list[nn.Parameter]:
-    """The parameters of a model, each once, in the order of `model.parameters()`."""
+    """Return the parameters of a model, each once, in the order of `model.parameters()`."""
     kind = type(model)
     for name in WALKS:
         if getattr(kind, name, None) is not getattr(nn.Module, name) or name in vars(model):
@@ -135,7 +135,7 @@ def _moves_as_torch_does(model: Any) -> bool:
 
 
 def is_on(model: nn.Module, device: torch.device) -> bool:
-    """Whether all parameters and buffers of a model are on a device, as far as torch knows of them.
+    """Return whether all parameters and buffers of a model are on a device, as far as torch knows of them.
 
     No if a module overrides `_apply()`, which `to()` of the model calls and which may move more than those.
     """
@@ -150,7 +150,7 @@ def is_on(model: nn.Module, device: torch.device) -> bool:
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
-    """A model and all modules in it, each once, in the order of `model.modules()`."""
+    """Return a model and all modules in it, each once, in the order of `model.modules()`."""
     found: dict[int, nn.Module] = {}
     pending: list[Any] = [model]
     while pending:

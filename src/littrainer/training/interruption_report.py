@@ -5,20 +5,20 @@ The script still gets the KeyboardInterrupt, and may catch it; only one that end
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from littrainer.checkpoint.layout import checkpoint_folder, checkpoint_step
 from littrainer.distributed.environment import COMMAND, is_launched
-from littrainer.distributed.failure_report import report_error
 from littrainer.errors.tracebacks import shows_everything
 
 if TYPE_CHECKING:
@@ -100,7 +100,9 @@ def _set_hook() -> None:
         if not sys.flags.inspect:
             # Nothing is left to be saved: another Ctrl-C ends the program at once.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-        report_error(error)
+        # Other hooks tell trackers and processes of the error; the traceback at their end is not wanted.
+        with suppress(Exception), redirect_stderr(io.StringIO()):
+            earlier_hook(kind, error, trace)
         print(*lines, sep="\n", end="\n" if lines else "", file=sys.stderr, flush=True)
 
     sys.excepthook = hook

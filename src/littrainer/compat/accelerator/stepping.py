@@ -218,8 +218,7 @@ class Stepping:
         given: list[Any] = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         # With version 1 of FSDP each process has pieces of parameters, and their wrapper knows of the others.
         for wrapper in () if strategy is None else (strategy.model, self.module.owner.model_wrapped):
-            own = {id(one) for one in wrapper.parameters()} if hasattr(wrapper, "clip_grad_norm_") else None
-            if own == {id(one) for one in given}:
+            if hasattr(wrapper, "clip_grad_norm_") and {*map(id, wrapper.parameters())} == {*map(id, given)}:
                 return wrapper.clip_grad_norm_(max_norm, norm_type)
         return clip_by_norm(given, max_norm, norm_type)
 
