@@ -161,6 +161,7 @@ LINES = {
 @pytest.mark.parametrize("line", LINES)
 def test_on_a_terminal_results_are_lines_in_columns(bars: Bars, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setenv("COLUMNS", "100")
     callback: Any = ProgressCallback()
     callback.on_train_begin(SimpleNamespace(), STATE, None)
     callback.on_log(None, STATE, None, logs=LINES[line])
@@ -168,6 +169,7 @@ def test_on_a_terminal_results_are_lines_in_columns(bars: Bars, monkeypatch: pyt
 
 
 def test_many_results_go_on_in_another_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     shown = result_line({f"metric_{number}": number / 7 for number in range(20)}, STATE).splitlines()
     assert len(shown) > 3 and all(len(line) <= 100 for line in shown)
     assert all(line.startswith(" " * 14 + "metric_") for line in shown[1:])
