@@ -99,15 +99,6 @@ def test_where_a_process_cannot_be_replaced_the_script_runs_as_a_child_with_its_
     assert _wait_for([sys.executable, "-S", "-c", "raise SystemExit(7)"], dict(os.environ)) == 7
 
 
-def test_isolated_interpreters_are_refused_since_they_would_train_without_littrainer(tmp_path: Path) -> None:
-    (tmp_path / "script.py").touch()
-    start = "import sys; sys.path.append(sys.argv.pop(1)); from littrainer.cli import main; sys.exit(main())"
-    source_root = environment()["PYTHONPATH"]
-    done = run_python("-E", "-c", start, source_root, "run", "script.py", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("littrainer run: python runs with -E")
-
-
 SCRIPT = "{folder}/script.py"
 
 

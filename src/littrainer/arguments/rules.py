@@ -278,6 +278,9 @@ STEP_INTERVALS = {
     "save_steps": "save_strategy",
 }
 
+# They need loader processes, and are checked when a Trainer is made.
+WORKER_FIELDS = ("dataloader_persistent_workers", "dataloader_multiprocessing_context")
+
 # Shares of all steps are compared in millionths, where floating point rounding no longer matters.
 MILLIONTHS = 1_000_000
 
@@ -299,7 +302,7 @@ def validate(args: ArgumentFields) -> None:
     for first, second in (("fp16", "bf16"), ("fp16_full_eval", "bf16_full_eval")):
         if getattr(args, first) and getattr(args, second):
             raise ValueError(f"{first} and {second} are both set; choose one of them.")
-    _check_loader_processes(args, "dataloader_prefetch_factor")
+    check_loader_processes(args, ("dataloader_prefetch_factor",))
     if getattr(args.accelerator_config, "use_configured_state", False):
         configured_device()
     strategy = args.train_sampling_strategy
@@ -344,7 +347,7 @@ def _check_best_model(args: ArgumentFields) -> None:
         )
 
 
-def check_loader_processes(args: ArgumentFields) -> None:
+def check_loader_processes(args: ArgumentFields, names: Iterable[str] = WORKER_FIELDS) -> None:
     """Refuse what torch refuses if the training process loads the data itself.
 
     A script may set the number of processes after it made the arguments, so this is called when a Trainer is made.
@@ -352,10 +355,6 @@ def check_loader_processes(args: ArgumentFields) -> None:
     Raises:
         ValueError: names the argument and what to change.
     """
-    _check_loader_processes(args, "dataloader_persistent_workers", "dataloader_multiprocessing_context")
-
-
-def _check_loader_processes(args: ArgumentFields, *names: str) -> None:
     for name in names:
         value = getattr(args, name)
         if value is not None and value is not False and args.dataloader_num_workers == 0:
@@ -372,8 +371,6 @@ def _text(choice: Any) -> str:
 
 # Field -> its values that are carried out; every other value is refused.
 HONOURED_VALUES: dict[str, tuple[str, ...]] = {"debug": ("underflow_overflow",)}
-# Environment variable -> values that are carried out. Launchers set these, and a run under transformers obeys them.
-HONOURED_ENVIRONMENT: dict[str, tuple[str, ...]] = {"ACCELERATE_MIXED_PRECISION": ("", "no", "bf16", "fp16")}
 
 
 def refuse_unsupported(args: Any) -> None:
@@ -393,13 +390,7 @@ def refuse_unsupported(args: Any) -> None:
         texts = [getattr(item, "value", item) for item in (value if isinstance(value, list) else [value])]
         if any(text not in honoured for text in texts):
             refused.append(f"{name}={texts!r} (choose from {', '.join(honoured)})")
-    variables = {
-        name: os.environ[name]
-        for name, honoured in HONOURED_ENVIRONMENT.items()
-        if os.environ.get(name, "").lower() not in honoured
-    }
-    variables.update(refused_variables())
-    refused += [f"environment variable {name}={value} (unset it)" for name, value in variables.items()]
+    refused += [f"environment variable {name}={value} (unset it)" for name, value in refused_variables().items()]
     if refused:
         raise NotImplementedError(
             f"littrainer does not carry out {'; '.join(refused)}. "

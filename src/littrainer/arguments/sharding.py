@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -369,7 +369,7 @@ def _plan(config: Mapping[str, Any], source: str) -> ShardingPlan:
     if asked.min_num_params > 0:
         values.setdefault("auto_wrap_policy", SIZE_BASED)
     plan = ShardingPlan(**values)
-    for is_wrong, message in _contradictions(plan):
+    for message, is_wrong in _contradictions(plan).items():
         if is_wrong:
             raise ValueError(f"{source} has {message}.")
     return plan
@@ -390,34 +390,28 @@ def _resharding_of(version: int, value: bool | str, source: str) -> bool | str:
     return RESHARDING[value]
 
 
-def _contradictions(plan: ShardingPlan) -> Iterator[tuple[bool, str]]:
+def _contradictions(plan: ShardingPlan) -> dict[str, bool]:
     policy, size, layers = plan.auto_wrap_policy, plan.min_num_params, plan.transformer_layer_cls_to_wrap
-    yield (
-        bool(size and layers),
+    return {
         f"min_num_params={size} and transformer_layer_cls_to_wrap: modules are wrapped by their size or by their "
-        "class. Leave one of them out",
-    )
-    yield (
-        policy == SIZE_BASED and not size,
-        f"auto_wrap_policy={SIZE_BASED}, which needs min_num_params; give a number above 0",
-    )
-    yield (
-        policy != SIZE_BASED and size > 0,
-        f"min_num_params={size}, which is for auto_wrap_policy={SIZE_BASED}, not {policy}",
-    )
-    yield (
-        policy != TRANSFORMER_BASED and layers is not None,
-        f"transformer_layer_cls_to_wrap, which is for auto_wrap_policy={TRANSFORMER_BASED}, not {policy}",
-    )
-    yield (
-        plan.activation_checkpointing_offload and not plan.activation_checkpointing,
-        "activation_checkpointing_offload without activation_checkpointing; set both",
-    )
-    yield (
-        plan.cpu_ram_efficient_loading and not plan.sync_module_states,
+        "class. Leave one of them out": bool(size and layers),
+        f"auto_wrap_policy={SIZE_BASED}, which needs min_num_params; give a number above 0": (
+            policy == SIZE_BASED and not size
+        ),
+        f"min_num_params={size}, which is for auto_wrap_policy={SIZE_BASED}, not {policy}": (
+            policy != SIZE_BASED and size > 0
+        ),
+        f"transformer_layer_cls_to_wrap, which is for auto_wrap_policy={TRANSFORMER_BASED}, not {policy}": (
+            policy != TRANSFORMER_BASED and layers is not None
+        ),
+        "activation_checkpointing_offload without activation_checkpointing; set both": (
+            plan.activation_checkpointing_offload and not plan.activation_checkpointing
+        ),
         "cpu_ram_efficient_loading, with which only the first process has weights, and sync_module_states=False, with "
-        "which it does not send them. Leave sync_module_states out",
-    )
+        "which it does not send them. Leave sync_module_states out": (
+            plan.cpu_ram_efficient_loading and not plan.sync_module_states
+        ),
+    }
 
 
 def _check_with_arguments(args: Any, plan: ShardingPlan) -> None:

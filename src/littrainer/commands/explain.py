@@ -19,8 +19,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from littrainer.arguments.destinations import DESTINATIONS, derived_keywords
+from littrainer.arguments.did_you_mean import unrecognized
 from littrainer.arguments.parser import HfArgumentParser
-from littrainer.commands.command_line import BAD_INPUT, CommandParser, complain, option_names, unrecognized
+from littrainer.commands.command_line import BAD_INPUT, CommandParser, complain, option_names
 
 DESCRIPTION = """\
 Show what training arguments turn into on Lightning: where each of your arguments goes, the keywords of

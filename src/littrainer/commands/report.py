@@ -96,21 +96,19 @@ def _write_picture(path: Path, charts: list[Chart]) -> None:
 def _watch(options: argparse.Namespace) -> None:
     """Write the page at each change, until Ctrl-C."""
     seen: list[tuple[str, int]] = []
-    target: Path | None = None
     print(f"waiting for changes in {', '.join(options.folders)}; Ctrl-C ends this", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             changes = last_changes(options.folders)
             if changes != seen:
                 try:
-                    written, _ = _write_page(options, RELOAD_SECONDS)
+                    target, _ = _write_page(options, RELOAD_SECONDS)
+                    if not seen:
+                        print(f"page: {target}", flush=True)
                     seen = changes
-                    if target is None:
-                        print(f"page: {written}", flush=True)
-                    target = written
                 except NothingToReport:
                     # A checkpoint may go while it is read.
-                    if target is None:
+                    if not seen:
                         raise
             time.sleep(LOOK_SECONDS)
 

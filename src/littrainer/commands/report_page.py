@@ -232,23 +232,20 @@ def _training_parts(runs: list[Run]) -> Iterable[str]:
     if facts:
         rows = [[name, *(run.environment.get(name, ABSENT) for run in runs)] for name in facts]
         yield _section("Environment", _table(["", *names], rows))
-    known = [run for run in runs if run.arguments is not None]
+    known = [run.arguments for run in runs if run.arguments is not None]
     defaults = default_texts()
-    changed = [away_from_defaults(run.arguments or {}, defaults) for run in known]
+    changed = dict.fromkeys(name for texts in known for name in away_from_defaults(texts, defaults))
     if len(runs) == 1 and known:
-        shown = [[name, value, defaults.get(name, "not known here")] for name, value in changed[0].items()]
+        shown = [[name, known[0][name], defaults.get(name, "not known here")] for name in changed]
         yield _section("Arguments away from their defaults", _table(["argument", "value", "default"], shown))
     elif known:
         differing = [
             [name, *((run.arguments or {}).get(name, ABSENT) for run in runs)]
-            for name in dict.fromkeys(name for values in changed for name in values)
-            if not all(
-                is_same((run.arguments or {}).get(name, ""), (known[0].arguments or {}).get(name, "")) for run in known
-            )
+            for name in changed
+            if not all(is_same(texts.get(name, ""), known[0].get(name, "")) for texts in known)
         ]
-        yield _section(
-            "Arguments that differ", _table(["argument", *names], differing) if differing else "<p>None.</p>"
-        )
+        table = _table(["argument", *names], differing) if differing else "<p>None.</p>"
+        yield _section("Arguments that differ", table)
 
 
 def _result_rows(runs: list[Run]) -> list[list[str]]:
@@ -288,31 +285,20 @@ def _metric_rows(runs: list[Run], metric: str) -> Iterable[list[str]]:
         curves = [run.history.curves.get((metric, source), []) for run in runs]
         if not any(curves):
             continue
-        cells = [_last(run, metric, source) for run in runs]
+        cells = [short_number(points[-1].value) if points else ABSENT for points in curves]
         if source == TRAINING:
             yield [metric, *cells]
             continue
         best = [best_points(run, metric, source) for run in runs]
         reached = [points[0].value for points in best if points]
         winner = (min if less_is_better(metric, runs[0]) else max)(reached, default=None)
-        if len(reached) > 1:
-            cells = [
-                Best(cell) if points and points[0].value == winner else cell
-                for cell, points in zip(cells, best, strict=True)
-            ]
+        for place, points in enumerate(best):
+            if points and len(curves[place]) > 1:
+                extreme = "lowest" if less_is_better(metric, runs[place]) else "highest"
+                cells[place] += f" ({extreme} {short_number(points[0].value)} at step {points[0].step})"
+            if points and len(reached) > 1 and points[0].value == winner:
+                cells[place] = Best(cells[place])
         yield [f"{metric}, {source}", *cells]
-
-
-def _last(run: Run, metric: str, source: str) -> str:
-    points = run.history.curves.get((metric, source), [])
-    if not points:
-        return ABSENT
-    last = short_number(points[-1].value)
-    best = best_points(run, metric, source)
-    if source == TRAINING or len(points) < 2 or not best:
-        return last
-    extreme = "lowest" if less_is_better(metric, run) else "highest"
-    return f"{last} ({extreme} {short_number(best[0].value)} at step {best[0].step})"
 
 
 def _search_parts(search: Search, with_name: bool) -> Iterable[str]:
