@@ -165,7 +165,7 @@ def test_the_parts_of_the_training_are_named() -> None:
         "precision plugin ForwardMixedPrecision (bf16-mixed)",
         "optimization automatic; the optimizer steps after 4 micro-batches",
         "Trainer callbacks DefaultFlowCallback, PrinterCallback",
-        "Lightning callbacks TrainerEvents",
+        "Lightning callbacks none",
         "Lightning loggers none",
         "trackers none (report_to)",
     ]

@@ -144,7 +144,7 @@ def check_values(args: Any) -> None:
         plain = _plain_number(value, taken)
         if not any(_is_taken(plain, member) for member in taken):
             error = ValueError if isinstance(plain, float) and int in taken else TypeError
-            raise error(f"{_named(name, value)} is {_kind(value)}; give {_expected(name, taken)}.{_hint(value)}")
+            raise error(f"{_named(name, value)} is not usable; give {_expected(name, taken)}.{_hint(value)}")
         _check_range(name, plain, taken)
         _check_text(name, plain)
         if plain is not value:
@@ -250,15 +250,6 @@ def _named(name: str, value: Any) -> str:
     text = repr(value) if isinstance(value, str | numbers.Number | list | dict | tuple | None) else "..."
     text = " ".join(text.split())
     return f"{name}={text if len(text) <= 60 else text[:60] + '...'}"
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "unset"
-    if isinstance(value, float):
-        return "a fraction" if math.isfinite(value) else "not finite"
-    words = {str: "text", bool: "a truth value", list: "a list that does not fit", dict: "a dict that does not fit"}
-    return words.get(type(value), f"a {type(value).__name__}")
 
 
 def _hint(value: Any) -> str:

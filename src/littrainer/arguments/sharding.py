@@ -200,12 +200,6 @@ def _one_of(*words: str) -> Callable[[Any], str]:
     return read
 
 
-def _version(value: Any) -> int:
-    if str(value).strip() not in ("1", "2"):
-        raise ValueError("give 1 or 2")
-    return int(value)
-
-
 def _resharding(value: Any) -> bool | str:
     # The number 1 is torch's FULL_SHARD, which is `True` in version 2.
     if str(value).strip().lower() in (*TRUE_WORDS, *FALSE_WORDS):
@@ -234,7 +228,7 @@ RESHARDING: Mapping[str, bool] = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}
 # Key -> from what is given to what is meant; raises ValueError, which says what can be meant.
 KEYS: dict[str, Callable[[Any], Any]] = {
     **{field.name: truth for field in fields(ShardingPlan)},
-    "version": _version,
+    "version": lambda value: int(_one_of("1", "2")(value)),
     "reshard_after_forward": _resharding,
     "auto_wrap_policy": _one_of(TRANSFORMER_BASED, SIZE_BASED, NO_WRAP),
     "transformer_layer_cls_to_wrap": _class_names,

@@ -8,9 +8,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from littrainer.checkpoint.layout import checkpoint_step
 from littrainer.commands.command_line import CommandParser, complain
 from littrainer.commands.report_charts import Chart, picture, search_charts, training_charts
-from littrainer.commands.report_folders import NothingToReport, Run, Search, last_changes, read_folders, step_of
+from littrainer.commands.report_folders import NothingToReport, Run, Search, last_changes, read_folders
 from littrainer.commands.report_page import page
 from littrainer.errors.atomic_files import write_whole
 
@@ -130,7 +131,7 @@ def _target(runs: list[Run], searches: list[Search], output: str | None) -> Path
     folders = {search.file.parent for search in searches} | {run.folder for run in runs}
     home = folders.pop() if len(folders) == 1 else Path()
     # One more file would make a checkpoint differ from its manifest.
-    target = (home.parent if step_of(home) is not None else home) / DEFAULT_NAME
+    target = (home.parent if checkpoint_step(home) is not None else home) / DEFAULT_NAME
     for path in (target, target.with_suffix(".png")):
         if path.exists() and not (path.is_file() and MARK in path.read_bytes()[:HEAD_BYTES]):
             raise NothingToReport(

@@ -101,11 +101,9 @@ def training_charts(runs: list[Run]) -> list[Chart]:
         series: list[Series] = []
         for number, run in enumerate(runs):
             for place, source in enumerate(sources_of(runs)):
-                points = run.history.curves.get((metric, source), [])
-                best = best_points(run, metric, source) if deciding_curve(run) == (metric, source) else []
                 # One run is coloured by source; several by run, and their sources are line styles.
                 color, dash = (place, 0) if len(runs) == 1 else (number, place)
-                series += _series(run, source, points, best, paces[number], color, dash)
+                series += _series(run, metric, source, paces[number], color, dash)
         log = metric not in ALWAYS_LINEAR and _spans_powers(series)
         x_axes = {
             axis: label
@@ -120,14 +118,10 @@ def training_charts(runs: list[Run]) -> list[Chart]:
 
 
 def _series(
-    run: Run,
-    source: str,
-    points: list[Point],
-    best: list[Point],
-    pace: Callable[[int], float] | None,
-    color: int,
-    dash: int,
+    run: Run, metric: str, source: str, pace: Callable[[int], float] | None, color: int, dash: int
 ) -> Iterable[Series]:
+    points = run.history.curves.get((metric, source), [])
+    best = best_points(run, metric, source) if deciding_curve(run) == (metric, source) else []
     # The evaluation of the best model is no continuation of the curve.
     for is_after in (False, True):
         chosen = [point for point in points if point.is_after_training == is_after]

@@ -53,6 +53,7 @@ def page(runs: list[Run], searches: Sequence[Search], charts: Sequence[Chart], l
     told: list[Run | Search] = [*searches, *runs]
     notes = [f"{one.name}: {note}" if len(names) > 1 else note for one in told for note in one.notes]
     verdicts = [*map(verdict_of_search, searches), *([verdict_of_runs(runs)] if runs else [])]
+    narrow = ' class="tables"' if len(runs) == 1 else ""
     body = [
         *(f'<p class="verdict">{_as_html(verdict)}</p>' for verdict in verdicts if verdict),
         _tiles(runs[0]) if len(runs) == 1 and not searches else "",
@@ -63,7 +64,7 @@ def page(runs: list[Run], searches: Sequence[Search], charts: Sequence[Chart], l
             for place, search in enumerate(searches)
             for part in (_place_of_charts(f"search {place}"), *_search_parts(search, with_name=len(names) > 1))
         ),
-        *([_place_of_charts("training"), *_in_columns(_training_parts(runs), len(runs) == 1)] if runs else ()),
+        *([_place_of_charts("training"), f"<div{narrow}>", *_training_parts(runs), "</div>"] if runs else ()),
     ]
     data = {
         "title": title,
@@ -83,10 +84,6 @@ def page(runs: list[Run], searches: Sequence[Search], charts: Sequence[Chart], l
     }
     template = files("littrainer.commands").joinpath("report.html").read_text("utf-8")
     return re.sub(r"@@(\w+)@@", lambda found: parts[found[1]], template)
-
-
-def _in_columns(parts: Iterable[str], are_narrow: bool) -> Iterable[str]:
-    return ('<div class="tables">', *parts, "</div>") if are_narrow else parts
 
 
 def _place_of_charts(group: str) -> str:
@@ -312,18 +309,10 @@ def _search_parts(search: Search, with_name: bool) -> Iterable[str]:
         ["Trials", ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "none"],
         ["Time of all trials", duration(sum(seconds)) if seconds else ABSENT],
         ["Best", ", ".join(f"trial {trial.id}" for trial in best) or ABSENT],
+        # Of equally good ones the first is what the search returned.
+        ["Folder of the best", best[0].folder or ABSENT if best else ABSENT],
     ]
-    about = [_section(f"Search{of_which}", _table(["", ""], facts))]
-    # Of equally good ones the first is what the search returned.
-    if best and len(stored.directions) == 1:
-        rows = [
-            [name, _value_text(value), as_range(best[0].distributions.get(name, {}))]
-            for name, value in best[0].parameters.items()
-        ]
-        folder = f"<p>Its folder: {_as_html(best[0].folder)}</p>" if best[0].folder else ""
-        table = _table(["parameter", "value", "searched in"], rows)
-        about.append(_section(f"Best trial{of_which}: {best[0].id}", folder + table))
-    yield from _in_columns(about, are_narrow=True)
+    yield _section(f"Search{of_which}", _table(["", ""], facts))
     ranked = complete_trials(stored)
     rest = sorted(
         (trial for trial in stored.trials if not is_complete(stored, trial)),
@@ -355,15 +344,6 @@ def _objective_cells(search: StoredSearch, trial: TrialRecord) -> list[str]:
         step, value = trial.intermediate[-1]
         said = f"{said} with {short_number(value)} at step {step}"
     return [said, *[ABSENT] * (len(search.directions) - 1)]
-
-
-def as_range(drawn: dict[str, Any]) -> str:
-    """What a hyperparameter was drawn from, in words."""
-    if "choices" in drawn:
-        return ", ".join(map(str, drawn["choices"]))
-    if not {"low", "high"} <= drawn.keys():
-        return ABSENT
-    return f"{_value_text(drawn['low'])} to {_value_text(drawn['high'])}{', by powers' if drawn.get('log') else ''}"
 
 
 def _section(title: str, content: str) -> str:
