@@ -141,10 +141,10 @@ def test_a_training_is_reported_beside_its_model_with_its_arguments(
     [
         ([], "OUTPUT_DIR"),
         (["{folder}", "--output_dir", "x"], "--output_dir"),
-        (["{folder}", "-o", "page.png"], "ends in .html"),
+        (["{folder}", "-o", "page.png"], "-o page.png is no place for a page; name a file that ends in .html"),
         (["{folder}/own"], "report.html exists and is not a report of littrainer"),
-        (["{folder}", "-o", "{folder}/absent/page.html"], "which is no folder"),
-        (["{folder}", "-o", "{folder}/dir.html"], "is a folder"),
+        (["{folder}", "-o", "{folder}/absent/page.html"], "is no place for a page"),
+        (["{folder}", "-o", "{folder}/dir.html"], "is no place for a page"),
         (["{folder}/absent"], "does not exist; give the output_dir of a training, or a checkpoint in it."),
         (["{folder}/dir.html"], "called trainer.save_state()"),
         (["{folder}", "{folder}/damaged"], "trainer_state.json is not a readable trainer state"),

@@ -122,11 +122,10 @@ def _target(runs: list[Run], searches: list[Search], output: str | None) -> Path
     """
     if output is not None:
         target = Path(output)
-        if target.suffix.lower() not in PAGE_ENDINGS:
-            raise NothingToReport(f"-o {output} names no page; give a name that ends in .html.")
-        if target.is_dir() or not target.parent.is_dir():
-            reason = "is a folder" if target.is_dir() else f"lies in {target.parent}, which is no folder"
-            raise NothingToReport(f"-o {output} {reason}; give the name of a file in a folder that exists.")
+        if target.suffix.lower() not in PAGE_ENDINGS or target.is_dir() or not target.parent.is_dir():
+            raise NothingToReport(
+                f"-o {output} is no place for a page; name a file that ends in .html, in a folder that exists."
+            )
         return target
     folders = {search.file.parent for search in searches} | {run.folder for run in runs}
     home = folders.pop() if len(folders) == 1 else Path()
