@@ -167,19 +167,33 @@ class HfArgumentParser(argparse.ArgumentParser):
         return tuple(filled)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As in argparse, with the names of earlier transformers releases understood."""
+        """As in argparse, with the names of earlier transformers releases understood.
+
+        Parameters:
+            args: the command line's texts; by default those of the process.
+            namespace: an object to fill.
+        """
         self._add_earlier_names()
         return super().parse_known_args(args, namespace)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As in argparse; an unknown option is refused with the nearest known one."""
+        """As in argparse; an unknown option is refused with the nearest known one.
+
+        Parameters:
+            args: the command line's texts; by default those of the process.
+            namespace: an object to fill.
+        """
         found, remaining = self.parse_known_args(args, namespace)
         if remaining:
             self._refuse(remaining)
         return found
 
     def error(self, message: str) -> typing.NoReturn:
-        """End the program with exit status 2 and one line."""
+        """End the program with exit status 2 and one line.
+
+        Parameters:
+            message: what was wrong.
+        """
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
 
     def _fill(self, cls: type, given: dict[str, Any]) -> Any:
