@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from littrainer.commands.command_line import BAD_INPUT, CommandParser, quietly, suggested
+from littrainer.commands.command_line import BAD_INPUT, CommandParser, quietly
 from littrainer.errors.version import __version__
 
 # Command, and module in `littrainer.commands` -> what `littrainer --help` says about it.
@@ -65,5 +65,6 @@ def _answer(given: list[str]) -> int:
         parser.parse_args(given)
     if name.endswith(".py") or os.path.isfile(name):
         parser.error(f"to run a script, put `run` before it: littrainer run {name}")
-    hint = suggested(name, list(COMMANDS)) or f"commands are {', '.join(COMMANDS)}"
-    parser.error(f"no command {name!r}; {hint}")
+    from littrainer.arguments.did_you_mean import suggestion
+
+    parser.error(f"no command {name!r}; {suggestion(name, COMMANDS)}")

@@ -127,7 +127,7 @@ def test_annotations_that_cannot_be_resolved_are_refused_by_the_name_of_the_clas
     [
         (
             ["--learning_rte=1", "--zzqq"],
-            "--learning_rte: did you mean '--learning_rate'?; --zzqq: no known name is similar",
+            "--learning_rte: did you mean '--learning_rate'?",
         ),
         (["--fp16", "--bf16"], "x: error: fp16 and bf16 are both set; choose one of them."),
         (["--save_safetensors", "false"], "save_safetensors=False is no longer possible"),

@@ -99,7 +99,7 @@ def test_every_key_changes_the_plan(name: str) -> None:
         ("hybrid_shard", None, "dp_replicate_size"),
         ("no_shard", None, "DDP"),
         (True, {"min_num_parms": 3}, "did you mean 'min_num_params'"),
-        (True, {"version": 3}, "give 1 or 2"),
+        (True, {"version": 3}, "choose from 1, 2"),
         (True, {"reshard_after_forward": "perhaps"}, "give true or false"),
         (True, {"auto_wrap_policy": "SIZED"}, "choose from TRANSFORMER_BASED_WRAP"),
         (True, {"auto_wrap_policy": "SIZE_BASED_WRAP"}, "needs min_num_params"),

@@ -294,14 +294,10 @@ def read_config(given: Any) -> dict[str, Any]:
 def hidden_size_of(model: Any) -> int | None:
     """Return the hidden size in a model's config, the largest of several; None if it names none."""
     config: Any = getattr(model, "config", None)
-    for place in (config, getattr(config, "text_config", None)):
-        size = getattr(place, "hidden_size", None)
-        if size is not None:
-            return size
-        sizes = getattr(place, "hidden_sizes", None)
-        if sizes is not None:
-            return max(sizes)
-    return None
+    places = (config, getattr(config, "text_config", None))
+    found = (getattr(place, name, None) for place in places for name in ("hidden_size", "hidden_sizes"))
+    size: Any = next((size for size in found if size is not None), None)
+    return max(size) if isinstance(size, list | tuple) else size
 
 
 def _entries(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

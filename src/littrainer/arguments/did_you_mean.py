@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
@@ -20,3 +20,11 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     if match is not None:
         return f"did you mean {match!r}?"
     return f"known are {', '.join(known)}" if len(known) <= 10 else "no known name is similar"
+
+
+def unrecognized(words: Sequence[str], known: Iterable[str]) -> str:
+    """The complaint about unknown words of a command line, with the options that may have been meant."""
+    known = list(known)
+    names = [word.partition("=")[0] for word in words if word.startswith("-")]
+    hints = [f"{name}: did you mean {nearest!r}?" for name in names if (nearest := nearest_name(name, known))]
+    return "; ".join([f"unrecognized arguments: {' '.join(words)}", *(hints or ["see --help"])])

@@ -22,14 +22,10 @@ def truth(value: Any) -> bool:
     return text in TRUE_WORDS
 
 
-def plain_values(values: dict[str, Any]) -> dict[str, Any]:
+def plain_values(value: Any) -> Any:
     """Return a copy in which strings that spell a boolean or a plain non-negative number are one, at every depth."""
-    return {key: _plain_value(value) for key, value in values.items()}
-
-
-def _plain_value(value: Any) -> Any:
     if isinstance(value, dict):
-        return plain_values(value)
+        return {key: plain_values(item) for key, item in value.items()}
     if not isinstance(value, str):
         return value
     if value.lower() in ("true", "false"):

@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union
 
-from littrainer.arguments.did_you_mean import suggestion
+from littrainer.arguments.did_you_mean import suggestion, unrecognized
 from littrainer.arguments.earlier_names import EARLIER_NAMES, UnderstandsEarlierNames, earlier_names_of
 from littrainer.arguments.fields import default_of, topics_of
 from littrainer.arguments.json_values import parse_json_object
@@ -172,9 +172,6 @@ class HfArgumentParser(argparse.ArgumentParser):
         Parameters:
             args: the command line's texts; by default those of the process.
             namespace: an object to fill.
-
-        Returns:
-            the namespace, and the texts that no option took.
         """
         self._add_earlier_names()
         return super().parse_known_args(args, namespace)
@@ -185,12 +182,6 @@ class HfArgumentParser(argparse.ArgumentParser):
         Parameters:
             args: the command line's texts; by default those of the process.
             namespace: an object to fill.
-
-        Returns:
-            the namespace.
-
-        Raises:
-            SystemExit: an option is not known, missing or wrong; the status is 2.
         """
         found, remaining = self.parse_known_args(args, namespace)
         if remaining:
@@ -202,9 +193,6 @@ class HfArgumentParser(argparse.ArgumentParser):
 
         Parameters:
             message: what was wrong.
-
-        Raises:
-            SystemExit: always.
         """
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
 
@@ -219,10 +207,7 @@ class HfArgumentParser(argparse.ArgumentParser):
             self.error(str(error))
 
     def _refuse(self, remaining: Sequence[str]) -> typing.NoReturn:
-        known = [text for text in self._option_string_actions if text.startswith("--")]
-        names = [text.partition("=")[0] for text in remaining if text.startswith("--")]
-        hints = [f"{name}: {suggestion(name, known)}" for name in names]
-        self.error("; ".join([f"unrecognized arguments: {' '.join(remaining)}", *hints]))
+        self.error(unrecognized(remaining, [text for text in self._option_string_actions if text.startswith("--")]))
 
     def _with_files(
         self,

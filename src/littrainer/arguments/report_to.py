@@ -22,7 +22,7 @@ class Service(NamedTuple):
     """An experiment tracker.
 
     Parameters:
-        callback: the callback that reports to it, as "module:class".
+        callback: the callback that reports to it, as "module:class" within `littrainer.tracking`.
         modules: what has to be importable; of a tuple, one module is enough.
         install: the arguments of `pip install`.
         about: the service and what is written to it, in half a sentence.
@@ -46,36 +46,20 @@ class Service(NamedTuple):
 
 # In the order in which `report_to="all"` names them.
 SERVICES: dict[str, Service] = {
-    "azure_ml": Service(
-        "littrainer.tracking.services:AzureMLCallback",
-        ("azureml.core.run",),
-        "azureml-core",
-        "Azure Machine Learning",
-    ),
-    "comet_ml": Service("littrainer.tracking.services:CometCallback", ("comet_ml",), "comet-ml>=3.43.2", "Comet"),
-    "dagshub": Service(
-        "littrainer.tracking.mlflow:DagsHubCallback", ("dagshub", "mlflow"), "dagshub mlflow", "DagsHub, by MLflow"
-    ),
-    "dvclive": Service("littrainer.tracking.services:DVCLiveCallback", ("dvclive",), "dvclive", "DVCLive"),
-    "mlflow": Service(
-        "littrainer.tracking.mlflow:MLflowCallback", ("mlflow",), "mlflow", "MLflow", "DISABLE_MLFLOW_INTEGRATION"
-    ),
+    "azure_ml": Service("services:AzureMLCallback", ("azureml.core.run",), "azureml-core", "Azure Machine Learning"),
+    "comet_ml": Service("services:CometCallback", ("comet_ml",), "comet-ml>=3.43.2", "Comet"),
+    "dagshub": Service("mlflow:DagsHubCallback", ("dagshub", "mlflow"), "dagshub mlflow", "DagsHub, by MLflow"),
+    "dvclive": Service("services:DVCLiveCallback", ("dvclive",), "dvclive", "DVCLive"),
+    "mlflow": Service("mlflow:MLflowCallback", ("mlflow",), "mlflow", "MLflow", "DISABLE_MLFLOW_INTEGRATION"),
     "tensorboard": Service(
-        "littrainer.tracking.tensorboard:TensorBoardCallback",
-        (("tensorboard", "tensorboardX"),),
-        "tensorboard",
-        "TensorBoard event files",
+        "tensorboard:TensorBoardCallback", (("tensorboard", "tensorboardX"),), "tensorboard", "TensorBoard event files"
     ),
-    "wandb": Service(
-        "littrainer.tracking.wandb:WandbCallback", ("wandb",), "wandb", "Weights & Biases", "WANDB_DISABLED"
-    ),
-    "codecarbon": Service(
-        "littrainer.tracking.services:CodeCarbonCallback", ("codecarbon",), "codecarbon", "CodeCarbon emissions"
-    ),
-    "clearml": Service("littrainer.tracking.clearml:ClearMLCallback", ("clearml",), "clearml", "ClearML"),
-    "swanlab": Service("littrainer.tracking.services:SwanLabCallback", ("swanlab",), "swanlab", "SwanLab"),
-    "trackio": Service("littrainer.tracking.trackio:TrackioCallback", ("trackio",), "trackio", "Trackio"),
-    "flyte": Service("littrainer.tracking.services:FlyteCallback", ("flytekit",), "flytekit", "Flyte", in_all=False),
+    "wandb": Service("wandb:WandbCallback", ("wandb",), "wandb", "Weights & Biases", "WANDB_DISABLED"),
+    "codecarbon": Service("services:CodeCarbonCallback", ("codecarbon",), "codecarbon", "CodeCarbon emissions"),
+    "clearml": Service("clearml:ClearMLCallback", ("clearml",), "clearml", "ClearML"),
+    "swanlab": Service("services:SwanLabCallback", ("swanlab",), "swanlab", "SwanLab"),
+    "trackio": Service("trackio:TrackioCallback", ("trackio",), "trackio", "Trackio"),
+    "flyte": Service("services:FlyteCallback", ("flytekit",), "flytekit", "Flyte", in_all=False),
 }
 
 # Names that transformers takes, and what to do instead.

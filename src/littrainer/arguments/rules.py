@@ -144,7 +144,7 @@ def check_values(args: Any) -> None:
         plain = _plain_number(value, taken)
         if not any(_is_taken(plain, member) for member in taken):
             error = ValueError if isinstance(plain, float) and int in taken else TypeError
-            raise error(f"{_named(name, value)} is {_kind(value)}; give {_expected(name, taken)}.{_hint(value)}")
+            raise error(f"{_named(name, value)} is not usable; give {_expected(name, taken)}.{_hint(value)}")
         _check_range(name, plain, taken)
         _check_text(name, plain)
         if plain is not value:
@@ -252,15 +252,6 @@ def _named(name: str, value: Any) -> str:
     return f"{name}={text if len(text) <= 60 else text[:60] + '...'}"
 
 
-def _kind(value: Any) -> str:
-    if value is None:
-        return "unset"
-    if isinstance(value, float):
-        return "a fraction" if math.isfinite(value) else "not finite"
-    words = {str: "text", bool: "a truth value", list: "a list that does not fit", dict: "a dict that does not fit"}
-    return words.get(type(value), f"a {type(value).__name__}")
-
-
 def _hint(value: Any) -> str:
     try:
         is_number = isinstance(value, str) and float(value) is not None
@@ -277,6 +268,9 @@ STEP_INTERVALS = {
     "eval_steps": "eval_strategy",
     "save_steps": "save_strategy",
 }
+
+# They need loader processes, and are checked when a Trainer is made.
+WORKER_FIELDS = ("dataloader_persistent_workers", "dataloader_multiprocessing_context")
 
 # Shares of all steps are compared in millionths, where floating point rounding no longer matters.
 MILLIONTHS = 1_000_000
@@ -305,7 +299,7 @@ def validate(args: ArgumentFields) -> None:
         raise ValueError(
             f"activation_checkpointing_kwargs={{'every_n_layers': {every!r}}} must be a whole number above 0."
         )
-    _check_loader_processes(args, "dataloader_prefetch_factor")
+    check_loader_processes(args, ("dataloader_prefetch_factor",))
     if getattr(args.accelerator_config, "use_configured_state", False):
         configured_device()
     strategy = args.train_sampling_strategy
@@ -350,7 +344,7 @@ def _check_best_model(args: ArgumentFields) -> None:
         )
 
 
-def check_loader_processes(args: ArgumentFields) -> None:
+def check_loader_processes(args: ArgumentFields, names: Iterable[str] = WORKER_FIELDS) -> None:
     """Refuse what torch refuses if the training process loads the data itself.
 
     A script may set the number of processes after it made the arguments, so this is called when a Trainer is made.
@@ -358,10 +352,6 @@ def check_loader_processes(args: ArgumentFields) -> None:
     Raises:
         ValueError: names the argument and what to change.
     """
-    _check_loader_processes(args, "dataloader_persistent_workers", "dataloader_multiprocessing_context")
-
-
-def _check_loader_processes(args: ArgumentFields, *names: str) -> None:
     for name in names:
         value = getattr(args, name)
         if value is not None and value is not False and args.dataloader_num_workers == 0:
@@ -378,8 +368,6 @@ def _text(choice: Any) -> str:
 
 # Field -> its values that are carried out; every other value is refused.
 HONOURED_VALUES: dict[str, tuple[str, ...]] = {"debug": ("underflow_overflow",)}
-# Environment variable -> values that are carried out. Launchers set these, and a run under transformers obeys them.
-HONOURED_ENVIRONMENT: dict[str, tuple[str, ...]] = {"ACCELERATE_MIXED_PRECISION": ("", "no", "bf16", "fp16")}
 
 
 def refuse_unsupported(args: Any) -> None:
@@ -399,13 +387,7 @@ def refuse_unsupported(args: Any) -> None:
         texts = [getattr(item, "value", item) for item in (value if isinstance(value, list) else [value])]
         if any(text not in honoured for text in texts):
             refused.append(f"{name}={texts!r} (choose from {', '.join(honoured)})")
-    variables = {
-        name: os.environ[name]
-        for name, honoured in HONOURED_ENVIRONMENT.items()
-        if os.environ.get(name, "").lower() not in honoured
-    }
-    variables.update(refused_variables())
-    refused += [f"environment variable {name}={value} (unset it)" for name, value in variables.items()]
+    refused += [f"environment variable {name}={value} (unset it)" for name, value in refused_variables().items()]
     if refused:
         raise NotImplementedError(
             f"littrainer does not carry out {'; '.join(refused)}. "

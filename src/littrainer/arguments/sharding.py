@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -200,12 +200,6 @@ def _one_of(*words: str) -> Callable[[Any], str]:
     return read
 
 
-def _version(value: Any) -> int:
-    if str(value).strip() not in ("1", "2"):
-        raise ValueError("give 1 or 2")
-    return int(value)
-
-
 def _resharding(value: Any) -> bool | str:
     # The number 1 is torch's FULL_SHARD, which is `True` in version 2.
     if str(value).strip().lower() in (*TRUE_WORDS, *FALSE_WORDS):
@@ -234,7 +228,7 @@ RESHARDING: Mapping[str, bool] = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}
 # Key -> from what is given to what is meant; raises ValueError, which says what can be meant.
 KEYS: dict[str, Callable[[Any], Any]] = {
     **{field.name: truth for field in fields(ShardingPlan)},
-    "version": _version,
+    "version": lambda value: int(_one_of("1", "2")(value)),
     "reshard_after_forward": _resharding,
     "auto_wrap_policy": _one_of(TRANSFORMER_BASED, SIZE_BASED, NO_WRAP),
     "transformer_layer_cls_to_wrap": _class_names,
@@ -369,7 +363,7 @@ def _plan(config: Mapping[str, Any], source: str) -> ShardingPlan:
     if asked.min_num_params > 0:
         values.setdefault("auto_wrap_policy", SIZE_BASED)
     plan = ShardingPlan(**values)
-    for is_wrong, message in _contradictions(plan):
+    for message, is_wrong in _contradictions(plan).items():
         if is_wrong:
             raise ValueError(f"{source} has {message}.")
     return plan
@@ -390,34 +384,28 @@ def _resharding_of(version: int, value: bool | str, source: str) -> bool | str:
     return RESHARDING[value]
 
 
-def _contradictions(plan: ShardingPlan) -> Iterator[tuple[bool, str]]:
+def _contradictions(plan: ShardingPlan) -> dict[str, bool]:
     policy, size, layers = plan.auto_wrap_policy, plan.min_num_params, plan.transformer_layer_cls_to_wrap
-    yield (
-        bool(size and layers),
+    return {
         f"min_num_params={size} and transformer_layer_cls_to_wrap: modules are wrapped by their size or by their "
-        "class. Leave one of them out",
-    )
-    yield (
-        policy == SIZE_BASED and not size,
-        f"auto_wrap_policy={SIZE_BASED}, which needs min_num_params; give a number above 0",
-    )
-    yield (
-        policy != SIZE_BASED and size > 0,
-        f"min_num_params={size}, which is for auto_wrap_policy={SIZE_BASED}, not {policy}",
-    )
-    yield (
-        policy != TRANSFORMER_BASED and layers is not None,
-        f"transformer_layer_cls_to_wrap, which is for auto_wrap_policy={TRANSFORMER_BASED}, not {policy}",
-    )
-    yield (
-        plan.activation_checkpointing_offload and not plan.activation_checkpointing,
-        "activation_checkpointing_offload without activation_checkpointing; set both",
-    )
-    yield (
-        plan.cpu_ram_efficient_loading and not plan.sync_module_states,
+        "class. Leave one of them out": bool(size and layers),
+        f"auto_wrap_policy={SIZE_BASED}, which needs min_num_params; give a number above 0": (
+            policy == SIZE_BASED and not size
+        ),
+        f"min_num_params={size}, which is for auto_wrap_policy={SIZE_BASED}, not {policy}": (
+            policy != SIZE_BASED and size > 0
+        ),
+        f"transformer_layer_cls_to_wrap, which is for auto_wrap_policy={TRANSFORMER_BASED}, not {policy}": (
+            policy != TRANSFORMER_BASED and layers is not None
+        ),
+        "activation_checkpointing_offload without activation_checkpointing; set both": (
+            plan.activation_checkpointing_offload and not plan.activation_checkpointing
+        ),
         "cpu_ram_efficient_loading, with which only the first process has weights, and sync_module_states=False, with "
-        "which it does not send them. Leave sync_module_states out",
-    )
+        "which it does not send them. Leave sync_module_states out": (
+            plan.cpu_ram_efficient_loading and not plan.sync_module_states
+        ),
+    }
 
 
 def _check_with_arguments(args: Any, plan: ShardingPlan) -> None:

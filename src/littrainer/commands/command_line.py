@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 BAD_INPUT = 2
@@ -32,6 +32,8 @@ class CommandParser(argparse.ArgumentParser):
         """As in argparse; a complaint about an unknown option names the nearest one."""
         found, left = self.parse_known_args(args, namespace)
         if left:
+            from littrainer.arguments.did_you_mean import unrecognized
+
             self.error(unrecognized(left, option_names(self)))
         return found
 
@@ -39,21 +41,6 @@ class CommandParser(argparse.ArgumentParser):
 def option_names(parser: argparse.ArgumentParser) -> list[str]:
     """Return the long options of a parser, in every spelling."""
     return [name for name in parser._option_string_actions if name.startswith("--")]
-
-
-def unrecognized(words: Sequence[str], known: Sequence[str]) -> str:
-    """Return the complaint about unknown words, with the known options that may have been meant."""
-    names = [word.partition("=")[0] for word in words if word.startswith("-")]
-    hints = [f"{name}: {hint}" for name in names if (hint := suggested(name, known))]
-    return "; ".join([f"unrecognized arguments: {' '.join(words)}", *(hints or ["see --help"])])
-
-
-def suggested(word: str, known: Sequence[str]) -> str:
-    """Return the question whether the nearest of the known words was meant; empty if none is similar."""
-    from littrainer.arguments.did_you_mean import nearest_name
-
-    nearest = nearest_name(word, known)
-    return "" if nearest is None else f"did you mean {nearest!r}?"
 
 
 def complain(command: str, message: str) -> int:

@@ -19,8 +19,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from littrainer.arguments.destinations import DESTINATIONS, derived_keywords
+from littrainer.arguments.did_you_mean import unrecognized
 from littrainer.arguments.parser import HfArgumentParser
-from littrainer.commands.command_line import BAD_INPUT, CommandParser, complain, option_names, unrecognized
+from littrainer.commands.command_line import BAD_INPUT, CommandParser, complain, option_names
 
 DESCRIPTION = """\
 Show what training arguments turn into on Lightning: where each of your arguments goes, the keywords of
@@ -270,10 +271,11 @@ def explanation(trainer: Any, args: Any, words: Sequence[str] = ()) -> str:
         ("Lightning loggers", names(lightning.loggers)),
         ("trackers", f"{trackers} (report_to)"),
     ]
-    shown = {name: value for name, value in args.to_dict().items() if _option_of(name, words)} | changed_arguments(args)
+    options = {word.partition("=")[0].replace("-", "_") for word in words}
+    named = {name: value for name, value in args.to_dict().items() if {f"__{name}", f"__no_{name}"} & options}
     changed = [
         (f"{name}={value!r}", f"{DESTINATIONS[name].place.value}: {DESTINATIONS[name].sentence}")
-        for name, value in shown.items()
+        for name, value in (named | changed_arguments(args)).items()
     ]
     sections = {
         "your arguments, and those that differ from their defaults": changed or [("none", "")],
@@ -290,11 +292,6 @@ def changed_arguments(args: Any) -> dict[str, Any]:
     given, usual = args.to_dict(), Seq2SeqTrainingArguments().to_dict()
     usual["output_dir"] = None
     return {name: given[name] for name, value in usual.items() if name in given and given[name] != value}
-
-
-def _option_of(name: str, words: Sequence[str]) -> bool:
-    """Whether a command line gives an argument."""
-    return any(word.partition("=")[0].replace("-", "_") in (f"__{name}", f"__no_{name}") for word in words)
 
 
 def _table(rows: list[tuple[str, str]], widest: int = 44) -> list[str]:

@@ -8,9 +8,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from littrainer.checkpoint.layout import checkpoint_step
 from littrainer.commands.command_line import CommandParser, complain
 from littrainer.commands.report_charts import Chart, picture, search_charts, training_charts
-from littrainer.commands.report_folders import NothingToReport, Run, Search, last_changes, read_folders, step_of
+from littrainer.commands.report_folders import NothingToReport, Run, Search, last_changes, read_folders
 from littrainer.commands.report_page import page
 from littrainer.errors.atomic_files import write_whole
 
@@ -96,21 +97,19 @@ def _write_picture(path: Path, charts: list[Chart]) -> None:
 def _watch(options: argparse.Namespace) -> None:
     """Write the page at each change, until Ctrl-C."""
     seen: list[tuple[str, int]] = []
-    target: Path | None = None
     print(f"waiting for changes in {', '.join(options.folders)}; Ctrl-C ends this", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             changes = last_changes(options.folders)
             if changes != seen:
                 try:
-                    written, _ = _write_page(options, RELOAD_SECONDS)
+                    target, _ = _write_page(options, RELOAD_SECONDS)
+                    if not seen:
+                        print(f"page: {target}", flush=True)
                     seen = changes
-                    if target is None:
-                        print(f"page: {written}", flush=True)
-                    target = written
                 except NothingToReport:
                     # A checkpoint may go while it is read.
-                    if target is None:
+                    if not seen:
                         raise
             time.sleep(LOOK_SECONDS)
 
@@ -123,16 +122,15 @@ def _target(runs: list[Run], searches: list[Search], output: str | None) -> Path
     """
     if output is not None:
         target = Path(output)
-        if target.suffix.lower() not in PAGE_ENDINGS:
-            raise NothingToReport(f"-o {output} names no page; give a name that ends in .html.")
-        if target.is_dir() or not target.parent.is_dir():
-            reason = "is a folder" if target.is_dir() else f"lies in {target.parent}, which is no folder"
-            raise NothingToReport(f"-o {output} {reason}; give the name of a file in a folder that exists.")
+        if target.suffix.lower() not in PAGE_ENDINGS or target.is_dir() or not target.parent.is_dir():
+            raise NothingToReport(
+                f"-o {output} is no place for a page; name a file that ends in .html, in a folder that exists."
+            )
         return target
     folders = {search.file.parent for search in searches} | {run.folder for run in runs}
     home = folders.pop() if len(folders) == 1 else Path()
     # One more file would make a checkpoint differ from its manifest.
-    target = (home.parent if step_of(home) is not None else home) / DEFAULT_NAME
+    target = (home.parent if checkpoint_step(home) is not None else home) / DEFAULT_NAME
     for path in (target, target.with_suffix(".png")):
         if path.exists() and not (path.is_file() and MARK in path.read_bytes()[:HEAD_BYTES]):
             raise NothingToReport(

@@ -7,6 +7,7 @@ import io
 import itertools
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,11 +101,9 @@ def training_charts(runs: list[Run]) -> list[Chart]:
         series: list[Series] = []
         for number, run in enumerate(runs):
             for place, source in enumerate(sources_of(runs)):
-                points = run.history.curves.get((metric, source), [])
-                best = best_points(run, metric, source) if deciding_curve(run) == (metric, source) else []
                 # One run is coloured by source; several by run, and their sources are line styles.
                 color, dash = (place, 0) if len(runs) == 1 else (number, place)
-                series += _series(run, source, points, best, paces[number], color, dash)
+                series += _series(run, metric, source, paces[number], color, dash)
         log = metric not in ALWAYS_LINEAR and _spans_powers(series)
         x_axes = {
             axis: label
@@ -119,14 +118,10 @@ def training_charts(runs: list[Run]) -> list[Chart]:
 
 
 def _series(
-    run: Run,
-    source: str,
-    points: list[Point],
-    best: list[Point],
-    pace: Callable[[int], float] | None,
-    color: int,
-    dash: int,
+    run: Run, metric: str, source: str, pace: Callable[[int], float] | None, color: int, dash: int
 ) -> Iterable[Series]:
+    points = run.history.curves.get((metric, source), [])
+    best = best_points(run, metric, source) if deciding_curve(run) == (metric, source) else []
     # The evaluation of the best model is no continuation of the curve.
     for is_after in (False, True):
         chosen = [point for point in points if point.is_after_training == is_after]
@@ -257,7 +252,9 @@ def search_charts(search: StoredSearch, group: str) -> list[Chart]:
     if len(complete) < 2:
         return charts
     if len(names) == 2:
-        series = _trials_as_series(search, complete, lambda trial: trial.objectives()[0], 1)
+        series = [
+            _dots(search, complete, lambda number, trial: trial.objectives()[0], lambda trial: trial.objectives()[1])
+        ]
         title = f"{names[1]} against {names[0]}"
         charts.append(Chart(title, group, {"x": names[0]}, series, f"{group} objectives"))
     for name in varied_parameters(search)[:MOST_PARAMETERS]:
@@ -267,46 +264,42 @@ def search_charts(search: StoredSearch, group: str) -> list[Chart]:
     return charts
 
 
-def _trials_as_series(
-    search: StoredSearch, trials: list[TrialRecord], x_of: Callable[[TrialRecord], float], objective: int
-) -> list[Series]:
-    """The complete ones among these trials, in one series, with a mark at the best ones."""
+def _dots(
+    search: StoredSearch,
+    trials: list[TrialRecord],
+    x_of: Callable[[int, TrialRecord], float],
+    y_of: Callable[[TrialRecord], float],
+    state: str = COMPLETE,
+    color: int = 0,
+) -> Series:
+    """One dot for each of these trials, with a mark at the best ones; `x_of` takes the number of a trial too."""
     best = {id(trial) for trial in equally_best(search)}
-    return [
-        Series(
-            "",
-            COMPLETE,
-            {"x": [_drawable(x_of(trial)) for trial in trials]},
-            [_drawable(trial.objectives()[objective]) for trial in trials],
-            "dots",
-            best=[number for number, trial in enumerate(trials) if id(trial) in best],
-            ids=_numbers_of(search, trials),
-        )
-    ]
-
-
-def _numbers_of(search: StoredSearch, trials: Iterable[TrialRecord]) -> list[int]:
     numbers = {id(trial): number for number, trial in enumerate(search.trials)}
-    return [numbers[id(trial)] for trial in trials]
+    ids = [numbers[id(trial)] for trial in trials]
+    x = [_drawable(x_of(number, trial)) for number, trial in zip(ids, trials, strict=True)]
+    marked = [place for place, trial in enumerate(trials) if id(trial) in best]
+    return Series("", state, {"x": x}, [_drawable(y_of(trial)) for trial in trials], "dots", color, 0, marked, ids)
 
 
 def _over_trials(search: StoredSearch, group: str, objective: int, name: str) -> Chart:
-    numbers = {id(trial): number for number, trial in enumerate(search.trials)}
     complete = [trial for trial in search.trials if is_complete(search, trial)]
-    series = _trials_as_series(search, complete, lambda trial: numbers[id(trial)], objective) if complete else []
     pruned = [trial for trial in search.trials if trial.state == PRUNED and trial.intermediate]
     failed = [trial for trial in search.trials if trial.state == FAILED]
-    for state, color, trials in ((f"{PRUNED}, last value", -1, pruned), (FAILED, 6, failed)):
-        if trials:
-            places = _numbers_of(search, trials)
-            values = [_drawable(trial.intermediate[-1][1]) if trial.state == PRUNED else None for trial in trials]
-            series.append(Series("", state, {"x": [*places]}, values, "dots", color, ids=places))
+    kinds: list[tuple[str, int, list[TrialRecord], Callable[[TrialRecord], float]]] = [
+        (COMPLETE, 0, complete, lambda trial: trial.objectives()[objective]),
+        (f"{PRUNED}, last value", -1, pruned, lambda trial: trial.intermediate[-1][1]),
+        (FAILED, 6, failed, lambda trial: math.nan),
+    ]
+    series = [
+        _dots(search, trials, lambda number, trial: number, y_of, state, color)
+        for state, color, trials, y_of in kinds
+        if trials
+    ]
     if complete and len(search.directions) == 1:
         better = max if search.directions[0] == MAXIMIZE else min
         reached = list(itertools.accumulate((trial.objectives()[0] for trial in complete), better))
-        places = [*_numbers_of(search, complete), len(search.trials) - 1]
-        so_far = Series("", "best so far", {"x": [*places]}, [*reached, reached[-1]], "steps", -1)
-        series.insert(0, so_far)
+        places = [*series[0].ids, len(search.trials) - 1]
+        series.insert(0, Series("", "best so far", {"x": [*places]}, [*reached, reached[-1]], "steps", -1))
     direction = "higher" if search.directions[objective] == MAXIMIZE else "lower"
     title = f"{name} over trials ({direction} is better)"
     return Chart(title, group, {"x": "trial"}, series, group, _spans_powers(series))
@@ -318,13 +311,13 @@ def _over_parameter(search: StoredSearch, group: str, name: str) -> Chart:
     is_numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     choices = [] if is_numeric else list(dict.fromkeys(map(str, values)))
 
-    def place(trial: TrialRecord) -> float:
+    def x_of(_: int, trial: TrialRecord) -> float:
         value = trial.parameters[name]
         return value if is_numeric else choices.index(str(value))
 
     by_powers = any(trial.distributions.get(name, {}).get("log") for trial in trials)
     is_log = is_numeric and bool(values) and by_powers and min(values) > 0
-    series = _trials_as_series(search, trials, place, 0)
+    series = [_dots(search, trials, x_of, lambda trial: trial.objectives()[0])]
     title = f"{objective_names(search)[0]} over {name}"
     return Chart(
         title, group, {"x": name}, series, f"{group} {name}", _spans_powers(series), x_log=is_log, ticks=choices
@@ -360,11 +353,8 @@ def equally_best(search: StoredSearch) -> list[TrialRecord]:
 
 def varied_parameters(search: StoredSearch) -> list[str]:
     """The hyperparameters with more than one value, in the order in which trials have them."""
-    values: dict[str, set[str]] = {}
-    for trial in search.trials:
-        for name, value in trial.parameters.items():
-            values.setdefault(name, set()).add(repr(value))
-    return [name for name, found in values.items() if len(found) > 1]
+    found = dict.fromkeys((name, repr(value)) for trial in search.trials for name, value in trial.parameters.items())
+    return [name for name, count in Counter(name for name, _ in found).items() if count > 1]
 
 
 # ---- Numbers as text -------------------------------------------------------------------------------------------------

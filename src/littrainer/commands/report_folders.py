@@ -6,7 +6,6 @@ import csv
 import json
 import math
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from littrainer.arguments.secrets import without_secrets
 from littrainer.arguments.shown_arguments import as_text
 from littrainer.callbacks.log_history import TRAINING, History, read_history
 from littrainer.callbacks.state import TrainerState
-from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, RUN_RECORD_NAME, TRAINER_STATE_NAME
+from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, RUN_RECORD_NAME, TRAINER_STATE_NAME, checkpoint_step
 from littrainer.search.record import (
     FAILED,
     RUNNING,
@@ -62,6 +61,11 @@ class Run:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def places(self) -> list[Path]:
+        """Where files about the run may lie, the most likely folder first."""
+        return [self.state_file.parent, self.folder, self.state_file.parent.parent]
+
+    @property
     def best_checkpoint(self) -> str | None:
         """The best checkpoint, as a path if it lies next to the others or where it was written, else its name."""
         recorded = self.state.best_model_checkpoint
@@ -76,7 +80,7 @@ class Run:
         """The optimizer step of the best evaluation; earlier releases note it in the checkpoint's name alone."""
         if self.state.best_global_step is not None or self.state.best_model_checkpoint is None:
             return self.state.best_global_step
-        return step_of(Path(self.state.best_model_checkpoint))
+        return checkpoint_step(Path(self.state.best_model_checkpoint))
 
 
 @dataclass
@@ -200,19 +204,12 @@ def _nothing_in(folder: Path) -> str:
 
 def _checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the one with the fewest steps first."""
-    found = [entry for entry in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if step_of(entry) is not None]
-    return sorted((entry for entry in found if entry.is_dir()), key=lambda entry: step_of(entry) or 0)
-
-
-def step_of(checkpoint: Path) -> int | None:
-    """The optimizer step in the name of a checkpoint's folder; None if it is none."""
-    match = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d{{1,18}})", checkpoint.name)
-    return int(match.group(1)) if match else None
+    found = [entry for entry in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if checkpoint_step(entry) is not None]
+    return sorted((entry for entry in found if entry.is_dir()), key=lambda entry: checkpoint_step(entry) or 0)
 
 
 def _add_arguments(run: Run) -> None:
-    places = dict.fromkeys((run.state_file.parent, run.folder, run.state_file.parent.parent))
-    path = next((place / RUN_RECORD_NAME for place in places if (place / RUN_RECORD_NAME).is_file()), None)
+    path = next((place / RUN_RECORD_NAME for place in run.places if (place / RUN_RECORD_NAME).is_file()), None)
     if path is None:
         run.notes.append(
             f"The arguments are not known: the folder of {run.state_file} has no {RUN_RECORD_NAME}. Runs of littrainer "
@@ -230,8 +227,7 @@ def _add_arguments(run: Run) -> None:
 
 def _add_model(run: Run) -> None:
     """Add the model's class, and the perplexity if its loss is that of a language model."""
-    places = [run.state_file.parent, run.folder, run.state_file.parent.parent]
-    for path in (place / name for place in places for name in ("config.json", "adapter_config.json")):
+    for path in (place / name for place in run.places for name in ("config.json", "adapter_config.json")):
         try:
             described = json.loads(path.read_text("utf-8"))
             model = str((described.get("architectures") or [described["task_type"]])[0])
@@ -243,13 +239,9 @@ def _add_model(run: Run) -> None:
         if model.endswith(LANGUAGE_MODELS) and smoothed in ("0", "0.0"):
             for (metric, source), points in [*run.history.curves.items()]:
                 if metric == "loss" and source != TRAINING:
-                    perplexity = [point._replace(value=_perplexity(point.value)) for point in points]
+                    perplexity = [point._replace(value=math.exp(min(point.value, MOST_EXPONENT))) for point in points]
                     run.history.curves.setdefault(("perplexity", source), perplexity)
         return
-
-
-def _perplexity(loss: float) -> float:
-    return math.exp(loss) if loss < MOST_EXPONENT else math.nan if math.isnan(loss) else math.inf
 
 
 def last_changes(folders: Sequence[str]) -> list[tuple[str, int]]:

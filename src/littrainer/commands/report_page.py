@@ -53,6 +53,7 @@ def page(runs: list[Run], searches: Sequence[Search], charts: Sequence[Chart], l
     told: list[Run | Search] = [*searches, *runs]
     notes = [f"{one.name}: {note}" if len(names) > 1 else note for one in told for note in one.notes]
     verdicts = [*map(verdict_of_search, searches), *([verdict_of_runs(runs)] if runs else [])]
+    narrow = ' class="tables"' if len(runs) == 1 else ""
     body = [
         *(f'<p class="verdict">{_as_html(verdict)}</p>' for verdict in verdicts if verdict),
         _tiles(runs[0]) if len(runs) == 1 and not searches else "",
@@ -63,7 +64,7 @@ def page(runs: list[Run], searches: Sequence[Search], charts: Sequence[Chart], l
             for place, search in enumerate(searches)
             for part in (_place_of_charts(f"search {place}"), *_search_parts(search, with_name=len(names) > 1))
         ),
-        *([_place_of_charts("training"), *_in_columns(_training_parts(runs), len(runs) == 1)] if runs else ()),
+        *([_place_of_charts("training"), f"<div{narrow}>", *_training_parts(runs), "</div>"] if runs else ()),
     ]
     data = {
         "title": title,
@@ -83,10 +84,6 @@ def page(runs: list[Run], searches: Sequence[Search], charts: Sequence[Chart], l
     }
     template = files("littrainer.commands").joinpath("report.html").read_text("utf-8")
     return re.sub(r"@@(\w+)@@", lambda found: parts[found[1]], template)
-
-
-def _in_columns(parts: Iterable[str], are_narrow: bool) -> Iterable[str]:
-    return ('<div class="tables">', *parts, "</div>") if are_narrow else parts
 
 
 def _place_of_charts(group: str) -> str:
@@ -232,23 +229,20 @@ def _training_parts(runs: list[Run]) -> Iterable[str]:
     if facts:
         rows = [[name, *(run.environment.get(name, ABSENT) for run in runs)] for name in facts]
         yield _section("Environment", _table(["", *names], rows))
-    known = [run for run in runs if run.arguments is not None]
+    known = [run.arguments for run in runs if run.arguments is not None]
     defaults = default_texts()
-    changed = [away_from_defaults(run.arguments or {}, defaults) for run in known]
+    changed = dict.fromkeys(name for texts in known for name in away_from_defaults(texts, defaults))
     if len(runs) == 1 and known:
-        shown = [[name, value, defaults.get(name, "not known here")] for name, value in changed[0].items()]
+        shown = [[name, known[0][name], defaults.get(name, "not known here")] for name in changed]
         yield _section("Arguments away from their defaults", _table(["argument", "value", "default"], shown))
     elif known:
         differing = [
             [name, *((run.arguments or {}).get(name, ABSENT) for run in runs)]
-            for name in dict.fromkeys(name for values in changed for name in values)
-            if not all(
-                is_same((run.arguments or {}).get(name, ""), (known[0].arguments or {}).get(name, "")) for run in known
-            )
+            for name in changed
+            if not all(is_same(texts.get(name, ""), known[0].get(name, "")) for texts in known)
         ]
-        yield _section(
-            "Arguments that differ", _table(["argument", *names], differing) if differing else "<p>None.</p>"
-        )
+        table = _table(["argument", *names], differing) if differing else "<p>None.</p>"
+        yield _section("Arguments that differ", table)
 
 
 def _result_rows(runs: list[Run]) -> list[list[str]]:
@@ -288,31 +282,20 @@ def _metric_rows(runs: list[Run], metric: str) -> Iterable[list[str]]:
         curves = [run.history.curves.get((metric, source), []) for run in runs]
         if not any(curves):
             continue
-        cells = [_last(run, metric, source) for run in runs]
+        cells = [short_number(points[-1].value) if points else ABSENT for points in curves]
         if source == TRAINING:
             yield [metric, *cells]
             continue
         best = [best_points(run, metric, source) for run in runs]
         reached = [points[0].value for points in best if points]
         winner = (min if less_is_better(metric, runs[0]) else max)(reached, default=None)
-        if len(reached) > 1:
-            cells = [
-                Best(cell) if points and points[0].value == winner else cell
-                for cell, points in zip(cells, best, strict=True)
-            ]
+        for place, points in enumerate(best):
+            if points and len(curves[place]) > 1:
+                extreme = "lowest" if less_is_better(metric, runs[place]) else "highest"
+                cells[place] += f" ({extreme} {short_number(points[0].value)} at step {points[0].step})"
+            if points and len(reached) > 1 and points[0].value == winner:
+                cells[place] = Best(cells[place])
         yield [f"{metric}, {source}", *cells]
-
-
-def _last(run: Run, metric: str, source: str) -> str:
-    points = run.history.curves.get((metric, source), [])
-    if not points:
-        return ABSENT
-    last = short_number(points[-1].value)
-    best = best_points(run, metric, source)
-    if source == TRAINING or len(points) < 2 or not best:
-        return last
-    extreme = "lowest" if less_is_better(metric, run) else "highest"
-    return f"{last} ({extreme} {short_number(best[0].value)} at step {best[0].step})"
 
 
 def _search_parts(search: Search, with_name: bool) -> Iterable[str]:
@@ -326,18 +309,10 @@ def _search_parts(search: Search, with_name: bool) -> Iterable[str]:
         ["Trials", ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "none"],
         ["Time of all trials", duration(sum(seconds)) if seconds else ABSENT],
         ["Best", ", ".join(f"trial {trial.id}" for trial in best) or ABSENT],
+        # Of equally good ones the first is what the search returned.
+        ["Folder of the best", best[0].folder or ABSENT if best else ABSENT],
     ]
-    about = [_section(f"Search{of_which}", _table(["", ""], facts))]
-    # Of equally good ones the first is what the search returned.
-    if best and len(stored.directions) == 1:
-        rows = [
-            [name, _value_text(value), as_range(best[0].distributions.get(name, {}))]
-            for name, value in best[0].parameters.items()
-        ]
-        folder = f"<p>Its folder: {_as_html(best[0].folder)}</p>" if best[0].folder else ""
-        table = _table(["parameter", "value", "searched in"], rows)
-        about.append(_section(f"Best trial{of_which}: {best[0].id}", folder + table))
-    yield from _in_columns(about, are_narrow=True)
+    yield _section(f"Search{of_which}", _table(["", ""], facts))
     ranked = complete_trials(stored)
     rest = sorted(
         (trial for trial in stored.trials if not is_complete(stored, trial)),
@@ -369,15 +344,6 @@ def _objective_cells(search: StoredSearch, trial: TrialRecord) -> list[str]:
         step, value = trial.intermediate[-1]
         said = f"{said} with {short_number(value)} at step {step}"
     return [said, *[ABSENT] * (len(search.directions) - 1)]
-
-
-def as_range(drawn: dict[str, Any]) -> str:
-    """What a hyperparameter was drawn from, in words."""
-    if "choices" in drawn:
-        return ", ".join(map(str, drawn["choices"]))
-    if not {"low", "high"} <= drawn.keys():
-        return ABSENT
-    return f"{_value_text(drawn['low'])} to {_value_text(drawn['high'])}{', by powers' if drawn.get('log') else ''}"
 
 
 def _section(title: str, content: str) -> str:

@@ -131,8 +131,6 @@ def _run(program: list[str], options: argparse.Namespace, words: Sequence[str]) 
     """Check that the program exists, then become it, or start it several times."""
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise LaunchError("python runs with -E, -I or -S, which keep littrainer out of the script; start it without")
-    if not sys.executable:
-        raise LaunchError("this process does not know its python interpreter (sys.executable is empty)")
     if program[0] != "-m":
         _check_script(program[0])
     environment = dict(os.environ)

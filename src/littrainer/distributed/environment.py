@@ -217,12 +217,14 @@ DEEPSPEED_FROM_ARGUMENTS: dict[str, Any] = {
     "fp16": {"enabled": AUTO},
 }
 
-# Variables that ask for what is not supported, with the values that ask for nothing.
+# Variables that may ask for what is not supported, with the values that do not.
 REFUSED_VARIABLES: dict[str, tuple[str, ...]] = {
     "ACCELERATE_USE_MEGATRON_LM": FALSE_WORDS,
     "ACCELERATE_USE_SAGEMAKER": FALSE_WORDS,
     "ACCELERATE_CPU_AFFINITY": FALSE_WORDS,
     "ACCELERATE_DYNAMO_BACKEND": ("", "no"),
+    # Launchers set it, and a run under transformers obeys it.
+    "ACCELERATE_MIXED_PRECISION": ("", "no", "bf16", "fp16"),
 }
 
 

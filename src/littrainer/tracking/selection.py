@@ -67,7 +67,7 @@ def tracker_class(name: Any) -> type:
         return added[name]
     require_known(name)
     module, _, class_name = SERVICES[name].callback.partition(":")
-    return getattr(importlib.import_module(module), class_name)
+    return getattr(importlib.import_module(f"littrainer.tracking.{module}"), class_name)
 
 
 def _is_wanted(name: Any) -> bool:
