@@ -20,7 +20,6 @@ from littrainer import Trainer, TrainerCallback
 from littrainer.distributed.failure_report import LostProcess
 from littrainer.search import distributed_search, wandb_sweep
 from littrainer.search.record import read_record
-from tests.scenarios.models import VectorClassifier
 from tests.scenarios.once_per_process import leave_out_of_collections
 from tests.search.trainers import searched_trainer
 
@@ -76,28 +75,6 @@ def searched(trainer: Any, hp_space: Callable[[Any], Any] = rate, n_trials: int 
         found["error"] = f"{type(error).__name__}: {error}"
         found["notes"] = getattr(error, "__notes__", [])
     return {**found, "trials": study.trials, "begun": trainer.notes.begun, "ended": trainer.notes.ended}
-
-
-def the_same_trials(folder: Path) -> Any:
-    """Parameters for the arguments and for the model; then the best one again."""
-
-    def model_of(trial: Any) -> VectorClassifier:
-        return VectorClassifier(8 if trial is None else trial.suggest_categorical("hidden", [4, 6]))
-
-    def space(trial: Any) -> dict[str, Any]:
-        numbers.append(trial.number)
-        return {**rate(trial), "hidden": trial.suggest_categorical("hidden", [4, 6])}
-
-    numbers: list[int] = []
-    trainer = trainer_for(folder / "same", model_init=model_of)
-    sampler = optuna.samplers.RandomSampler(seed=4)
-    found = searched(trainer, space, sampler=sampler)
-    before = trainer.args.learning_rate
-    trainer.apply_best(found["best"])
-    trainer.train()
-    loss = trainer.state.log_history[-2]["eval_loss"]
-    files = sorted(path.name for path in (folder / "same").iterdir())
-    return {**found, "numbers": numbers, "before": before, "again": loss, "files": files}
 
 
 class PrunesSecond(optuna.pruners.BasePruner):
@@ -226,7 +203,6 @@ def failing_between_steps(folder: Path) -> Any:
 
 
 CHECKS = (
-    the_same_trials,
     pruning,
     failing_in_one,
     failing_at_the_first,

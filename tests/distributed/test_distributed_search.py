@@ -18,25 +18,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return found_together(tmp_path_factory, "searching-together", "tests.distributed.searching_process")[1]
 
 
-def test_both_train_each_trial_with_what_the_first_one_draws_and_can_repeat_the_best_one(found: Found) -> None:
-    first, second = (one["the_same_trials"] for one in found)
-    assert first["begun"] == second["begun"]
-    # The last training is no trial.
-    *drawn, (rate_again, no_trial) = first["begun"]
-    assert len({rate for rate, _ in drawn}) == 3
-    assert (rate_again, no_trial) == (first["best"].hyperparameters["learning_rate"], None)
-    assert drawn[0][1].keys() == {"learning_rate", "hidden"}
-    # As in transformers the first process asks once more, before the model is made.
-    assert sorted(set(first["numbers"])) == sorted(set(second["numbers"])) == [0, 1, 2]
-    assert first["best"] == second["best"]
-    for one in (first, second):
-        assert one["before"] == 0.01
-        assert one["again"] == one["best"].objective
-    assert [state for _, state, _ in first["trials"]] == ["COMPLETE"] * 3
-    assert second["trials"] == []
-    assert first["files"] == second["files"] == ["hyperparameter_search.json"]
-
-
 def test_a_pruned_trial_ends_at_the_same_step_in_both(found: Found) -> None:
     for one in found:
         assert one["pruning"]["ended"] == [3, 2, 3]
