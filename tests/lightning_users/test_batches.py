@@ -130,7 +130,8 @@ def test_a_training_resumed_between_epochs_begins_the_next_one_for_lightning_too
 
     def trained(**others: Any) -> tuple[list[Any], list[Any]]:
         module = Counted()
-        evaluated = Numbers(3) if hook == "on_validation_end" or isinstance(rows, Numbers) else None
+        is_evaluated = hook == "on_validation_end" or (hook == "on_train_epoch_end" and isinstance(rows, Numbers))
+        evaluated = Numbers(3) if is_evaluated else None
         data = numbers_module(rows, collate_with_noise, evaluated)
         heard = fit(module, data, accumulate_grad_batches=accumulation, **keywords, **others).heard
         return heard, module.counts
