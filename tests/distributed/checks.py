@@ -6,6 +6,7 @@ import json
 import os
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,17 +17,21 @@ from tests.scenarios.once_per_session import carried_out_once
 Check = Callable[[Path], None]
 
 
-def carry_out(checks: Sequence[Check], folder: Path) -> None:
+def carry_out(
+    checks: Sequence[Check], folder: Path, within: Callable[[Path], AbstractContextManager[None]] = nullcontext
+) -> None:
     """Carry checks out, each in its own folder, and write how they ended to `RANK.json`.
 
     Parameters:
         checks: have to be done with what processes exchange before they assert anything: one that fails in one process
             does not keep the others from the next check.
+        within: a context for each check, made with a path that is its own.
     """
     endings = {}
     for check in checks:
         try:
-            check(folder / check.__name__)
+            with within(folder / f"context-of-{check.__name__}"):
+                check(folder / check.__name__)
         except Exception as error:
             told = traceback.TracebackException.from_exception(error, capture_locals=True)
             endings[check.__name__] = "".join(told.format())
