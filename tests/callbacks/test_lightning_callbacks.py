@@ -14,6 +14,7 @@ from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     BaseFinetuning,
+    BasePredictionWriter,
     BatchSizeFinder,
     EarlyStopping,
     EMAWeightAveraging,
@@ -24,6 +25,7 @@ from lightning.pytorch.callbacks import (
     ModelPruning,
     ModelSummary,
     OnExceptionCheckpoint,
+    SpikeDetection,
     StochasticWeightAveraging,
     ThroughputMonitor,
     Timer,
@@ -181,18 +183,26 @@ def test_several_datasets_are_one_validation_to_a_callback_that_monitors(tmp_pat
     assert ends == [{"eval_a_accuracy"}, {"eval_a_accuracy", "eval_b_accuracy"}]
 
 
-def test_metrics_that_a_subclass_adds_can_be_monitored(tmp_path: Path) -> None:
-    class Adding(Trainer):
-        def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-            output = super().evaluation_loop(*args, **kwargs)
-            assert output.metrics is not None
-            output.metrics["eval_own"] = float(self.state.global_step)
-            return output
+class AddsAMetric(Trainer):
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().evaluation_loop(*args, **kwargs)
+        assert output.metrics is not None
+        output.metrics["eval_own"] = float(self.state.global_step)
+        return output
 
-    stopping = EarlyStopping("eval_own", patience=1)
-    trainer = trainer_with(tmp_path, stopping, kind=Adding, num_train_epochs=2, **EVERY_STEP)
-    trainer.train()
-    assert trainer.state.global_step == 2 and stopping.best_score.item() == 1.0
+
+class LogsAMetric(pl.Callback):
+    def on_validation_epoch_end(self, trainer: Any, module: Any) -> None:
+        module.log("val_own", float(trainer.global_step))
+
+
+@pytest.mark.parametrize(("monitor", "kind"), [("eval_own", AddsAMetric), ("val_own", Trainer)])
+def test_metrics_that_a_subclass_or_another_callback_adds_can_be_monitored(
+    tmp_path: Path, monitor: str, kind: type[Trainer]
+) -> None:
+    stopping = EarlyStopping(monitor, patience=1)
+    trainer = trainer_with(tmp_path, LogsAMetric(), stopping, kind=kind, num_train_epochs=2, **EVERY_STEP)
+    assert trainer.train().global_step == 2 and stopping.best_score.item() == 1.0
 
 
 @BOTH_MODES
@@ -359,11 +369,56 @@ def test_the_keyword_max_time_ends_training_too(tmp_path: Path) -> None:
     assert trainer.train().global_step == 0
 
 
-def test_a_callback_of_ones_own_may_log_the_name_that_is_monitored(tmp_path: Path) -> None:
-    class Logging(pl.Callback):
-        def on_validation_epoch_end(self, trainer: Any, module: Any) -> None:
-            module.log("val_own", float(trainer.global_step))
+# ---- What they are shown ---------------------------------------------------------------------------------------------
 
-    stopping = EarlyStopping("val_own", patience=1)
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [Logging(), stopping]}, num_train_epochs=2, **EVERY_STEP)
-    assert trainer.train().global_step == 2 and stopping.best_score.item() == 1.0
+
+def test_bars_show_how_many_batches_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    totals: dict[str, set[Any]] = {}
+
+    class Noting(TQDMProgressBar):
+        def on_train_batch_end(self, *args: Any) -> None:
+            super().on_train_batch_end(*args)
+            totals.setdefault("train", set()).add(self.train_progress_bar.total)
+
+        def on_validation_batch_end(self, *args: Any) -> None:
+            super().on_validation_batch_end(*args)
+            totals.setdefault("validation", set()).add(self.val_progress_bar.total)
+
+        def on_predict_batch_end(self, *args: Any) -> None:
+            super().on_predict_batch_end(*args)
+            totals.setdefault("prediction", set()).add(self.predict_progress_bar.total)
+
+    trainer = trainer_with(tmp_path, Noting(), num_train_epochs=1, eval_strategy="epoch", disable_tqdm=False)
+    trainer.train()
+    trainer.evaluate()
+    trainer.predict(Rows(vector_rows(5)))
+    assert totals == {"train": {3}, "validation": {3}, "prediction": {2}}
+    assert "eval_loss" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("interval", ["batch", "epoch"])
+def test_a_prediction_writer_gets_predictions_and_where_their_samples_stand(tmp_path: Path, interval: Any) -> None:
+    written: list[Any] = []
+
+    class Writer(BasePredictionWriter):
+        def write_on_batch_end(self, trainer: Any, module: Any, prediction: Any, places: Any, *_: Any) -> None:
+            written.append((prediction, places))
+
+        def write_on_epoch_end(self, trainer: Any, module: Any, predictions: Any, places: Any) -> None:
+            written.extend(zip(predictions, places[0], strict=True))
+
+    predicted = trainer_with(tmp_path, Writer(interval)).predict(Rows(vector_rows(7))).predictions
+    assert [places for _, places in written] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert torch.equal(torch.cat([one for one, _ in written]), torch.tensor(predicted))
+
+
+def test_spike_detection_ends_training_at_a_loss_that_jumps(tmp_path: Path) -> None:
+    class Jumping(Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            found: Any = super().compute_loss(*args, **kwargs)
+            return found * 1000 if self.state.global_step == 2 else found
+
+    trainer = trainer_with(tmp_path, SpikeDetection(), kind=Jumping, num_train_epochs=1)
+    with pytest.raises(RuntimeError, match="spike detected in batch 2"):
+        trainer.train()
+    assert (tmp_path / "skip_batches.json").is_file()

@@ -134,28 +134,22 @@ def test_what_the_trainer_logs_is_found_where_lightning_callbacks_look(tmp_path:
     assert {"loss", "grad_norm", "learning_rate", "eval_loss", "eval_accuracy", "eval_runtime"} <= set(logged)
 
 
-def test_evaluations_and_predictions_outside_of_training_show_their_metrics_too(tmp_path: Path) -> None:
-    metrics = Metrics()
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [metrics], "compute_metrics": accuracy})
-    evaluated = trainer.evaluate()
-    predicted = trainer.predict(Rows(vector_rows(4))).metrics
-    for name in ("loss", "accuracy"):
-        assert metrics.at["validation"][f"eval_{name}"] == evaluated[f"eval_{name}"]
-        assert metrics.at["prediction"][f"test_{name}"] == predicted[f"test_{name}"]
-
-
-def test_outputs_of_single_batches_are_those_of_the_model(tmp_path: Path) -> None:
+def test_evaluations_and_predictions_outside_of_training_show_their_metrics_and_outputs_too(tmp_path: Path) -> None:
     outputs: list[Any] = []
 
     class Noting(pl.Callback):
         def on_validation_batch_end(self, trainer: Any, module: Any, output: Any, *_: Any) -> None:
             outputs.append(output)
 
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [Noting()], "compute_metrics": accuracy})
-    trainer.evaluate()
-    expected = trainer.predict(trainer.eval_dataset)
-    assert torch.equal(torch.cat([output["predictions"] for output in outputs]), torch.tensor(expected.predictions))
-    assert torch.equal(torch.cat([output["labels"] for output in outputs]), torch.tensor(expected.label_ids))
+    metrics = Metrics()
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [metrics, Noting()], "compute_metrics": accuracy})
+    evaluated = trainer.evaluate()
+    predicted = trainer.predict(trainer.eval_dataset)
+    for name in ("loss", "accuracy"):
+        assert metrics.at["validation"][f"eval_{name}"] == evaluated[f"eval_{name}"]
+        assert metrics.at["prediction"][f"test_{name}"] == predicted.metrics[f"test_{name}"]
+    assert torch.equal(torch.cat([output["predictions"] for output in outputs]), torch.tensor(predicted.predictions))
+    assert torch.equal(torch.cat([output["labels"] for output in outputs]), torch.tensor(predicted.label_ids))
 
 
 def rows_of(folder: str) -> list[dict[str, str]]:

@@ -72,12 +72,6 @@ def test_logs_are_printed_as_transformers_prints_them(capsys: pytest.CaptureFixt
     assert "total_flos" not in printed[0][1]
 
 
-def test_only_the_first_process_of_a_node_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    PrinterCallback().on_log(None, TrainerState(is_local_process_zero=False), None, logs=dict(LOGS))  # type: ignore[arg-type]
-    PrinterCallback().on_log(None, TrainerState(), None, logs=None)  # type: ignore[arg-type]
-    assert capsys.readouterr().out == ""
-
-
 def test_long_texts_are_shown_by_their_length() -> None:
     shown = readable({"short": "a" * 5, "long": "a" * 6}, max_str_len=5)
     assert shown["short"] == "aaaaa" and "6" in shown["long"] and "aaaaaa" not in shown["long"]

@@ -59,6 +59,10 @@ def test_an_engine_that_shards_nothing_trains_as_one_process_without_it(
     assert len(steps(plain)) == 4
     for ours, theirs in zip(by_engine.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+    # Gradients are never divided twice, and each window steps once.
+    divided, step = ("backward", False), ("step", None)
+    called = [call for call in by_engine.deepspeed.calls if call[0] in ("backward", "step")]
+    assert called == [divided, divided, step, divided, step] * 2
 
 
 def test_the_engine_holds_the_users_model_and_gets_the_resolved_configuration(deepspeed: Any, tmp_path: Path) -> None:
@@ -70,16 +74,6 @@ def test_the_engine_holds_the_users_model_and_gets_the_resolved_configuration(de
     assert isinstance(given["optimizer"], torch.optim.AdamW) and "lr_scheduler" not in given
     assert trainer.deepspeed is trainer.model_wrapped and trainer.deepspeed.module is trainer.model
     assert keywords_of(deepspeed, "init_distributed")["auto_mpi_discovery"] is False
-
-
-@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
-def test_gradients_are_never_divided_twice_and_each_window_steps_once(
-    deepspeed: Any, tmp_path: Path, kind: type[Trainer]
-) -> None:
-    trainer = trained(tmp_path, kind, deepspeed=stage(2), num_train_epochs=1)
-    # Three micro-batches: a whole window and one of a single micro-batch.
-    divided, step = ("backward", False), ("step", None)
-    assert trainer.deepspeed.calls == [divided, divided, step, divided, step]
 
 
 def test_a_training_step_of_ones_own_calls_the_engine_as_it_likes(deepspeed: Any, tmp_path: Path) -> None:

@@ -64,16 +64,6 @@ def test_a_lost_connection_names_the_process_that_failed_and_its_error(speak_as:
     assert str(caught.value.__cause__) == CLOSED
 
 
-def test_a_process_that_has_ended_without_an_error_is_named(speak_as: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failure_report, "ended_processes", lambda: [1])
-    speak_as(0)
-    with (
-        pytest.raises(LostProcess, match="process 1 has ended without reporting an error"),
-        naming_failed_processes("training"),
-    ):
-        raise RuntimeError(CLOSED)
-
-
 def test_an_agreement_that_ends_in_an_error_says_who_has_failed(
     speak_as: Speaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

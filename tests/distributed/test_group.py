@@ -71,11 +71,6 @@ def test_a_library_that_does_not_fit_or_is_not_there_is_named(
         backend_for(device, wanted)
 
 
-def test_one_process_that_nobody_has_launched_has_no_group(arguments: TrainingArguments) -> None:
-    ensure_process_group(arguments)
-    assert not dist.is_initialized()
-
-
 def test_the_only_process_of_a_launcher_has_a_group_as_soon_as_it_has_arguments_and_needs_no_port(
     monkeypatch: pytest.MonkeyPatch, no_group: None
 ) -> None:

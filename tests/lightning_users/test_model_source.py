@@ -10,7 +10,7 @@ import torch
 
 from littrainer import Trainer, TransformersCheckpointIO, TransformersModule, set_seed
 from littrainer.checkpoint.lightning_format import MARK
-from littrainer.lightning.model_source import description_of, made_at_once, made_by
+from littrainer.lightning.model_source import made_at_once, made_by
 from tests.lightning_users.fitting import fitted, loader, module_of
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows, vector_rows
@@ -42,14 +42,6 @@ def test_a_configuration_without_a_class_asks_for_one(tmp_path: Path) -> None:
         made_at_once(str(tmp_path))
     with pytest.raises(ValueError, match="transformers has no model class 'AutoModle'"):
         made_at_once(str(tmp_path), "AutoModle")
-
-
-def test_a_model_of_a_script_has_no_description() -> None:
-    class Own(type(tiny_gpt2())):  # type: ignore[misc]
-        pass
-
-    assert description_of(VectorClassifier()) is None and description_of(None) is None
-    assert description_of(Own(tiny_gpt2().config)) is None
 
 
 @pytest.mark.parametrize(

@@ -165,14 +165,6 @@ def test_losses_are_read_from_the_device_where_they_are_shown_or_logged_and_nowh
     assert reads(16, **bar) > reads(4, **bar)
 
 
-def test_label_smoothing_changes_the_loss_as_in_a_trainer() -> None:
-    smoothed = seen_in(module_of(args={"label_smoothing_factor": 0.3})).losses[0]
-    batch = next(iter(loader()))
-    surprise = -module_of()(**batch)["logits"].log_softmax(-1)
-    expected = 0.7 * surprise.gather(1, batch["labels"][:, None]).mean() + 0.3 * surprise.mean()
-    assert smoothed == pytest.approx(expected.item(), rel=1e-6)
-
-
 def test_a_loss_function_gets_the_number_of_items() -> None:
     numbers = []
 
@@ -182,16 +174,6 @@ def test_a_loss_function_gets_the_number_of_items() -> None:
 
     fitted(module_of(LogitsOnly(), compute_loss_func=summed, args={"label_names": ["labels"]}))
     assert numbers == [4, 4, 2]
-
-
-def test_noise_is_added_to_embeddings_for_the_length_of_a_training() -> None:
-    losses = []
-    for alpha in (None, 50.0):
-        model = tiny_gpt2(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-        module = module_of(model, {"neftune_noise_alpha": alpha})
-        losses.append(seen_in(module, loader(language_rows(4), 4, pad_tokens)).losses)
-        assert not model.get_input_embeddings()._forward_hooks
-    assert losses[0] != losses[1]
 
 
 def test_a_model_that_cannot_do_what_arguments_ask_for_is_refused() -> None:

@@ -10,45 +10,10 @@ import torch
 
 from littrainer import TrainerDataModule, TransformersModule, set_seed
 from tests.lightning_users.fitting import Seen, fitted, loader, module_of, seen_in, trainer_for
-from tests.scenarios.collators import pad_tokens
-from tests.scenarios.data import language_rows, vector_rows
-from tests.scenarios.models import CountingClassifier, KeywordClassifier, tiny_gpt2
+from tests.scenarios.data import vector_rows
+from tests.scenarios.models import CountingClassifier, KeywordClassifier
 
 SGD = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0}
-WITHOUT_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-
-
-@pytest.mark.parametrize("accumulation", [2, 3, 4])
-def test_each_token_of_a_window_weighs_the_same_however_it_is_divided_into_micro_batches(accumulation: int) -> None:
-    # Rows have different numbers of labels; with 4 micro-batches in a window, the second one has two.
-    rows = language_rows(12)
-    model = tiny_gpt2(**WITHOUT_DROPOUT)
-    start = {name: value.clone() for name, value in model.state_dict().items()}
-    at_once = seen_in(module_of(model, SGD), loader(rows, 2 * accumulation, pad_tokens))
-    model.load_state_dict(start)
-    divided = seen_in(module_of(model, SGD), loader(rows, 2, pad_tokens), accumulate_grad_batches=accumulation)
-    assert len(divided.gradients) == len(at_once.gradients) == -(-6 // accumulation)
-    for one, other in zip(divided.gradients, at_once.gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-    ends = [min(place + accumulation, 6) - 1 for place in range(0, 6, accumulation)]
-    assert [divided.losses[end] for end in ends] == pytest.approx(at_once.losses, rel=1e-5)
-
-
-def test_a_mean_loss_is_averaged_over_the_micro_batches_that_there_are() -> None:
-    # Three micro-batches of four rows: the second window has one.
-    found = seen_in(module_of(args=SGD), loader(vector_rows(12)), accumulate_grad_batches=2)
-    module = module_of(args=SGD)
-    expected = []
-    for window in ((0, 8), (8, 12)):
-        batch = next(iter(loader(vector_rows(12)[slice(*window)], 8)))
-        module.model.zero_grad()
-        module(**batch)["loss"].backward()
-        expected.append(torch.cat([p.grad.flatten() for p in module.parameters()]))
-        with torch.no_grad():
-            for parameter in module.parameters():
-                parameter -= parameter.grad
-    for one, other in zip(found.gradients, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_a_loss_that_takes_the_number_and_leaves_it_aside_is_summed_as_in_a_trainer() -> None:
