@@ -84,9 +84,6 @@ def test_the_default_collator_as_an_object_remembers_the_kind_of_tensor(remember
     assert described(ours) == described(theirs)
 
 
-# ---- Padding --------------------------------------------------------------------------------------------------------
-
-
 # ---- Columns that the model does not take ----------------------------------------------------------------------------
 
 

@@ -47,17 +47,6 @@ def numbered_stream(count: int) -> Stream:
     return Stream([{"n": number} for number in range(count)])
 
 
-def test_exactly_one_batch_is_collated_ahead_of_the_one_handed_out() -> None:
-    collated: list[list[int]] = []
-
-    def collate(samples: list[int]) -> list[int]:
-        collated.append(samples)
-        return samples
-
-    ahead = [len(collated) - number for number, _ in enumerate(LookaheadLoader(Numbers(8), 2, collate_fn=collate), 1)]
-    assert ahead == [1, 1, 1, 0]
-
-
 def test_a_loader_knows_when_it_hands_out_its_last_batch_and_forgets_it_at_the_next_pass() -> None:
     dataset = Numbers(5)
     loader = LookaheadLoader(dataset, 2)

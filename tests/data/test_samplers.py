@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.data_loader import SeedableRandomSampler
 from torch.utils.data import RandomSampler, SequentialSampler
 from transformers.trainer_pt_utils import BatchRebalanceSampler as TheirSampler
 from transformers.trainer_pt_utils import get_length_grouped_indices as theirs_grouped
@@ -30,13 +29,6 @@ def order(sampler: RandomSampler, epoch: int | None = None) -> list[int]:
     if epoch is not None:
         sampler.set_epoch(epoch)  # type: ignore[attr-defined]
     return list(sampler)
-
-
-def test_the_order_is_that_of_accelerates_seedable_sampler() -> None:
-    theirs = SeedableRandomSampler(DATA, data_seed=9)
-    ours = EpochSeededSampler(DATA, data_seed=9)
-    for epoch in (0, 1, 4):
-        assert order(ours, epoch) == order(theirs, epoch)
 
 
 def test_replacing_a_sampler_keeps_how_many_and_how_it_draws() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import inspect
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,10 @@ import torch
 from lightning.pytorch.profilers import SimpleProfiler
 
 from littrainer import Trainer
-from littrainer.engine.lightning_trainer import DERIVED_KEYWORDS, FIXED_KEYWORDS, lightning_keywords
+from littrainer.engine.lightning_trainer import lightning_keywords
 from tests.compat.processes import run_python
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import StepwiseTrainer, quiet_arguments, quiet_trainer
-
-KEYWORDS_OF_LIGHTNING = set(inspect.signature(pl.Trainer.__init__).parameters)
-
-
-def test_every_keyword_in_the_tables_is_one_of_lightnings_and_stands_in_one_table() -> None:
-    assert {*FIXED_KEYWORDS, *DERIVED_KEYWORDS} <= KEYWORDS_OF_LIGHTNING
-    assert not set(FIXED_KEYWORDS) & set(DERIVED_KEYWORDS)
 
 
 def test_keywords_follow_from_the_arguments_and_the_users_own_have_the_last_word(tmp_path: Path) -> None:

@@ -126,23 +126,6 @@ def test_evaluations_outside_of_training_share_what_lightning_needs_while_model_
     assert trainer.idle_evaluator is not kept
 
 
-def test_an_evaluation_that_failed_is_not_gone_on_with(tmp_path: Path) -> None:
-    class Failing(Trainer):
-        fails = True
-
-        def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
-            if self.fails:
-                raise OverflowError
-            return super().prediction_step(*args, **kwargs)
-
-    trainer = quiet_trainer(tmp_path, kind=Failing)
-    with pytest.raises(OverflowError):
-        trainer.evaluate()
-    assert trainer.idle_evaluator is None
-    Failing.fails = False
-    assert trainer.evaluate()["eval_loss"] == quiet_trainer(tmp_path).evaluate()["eval_loss"]
-
-
 def test_an_evaluation_inside_another_one_is_one_of_its_own(tmp_path: Path) -> None:
     inner: list[float] = []
 

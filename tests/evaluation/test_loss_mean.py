@@ -61,19 +61,25 @@ def test_by_labels_the_loss_of_a_language_model_is_the_mean_over_its_tokens(tmp_
 
 
 @pytest.mark.parametrize(
-    ("losses", "filtered", "mean"),
+    ("weighting", "losses", "filtered", "mean"),
     [
-        ([1.0, 8.0, 2.0], True, (4 * 1 + 8 + 2 * 2) / 7),
-        ([1.0, math.nan, 2.0], True, (4 * 1 + 2 * 2) / 6),
-        ([1.0, math.inf, 2.0], False, math.inf),
-        ([math.nan, math.nan, math.nan], True, math.nan),
+        ("samples", [1.0, 8.0, 2.0], True, (4 * 1 + 8 + 2 * 2) / 7),
+        ("samples", [1.0, math.nan, 2.0], True, (4 * 1 + 2 * 2) / 6),
+        ("samples", [1.0, math.inf, 2.0], False, math.inf),
+        ("samples", [math.nan, math.nan, math.nan], True, math.nan),
+        # As by default: seven rows, three in each batch but the last.
+        ("batches", [1.0, math.nan, 4.0], True, 1.75),
+        ("batches", [1.0, math.inf, 4.0], True, 1.75),
+        ("batches", [math.nan, math.nan, math.nan], True, math.nan),
+        ("batches", [1.0, math.inf, 4.0], False, math.inf),
     ],
 )
 def test_losses_that_are_not_finite_count_as_the_filter_says(
-    tmp_path: Path, losses: list[float], filtered: bool, mean: float
+    tmp_path: Path, weighting: str, losses: list[float], filtered: bool, mean: float
 ) -> None:
-    trainer = quiet_trainer(tmp_path, LossesOf(losses), eval_loss_weighting="samples", logging_nan_inf_filter=filtered)
-    found = evaluated_in_batches(trainer, vector_rows(7), UNEQUAL)
+    trainer = quiet_trainer(tmp_path, LossesOf(losses), eval_loss_weighting=weighting, logging_nan_inf_filter=filtered)
+    by_batches = weighting == "batches"
+    found = trainer.evaluate()["eval_loss"] if by_batches else evaluated_in_batches(trainer, vector_rows(7), UNEQUAL)
     assert found == pytest.approx(mean, rel=1e-6, nan_ok=True)
 
 

@@ -23,7 +23,7 @@ from torchmetrics.wrappers import ClasswiseWrapper
 
 from littrainer import EvalPrediction, StreamingMetrics
 from littrainer.evaluation.gathering import BatchCollection
-from littrainer.evaluation.streaming import TaskFacts, streaming_metrics
+from littrainer.evaluation.streaming import TaskFacts
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows, vector_rows
 from tests.scenarios.metrics import accuracy
@@ -198,14 +198,6 @@ def test_a_result_that_is_no_number_is_refused_by_name(tmp_path: Path) -> None:
 
 
 # ---- What counts as a metric ----------------------------------------------------------------------------------------
-
-
-def test_what_can_be_called_is_a_function_unless_it_is_of_torchmetrics() -> None:
-    assert streaming_metrics(accuracy) is None and streaming_metrics(None) is None
-    for metrics in (micro_accuracy(), MetricCollection([micro_accuracy()]), {"acc": micro_accuracy()}, Seen()):
-        assert isinstance(streaming_metrics(metrics), StreamingMetrics)
-    chosen = StreamingMetrics(Seen())
-    assert streaming_metrics(chosen) is chosen
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ import transformers
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from littrainer.optim.parameter_groups import AskedFor, are_others, decayed_parameter_names, parameter_groups
+from littrainer.optim.parameter_groups import AskedFor, are_others, decayed_parameter_names
 from littrainer.optim.schedules import get_linear_schedule_with_warmup
 from tests.scenarios.models import (
-    PartlyTrainedClassifier,
     VectorClassifier,
     tiny_bert_classifier,
     tiny_bert_for_masked_tokens,
@@ -134,17 +133,3 @@ def test_the_names_are_those_that_transformers_decays_in_its_order(build: Callab
     model = build()
     owner: Any = None
     assert decayed_parameter_names(model) == transformers.Trainer.get_decay_parameter_names(owner, model)
-
-
-def test_groups_keep_the_models_order_and_leave_out_what_is_frozen() -> None:
-    model = PartlyTrainedClassifier()
-    decayed, exempt = parameter_groups(model, decayed_parameter_names(model)[::-1], weight_decay=0.1)
-    assert (decayed["weight_decay"], exempt["weight_decay"]) == (0.1, 0.0)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    assert [names[id(parameter)] for parameter in decayed["params"]] == ["head.weight", "unused.weight"]
-    assert [names[id(parameter)] for parameter in exempt["params"]] == [
-        "norm.weight",
-        "norm.bias",
-        "head.bias",
-        "unused.bias",
-    ]

@@ -27,26 +27,6 @@ from tests.scenarios.trainers import quiet_trainer
 BATCH = {"x": torch.ones(2, 6), "labels": torch.tensor([0, 2])}
 
 
-@pytest.mark.parametrize(
-    ("value", "filtered", "expected"),
-    [
-        (1.5, True, 7.5),
-        (1.5, False, 7.5),
-        (float("nan"), True, 8.0),
-        (float("-inf"), True, 8.0),
-        (float("inf"), False, float("inf")),
-        (float("nan"), False, float("nan")),
-    ],
-)
-def test_a_loss_that_is_no_number_counts_as_the_mean_so_far_where_filtered(
-    value: float, filtered: bool, expected: float
-) -> None:
-    running = torch.tensor(6.0)
-    same = running
-    add_to_running_loss(running, torch.tensor(value), 2, filtered)
-    assert same.item() == pytest.approx(expected, nan_ok=True)
-
-
 def added(losses: list[torch.Tensor], waiting: bool, filtered: bool, running: torch.Tensor) -> torch.Tensor:
     record = RunningLoss()
     record.since_last_log = running

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
-from littrainer.training.preemption import Preemption
 from tests.fidelity.conftest import environment_of_runs
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
@@ -51,17 +48,3 @@ def test_a_signal_to_one_of_two_processes_stops_both_at_the_same_step(tmp_path: 
     outputs = [process.communicate(timeout=LONGEST_WAIT_SECONDS)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert [json.loads(output.splitlines()[-1]) for output in outputs] == [[3, "SIGUSR1", True]] * 2
-
-
-def test_a_process_on_its_own_needs_no_agreement() -> None:
-    preemption = Preemption([signal.SIGUSR1])
-    preemption.start()
-    try:
-        preemption.agree()
-        assert preemption.agreed is None
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert preemption.agreed is None
-        preemption.agree()
-        assert preemption.agreed is signal.SIGUSR1
-    finally:
-        preemption.stop()
