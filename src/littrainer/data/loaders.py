@@ -249,6 +249,7 @@ def build_loader(
         "prefetch_factor": args.dataloader_prefetch_factor,
         "in_order": args.dataloader_in_order,
     }
+    settings = args.accelerator_config if settings is None else settings
     if is_training and sampler is None:
         warn_that_a_stream_has_its_own_order(args)
     if not isinstance(dataset, IterableDataset):
@@ -313,9 +314,8 @@ def lookahead_version(
 
 
 def _lookahead_loader(
-    args: TrainingArguments, dataset: Any, keywords: dict[str, Any], settings: Any = None, cut: Any = None
+    args: TrainingArguments, dataset: Any, keywords: dict[str, Any], settings: Any, cut: Any = None
 ) -> LookaheadLoader:
-    settings = args.accelerator_config if settings is None else settings
     dispatches = getattr(settings, "dispatch_batches", None)
     share, is_stream = share_of(args, settings), isinstance(dataset, IterableDataset)
     if share is None:
@@ -397,7 +397,6 @@ def _generator_to_synchronize(batches: Any, settings: Any) -> torch.Generator | 
 
 
 def _seeded_by_epoch(args: TrainingArguments, sampler: Any, settings: Any) -> Any:
-    settings = args.accelerator_config if settings is None else settings
     if isinstance(sampler, RandomSampler) and getattr(settings, "use_seedable_sampler", True):
         return EpochSeededSampler.replacing(sampler, args.data_seed)
     return sampler

@@ -96,7 +96,8 @@ def pass_over(pl_trainer: Any, batches: Iterable[Any], is_prediction: bool = Fal
                     connector.on_batch_end()
                     connector.update_eval_step_metrics(number)
             if results:
-                _log_what_was_collected(connector)
+                connector.epoch_end_reached()
+                connector.log_eval_end_metrics(connector.update_eval_epoch_metrics())
     finally:
         if results:
             # Metrics that were logged are the script's own objects.
@@ -104,9 +105,3 @@ def pass_over(pl_trainer: Any, batches: Iterable[Any], is_prediction: bool = Fal
         loop._results, connector._current_fx = outer_results, outer_collecting
         module.__dict__["_current_fx_name"] = outer_hook
         state.stage, state.status, connector._first_loop_iter = outer_stage, outer_status, outer_iteration
-
-
-def _log_what_was_collected(connector: Any) -> None:
-    connector.epoch_end_reached()
-    logged = connector.update_eval_epoch_metrics()
-    connector.log_eval_end_metrics(logged)
