@@ -152,7 +152,6 @@ def _explanation(missing: list[str], dropped: DroppedColumns, model: Any) -> str
 
 
 def _missing_names(error: BaseException | None) -> set[str]:
-    """Names that an error, or one that led to it, did not find."""
     missing: set[str] = set()
     # An error that was carried out of a generator may be among its own causes.
     seen: set[int] = set()

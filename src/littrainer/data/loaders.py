@@ -207,7 +207,6 @@ class LookaheadLoader(DataLoader):
         return ends_here if self.common_end is None else self.common_end.is_reached(ends_here, progress is not None)
 
     def _read_here(self) -> Iterator[Any]:
-        """The batches that this process reads."""
         if self.dispatch is None or self.dispatch.reads:
             return read_batches(self, super().__iter__)
         if not self.num_workers:
@@ -340,7 +339,6 @@ def _lookahead_loader(
 
 
 def _loader_of_stream(dataset: Any, keywords: dict[str, Any], share: Share) -> LookaheadLoader:
-    """A loader for one process's part of a stream that each process reads."""
     batch_size = keywords["batch_size"]
     if batch_size is None:
         raise ValueError(
@@ -361,7 +359,6 @@ def _loader_of_stream(dataset: Any, keywords: dict[str, Any], share: Share) -> L
 
 
 def _loader_of_part(dataset: Any, keywords: dict[str, Any], share: Share, settings: Any) -> LookaheadLoader:
-    """A loader for one process's part of a map-style dataset."""
     if is_a(keywords.get("batch_sampler"), "rebalancing sampler"):
         # It knows which process it is for.
         return LookaheadLoader(dataset, **keywords)

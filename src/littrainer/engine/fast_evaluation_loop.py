@@ -1,7 +1,6 @@
 """Lightning's loop over the batches of an evaluation, without what nobody listens to.
 
-An evaluation of a single batch takes 1900 Python calls in Lightning's own loop, of which 280 belong to the batch, and
-another 840 in what a `lightning.Trainer` sets up around it; transformers has 1020 for the whole call of `evaluate()`.
+An evaluation of a single batch takes 1900 Python calls in Lightning's own loop, of which 280 belong to the batch.
 `pass_over` hands the batches to the module through the strategy, within what the running fit, or the first evaluation
 of this kind, has set up. Lightning's own loop remains in use if a callback, a profiler or a debug log may listen, with
 other strategies than `PLAIN_STRATEGIES`, and in releases that tests/engine/ has not compared (`KNOWN_RELEASES`).
