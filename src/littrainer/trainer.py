@@ -16,13 +16,8 @@ from torch import nn
 
 from littrainer import session
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.callbacks.handler import CallbackHandler, DefaultFlowCallback, callbacks_in_list
-from littrainer.callbacks.lightning_callbacks import (
-    add_lightning_callback,
-    brings_a_bar,
-    pop_lightning_callback,
-    remove_lightning_callback,
-)
+from littrainer.callbacks.handler import CallbackHandler, DefaultFlowCallback, callbacks_in_list, popped
+from littrainer.callbacks.lightning_callbacks import add_lightning_callback, brings_a_bar, remove_lightning_callback
 from littrainer.callbacks.progress import PrinterCallback, default_progress_callback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
 from littrainer.checkpoint.arguments_file import write_run_record
@@ -888,7 +883,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             callback: the callback, or a class of which the first one is taken.
         """
         if run_lightning.is_lightning_callback(callback):
-            return pop_lightning_callback(self.lightning_callbacks, callback)
+            return popped(self.lightning_callbacks, callback)
         return self.callback_handler.pop_callback(callback)
 
     def remove_callback(self, callback: Any) -> None:

@@ -129,10 +129,7 @@ class CallbackHandler(TrainerCallback):
 
     def pop_callback(self, callback: Any) -> Any:
         """Remove and return the first callback of a class, or this very one; None if there is none."""
-        found = found_in(self.callbacks, callback)
-        if found is not None:
-            self.callbacks.remove(found)
-        return found
+        return popped(self.callbacks, callback)
 
     def remove_callback(self, callback: Any) -> None:
         """Remove the first callback of a class (if there is one), or this very one.
@@ -255,11 +252,13 @@ def made_of(callback: Any) -> Any:
         raise
 
 
-def found_in(callbacks: list[Any], callback: Any) -> Any:
-    """The first callback of a class in a list, or this very one; None if there is none."""
-    if isinstance(callback, type):
-        return next((present for present in callbacks if isinstance(present, callback)), None)
-    return next((present for present in callbacks if present == callback), None)
+def popped(callbacks: list[Any], callback: Any) -> Any:
+    """Remove and return the first callback of a class in a list, or this very one; None if there is none."""
+    is_class = isinstance(callback, type)
+    for place, present in enumerate(callbacks):
+        if isinstance(present, callback) if is_class else present == callback:
+            return callbacks.pop(place)
+    return None
 
 
 # ---- Ends and beginnings ---------------------------------------------------------------------------------------------

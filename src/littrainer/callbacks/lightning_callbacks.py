@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
-from littrainer.callbacks.handler import found_in, made_of
+from littrainer.callbacks.handler import made_of, popped
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -40,8 +40,6 @@ class Refusal(NamedTuple):
     is_so: Callable[[Any, Any], bool] | None = None
 
 
-BEST_MODEL = "load_best_model_at_end=True loads the weights of a checkpoint in the place of the averaged ones"
-
 # docs/callbacks.md says of all others what they do.
 REFUSED: tuple[Refusal, ...] = (
     Refusal(
@@ -71,23 +69,20 @@ REFUSED: tuple[Refusal, ...] = (
         'set save_strategy="no" and save the model after training',
         lambda args, model: args.save_strategy != SaveStrategy.NO,
     ),
-    Refusal(
-        "StochasticWeightAveraging",
-        BEST_MODEL,
-        "set load_best_model_at_end=False",
-        lambda args, model: bool(args.load_best_model_at_end),
+    *(
+        Refusal(
+            name,
+            "load_best_model_at_end=True loads the weights of a checkpoint in the place of the averaged ones",
+            "set load_best_model_at_end=False",
+            lambda args, model: bool(args.load_best_model_at_end),
+        )
+        for name in ("StochasticWeightAveraging", "WeightAveraging")
     ),
     Refusal(
         "StochasticWeightAveraging",
         "for batch norm it needs an epoch more than the training has",
         "use EMAWeightAveraging, which averages the statistics of batch norm too",
         lambda args, model: _has_batch_norm(model),
-    ),
-    Refusal(
-        "WeightAveraging",
-        BEST_MODEL,
-        "set load_best_model_at_end=False",
-        lambda args, model: bool(args.load_best_model_at_end),
     ),
 )
 # These change the model, and only a training is theirs: not the model that a later evaluation is asked about.
@@ -125,21 +120,13 @@ def add_lightning_callback(present: list[Any], callback: Any) -> None:
     present.append(made_of(callback))
 
 
-def pop_lightning_callback(present: list[Any], callback: Any) -> Any:
-    """Remove and return a callback of Lightning's kind, or the first one of a class; None if there is none."""
-    found = found_in(present, callback)
-    if found is not None:
-        present.remove(found)
-    return found
-
-
 def remove_lightning_callback(present: list[Any], callback: Any) -> None:
     """Remove a callback of Lightning's kind, or the first one of a class.
 
     Raises:
         ValueError: an instance that the Trainer does not have.
     """
-    if pop_lightning_callback(present, callback) is None and not isinstance(callback, type):
+    if popped(present, callback) is None and not isinstance(callback, type):
         raise ValueError(f"This Trainer does not have the callback {callback!r}.")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,8 +15,6 @@ from littrainer.errors.notes import kind_of
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
-
-logger = logging.getLogger(__name__)
 
 
 class ExportableState:
@@ -150,16 +147,12 @@ class TrainerState:
                 # The default would be a fresh start; it may stand there under a misspelled name.
                 raise TypeError("global_step is missing")
             known = {entry.name for entry in dataclasses.fields(cls)}
-            state = cls(**{name: value for name, value in content.items() if name in known})
+            return cls(**{name: value for name, value in content.items() if name in known})
         except (ValueError, TypeError) as error:
             raise ValueError(
                 f"{json_path} is not a readable trainer state: {error}. Correct the file, or resume from another "
                 "checkpoint."
             ) from error
-        unknown = sorted(content.keys() - known)
-        if unknown:
-            logger.debug("%s has fields that are not known here and have no effect: %s.", json_path, ", ".join(unknown))
-        return state
 
     def compute_steps(self, args: TrainingArguments, max_steps: int) -> None:
         """Resolve the logging, evaluation and saving intervals.
@@ -220,18 +213,12 @@ def exported_states(callbacks: list[Any]) -> dict[str, Any]:
     Raises:
         TypeError: one of them is not an `ExportableState`.
     """
-    states: dict[str, Any] = {}
+    states: dict[str, list[Any]] = {}
     for callback in callbacks:
         if not is_exportable(callback):
             raise TypeError(
                 f"{type(callback).__name__} cannot be saved with the trainer's state: it does not derive from "
                 "ExportableState."
             )
-        name = type(callback).__name__
-        if name not in states:
-            states[name] = callback.state()
-        elif isinstance(states[name], list):
-            states[name].append(callback.state())
-        else:
-            states[name] = [states[name], callback.state()]
-    return states
+        states.setdefault(type(callback).__name__, []).append(callback.state())
+    return {name: found[0] if len(found) == 1 else found for name, found in states.items()}

@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from littrainer.data.collators import RemoveColumnsCollator, dropped_columns_message, text_in
 from littrainer.errors.notes import add_note, kind_of
@@ -100,16 +100,8 @@ def without_extra_columns(dataset: Any, accepted: list[str], model_name: str, de
     return dataset.remove_columns(dropped)
 
 
-class HasData(Protocol):
-    """What has datasets without their unused columns, their loaders and a model; a Trainer is one."""
-
-    _dropped_columns: dict[str | None, DroppedColumns]
-    callback_handler: Any
-    model: Any
-
-
 @contextmanager
-def naming_dropped_columns(source: HasData) -> Iterator[None]:
+def naming_dropped_columns(source: Any) -> Iterator[None]:
     """A context for work with a Trainer's data: an error that misses a dropped column leaves with a note that says so.
 
     The column may be missed by a collator, a dataset's transform, the model, the loss or the metric function. The
@@ -160,7 +152,6 @@ def _explanation(missing: list[str], dropped: DroppedColumns, model: Any) -> str
 
 
 def _missing_names(error: BaseException | None) -> set[str]:
-    """Names that an error, or one that led to it, did not find."""
     missing: set[str] = set()
     # An error that was carried out of a generator may be among its own causes.
     seen: set[int] = set()

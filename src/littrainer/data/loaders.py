@@ -207,7 +207,6 @@ class LookaheadLoader(DataLoader):
         return ends_here if self.common_end is None else self.common_end.is_reached(ends_here, progress is not None)
 
     def _read_here(self) -> Iterator[Any]:
-        """The batches that this process reads."""
         if self.dispatch is None or self.dispatch.reads:
             return read_batches(self, super().__iter__)
         if not self.num_workers:
@@ -249,6 +248,7 @@ def build_loader(
         "prefetch_factor": args.dataloader_prefetch_factor,
         "in_order": args.dataloader_in_order,
     }
+    settings = args.accelerator_config if settings is None else settings
     if is_training and sampler is None:
         warn_that_a_stream_has_its_own_order(args)
     if not isinstance(dataset, IterableDataset):
@@ -313,9 +313,8 @@ def lookahead_version(
 
 
 def _lookahead_loader(
-    args: TrainingArguments, dataset: Any, keywords: dict[str, Any], settings: Any = None, cut: Any = None
+    args: TrainingArguments, dataset: Any, keywords: dict[str, Any], settings: Any, cut: Any = None
 ) -> LookaheadLoader:
-    settings = args.accelerator_config if settings is None else settings
     dispatches = getattr(settings, "dispatch_batches", None)
     share, is_stream = share_of(args, settings), isinstance(dataset, IterableDataset)
     if share is None:
@@ -340,7 +339,6 @@ def _lookahead_loader(
 
 
 def _loader_of_stream(dataset: Any, keywords: dict[str, Any], share: Share) -> LookaheadLoader:
-    """A loader for one process's part of a stream that each process reads."""
     batch_size = keywords["batch_size"]
     if batch_size is None:
         raise ValueError(
@@ -361,7 +359,6 @@ def _loader_of_stream(dataset: Any, keywords: dict[str, Any], share: Share) -> L
 
 
 def _loader_of_part(dataset: Any, keywords: dict[str, Any], share: Share, settings: Any) -> LookaheadLoader:
-    """A loader for one process's part of a map-style dataset."""
     if is_a(keywords.get("batch_sampler"), "rebalancing sampler"):
         # It knows which process it is for.
         return LookaheadLoader(dataset, **keywords)
@@ -397,7 +394,6 @@ def _generator_to_synchronize(batches: Any, settings: Any) -> torch.Generator | 
 
 
 def _seeded_by_epoch(args: TrainingArguments, sampler: Any, settings: Any) -> Any:
-    settings = args.accelerator_config if settings is None else settings
     if isinstance(sampler, RandomSampler) and getattr(settings, "use_seedable_sampler", True):
         return EpochSeededSampler.replacing(sampler, args.data_seed)
     return sampler

@@ -153,9 +153,6 @@ class SharedBatches(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         return self._parts_of_batches() if self.share.split_batches else self._turns()
 
-    def _is_complete(self, batch: list[int]) -> bool:
-        return self.batch_size is None or len(batch) == self.batch_size
-
     def _turns(self) -> Iterator[list[int]]:
         share = self.share
         first_round: list[list[int]] = []
@@ -163,7 +160,7 @@ class SharedBatches(Sampler[list[int]]):
         for batches in in_rounds(self.batch_sampler, share.of):
             first_round = first_round or batches
             # Nobody gets a batch of a round before it is certain that everybody gets one.
-            is_complete = len(batches) == share.of and self._is_complete(batches[-1])
+            is_complete = len(batches) == share.of and self.batch_size in (None, len(batches[-1]))
             left_over = [] if is_complete else batches
             if is_complete:
                 yield batches[share.number]

@@ -120,7 +120,9 @@ class WindowLoader:
             self.loader = loader
         tell_epoch(self.epoch, loader)
         batches = progress.batches(loader)
-        length, accumulation = self._micro_batches_of_windows(), self.accumulation
+        accumulation = self.accumulation
+        last_window = self.micro_batches_per_epoch % accumulation or accumulation
+        length = min(self.micro_batches_per_epoch, (self._windows_per_epoch - 1) * accumulation + last_window)
         # Windows stand where they would stand from the epoch's beginning on, whatever `draw_window` returns of them.
         resumed_at, behind_in_window = seen, seen % accumulation
         for beginning in range(seen - behind_in_window, length, accumulation):
@@ -148,10 +150,6 @@ class WindowLoader:
                 if self.should_stop():
                     return
         self._data_has_ended = True
-
-    def _micro_batches_of_windows(self) -> int:
-        last = self.micro_batches_per_epoch % self.accumulation or self.accumulation
-        return min(self.micro_batches_per_epoch, (self._windows_per_epoch - 1) * self.accumulation + last)
 
 
 def count_label_tokens(window: list[Any], labels_are_shifted: bool) -> torch.Tensor | int | None:

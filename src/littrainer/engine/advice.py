@@ -41,7 +41,8 @@ def advice_for(
 ) -> list[str]:
     """Sentences that say what was wrong and what to do, where that can be told; else none."""
     found = Circumstances(error, base_model(model), batch, args, evaluates, sample)
-    told = [look(found) for sign, look in RULES if re.search(sign, f"{type(error).__name__}: {error}")]
+    matching = [look for sign, look in RULES if re.search(sign, f"{type(error).__name__}: {error}")]
+    told = [look if isinstance(look, str) else look(found) for look in matching]
     return [sentence for sentence in told if sentence is not None]
 
 
@@ -196,17 +197,6 @@ def _memory(found: Circumstances) -> str:
     )
 
 
-def _other_device(found: Circumstances) -> str:
-    return (
-        "The batch and the parameters are on one device, so it is a tensor that the code makes itself: make it with "
-        "device=x.device of an input, or register it in the model with register_buffer, which moves it too."
-    )
-
-
-def _on_the_gpu(found: Circumstances) -> str:
-    return "It is mostly a label or a token id out of range. Run once with use_cpu=True: there the error names it."
-
-
 def _pickling(found: Circumstances) -> str | None:
     workers = found.args.dataloader_num_workers
     if not workers:
@@ -246,8 +236,8 @@ def _lost_loader_process(found: Circumstances) -> str | None:
     return words.format(workers=found.args.dataloader_num_workers, **facts)
 
 
-# Parts of messages, with the type in front -> what to look at.
-RULES: list[tuple[str, Callable[[Circumstances], str | None]]] = [
+# Parts of messages, with the type in front -> what to look at, or what there always is to say.
+RULES: list[tuple[str, Callable[[Circumstances], str | None] | str]] = [
     ("index out of range in self", _token_ids),
     ("index out of range in self|expanded size of the tensor|must match the size of tensor", _sample_length),
     (r"Target -?\d+ is out of bounds", _classes),
@@ -258,8 +248,15 @@ RULES: list[tuple[str, Callable[[Circumstances], str | None]]] = [
     ("got an unexpected keyword argument", _unknown_input),
     ("does not require grad and does not have a grad_fn", _no_gradient),
     ("OutOfMemoryError|CUDA out of memory|DefaultCPUAllocator: can't allocate", _memory),
-    ("Expected all tensors to be on the same device", _other_device),
-    ("device-side assert", _on_the_gpu),
+    (
+        "Expected all tensors to be on the same device",
+        "The batch and the parameters are on one device, so it is a tensor that the code makes itself: make it with "
+        "device=x.device of an input, or register it in the model with register_buffer, which moves it too.",
+    ),
+    (
+        "device-side assert",
+        "It is mostly a label or a token id out of range. Run once with use_cpu=True: there the error names it.",
+    ),
     ("Can't pickle|cannot pickle|Can't get local object|PicklingError", _pickling),
     (r"DataLoader worker \(pid", _lost_loader_process),
 ]

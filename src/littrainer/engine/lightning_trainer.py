@@ -146,7 +146,10 @@ def build_lightning_trainer(trainer: Any, run: TrainingRun | None) -> pl.Trainer
         keywords["plugins"] = with_checkpoint_io(
             as_list(keywords.get("plugins")), trainer.model, trainer._saved_training
         )
-    _announce(callbacks, keywords)
+    # Lightning asks for these where a callback is a bar, or saves; it adds its own only if there is none.
+    for name, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):
+        if any(isinstance(callback, kind) for callback in callbacks):
+            keywords[name] = True
     trained_model = trainer.model if trainer.is_in_train else None
     scaler = trainer.accelerator.scaler
     plugin = precision_plugin(keywords["precision"], keywords["strategy"], trainer.args, scaler, trained_model)
@@ -183,13 +186,6 @@ def _ready_for_training(callbacks: list[Callback], run: TrainingRun, keywords: d
     if run.trainer.args.eval_strategy != IntervalStrategy.NO:
         keywords["check_val_every_n_epoch"] = NOT_BY_ITSELF
     return [OpeningEvents(run), *callbacks, ClosingEvents(run)]
-
-
-def _announce(callbacks: list[Callback], keywords: dict[str, Any]) -> None:
-    # Lightning asks for these where a callback is a bar, or saves; it adds its own only if there is none.
-    for name, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):
-        if any(isinstance(callback, kind) for callback in callbacks):
-            keywords[name] = True
 
 
 def _built(callbacks: list[Callback], keywords: dict[str, Any]) -> pl.Trainer:

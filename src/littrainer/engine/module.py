@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import lightning.pytorch as pl
@@ -114,15 +114,13 @@ class TrainerModule(StepsAfterBackward):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainerModule:
         # Callbacks that average weights copy the module; the Trainer, with its data, is not part of the model.
-        for shared in self._shared_with_copies():
+        run = (self.run, self.step, self.evaluation_pass, self._optimizer, self._schedule, self.micro_batch)
+        for shared in (self.owner, *run):
             memo[id(shared)] = shared
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         copied.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
         return copied
-
-    def _shared_with_copies(self) -> tuple[Any, ...]:
-        return self.owner, self.run, self.step, self.evaluation_pass, self._optimizer, self._schedule, self.micro_batch
 
     @property
     def backbone(self) -> nn.Module:
@@ -202,7 +200,8 @@ class TrainerModule(StepsAfterBackward):
     def training_step(self, micro_batch: MicroBatch, batch_idx: int) -> torch.Tensor:
         """Forward pass of a micro-batch; in manual optimization also backward and optimizer step."""
         if not self.automatic_optimization:
-            with self._gradient_exchange():
+            # In automatic optimization Lightning asks its strategy for this context.
+            with getattr(self.trainer.strategy, "block_backward_sync", nullcontext)():
                 loss = self.step.loss_of(micro_batch, by_training_step=True)
             if micro_batch.closes_window:
                 self._step_optimizer_manually()
@@ -220,11 +219,6 @@ class TrainerModule(StepsAfterBackward):
         if micro_batch is None or micro_batch.is_last_drawn:
             return True
         return bool(self.owner.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False))
-
-    def _gradient_exchange(self) -> AbstractContextManager[Any]:
-        # In automatic optimization Lightning asks its strategy for this context.
-        block = getattr(self.trainer.strategy, "block_backward_sync", None)
-        return nullcontext() if block is None else block()
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Backward pass; the optimizer's own where it has one that updates the weights as it goes, as LOMO has."""

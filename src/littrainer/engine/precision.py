@@ -19,8 +19,6 @@ from littrainer.strategies.deepspeed import EnginePrecision, TrainerDeepSpeedStr
 from littrainer.strategies.sharded import ignored_parameters
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from littrainer.arguments.training_arguments import TrainingArguments
 
 
@@ -64,9 +62,6 @@ class ForwardMixedPrecision(_ScaledPrecision, MixedPrecision):
     Lightning would run the whole step under autocast, loss and metrics included, where a Trainer runs the model alone.
     Gradients are unscaled before they are clipped, with any optimizer.
     """
-
-    def __init__(self, precision: Any, device: str, scaler: torch.amp.GradScaler | None = None):
-        MixedPrecision.__init__(self, precision, device, scaler)
 
 
 class ForwardFSDPPrecision(_ScaledPrecision, FSDPPrecision):

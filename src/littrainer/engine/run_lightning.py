@@ -7,9 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from littrainer.callbacks.lightning_callbacks import (
-    is_one_of,
-)
+from littrainer.callbacks.lightning_callbacks import is_one_of
 from littrainer.callbacks.lightning_metrics import ValidationRounds
 from littrainer.callbacks.lightning_metrics import publish as publish_metrics
 from littrainer.data.limits import further_keywords
@@ -132,17 +130,14 @@ def _evaluate_inside_fit(trainer: Any, running: TrainerModule, evaluation_pass: 
     try:
         if not further_keywords(trainer) and fast_evaluation_loop.may_be_fast(running.trainer):
             fast_evaluation_loop.pass_over(running.trainer, _one_step(evaluation_pass))
-            end: Callable[[bool], None] = _nobody_hears
+            end: Callable[[bool], None] | None = None
         else:
             batches = _batch_stream(trainer, running.trainer, evaluation_pass)
             end = evaluate_inside_fit(running.trainer, batches, lambda: _put_weights_back(running.trainer))
     finally:
         running.evaluation_pass = outer
-    trainer.validation_rounds.add(end)
-
-
-def _nobody_hears(is_monitoring: bool) -> None:
-    """The end of a validation that no Lightning callback listens to."""
+    # Nobody hears of the end of a fast one.
+    trainer.validation_rounds.add(end or (lambda is_monitoring: None))
 
 
 def _evaluate_with_lightning(

@@ -166,7 +166,6 @@ class _Pieces:
 
 
 def _bytes_and_place(batch: Any) -> tuple[int, bool]:
-    """Bytes of nested tensors, and whether all are on the host."""
     if isinstance(batch, torch.Tensor):
         return batch.nbytes, batch.device.type == "cpu"
     tensors: list[torch.Tensor] = []

@@ -184,11 +184,8 @@ def _longest(config: Any) -> tuple[int, ...]:
     if config._from_model_config:
         config._from_model_config = False
     config.update(**config._get_default_generation_params(), defaults_only=True)
-    return tuple(
-        length
-        for length in (config.max_length, None if config.max_new_tokens is None else config.max_new_tokens + 1)
-        if length is not None
-    )
+    with_first = None if config.max_new_tokens is None else config.max_new_tokens + 1
+    return tuple(length for length in (config.max_length, with_first) if length is not None)
 
 
 def padded(tokens: torch.Tensor, length: int, padding: int) -> torch.Tensor:

@@ -237,7 +237,8 @@ class EvaluationPass(CollectedOutputs):
         trainer.accelerator.samples_in_last_batch = None
         if self.streaming is not None:
             self.update_streaming(trainer, own, rows)
-        self._collect(everywhere)
+        keeps_losses_only = args.batch_eval_metrics and not self.is_prediction
+        self.collect(BatchOutputs(losses=everywhere.losses) if keeps_losses_only else everywhere)
         trainer.control = trainer.callback_handler.on_prediction_step(args, trainer.state, trainer.control)
 
         self.batches_done += 1
@@ -320,11 +321,6 @@ class EvaluationPass(CollectedOutputs):
             own = BatchOutputs(losses=own.losses)
         gather = self.trainer.gather_function
         return BatchOutputs(*(None if value is None else gather(value) for value in own))
-
-    def _collect(self, batch: BatchOutputs) -> None:
-        if not self.is_prediction and (self.streaming is not None or self.trainer.args.batch_eval_metrics):
-            batch = BatchOutputs(losses=batch.losses)
-        self.collect(batch)
 
     def _update_batch_metrics(self, batch: BatchOutputs, is_last: bool) -> None:
         if self.trainer.compute_metrics is not None and batch.predictions is not None and batch.labels is not None:

@@ -16,7 +16,7 @@ from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.arguments.deepspeed import check_settled
 from littrainer.arguments.rules import check_loader_processes, check_values, refuse_unsupported
 from littrainer.arguments.sharding import check_processes
-from littrainer.data.limits import check_limits
+from littrainer.data.limits import check_limits, further_keywords
 from littrainer.data.loaders import has_length
 from littrainer.distributed.group import ensure_process_group
 from littrainer.distributed.layout import process_layout
@@ -227,8 +227,7 @@ def check_construction(trainer: Any) -> None:
     if trainer.is_deepspeed_enabled:
         from littrainer.strategies.deepspeed import check_deepspeed
 
-        args: Any = trainer.args
-        check_deepspeed(args, {**(args.lightning or {}), **trainer.lightning_keywords})
+        check_deepspeed(trainer.args, further_keywords(trainer))
     check_limits(trainer)
     _check_optimizers(trainer)
     _check_metrics(trainer.args, trainer.compute_metrics, trainer.eval_dataset)

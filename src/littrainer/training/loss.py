@@ -66,7 +66,9 @@ def loss_and_outputs(
             logger.warning("compute_loss_func is called with labels=None: the batch has no 'labels'.")
         return settings.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch), outputs
     if labels is not None:
-        return smoothed_loss(settings, model, outputs, labels, num_items_in_batch), outputs
+        shifted = predicts_next_token(users_model(model))
+        smoother = settings.label_smoother
+        return smoother(outputs, labels, shift_labels=shifted, num_items_in_batch=num_items_in_batch), outputs
     return _loss_in(settings, outputs, model, inputs), outputs
 
 
@@ -352,15 +354,3 @@ def smoother_for(model: nn.Module, factor: float) -> LabelSmoother | None:
         )
         return None
     return LabelSmoother(epsilon=factor)
-
-
-def smoothed_loss(
-    settings: LossSettings,
-    model: Any,
-    outputs: Any,
-    labels: torch.Tensor,
-    num_items_in_batch: torch.Tensor | int | None,
-) -> torch.Tensor:
-    """The smoothed loss of a micro-batch; a causal language model's labels are shifted by one position."""
-    shifted = predicts_next_token(users_model(model))
-    return settings.label_smoother(outputs, labels, shift_labels=shifted, num_items_in_batch=num_items_in_batch)

@@ -63,34 +63,24 @@ def plan_training(
     limit = limited_number(source, "training", loader)
     is_trial = development_batches(source) > 0
     num_train_samples: float
-    if not has_length(loader):
-        if args.max_steps <= 0:
-            raise ValueError(
-                "The length of the training data is not known, so neither is the number of optimizer steps: "
-                "set max_steps."
-            )
-        micro_batches = args.max_steps * accumulation
-        if limit is not None:
-            micro_batches = min(micro_batches, limit)
-        max_steps = math.ceil(micro_batches / accumulation) if is_trial else args.max_steps
-        samples = max_steps * batch_size
-        return TrainingPlan(
-            num_train_epochs=sys.maxsize,
-            optimizer_steps_per_epoch=args.max_steps if limit is None else math.ceil(micro_batches / accumulation),
-            num_examples=samples,
-            num_train_samples=samples,
-            total_train_batch_size=batch_size,
-            micro_batches_per_epoch=micro_batches,
-            max_steps=max_steps,
+    length = len(loader) if has_length(loader) else None
+    if length is None and args.max_steps <= 0:
+        raise ValueError(
+            "The length of the training data is not known, so neither is the number of optimizer steps: set max_steps."
         )
-    if len(loader) == 0:
+    if length == 0:
         raise ValueError(why_empty(args, loader))
-    micro_batches = len(loader) if limit is None else limit
+    wanted = args.max_steps * accumulation if length is None else length
+    micro_batches = wanted if limit is None else min(wanted, limit)
     steps_per_epoch = math.ceil(micro_batches / accumulation)
-    num_examples = count_examples(loader)
+    num_examples = 0 if length is None else count_examples(loader)
     if limit is not None:
         num_examples = min(num_examples, limit * batch_size // accumulation)
-    if is_trial:
+    if length is None:
+        max_steps, epochs = steps_per_epoch if is_trial else args.max_steps, sys.maxsize
+        num_examples = max_steps * batch_size
+        num_train_samples = num_examples
+    elif is_trial:
         max_steps, epochs, num_train_samples = steps_per_epoch, 1, float(num_examples)
     elif args.max_steps > 0:
         max_steps, epochs = args.max_steps, math.ceil(args.max_steps / steps_per_epoch)
