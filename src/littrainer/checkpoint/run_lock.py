@@ -140,7 +140,7 @@ def _lock(path: Path, run_dir: Path) -> tuple[int, bool]:
             # Its holder may have deleted it meanwhile.
             if path.exists() and os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 os.ftruncate(descriptor, 0)
-                os.write(descriptor, _this_process().encode())
+                os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
                 return descriptor, bool(is_locked)
         except BaseException:
             os.close(descriptor)
@@ -159,10 +159,6 @@ def _try_lock(descriptor: int) -> bool | None:
         logger.info("Two runs that write to one folder go unnoticed here: no locks (%s).", error)
         return None
     return True
-
-
-def _this_process() -> str:
-    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def _taken(run_dir: Path, holder: str) -> RuntimeError:

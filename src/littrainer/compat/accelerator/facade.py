@@ -196,9 +196,7 @@ class AcceleratorFacade(ProcessMembers, Stepping, Preparing):
         )
 
 
-@functools.cache
-def _log_once(message: str) -> None:
-    logger.warning(message)
+_log_once = functools.cache(logger.warning)
 
 
 # ---- An Accelerator of accelerate's ----------------------------------------------------------------------------------
