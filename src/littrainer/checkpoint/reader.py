@@ -124,10 +124,7 @@ SCHEDULED_BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas")
 
 
 def _fitted_to_groups(state: dict[str, Any], groups: int) -> dict[str, Any]:
-    """Return a schedule's state for another number of parameter groups, if it is the same for all of them.
-
-    A model that is split between processes has more groups than one that is whole.
-    """
+    # A model that is split between processes has more groups than one that is whole; rates of all groups are the same.
     fitted = dict(state)
     for name in SCHEDULED_BY_GROUP:
         values = state.get(name)

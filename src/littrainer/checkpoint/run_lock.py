@@ -81,14 +81,10 @@ def claimed(run_dir: Path) -> Iterator[None]:
     if run_dir.resolve() in _held:
         yield
         return
-    key = take_claim(run_dir)
-    try:
+    with contextlib.ExitStack() as ends:
+        ends.callback(give_back_claim, take_claim(run_dir))
+        ends.callback(wait_for_deletions)
         yield
-    finally:
-        try:
-            wait_for_deletions()
-        finally:
-            give_back_claim(key)
 
 
 def take_claim(run_dir: Path) -> Path:

@@ -401,7 +401,6 @@ def _plain_name(name: str) -> str:
 
 
 def _not_ignored(names: Iterable[str], model: Any, *attributes: str) -> list[str]:
-    """Return the names that no pattern of the model leaves out."""
     patterns = [pattern for attribute in attributes for pattern in getattr(model, attribute, None) or ()]
     return [name for name in names if not any(re.search(pattern, name) for pattern in patterns)]
 

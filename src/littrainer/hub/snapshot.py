@@ -15,6 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from littrainer.checkpoint.checksums import MANIFEST_NAME
+from littrainer.checkpoint.distributed_resume import LAST_CHECKPOINT
 from littrainer.checkpoint.layout import (
     LIGHTNING_STATE_NAME,
     OPTIMIZER_NAME,
@@ -31,7 +32,6 @@ from littrainer.checkpoint.run_lock import give_back_claim, is_abandoned, take_c
 CARD_NAME = "README.md"
 # Beside the checkpoints, on the same file system.
 SNAPSHOT_DIR = ".littrainer_push"
-LAST_CHECKPOINT = "last-checkpoint"
 # Of output_dir: what is not the model, belongs to another push, or is being written. The first two are transformers'.
 NEVER_PUSHED = (
     *("_*", f"{PREFIX_CHECKPOINT_DIR}-*", f"*/{PREFIX_CHECKPOINT_DIR}-*/*", f"{LAST_CHECKPOINT}/*"),
