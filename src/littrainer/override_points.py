@@ -94,11 +94,7 @@ class OverridePoints:
         self.neftune_noise_alpha = self.args.neftune_noise_alpha
 
     def _follow_arguments(self: Any, changed: set[str]) -> None:
-        """Make again what a Trainer makes of its arguments, but for its accelerator.
-
-        Parameters:
-            changed: names of the arguments that have other values than when it was made.
-        """
+        """Make again, except the accelerator, what a Trainer makes of the arguments whose values have changed."""
         args = self.args
         self._train_batch_size = args.train_batch_size
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
@@ -467,7 +463,6 @@ class OverridePoints:
         return bool(self._own_methods("evaluate", "evaluation_loop", "_evaluate"))
 
     def _own_methods(self: Any, *names: str) -> list[str]:
-        """Return the named methods that a subclass, or this instance, overrides."""
         return own_methods(self, names)
 
     def _gather_for_metrics(self: Any, value: Any) -> Any:
@@ -512,7 +507,6 @@ class OverridePoints:
         return search_trial.output_dir_of(self, trial)
 
     def _storage(self: Any) -> WholeStorage:
-        """How checkpoints hold weights and the optimizer's state, as the strategy stands at this moment."""
         return storage_of(
             Trained(
                 self.args,

@@ -34,12 +34,7 @@ from littrainer.engine import run_lightning
 from littrainer.errors.tracebacks import ShortTraceback
 from littrainer.evaluation.loop import EvaluationPass
 from littrainer.evaluation.prediction import predict_batch
-from littrainer.evaluation.results import (
-    EvalLoopOutput,
-    PredictionOutput,
-    TrainOutput,
-    speed_metrics,
-)
+from littrainer.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput, speed_metrics
 from littrainer.hub.model_card import Texts, badges_of, write_card
 from littrainer.hub.push_to_hub import END_OF_TRAINING, push_model, pushes_of
 from littrainer.hub.repository import make_repository
@@ -58,11 +53,7 @@ from littrainer.tracking.lightning_loggers import adopt_loggers
 from littrainer.tracking.selection import trackers_for
 from littrainer.training import checks, loss, reports
 from littrainer.training.development_run import pushes_by_itself, trackers_reported_to
-from littrainer.training.overrides import (
-    accept_earlier_signatures,
-    of_the_package,
-    refuse_ignored_overrides,
-)
+from littrainer.training.overrides import accept_earlier_signatures, of_the_package, refuse_ignored_overrides
 from littrainer.training.plan import plan_training
 from littrainer.training.preemption import listed_callbacks
 from littrainer.training.reports import CONSTRUCTION, MemoryReport
@@ -198,7 +189,6 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         self.session.memory.stop(CONSTRUCTION)
 
     def _validate_args(self) -> None:
-        """Refuse what contradicts itself, before anything is computed."""
         checks.check_construction(self)
 
     # ---- Data -------------------------------------------------------------------------------------------------------
@@ -388,10 +378,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             return session.train(self, checkpoint, trial, ignore_keys_for_eval)
 
     def training_step(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        num_items_in_batch: torch.Tensor | int | None = None,
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         """Forward and backward pass of one micro-batch; override to change what a step does.
 
@@ -494,10 +481,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
     # ---- Evaluation and prediction ----------------------------------------------------------------------------------
 
     def evaluate(
-        self,
-        eval_dataset: Any = None,
-        ignore_keys: Sequence[str] | None = None,
-        metric_key_prefix: str = "eval",
+        self, eval_dataset: Any = None, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Evaluate on a dataset and log the metrics.
 

@@ -22,27 +22,18 @@ from littrainer.arguments.secrets import holds_a_secret, without_secrets
 from littrainer.arguments.shown_arguments import as_text
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.errors.version import __version__
+from littrainer.redirection.names import REPLACED
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 
-# The modules of transformers, and what of theirs the fields of arguments hold.
-CLASSES_IN_TRANSFORMERS = {
-    "debug_utils": ("choices:DebugOption",),
-    "trainer_pt_utils": ("accelerator_config:AcceleratorConfig",),
-    "trainer_utils": (
-        *("choices:FSDPOption", "choices:HPSearchBackend", "choices:HubStrategy", "choices:IntervalStrategy"),
-        *("choices:SaveStrategy", "choices:SchedulerType"),
-    ),
-    "training_args": ("choices:OptimizerNames", "choices:ParallelMode", "training_arguments:TrainingArguments"),
-    "training_args_seq2seq": ("training_arguments:Seq2SeqTrainingArguments",),
-}
 # Our class, as "module:name" -> the module of transformers that has it, and its name there.
 NAMES_IN_TRANSFORMERS: dict[str, tuple[str, str]] = {
-    f"littrainer.arguments.{ours}": (f"transformers.{module}", ours.partition(":")[2])
-    for module, classes in CLASSES_IN_TRANSFORMERS.items()
-    for ours in classes
+    ours: (module, name)
+    for module, names in REPLACED.items()
+    for name, ours in names.items()
+    if ours.startswith("littrainer.arguments.")
 }
 
 

@@ -99,13 +99,8 @@ class BackgroundSaves:
                 if files.is_deferred:
                     files.write()
             if files.is_deferred:
-                rotate_checkpoints(
-                    training.run_dir,
-                    args.save_total_limit,
-                    state.best_model_checkpoint,
-                    use_mtime=True,
-                    newest=str(final),
-                )
+                limit, best = args.save_total_limit, state.best_model_checkpoint
+                rotate_checkpoints(training.run_dir, limit, best, use_mtime=True, newest=str(final))
 
         self._current = _Save(final, state, in_thread(write, f"saving {final.name}"))
 
@@ -171,12 +166,6 @@ class HostCopies:
             self._idle.setdefault((buffer.numel(), buffer.is_pinned()), []).append(buffer)
         self._in_use, self._pieces = [], {}
 
-    def _buffer(self, size: int, pinned: bool) -> torch.Tensor:
-        idle = self._idle.get((size, pinned))
-        found = idle.pop() if idle else torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-        self._in_use.append(found)
-        return found
-
     def _copied(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
@@ -197,8 +186,11 @@ class HostCopies:
         storage = tensor.untyped_storage()
         key = (tensor.device, storage.data_ptr(), storage.nbytes())
         if key not in self._pieces:
-            on_gpu = storage.device.type == "cuda"
+            size, on_gpu = storage.nbytes(), storage.device.type == "cuda"
             source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-            self._pieces[key] = self._buffer(storage.nbytes(), pinned=on_gpu).copy_(source, non_blocking=on_gpu)
+            idle = self._idle.get((size, on_gpu))
+            buffer = idle.pop() if idle else torch.empty(size, dtype=torch.uint8, pin_memory=on_gpu)
+            self._in_use.append(buffer)
+            self._pieces[key] = buffer.copy_(source, non_blocking=on_gpu)
         view = torch.empty(0, dtype=tensor.dtype)
         return view.set_(self._pieces[key].untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())

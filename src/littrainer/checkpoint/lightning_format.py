@@ -106,14 +106,7 @@ def lightning_checkpoint(states: TrainingStates, accumulate_grad_batches: int = 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the data stands.
-
-    Parameters:
-        epoch: complete epochs.
-        micro_batches: those of the epoch after them that have been trained on.
-        steps_in_epoch: optimizer steps that they were.
-        micro_batches_in_all: those of all epochs.
-    """
+    """Where the data stands: after complete epochs, and so many micro-batches and steps of the next one."""
 
     epoch: int
     micro_batches: int

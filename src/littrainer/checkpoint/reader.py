@@ -23,13 +23,11 @@ from littrainer.checkpoint.layout import (
     TRAINER_STATE_NAME,
     holds_parts,
 )
-from littrainer.checkpoint.random_state import random_state_name, read_random_states, set_random_states
+from littrainer.checkpoint.random_state import random_state_name, rank_file, read_random_states, set_random_states
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.strategies.shards import is_by_name, numbered_for
 
 logger = logging.getLogger(__name__)
-
-RANDOM_STATES_OF_EACH = "rng_state_*.pth"
 
 
 def processes_that_wrote(folder: Path) -> int:
@@ -37,7 +35,7 @@ def processes_that_wrote(folder: Path) -> int:
     record = load_tensors(folder / RESUME_RECORD_NAME) if (folder / RESUME_RECORD_NAME).is_file() else {}
     if "sizes" in record:
         return int(record["sizes"]["world_size"])
-    return len(list(folder.glob(RANDOM_STATES_OF_EACH))) or 1
+    return len(list(folder.glob(rank_file("*")))) or 1
 
 
 def read_state(folder: Path) -> TrainerState:
@@ -126,10 +124,7 @@ SCHEDULED_BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas")
 
 
 def _fitted_to_groups(state: dict[str, Any], groups: int) -> dict[str, Any]:
-    """Return a schedule's state for another number of parameter groups, if it is the same for all of them.
-
-    A model that is split between processes has more groups than one that is whole.
-    """
+    # A model that is split between processes has more groups than one that is whole; rates of all groups are the same.
     fitted = dict(state)
     for name in SCHEDULED_BY_GROUP:
         values = state.get(name)

@@ -81,14 +81,10 @@ def claimed(run_dir: Path) -> Iterator[None]:
     if run_dir.resolve() in _held:
         yield
         return
-    key = take_claim(run_dir)
-    try:
+    with contextlib.ExitStack() as ends:
+        ends.callback(give_back_claim, take_claim(run_dir))
+        ends.callback(wait_for_deletions)
         yield
-    finally:
-        try:
-            wait_for_deletions()
-        finally:
-            give_back_claim(key)
 
 
 def take_claim(run_dir: Path) -> Path:
@@ -140,7 +136,7 @@ def _lock(path: Path, run_dir: Path) -> tuple[int, bool]:
             # Its holder may have deleted it meanwhile.
             if path.exists() and os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 os.ftruncate(descriptor, 0)
-                os.write(descriptor, _this_process().encode())
+                os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
                 return descriptor, bool(is_locked)
         except BaseException:
             os.close(descriptor)
@@ -159,10 +155,6 @@ def _try_lock(descriptor: int) -> bool | None:
         logger.info("Two runs that write to one folder go unnoticed here: no locks (%s).", error)
         return None
     return True
-
-
-def _this_process() -> str:
-    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def _taken(run_dir: Path, holder: str) -> RuntimeError:

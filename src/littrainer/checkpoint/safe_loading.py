@@ -12,6 +12,7 @@ import torch
 # What torch names in the error if a file asks for something that is no tensor, number, text or container.
 FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)")
 OTHER_CHECKPOINT = "Resume from another checkpoint."
+COULD_RUN_CODE = "could run code while it is loaded. Nothing of it has run. Use a checkpoint whose origin you trust."
 
 
 def load_tensors(path: Path, allowed: Sequence[Any] = ()) -> Any:
@@ -33,10 +34,8 @@ def load_tensors(path: Path, allowed: Sequence[Any] = ()) -> Any:
     except Exception as error:
         forbidden = FORBIDDEN.search(str(error))
         if forbidden is not None:
-            raise ValueError(
-                f"{path} is refused: it names {forbidden.group(1)}, which is neither tensor, number nor text and "
-                "could run code while it is loaded. Nothing of it has run. Use a checkpoint whose origin you trust."
-            ) from error
+            named = f"{forbidden.group(1)}, which is neither tensor, number nor text and"
+            raise ValueError(f"{path} is refused: it names {named} {COULD_RUN_CODE}") from error
         raise ValueError(f"{path} is damaged: {_first_line(error)}. {OTHER_CHECKPOINT}") from None
 
 

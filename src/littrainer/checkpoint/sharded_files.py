@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from littrainer.checkpoint.layout import FSDP_WEIGHTS_NAME, PARTS_INDEX_NAME, WEIGHTS_FOLDER
-from littrainer.checkpoint.safe_loading import FORBIDDEN, OTHER_CHECKPOINT, file_inside, load_tensors
+from littrainer.checkpoint.safe_loading import COULD_RUN_CODE, FORBIDDEN, OTHER_CHECKPOINT, file_inside, load_tensors
 
 # What the folders hold everything under.
 WEIGHTS_KEY, OPTIMIZER_KEY = "model", "optimizer"
@@ -160,8 +160,7 @@ class _Index(pickle.Unpickler):
         is_format = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if not is_format and name not in PARTS_OF_AN_INDEX.get(module, ()):
             raise _Refused(
-                f"{self._path} is refused: it names {module}.{name}, which is no part of an index and could run code "
-                "while it is loaded. Nothing of it has run. Use a checkpoint whose origin you trust."
+                f"{self._path} is refused: it names {module}.{name}, which is no part of an index and {COULD_RUN_CODE}"
             )
         return super().find_class(module, name)
 
@@ -199,5 +198,5 @@ class _Planner(DefaultLoadPlanner):
                 raise
             raise _Refused(
                 f"The sharded checkpoint is refused: {read_item.dest_index.fqn} names {forbidden.group(1)}, which "
-                "could run code while it is loaded. Nothing of it has run. Use a checkpoint whose origin you trust."
+                f"{COULD_RUN_CODE}"
             ) from error

@@ -287,7 +287,6 @@ class PartsStorage(FsdpStorage):
 
 
 def _whole_weights(model: nn.Module, folder: Path, to_resume: bool) -> dict[str, Any]:
-    """Return the weights of a checkpoint, or of its adapters, under the names of a model."""
     if carries_adapters(users_model(model)) and not (folder / FSDP_WEIGHTS_NAME).is_file():
         return adapter_weights(users_model(model), folder)
     state, differences = fitted(model, read_weights(folder))

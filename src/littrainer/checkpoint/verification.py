@@ -13,14 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
-from littrainer.checkpoint.checksums import (
-    DamagedManifest,
-    FileRecord,
-    Manifest,
-    file_record,
-    read_manifest,
-    stamps_in,
-)
+from littrainer.checkpoint.checksums import DamagedManifest, FileRecord, Manifest, file_record, read_manifest, stamps_in
 from littrainer.checkpoint.layout import (
     ENGINE_PARTS,
     OPTIMIZER_NAME,
@@ -167,7 +160,6 @@ def _holds_whole_model(folder: Path, present: set[str]) -> bool:
 
 
 def _damage_by_format(folder: Path, present: set[str]) -> list[str]:
-    """Return what is wrong with a checkpoint as far as the formats of its files can tell."""
     found = []
     indexes = [name for name in WEIGHT_INDEXES if name in present]
     has_weights = bool(indexes) or any(Path(name).name in WEIGHTS or _is_one_of(name, WEIGHT_PARTS) for name in present)

@@ -98,10 +98,6 @@ def _no_bar(factory: Any, args: Any, keywords: Any) -> Any:
     return sys.modules["transformers.utils.logging"].EmptyTqdm(*args, **keywords)
 
 
-# Libraries whose `save_pretrained` writes the weights that it is given.
-WRITES_WHAT_IT_IS_GIVEN = ("transformers",)
-
-
 def writes_given_weights(model: Any) -> bool:
     """Return whether this model's weights can be written from a copy of its state dict.
 
@@ -112,7 +108,7 @@ def writes_given_weights(model: Any) -> bool:
     if carries_adapters(inner) or getattr(inner, "hf_quantizer", None) is not None:
         return False
     save_pretrained = getattr(type(inner), "save_pretrained", None)
-    return save_pretrained is None or (save_pretrained.__module__ or "").partition(".")[0] in WRITES_WHAT_IT_IS_GIVEN
+    return save_pretrained is None or (save_pretrained.__module__ or "").partition(".")[0] == "transformers"
 
 
 def _write_plain(model: nn.Module, folder: Path, given: Mapping[str, Any] | None, max_shard_size: int | str) -> None:
@@ -405,7 +401,6 @@ def _plain_name(name: str) -> str:
 
 
 def _not_ignored(names: Iterable[str], model: Any, *attributes: str) -> list[str]:
-    """Return the names that no pattern of the model leaves out."""
     patterns = [pattern for attribute in attributes for pattern in getattr(model, attribute, None) or ()]
     return [name for name in names if not any(re.search(pattern, name) for pattern in patterns)]
 

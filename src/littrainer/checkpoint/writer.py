@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -50,31 +50,18 @@ class Saving:
     written: Any = None
 
 
-class SavingMethods(Protocol):
-    """The methods of a Trainer that write a checkpoint's files; a subclass may override each."""
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the model."""
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None: ...
-
-    def _save_scaler(self, output_dir: str) -> None: ...
-
-    def _save_rng_state(self, output_dir: str) -> None: ...
-
-
 @dataclass
 class SavedTraining:
     """What a checkpoint is written of.
 
     Parameters:
-        methods: write the files that subclasses may write otherwise.
+        methods: the Trainer, whose methods write the files; subclasses may override each.
         run_dir: the folder that holds the training's checkpoints.
         callbacks: those whose states are exported, and the control.
         resume_record: gives what exact resuming needs; None if no training runs.
     """
 
-    methods: SavingMethods
+    methods: Any
     args: TrainingArguments
     state: TrainerState
     run_dir: str

@@ -59,14 +59,14 @@ class ShortTraceback(AbstractContextManager[None]):
             return
         # Whatever goes wrong here, as in an error's own attributes, must not stand in the place of the error.
         with suppress(Exception):
-            for one in _and_its_reasons(error):
+            for one in error_and_reasons(error):
                 # The first entry is the method that was called; for a reason, what caught it.
                 trace = raised_in if one is error else one.__traceback__
                 if trace is not None:
                     _link([trace, *_telling(_entries(trace)[1:], one)])
 
 
-def _and_its_reasons(error: BaseException) -> Iterator[BaseException]:
+def error_and_reasons(error: BaseException) -> Iterator[BaseException]:
     """The error, what it came from and during, and the errors in a group."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
@@ -91,7 +91,6 @@ def _entries(trace: TracebackType | None) -> list[TracebackType]:
 
 
 def _telling(entries: list[TracebackType], error: BaseException) -> list[TracebackType]:
-    """The entries that stay."""
     # Ctrl-C is answered wherever the program is, by handlers of ours that say nothing about it.
     if isinstance(error, KeyboardInterrupt):
         while entries and entries[-1].tb_frame.f_globals.get("__name__") == ANSWERING:

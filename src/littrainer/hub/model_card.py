@@ -170,7 +170,6 @@ def _digest(content: str) -> str:
 
 
 def _is_of_peft(model: Any, content: str) -> bool:
-    """Return whether a card is the one that PEFT writes when it saves this adapter."""
     return hasattr(model, "create_or_update_model_card") and _digest(_by_peft(model)) == _digest(content)
 
 
@@ -204,7 +203,6 @@ def _generated(
     badges: Iterable[str],
     given: dict[str, Any],
 ) -> tuple[dict[str, Any], str]:
-    """Return metadata and text of a new card."""
     base = given.get("finetuned_from") or _name_in_config(model)
     repository = None if base is None or os.path.isdir(base) or REPOSITORY.fullmatch(base) is None else base
     name = given.get("model_name") or Path(args.output_dir).absolute().name or "model"

@@ -13,18 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import HubStrategy, SaveStrategy
 from littrainer.callbacks.state import TrainerState
+from littrainer.checkpoint.distributed_resume import LAST_CHECKPOINT
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
 from littrainer.distributed.agreement import agreed, are_several, from_first, longest_wait
-from littrainer.hub.repository import (
-    explaining,
-    remove_files_with_secrets,
-    repository_name,
-    secrets_of,
-    text_of,
-    token_for,
-)
+from littrainer.hub.repository import explaining, remove_files_with_tokens, repository_name, text_of, token_for
 from littrainer.hub.snapshot import (
-    LAST_CHECKPOINT,
     filled_snapshot,
     remove_abandoned_snapshots,
     remove_snapshots,
@@ -219,7 +212,7 @@ def push_model(
     def send() -> Any:
         try:
             with explaining(f"pushing to {repository}", token):
-                remove_files_with_secrets(upload.folder, secrets_of(args.hub_token))
+                remove_files_with_tokens(upload.folder, args.hub_token)
                 return upload.send()
         except Exception as error:
             if not blocking:

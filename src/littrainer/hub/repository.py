@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.secrets import masked, without_secrets
 from littrainer.errors.notes import add_note
+from littrainer.errors.tracebacks import error_and_reasons
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -110,7 +111,7 @@ def explaining(doing: str, token: str | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        shown = "\n".join(f"{link!s}{link!r}{getattr(link, '__notes__', '')}" for link in causes(error))
+        shown = "\n".join(f"{link!s}{link!r}{getattr(link, '__notes__', '')}" for link in error_and_reasons(error))
         if shows_token(shown, token):
             raise PushError(f"{doing} failed ({text_of(error, token)}). {advice_for(error)}".rstrip()) from None
         advice = advice_for(error)
@@ -121,9 +122,9 @@ def explaining(doing: str, token: str | None) -> Iterator[None]:
 
 def advice_for(error: BaseException) -> str:
     """Return what to do about an error of a push; empty if its text has to do."""
-    for link in causes(error):
-        status = _status_of(link)
-        if status is not None:
+    for link in error_and_reasons(error):
+        status = getattr(getattr(link, "response", None), "status_code", None)
+        if isinstance(status, int):
             return SERVER_FAILS if status >= 500 else ADVICE.get(status, "")
         if "xet" in f"{type(link).__module__} {link}".lower():
             return XET_FAILS
@@ -136,21 +137,6 @@ def text_of(error: BaseException, *tokens: Any) -> str:
     """Return kind and words of an error in one line, without any token: none of these, and none of who is logged in."""
     words = " ".join(str(error).split())
     return without_tokens(f"{type(error).__name__}: {words}" if words else type(error).__name__, *tokens)
-
-
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """Return an error, and what it came from."""
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        yield link
-        link = link.__cause__ or link.__context__
-
-
-def _status_of(error: BaseException) -> int | None:
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    return status if isinstance(status, int) else None
 
 
 # ---- Access tokens ---------------------------------------------------------------------------------------------------
@@ -181,20 +167,12 @@ def shows_token(text: str, *given: Any) -> bool:
     return HUB_TOKEN.search(text) is not None or any(token in text for token in known_tokens(*given))
 
 
-def secrets_of(*given: Any) -> tuple[bytes, ...]:
-    """Return what must be in no file that is pushed: the tokens that are given, and those that are logged in."""
-    return tuple(token.encode() for token in known_tokens(*given))
-
-
-def remove_files_with_secrets(folder: Path, secrets: tuple[bytes, ...]) -> None:
-    """Remove each file with one of the secrets in it from a folder that is about to be pushed, with a warning."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and _holds_secret(path, secrets):
+def remove_files_with_tokens(folder: Path, *given: Any) -> None:
+    """Remove each file with a token, given or logged in, from a folder that is about to be pushed, with a warning."""
+    secrets = [token.encode() for token in known_tokens(*given)]
+    for path in filter(Path.is_file, sorted(folder.rglob("*"))):
+        with path.open("rb") as file:
+            content = file.read(SEARCHED_BYTES)
+        if any(secret in content for secret in secrets):
             path.unlink()
             logger.warning("%s is not pushed to the Hub: an access token is in it.", path.relative_to(folder))
-
-
-def _holds_secret(path: Path, secrets: tuple[bytes, ...]) -> bool:
-    with path.open("rb") as file:
-        content = file.read(SEARCHED_BYTES)
-    return any(secret in content for secret in secrets)

@@ -15,6 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from littrainer.checkpoint.checksums import MANIFEST_NAME
+from littrainer.checkpoint.distributed_resume import LAST_CHECKPOINT
 from littrainer.checkpoint.layout import (
     LIGHTNING_STATE_NAME,
     OPTIMIZER_NAME,
@@ -31,48 +32,18 @@ from littrainer.checkpoint.run_lock import give_back_claim, is_abandoned, take_c
 CARD_NAME = "README.md"
 # Beside the checkpoints, on the same file system.
 SNAPSHOT_DIR = ".littrainer_push"
-LAST_CHECKPOINT = "last-checkpoint"
 # Of output_dir: what is not the model, belongs to another push, or is being written. The first two are transformers'.
 NEVER_PUSHED = (
-    "_*",
-    f"{PREFIX_CHECKPOINT_DIR}-*",
-    f"*/{PREFIX_CHECKPOINT_DIR}-*/*",
-    f"{LAST_CHECKPOINT}/*",
-    ".littrainer_*",
-    RUN_RECORD_NAME,
-    "*/.littrainer_*",
-    f"*/{RUN_RECORD_NAME}",
-    ".unfinished/*",
-    "*/.unfinished/*",
-    "*.unfinished",
-    "*.unfinished-*",
-    "*.incomplete",
-    "*.lock",
-    "*.tmp",
-    "*~",
-    "*.swp",
-    "*__pycache__/*",
-    ".git/*",
-    "*/.git/*",
-    ".cache/*",
-    "*/.cache/*",
+    *("_*", f"{PREFIX_CHECKPOINT_DIR}-*", f"*/{PREFIX_CHECKPOINT_DIR}-*/*", f"{LAST_CHECKPOINT}/*"),
+    *(".littrainer_*", "*/.littrainer_*", RUN_RECORD_NAME, f"*/{RUN_RECORD_NAME}"),
+    *("*.unfinished", "*.unfinished-*", "*.incomplete", "*.lock", "*.tmp", "*~", "*.swp", "*__pycache__/*"),
+    *(".unfinished/*", "*/.unfinished/*", ".git/*", "*/.git/*", ".cache/*", "*/.cache/*"),
 )
 # Of a checkpoint: what only resuming needs, and no one who loads the model; and the template of a card that PEFT writes
 # into each, though output_dir has the card.
 ONLY_TO_RESUME = (
-    CARD_NAME,
-    OPTIMIZER_NAME,
-    *OPTIMIZER_PARTS,
-    *WEIGHT_PARTS,
-    SCHEDULER_NAME,
-    SCALER_NAME,
-    "rng_state*.pth",
-    TRAINER_STATE_NAME,
-    "littrainer_resume*.pt",
-    LIGHTNING_STATE_NAME,
-    MANIFEST_NAME,
-    "latest",
-    "zero_to_fp32.py",
+    *(CARD_NAME, OPTIMIZER_NAME, *OPTIMIZER_PARTS, *WEIGHT_PARTS, SCHEDULER_NAME, SCALER_NAME, TRAINER_STATE_NAME),
+    *("rng_state*.pth", "littrainer_resume*.pt", LIGHTNING_STATE_NAME, MANIFEST_NAME, "latest", "zero_to_fp32.py"),
 )
 # Bytes up to which a file is copied, for it may be written into in place; beyond it a link has to do.
 COPIED_BYTES = 16 << 20

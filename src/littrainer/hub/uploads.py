@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from littrainer.hub.model_card import leave_out_generated_card
-from littrainer.hub.repository import advice_for, make_branch, remove_files_with_secrets, secrets_of, text_of
+from littrainer.hub.repository import advice_for, make_branch, remove_files_with_tokens, text_of
 from littrainer.hub.snapshot import remove_snapshots
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Upload:
         make_branch(self.repository, self.revision, self.token)
         if self.path_in_repo is None:
             leave_out_generated_card(self.folder, self.repository, self.revision, self.token)
-        remove_files_with_secrets(self.folder, secrets_of(self.token))
+        remove_files_with_tokens(self.folder, self.token)
         return HfApi().upload_folder(
             repo_id=self.repository,
             folder_path=self.folder,

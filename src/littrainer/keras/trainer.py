@@ -440,12 +440,7 @@ class TFTrainer:
         return self.torch_trainer.predict(test_dataset, metric_key_prefix="eval")
 
     def prediction_loop(
-        self,
-        dataset: Any,
-        steps: int,
-        num_examples: int,
-        description: str,
-        prediction_loss_only: bool | None = None,
+        self, dataset: Any, steps: int, num_examples: int, description: str, prediction_loss_only: bool | None = None
     ) -> PredictionOutput:
         """Go over batches once and return predictions, labels and metrics.
 

@@ -249,7 +249,8 @@ def _target_modules(model: nn.Module, request: Request) -> list[str]:
         if isinstance(module, nn.Linear):
             if targets in ALL_LINEAR or is_target(targets, name):
                 found.append(name)
-        elif is_named(targets, name):
+        elif targets == name or (not isinstance(targets, str) and any(target in name for target in targets)):
+            # Meant by its name, and not by an expression that fits much else too.
             logger.warning("optim_target_modules names %s, which is no linear layer; it is not projected.", name)
     if not found:
         raise ValueError(f"optim_target_modules={targets!r} names no linear layer of {type(model).__name__}.")
@@ -265,11 +266,6 @@ def is_target(targets: str | list[str], name: str) -> bool:
     if isinstance(targets, str):
         return re.fullmatch(targets, name) is not None
     return any(target in name or re.fullmatch(target, name) is not None for target in targets)
-
-
-def is_named(targets: str | list[str], name: str) -> bool:
-    """Whether a path is meant by its name, and not by an expression that fits much else too."""
-    return targets == name if isinstance(targets, str) else any(target in name for target in targets)
 
 
 ADAM, BETAS = ("betas", "eps"), ("betas",)

@@ -131,11 +131,8 @@ def are_others(then: Mapping[str, Any] | None, now: Mapping[str, Any] | None) ->
         then: what trainer_state.json has of them.
         now: what has been drawn.
     """
-    return _as_stored(then) != _as_stored(now)
-
-
-def _as_stored(drawn: Mapping[str, Any] | None) -> Any:
-    return json.loads(json.dumps(drawn, default=str))
+    stored_then, stored_now = (json.loads(json.dumps(drawn, default=str)) for drawn in (then, now))
+    return stored_then != stored_now
 
 
 def _number(rate: Any) -> float:

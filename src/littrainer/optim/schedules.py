@@ -135,11 +135,7 @@ NOT_OPTIONS = ("self", "optimizer", "num_warmup_steps", "num_training_steps")
 
 
 def schedule_maker(key: str) -> Callable[..., Any]:
-    """Return the function or class that makes the schedule of a name.
-
-    Raises:
-        ImportError: it is transformers' own, which is not installed or too old.
-    """
+    """Return the function or class that makes the schedule of a name; an ImportError if transformers lacks it."""
     if key in SCHEDULES:
         return SCHEDULES[key]
     try:

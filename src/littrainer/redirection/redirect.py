@@ -15,12 +15,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from littrainer.redirection.names import DERIVED, REPLACED
-from littrainer.redirection.withdrawn import (
-    PACKAGE,
-    WITHDRAWN,
-    answer_in,
-    answer_when_loaded,
-)
+from littrainer.redirection.withdrawn import PACKAGE, WITHDRAWN, answer_in, answer_when_loaded
 
 TYPE_CHECKING = False
 """What type checkers take to be true, for which alone the names below are imported."""

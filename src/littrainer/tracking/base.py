@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from littrainer.arguments.report_to import require_installed, tracker_label, trackers_in
 from littrainer.arguments.secrets import without_secrets
 from littrainer.callbacks.base import TrainerCallback
-from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, TRAINING_ARGS_NAME
+from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
 
 logger = logging.getLogger(__name__)
 
@@ -348,10 +348,8 @@ def warn_of_left_out(service: str, name: str, value: Any) -> None:
 
 def write_final_model(folder: str, args: Any, model: Any, processing_class: Any) -> None:
     """Write a model as `Trainer.save_model` does."""
-    from littrainer.checkpoint.arguments_file import write_arguments
     from littrainer.checkpoint.weights import write_weights
+    from littrainer.checkpoint.writer import write_companions
 
     write_weights(model, folder)
-    if processing_class is not None:
-        processing_class.save_pretrained(folder)
-    write_arguments(args, os.path.join(folder, TRAINING_ARGS_NAME))
+    write_companions(folder, args, processing_class)

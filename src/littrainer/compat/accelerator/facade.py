@@ -17,11 +17,7 @@ from littrainer.arguments.deepspeed import asks_for_deepspeed
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.compat.accelerator.preparing import Preparing
 from littrainer.compat.accelerator.processes import ProcessMembers
-from littrainer.compat.accelerator.states import (
-    HeldBy,
-    parallelism_config_of,
-    shared_accelerator_state,
-)
+from littrainer.compat.accelerator.states import HeldBy, parallelism_config_of, shared_accelerator_state
 from littrainer.compat.accelerator.stepping import Stepping
 from littrainer.distributed import collectives
 from littrainer.distributed.layout import process_layout, tensor_parallel_size
@@ -196,9 +192,7 @@ class AcceleratorFacade(ProcessMembers, Stepping, Preparing):
         )
 
 
-@functools.cache
-def _log_once(message: str) -> None:
-    logger.warning(message)
+_log_once = functools.cache(logger.warning)
 
 
 # ---- An Accelerator of accelerate's ----------------------------------------------------------------------------------
