@@ -25,13 +25,6 @@ def test_a_config_is_copied_or_read_from_a_file(tmp_path: Path, kind: Any, name:
     assert name == "other.json" or load_config(kind(tmp_path)).max_length == 7
 
 
-def test_settings_that_contradict_each_other_are_refused_with_what_is_wrong() -> None:
-    wanted = GenerationConfig(do_sample=False, num_beams=1)
-    wanted.temperature = 0.5
-    with pytest.raises(ValueError, match=r"(?s)generation_config is not valid.*temperature"):
-        load_config(wanted)
-
-
 @pytest.mark.parametrize(
     ("text", "error", "words"),
     [("{", OSError, "JSON"), ('{"temperature": 0.5, "do_sample": false}', ValueError, "temperature")],

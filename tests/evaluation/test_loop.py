@@ -144,6 +144,8 @@ def test_a_dataset_given_for_once_is_evaluated_although_workers_of_another_are_k
     trainer = quiet_trainer(tmp_path, dataloader_num_workers=1, dataloader_persistent_workers=True)
     kept = trainer.get_eval_dataloader()
     assert trainer.get_eval_dataloader() is kept
+    passing = quiet_trainer(tmp_path)
+    assert passing.get_eval_dataloader() is not passing.get_eval_dataloader()
     other = Rows(vector_rows(4, seed=5))
     assert len(trainer.get_eval_dataloader(other).dataset) == 4
     assert trainer.get_eval_dataloader() is kept
