@@ -92,7 +92,12 @@ def checkpoint_to_lightning(
     source, target = Path(folder), Path(file)
     if not source.is_dir():
         raise FileNotFoundError(f"There is no checkpoint folder {source}.")
-    module = TransformersModule(_model_of_folder(source) if model is None else model, args)
+    if model is None and not (source / "config.json").is_file():
+        raise ValueError(
+            f"{source} has no config.json, which would say how its model is made: give the model, as "
+            "checkpoint_to_lightning(folder, file, model)."
+        )
+    module = TransformersModule(str(source) if model is None else model, args)
     plugin = TransformersCheckpointIO(module, accumulate_grad_batches=accumulate_grad_batches)
     checkpoint = plugin.load_checkpoint(source)
     own = hyper_parameters_of(module.model, module.args)
@@ -106,15 +111,6 @@ def checkpoint_to_lightning(
     finally:
         unfinished.unlink(missing_ok=True)
     return target
-
-
-def _model_of_folder(folder: Path) -> str:
-    if not (folder / "config.json").is_file():
-        raise ValueError(
-            f"{folder} has no config.json, which would say how its model is made: give the model, as "
-            "checkpoint_to_lightning(folder, file, model)."
-        )
-    return str(folder)
 
 
 def checkpoint_from_lightning(

@@ -237,7 +237,13 @@ class TrainerDataModule(pl.LightningDataModule):
             collate = default_collator_for(self._own_or_of_module("processing_class"))
         model = self._own_or_of_module("model") if args.remove_unused_columns else None
         if model is None:
-            self._say_that_columns_stay(args)
+            if args.remove_unused_columns and self._says_that_columns_stay:
+                self._says_that_columns_stay = False
+                logger.warning(
+                    "remove_unused_columns=True has no effect: the LightningModule has no `model` whose forward says "
+                    "which columns it takes. Pass model=... to %s, or set remove_unused_columns=False.",
+                    type(self).__name__,
+                )
             return dataset, collate
         label_names = facts_about(model).label_names if args.label_names is None else args.label_names
         accepted, model_name = accepted_columns(model, label_names), type(model).__name__
@@ -260,15 +266,6 @@ class TrainerDataModule(pl.LightningDataModule):
         """
         model = self._own_or_of_module("model")
         explain_missing_columns(exception, self._dropped_columns.values(), self._loaders.values(), model)
-
-    def _say_that_columns_stay(self, args: TrainingArguments) -> None:
-        if args.remove_unused_columns and self._says_that_columns_stay:
-            self._says_that_columns_stay = False
-            logger.warning(
-                "remove_unused_columns=True has no effect: the LightningModule has no `model` whose forward says which "
-                "columns it takes. Pass model=... to %s, or set remove_unused_columns=False.",
-                type(self).__name__,
-            )
 
     def _counting_items(self) -> CountItems | None:
         count = self._of_module("items_in_window")

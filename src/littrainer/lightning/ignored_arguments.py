@@ -114,10 +114,6 @@ def _watches_as_asked(args: Any, pl_trainer: Any) -> bool:
     return not args.load_best_model_at_end or mode in modes
 
 
-def _shards(args: Any, pl_trainer: Any) -> bool:
-    return type(pl_trainer.strategy).__name__ in ("ModelParallelStrategy", "FSDPStrategy")
-
-
 # Argument -> whether a lightning.Trainer does what the arguments ask for; others cannot be read from it.
 AGREES: dict[str, Callable[[Any, Any], bool]] = {
     "num_train_epochs": lambda args, run: args.max_steps > 0 or run.max_epochs == math.ceil(args.num_train_epochs),
@@ -146,7 +142,10 @@ AGREES: dict[str, Callable[[Any, Any], bool]] = {
         getattr(one, "save_weights_only", False) for one in run.checkpoint_callbacks
     ),
     "greater_is_better": _watches_as_asked,
-    **dict.fromkeys(("fsdp", "fsdp_config"), _shards),
+    **dict.fromkeys(
+        ("fsdp", "fsdp_config"),
+        lambda args, run: type(run.strategy).__name__ in ("ModelParallelStrategy", "FSDPStrategy"),
+    ),
 }
 
 

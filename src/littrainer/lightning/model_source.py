@@ -62,7 +62,8 @@ def made_at_once(source: ModelSource | None, model_class: Any = None) -> nn.Modu
     if isinstance(source, (str, os.PathLike)):
         return _loaded(os.fspath(source), model_class)
     if isinstance(source, Mapping):
-        return _from_description(source)
+        described = _class_named(source[CLASS])
+        return described(described.config_class.from_dict(dict(source[CONFIG])))
     if source is None:
         raise ValueError(
             "TransformersModule needs a model: a module, a name or folder for from_pretrained, or a function that "
@@ -123,11 +124,6 @@ def _loaded(name: str, model_class: Any) -> nn.Module:
             )
         model_class = _class_named(architectures[0])
     return model_class.from_pretrained(name)
-
-
-def _from_description(description: Mapping[str, Any]) -> nn.Module:
-    model_class = _class_named(description[CLASS])
-    return model_class(model_class.config_class.from_dict(dict(description[CONFIG])))
 
 
 def _class_named(name: str) -> Any:

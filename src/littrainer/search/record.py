@@ -196,11 +196,9 @@ def plain(value: Any) -> Any:
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [plain(entry) for entry in value]
-    if value is None or isinstance(value, bool):
-        return value
     if isinstance(value, Enum):
         return plain(value.value)
-    if isinstance(value, str | int):
+    if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else repr(float(value))

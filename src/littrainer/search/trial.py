@@ -246,7 +246,7 @@ def report(trainer: Any, trial: Any, step: int, metrics: dict[str, float]) -> No
     prunes = False
     # A fixed trial belongs to no study: the trial of a search's other processes is one.
     if hasattr(trial, "study"):
-        trial.report(trainer.session.search.objective, step)
+        trial.report(search.objective, step)
         prunes = trial.should_prune()
     if from_first(prunes):
         trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
