@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from littrainer.data.loaders import build_loader
-from tests.scenarios.data import SizedStream, Stream, vector_rows
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_arguments
 
@@ -89,23 +88,3 @@ def test_a_dataloader_argument_changes_what_the_loader_does(tmp_path: Path, name
         for changes in ({}, {name: value})
     ]
     assert observed == [without, with_value]
-
-
-@pytest.mark.parametrize(
-    ("stream", "dispatch", "samples"),
-    [
-        (Stream, None, 1),
-        (Stream, True, 1),
-        (Stream, False, None),
-        (SizedStream, None, 1),
-        (SizedStream, False, 1),
-    ],
-)
-def test_the_last_batch_of_a_stream_is_counted_unless_the_stream_is_not_dispatched_and_has_no_length(
-    tmp_path: Path, stream: Any, dispatch: bool | None, samples: int | None
-) -> None:
-    args = quiet_arguments(tmp_path, accelerator_config={"dispatch_batches": dispatch})
-    collate: Any = torch.utils.data.default_collate
-    loader = build_loader(args, stream(vector_rows(7)), collate=collate, batch_size=3, sampler=None, is_training=True)
-    list(loader)
-    assert loader.samples_in_last_batch() == samples

@@ -77,22 +77,6 @@ def test_the_epoch_reaches_dataset_sampler_and_batch_sampler() -> None:
     assert batches.epoch == 8
 
 
-@pytest.mark.parametrize(
-    ("loader", "samples"),
-    [
-        (LookaheadLoader(Numbers(10), 4), 2),
-        (LookaheadLoader(Numbers(8), 4), None),
-        (LookaheadLoader(Numbers(3), 4), 3),
-        (LookaheadLoader(Numbers(10), 4, drop_last=True), None),
-        (LookaheadLoader(numbered_stream(10), 4), 2),
-        (LookaheadLoader(Numbers(10), batch_size=None), None),
-    ],
-)
-def test_a_last_batch_that_is_not_full_has_its_samples_counted(loader: LookaheadLoader, samples: int | None) -> None:
-    list(loader)
-    assert loader.samples_in_last_batch() == samples
-
-
 class OwnBatches(BatchSampler):
     """Stands for the batch samplers that libraries bring."""
 

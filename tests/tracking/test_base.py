@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +12,8 @@ import pytest
 import torch
 
 from littrainer import Trainer, TrainingArguments
-from littrainer.tracking import TrackerCallback, base
-from littrainer.tracking.base import as_number, hyperparameters, only_numbers, with_tracked_names
+from littrainer.tracking import TrackerCallback
+from littrainer.tracking.base import as_number, hyperparameters
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 
@@ -113,24 +112,6 @@ def test_hyperparameters_are_the_model_config_and_the_arguments_over_it_without_
     assert shown["service_api_key"] == "<SERVICE_API_KEY>" and "very secret" not in str(shown)
 
 
-NAMES = {
-    "loss": 1.0,
-    "eval_loss": 2.0,
-    "eval_first_accuracy": 3.0,
-    "test_runtime": 4.0,
-    "train_loss": 5.0,
-    "evaluation": 6.0,
-    "eval_": 7.0,
-}
-
-
-def test_metrics_have_the_names_that_transformers_gives_them() -> None:
-    from transformers.integrations.integration_utils import rewrite_logs
-
-    assert with_tracked_names(NAMES) == rewrite_logs(NAMES)
-    assert list(with_tracked_names({"eval_loss": 0, "loss": 0})) == ["eval/loss", "train/loss"]
-
-
 NUMBERS: list[tuple[Any, Any]] = [
     *((3, 3), (0.5, 0.5), (True, True), (float("inf"), float("inf"))),
     *((torch.tensor(1.5), 1.5), (torch.tensor([2]), 2), (np.float32(0.25), 0.25), (np.array([4.0]), 4.0)),
@@ -140,16 +121,3 @@ NUMBERS: list[tuple[Any, Any]] = [
 
 def test_tensors_and_arrays_of_one_number_are_numbers() -> None:
     assert [as_number(value) for value, _ in NUMBERS] == [number for _, number in NUMBERS]
-
-
-def test_what_is_no_number_is_named_once_for_each_service(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(base, "_warned", set())
-    with caplog.at_level(logging.WARNING):
-        for service in ("one", "one", "two"):
-            assert only_numbers({"kept": 1, "matrix": [[1]]}, service) == {"kept": 1}
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{service}: the logged value 'matrix' is left out, because it is a list and not a number: [[1]]."
-        for service in ("one", "two")
-    ]

@@ -96,14 +96,6 @@ def test_an_active_run_is_used_and_left_open_or_the_parent_of_a_nested_one(
     assert parent.data.metrics["recall_at 5_"] == 0.5
 
 
-def test_a_store_that_breaks_during_training_is_told_once_and_training_goes_on(
-    tmp_path: Path, trained: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer = trained(3, lambda: (tmp_path / "mlflow.db").write_bytes(b"no database" * 999))
-    assert trainer.state.global_step == 3
-    assert caplog.text.count("Reporting to mlflow failed") == 1
-
-
 def test_mlflow_that_is_switched_off_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISABLE_MLFLOW_INTEGRATION", "TRUE")
     with pytest.raises(ImportError, match="DISABLE_MLFLOW_INTEGRATION"):

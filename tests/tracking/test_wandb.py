@@ -7,7 +7,6 @@ import pytest
 import wandb
 from lightning.pytorch.callbacks import LearningRateMonitor
 
-from littrainer import TrainerCallback
 from littrainer.tracking import WandbCallback
 from tests.scenarios.trainers import quiet_trainer
 from tests.tracking.stores import finished_run, kept_in
@@ -108,23 +107,3 @@ def test_a_subclass_sets_the_run_up_in_its_own_way(tmp_path: Path) -> None:
     run = finished_run()
     assert run.project == "of the subclass"
     assert "max_steps" not in run.config
-
-
-def test_a_run_that_is_finished_during_training_is_told_and_training_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Finishes(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 1:
-                wandb.finish()
-
-    trainer = quiet_trainer(
-        tmp_path / "out",
-        report_to="wandb",
-        max_steps=3,
-        logging_strategy="steps",
-        logging_steps=1,
-        given={"callbacks": [Finishes()]},
-    )
-    assert trainer.train().global_step == 3
-    assert caplog.text.count("Reporting to wandb failed") == 1
