@@ -75,7 +75,8 @@ def test_a_package_imports_only_those_below_it() -> None:
 
 
 def test_each_package_has_its_place_in_the_order() -> None:
-    assert {package_of(module) for module in TREES} == set(PACKAGES)
+    found = {package_of(module) for module in TREES}
+    assert found == set(PACKAGES), f"Put it in its place in PACKAGES, or merge it: {found ^ set(PACKAGES)}"
 
 
 def test_only_the_top_imports_the_trainer() -> None:

@@ -23,9 +23,9 @@ LOOK_SECONDS, RELOAD_SECONDS = 2.0, 5
 MARK, HEAD_BYTES = b"littrainer report", 4096
 DESCRIPTION = """\
 Write what a training logged as one HTML page and one PNG picture: losses, metrics, learning rate, gradient norm, speed,
-the best checkpoint, the environment, and the arguments away from their defaults. Several folders are drawn over each
-other and compared. The output_dir of a hyperparameter search shows its trials. The command also reads the folders that
-transformers wrote, and the metrics.csv that Lightning's CSVLogger wrote.
+the best checkpoint, the environment, and the arguments that differ from their defaults. Several folders are drawn over
+each other and compared. The output_dir of a hyperparameter search shows its trials. The command also reads the folders
+that transformers wrote, and the metrics.csv that Lightning's CSVLogger wrote.
 """
 
 
@@ -98,6 +98,9 @@ def _watch(options: argparse.Namespace) -> None:
     """Write the page at each change, until Ctrl-C."""
     seen: list[tuple[str, int]] = []
     print(f"waiting for changes in {', '.join(options.folders)}; Ctrl-C ends this", flush=True)
+    for folder in options.folders:
+        if not Path(folder).exists():
+            print(f"{folder} does not exist yet; a training that has it as output_dir makes it", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             changes = last_changes(options.folders)

@@ -234,7 +234,7 @@ def _training_parts(runs: list[Run]) -> Iterable[str]:
     changed = dict.fromkeys(name for texts in known for name in away_from_defaults(texts, defaults))
     if len(runs) == 1 and known:
         shown = [[name, known[0][name], defaults.get(name, "not known here")] for name in changed]
-        yield _section("Arguments away from their defaults", _table(["argument", "value", "default"], shown))
+        yield _section("Arguments that differ from their defaults", _table(["argument", "value", "default"], shown))
     elif known:
         differing = [
             [name, *((run.arguments or {}).get(name, ABSENT) for run in runs)]
