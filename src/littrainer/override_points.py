@@ -209,7 +209,7 @@ class OverridePoints:
         if self.model_wrapped is not self.model and is_own_wrapping(self.model_wrapped, self.model):
             # What an earlier training has wrapped is prepared, and in transformers by each evaluation that follows.
             self.model_preparation_time = 0.0
-        # One that makes both has to do so at once; else a schedule may go by the model as it is wrapped.
+        # One that makes both has to do so at once; else a schedule may depend on the model as it is wrapped.
         if self._own_methods("create_optimizer_and_scheduler"):
             self.create_optimizer_and_scheduler(num_training_steps=max_steps)
             wrapped = wrapped_model(self)

@@ -64,7 +64,7 @@ class TrainingSession:
         first_step: the optimizer step at which this call of `train()` began.
         first_input_tokens: input tokens seen when it began.
         flos: floating-point operations that are not in the state yet.
-        micro_batches_in_window: micro-batches of the optimizer step at hand.
+        micro_batches_in_window: micro-batches of the current optimizer step.
         eval_dataloaders: evaluation loaders with lasting workers, by name.
         deepspeed: DeepSpeed's engine, or None.
         neftune_hook_handle: takes NEFTune's hook off again; None outside of a training with it.

@@ -87,7 +87,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
 
     Raises:
         ValueError: parameters or arguments that contradict each other, or that this machine cannot carry out.
-        TypeError: a parameter that is unknown or of another kind, such as the name of a model in the place of one.
+        TypeError: a parameter that is unknown or of another kind, such as the name of a model instead of a model.
         RuntimeError: no model, or optimizers together with what makes the model or the optimizer itself.
         NotImplementedError: an argument that is refused by name.
     """
@@ -298,7 +298,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         """
         if self.optimizer is None:
             model = self.model if model is None else model
-            # What forward passes have gathered and kept would be trained in the place of the shards.
+            # What forward passes have gathered and kept would be trained instead of the shards.
             free_gathered(model)
             groups: Any = parameter_groups(model, self.get_decay_parameter_names(model), self.args.weight_decay)
             optimizer_class, keywords = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(
@@ -603,7 +603,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
 
         Returns:
             a tensor with one element, and tensors of shape `(samples in the batch, ...)`, possibly nested; each is None
-            where there is none.
+            if there is none.
         """
         return predict_batch(self, model, inputs, prediction_loss_only, ignore_keys)
 
@@ -666,7 +666,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             commit_message: of the commit.
             blocking: return when it has been pushed; else it is pushed in the background.
             token: access token with the right to write; by default `hub_token`, or the one that is logged in.
-            revision: branch to push to, made where there is none; by default `hub_revision`, or the main one.
+            revision: branch to push to, created if it does not exist; by default `hub_revision`, or the main one.
             private: whether a repository that is created is private; by default `hub_private_repo`.
             kwargs: what `create_model_card` takes.
 
@@ -822,8 +822,8 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         Parameters:
             hp_space: takes the trial, returns the arguments to set by name; by default learning rate, epochs, seed and
                 micro-batch size.
-            compute_objective: takes an evaluation's metrics, returns the number to go by, or a list of them; by
-                default the loss, or the sum of all metrics where there are any.
+            compute_objective: takes an evaluation's metrics, returns the number to optimize, or a list of them; by
+                default the loss, or the sum of all metrics if there are any.
             n_trials: trainings to carry out; None, with Optuna, for as many as `timeout` allows, and without one
                 until the study is stopped.
             direction: `minimize` or `maximize`; a list for several objectives.
@@ -832,7 +832,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             kwargs: with Optuna those of `create_study` and `Study.optimize`, with Ray Tune those of `tune.run`.
 
         Returns:
-            the best trial, or those that no other surpasses where there are several objectives.
+            the best trial, or those that no other surpasses if there are several objectives.
 
         Raises:
             RuntimeError: there is no model_init, the backend is not installed, or no trial was completed.
@@ -861,7 +861,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             self.callback_handler.add_callback(callback)
 
     def pop_callback(self, callback: Any) -> Any:
-        """Remove and return a callback; None where there is none.
+        """Remove and return a callback; None if there is none.
 
         Parameters:
             callback: the callback, or a class of which the first one is taken.
@@ -884,7 +884,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
     # ---- Processes, devices and models ------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Leave the process group, where there is one; the last call of a script."""
+        """Leave the process group, if there is one; the last call of a script."""
         self.accelerator.end_training()
 
     def is_local_process_zero(self) -> bool:

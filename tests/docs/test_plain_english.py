@@ -1,9 +1,11 @@
-"""Words that a second-language reader has to look up twice are neither on pages nor in what `--help` prints."""
+"""Words that a second-language reader has to look up twice are not in pages, help, docstrings or messages."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,37 @@ def test_help_is_in_plain_english() -> None:
         texts[f"--{field.name}"] = field.metadata["help"]
     found = {name: found_in(" ".join(text.split())) for name, text in texts.items()}
     assert {name: hits for name, hits in found.items() if hits} == {}
+
+
+SOURCE = Path(ROOT, "src", "littrainer")
+
+
+def public_docstrings(node: ast.AST) -> Iterator[str]:
+    """The docstrings of a module's, or a class's, public classes, functions and methods."""
+    for inner in ast.iter_child_nodes(node):
+        if isinstance(inner, (ast.ClassDef, ast.FunctionDef)) and not inner.name.startswith("_"):
+            yield ast.get_docstring(inner) or ""
+            yield from public_docstrings(inner) if isinstance(inner, ast.ClassDef) else ()
+
+
+def messages(tree: ast.Module) -> Iterator[str]:
+    """The strings in what a module raises and in its calls of `logger.warning`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) or (isinstance(node, ast.Call) and ast.unparse(node.func) == "logger.warning"):
+            values = (leaf.value for leaf in ast.walk(node) if isinstance(leaf, ast.Constant))
+            yield from (value for value in values if isinstance(value, str))
+
+
+@pytest.mark.parametrize("module", [str(path.relative_to(SOURCE)) for path in sorted(SOURCE.rglob("*.py"))])
+def test_docstrings_and_messages_are_in_plain_english(module: str) -> None:
+    tree = ast.parse(Path(SOURCE, module).read_text(encoding="utf-8"))
+    texts = [ast.get_docstring(tree) or "", *public_docstrings(tree), *messages(tree)]
+    assert found_in("\n".join(re.sub(r"(?<=\S)\n *(?=[a-z])", " ", text) for text in texts)) == []
+
+
+def test_docstrings_and_messages_are_found_in_code() -> None:
+    tree = ast.parse("class A:\n def b():\n  'doc'\n  raise E(f'of {b}')\ndef _c():\n 'own'\n logger.warning('log')")
+    assert ([*public_docstrings(tree)], [*messages(tree)]) == (["", "doc"], ["of ", "log"])
 
 
 def test_a_phrase_is_found_with_the_better_word() -> None:

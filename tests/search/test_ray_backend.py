@@ -148,7 +148,7 @@ def test_what_cannot_be_is_refused_before_ray_is_started(tmp_path: Path) -> None
         run_hp_search_ray(SimpleNamespace(args=SimpleNamespace(world_size=2)), 1, "minimize")  # type: ignore[arg-type]
     trainer = searched_trainer(tmp_path)
     for given, error, message in (
-        ({"scheduler": ASHAScheduler()}, RuntimeError, "goes by evaluations while trials train"),
+        ({"scheduler": ASHAScheduler()}, RuntimeError, "needs evaluations while trials train"),
         ({"resources_per_trial": {"gpu": 2}}, ValueError, "gives 2 GPUs to each trial"),
     ):
         with pytest.raises(error, match=message):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What accelerate's gradient accumulation can be told.
+# The settings of accelerate's gradient accumulation.
 ACCUMULATION_KEYS = ("num_steps", "adjust_scheduler", "sync_with_dataloader", "sync_each_batch")
 
 
@@ -147,6 +147,6 @@ def settle_accelerator_config(args: ArgumentFields) -> None:
         )
     if config.non_blocking and not args.dataloader_pin_memory:
         logger.warning(
-            "accelerator_config has non_blocking=True, and copies from memory that is not pinned block all the same; "
-            "set dataloader_pin_memory=True."
+            "accelerator_config has non_blocking=True, and copies from memory that is not pinned block anyway; set "
+            "dataloader_pin_memory=True."
         )

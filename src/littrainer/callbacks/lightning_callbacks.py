@@ -72,7 +72,7 @@ REFUSED: tuple[Refusal, ...] = (
     *(
         Refusal(
             name,
-            "load_best_model_at_end=True loads the weights of a checkpoint in the place of the averaged ones",
+            "load_best_model_at_end=True loads the weights of a checkpoint instead of the averaged ones",
             "set load_best_model_at_end=False",
             lambda args, model: bool(args.load_best_model_at_end),
         )

@@ -161,7 +161,7 @@ class ProgressCallback(TrainerCallback):
                 self.training_bar.write(str(readable(logs, self.max_str_len)))
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Close the training bar, and that of an evaluation that was broken off."""
+        """Close the training bar, and that of an interrupted evaluation."""
         self._close_bars()
 
     def on_training_failed(self, args: Any, state: TrainerState, error: BaseException) -> None:

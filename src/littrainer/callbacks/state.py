@@ -130,7 +130,7 @@ class TrainerState:
 
     @classmethod
     def load_from_json(cls, json_path: str) -> TrainerState:
-        """Read a state that `save_to_json`, or transformers, wrote; fields that are not known here are passed over.
+        """Read a state that `save_to_json` or transformers wrote; skip unknown fields.
 
         Parameters:
             json_path: the file.

@@ -212,7 +212,7 @@ def _telling_files(folder: Path) -> list[Path]:
 
 
 def _set_aside(folder: Path) -> Path:
-    """Move a folder to where nobody takes it for a checkpoint, and return that place."""
+    """Move a folder to a place where it is not taken for a checkpoint, and return that place."""
     aside = folder.parent / UNFINISHED_DIR / f"{folder.name}{DELETED}"
     delete_folder(aside)
     try:

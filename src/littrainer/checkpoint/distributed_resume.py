@@ -41,8 +41,8 @@ def checkpoint_for_all(
 ) -> Path | None:
     """As `checkpoint_to_resume`, with one answer for all processes: the first one chooses and verifies.
 
-    If a node has its checkpoints on another disk, its first process verifies there; a newest one that is
-    damaged on any disk is passed over by all.
+    If a node has its checkpoints on another disk, its first process verifies there. If the newest one is
+    damaged on any disk, all processes skip it.
 
     Raises:
         ValueError: there is none, it is damaged, or some processes cannot see it; these are named.

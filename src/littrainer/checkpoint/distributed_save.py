@@ -1,8 +1,8 @@
 """One checkpoint written by several processes: each its part, and it appears when all are there, or not at all.
 
-By default the first process writes the checkpoints, and with `save_on_each_node` the first one of each node. Whether
-two processes mean the same folder cannot be told from its path: nodes may share a disk or not, and a path may be
-another one in each process, for instance if a script puts the time into it. So it is tried out, once for each folder.
+By default the first process writes the checkpoints, and with `save_on_each_node` the first one of each node. A path
+does not show whether two processes mean the same folder: nodes may share a disk or not, and a path may differ
+between processes, for instance if a script puts the time into it. So it is tried out, once for each folder.
 """
 
 from __future__ import annotations

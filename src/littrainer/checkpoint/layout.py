@@ -17,7 +17,7 @@ OPTIMIZER_NAME = "optimizer.pt"
 SCHEDULER_NAME = "scheduler.pt"
 SCALER_NAME = "scaler.pt"
 RANDOM_STATE_NAME = "rng_state.pth"
-# In the place of optimizer.pt, and of files of weights: what is written where each process writes its part. Patterns.
+# Instead of optimizer.pt, and of files of weights: what is written where each process writes its part. Patterns.
 # What DeepSpeed's engine writes.
 ENGINE_PARTS = "global_step*/*"
 OPTIMIZER_PARTS = ("optimizer.bin", "optimizer_0/*", ENGINE_PARTS)

@@ -101,7 +101,7 @@ def take_claim(run_dir: Path) -> Path:
 
 
 def is_abandoned(run_dir: Path) -> bool:
-    """Return whether no process holds the claim on a folder; False if that cannot be told, without locks or rights."""
+    """Return whether no process holds the claim on a folder; False if that is unknown, as without locks or rights."""
     # On a network's file system a second look at a lock of this process would end it.
     if run_dir.resolve() in _held:
         return False

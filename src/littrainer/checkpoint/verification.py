@@ -189,7 +189,7 @@ def _is_one_of(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
 
 
-# What may lie in the place of a file: parts of the optimizer's state, DeepSpeed's engine, which keeps a schedule
+# What may exist instead of a file: parts of the optimizer's state, DeepSpeed's engine, which keeps a schedule
 # that it steps by itself, and a file of random states for each of several processes.
 IN_PLACE_OF = {
     OPTIMIZER_NAME: OPTIMIZER_PARTS,
@@ -277,7 +277,7 @@ FORMATS: dict[re.Pattern[str], Callable[[Path], str | None]] = {
 def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> str | None:
     """Return the intact checkpoint with the highest step in a folder, or None.
 
-    Newer ones that are damaged are passed over with a warning that names the damaged files.
+    Skips newer ones that are damaged, with a warning that names the damaged files.
 
     Parameters:
         folder: an output folder, which holds the `checkpoint-<step>` folders.

@@ -62,7 +62,7 @@ def write_weights(
 
     Parameters:
         output_dir: the folder, created if it does not exist.
-        state_dict: weights to write in the place of the model's own.
+        state_dict: weights to write instead of the model's.
         max_shard_size: bytes, or text such as "5GB", beyond which the weights are spread over several files.
 
     Raises:
@@ -129,7 +129,7 @@ def _write_plain(model: nn.Module, folder: Path, given: Mapping[str, Any] | None
     if extras:
         torch.save(extras, extras_path)
         refuse_unsafe(extras_path, "Let get_extra_state return tensors, numbers, text and containers of them.")
-    # Copied weights no longer share memory, and are tied all the same if the model's own are.
+    # Copied weights no longer share memory, and are tied anyway if the model's own are.
     for first, others in tied_names(own).items():
         for name in others:
             if first in tensors and name in tensors and torch.equal(tensors[first], tensors[name]):
@@ -499,7 +499,7 @@ def write_left_out(model: Any, folder: Path, state_dict: Mapping[str, Any] | Non
     """Write the trained parameters that the files of the adapters lack; no file if they lack none.
 
     Parameters:
-        state_dict: values to write in the place of the model's own.
+        state_dict: values to write instead of the model's.
     """
     own = model.state_dict()
     given, names = own if state_dict is None else state_dict, _trained_outside_adapters(model, own)

@@ -72,7 +72,7 @@ ARGUMENTS: dict[str, Any] = {
 
 
 class StandIn(torch.nn.Module):
-    # In the place of your model: return yours in make_model.
+    # Instead of your model: return yours in make_model.
     def __init__(self) -> None:
         super().__init__()
         self.inner, self.norm, self.head = torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 3)
@@ -89,7 +89,7 @@ def make_model() -> torch.nn.Module:
 
 
 def make_rows() -> Any:
-    # Random rows in the place of your data: return yours.
+    # Random rows instead of your data: return yours.
     rows = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
     return [{"x": row, "labels": int(row[:3].argmax())} for row in rows]
 

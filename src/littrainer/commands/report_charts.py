@@ -190,7 +190,7 @@ def sources_of(runs: list[Run]) -> list[str]:
 
 
 def ordered_metrics(runs: list[Run]) -> tuple[list[str], list[str]]:
-    """Those of evaluations, but for the usual ones, and all: the loss, these, the other usual ones, and the rest."""
+    """Metrics of evaluations, but for the usual ones, and all: the loss, these, the other usual ones, and the rest."""
     logged = dict.fromkeys(metric for run in runs for metric, _ in run.history.curves)
     evaluated = {metric for run in runs for metric, source in run.history.curves if source != TRAINING}
     others = [metric for metric in logged if metric not in TITLES and metric not in COSTS]

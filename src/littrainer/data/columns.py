@@ -42,7 +42,7 @@ def accepted_columns(model: Any, label_names: Sequence[str]) -> list[str]:
 
     Parameters:
         model: one around which an adapter or a compiled module lies is looked through.
-        label_names: labels beside those that go by a usual name.
+        label_names: labels in addition to those with a usual name.
     """
     arguments = inspect.signature(base_model(model).forward).parameters
     return list(dict.fromkeys([*arguments, *label_names, "label", "label_ids"]))
@@ -68,7 +68,7 @@ def first_sample(source: Any, evaluates: bool) -> dict[str, Any]:
 
 def renaming(wanted: str, sample: Mapping[str, Any], model: Any) -> str | None:
     """Half a sentence for data without an argument of forward, where it has a column by another name; else None."""
-    # A forward may be a callable without a signature, and the error at hand is the one to be raised.
+    # A forward may be a callable without a signature, and this error is the one to be raised.
     with suppress(AttributeError, TypeError, ValueError):
         accepted = accepted_columns(model, [])
         others = [name for name, value in sample.items() if name not in accepted and text_in(value) is None]
@@ -137,7 +137,7 @@ def explain_missing_columns(
 
 def _explanation(missing: list[str], dropped: DroppedColumns, model: Any) -> str:
     catch_all = None
-    # A forward may be a callable without a signature, and the error at hand is the one to be raised.
+    # A forward may be a callable without a signature, and this error is the one to be raised.
     with suppress(AttributeError, TypeError, ValueError):
         # What forward takes any further keywords under is no argument.
         catch_all = None if model is None else catch_all_name(model)

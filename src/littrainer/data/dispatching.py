@@ -80,7 +80,7 @@ class _Part(NamedTuple):
         batch: its part of a round.
         rows: samples in the round, before it was filled up.
         is_last: no round comes after it.
-        error: why there is no batch; None where there is one.
+        error: why there is no batch; None if there is one.
     """
 
     batch: Any

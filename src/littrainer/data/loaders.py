@@ -47,7 +47,7 @@ _read_by_iteration: list[Any] = []
 
 
 def innermost_loader() -> Any:
-    """The loader whose iteration began last of those that go on, but for a training's; None where there is none."""
+    """The loader whose iteration began last of those that go on, but for a training's; None if there is none."""
     return _read_by_iteration[-1] if _read_by_iteration else None
 
 
@@ -138,9 +138,9 @@ class LookaheadLoader(DataLoader):
 
     @property
     def remainder(self) -> int:
-        """Samples in the last batch of all processes together; 0 where it is a full one, -1 where nobody knows.
+        """Samples in the last batch of all processes together; 0 if it is a full one, -1 if unknown.
 
-        Those of a stream are known when its last batch has been handed out.
+        The number of a stream is known when its last batch has been handed out.
         """
         if self.dispatch is not None or (isinstance(self.dataset, IterableDataset) and self.dispatches_streams):
             return self.rows_in_last_batch
@@ -383,7 +383,7 @@ def _loader_of_part(dataset: Any, keywords: dict[str, Any], share: Share, settin
 
 
 def _generator_to_synchronize(batches: Any, settings: Any) -> torch.Generator | None:
-    """The generator of a random order that is not seeded by epoch, made where there is none."""
+    """The generator of a random order that is not seeded by epoch, made if there is none."""
     sampler: Any = getattr(batches, "sampler", None)
     if isinstance(sampler, EpochSeededSampler) or not hasattr(sampler, "generator"):
         return None

@@ -217,7 +217,7 @@ class DataProgress:
         self._batches_in_hand = 0
         self.data_has_ended = False
         self._drawn_from: set[str] = set()
-        # Whether the order goes by the seed of the training that wrote the checkpoint, and not by this one's.
+        # Whether the order follows the seed of the training that wrote the checkpoint, and not of this one.
         self._order_is_kept = False
 
     # ---- What a checkpoint keeps -------------------------------------------------------------------------------------
@@ -372,7 +372,7 @@ class DataProgress:
             set_host_states(kept["before_ahead"])
 
     def before_batch_ahead(self) -> None:
-        """A batch is in hand, and the one after it is about to be collated."""
+        """A batch has been drawn, and the one after it is about to be collated."""
         if self.point is not None:
             self._reach_checkpoint()
         self._batches_in_hand += 1

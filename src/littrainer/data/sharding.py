@@ -119,7 +119,7 @@ class SharedBatches(Sampler[list[int]]):
 
     @property
     def sampler(self) -> Any:
-        """The order of samples that the batches follow; None where there is none."""
+        """The order of samples that the batches follow; None if there is none."""
         return getattr(self.batch_sampler, "sampler", None)
 
     @property
@@ -234,7 +234,7 @@ class SharedStream(IterableDataset[Any]):
         return rounds * self.share.samples_of_part(self.batch_size)
 
     def samples_of_incomplete_round(self) -> int:
-        """Samples of the last round that are not repeated; 0 where it is a full one, -1 where nobody knows."""
+        """Samples of the last round that are not repeated; 0 if it is a full one, -1 if unknown."""
         samples = self.samples_in_last_round
         if samples is None:
             # Workers read copies, which keep to themselves what they count.

@@ -20,7 +20,7 @@ def check_equal_lengths(loader: Any, what: str, call: str = "") -> None:
     """Refuse loaders of different lengths; a call that all processes make.
 
     Parameters:
-        loader: this process's; one without a length is passed over.
+        loader: this process's; one without a length is not checked.
         what: the data, for the error: "training data".
         call: what it is read for: "evaluation with metric_key_prefix='eval'". It must be the same in all, and the
             number of samples too: what processes evaluate that are at different calls is a wrong number.

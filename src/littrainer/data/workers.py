@@ -199,7 +199,7 @@ def host_states(python: bool = True, numpy: bool = True) -> HostStates:
 
 
 def plain_numpy_state(state: Any) -> tuple[Any, ...]:
-    """What NumPy's `get_state` returns, with a tensor in the place of its array."""
+    """What NumPy's `get_state` returns, with a tensor instead of its array."""
     kind, keys, position, has_gauss, gauss = state
     return str(kind), torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(gauss)
 
@@ -300,7 +300,7 @@ class WorkerStates:
 
     Parameters:
         latest: each worker's generators after its last batch; nothing for one whose generators nobody drew from.
-        before_last: the worker that gave the last batch, and its generators before that; None where there is none.
+        before_last: the worker that gave the last batch, and its generators before that; None if there is none.
     """
 
     latest: dict[int, HostStates] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Which process has failed first, and with what, so that all the others can name it.
 
-An error within a collective operation says of itself only that a connection is gone. So each process leaves word of
-its own error in the store that all share, and for torchrun's agent. Loads no torch, since an error may come before.
+An error within a collective operation says of itself only that a connection is gone. So each process writes its error
+into the store that all share, and for torchrun's agent. Loads no torch, since an error may come before.
 """
 
 from __future__ import annotations

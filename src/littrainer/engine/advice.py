@@ -22,7 +22,7 @@ class Circumstances(NamedTuple):
     Parameters:
         error: the error.
         model: the Trainer's model, without what is wrapped around it.
-        batch: the batch at hand, or None.
+        batch: the current batch, or None.
         args: the Trainer's arguments.
         evaluates: whether it came up in an evaluation or prediction.
         sample: gives the first sample of the data, or an empty one.
@@ -39,7 +39,7 @@ class Circumstances(NamedTuple):
 def advice_for(
     error: BaseException, model: Any, batch: Any, args: Any, evaluates: bool, sample: Callable[[], Any] = dict
 ) -> list[str]:
-    """Sentences that say what was wrong and what to do, where that can be told; else none."""
+    """Sentences that say what was wrong and what to do, if that is known; else none."""
     found = Circumstances(error, base_model(model), batch, args, evaluates, sample)
     matching = [look for sign, look in RULES if re.search(sign, f"{type(error).__name__}: {error}")]
     told = [look if isinstance(look, str) else look(found) for look in matching]
@@ -210,7 +210,7 @@ def _pickling(found: Circumstances) -> str | None:
 
 # What torch says of how a loader process has ended -> what that means, and what to do.
 ENDS_OF_LOADER_PROCESSES = {
-    "killed by signal: Killed": "The system killed a loader process, mostly for want of memory: lower "
+    "killed by signal: Killed": "The system killed a loader process, usually because memory ran out: lower "
     "dataloader_num_workers ({workers}) or dataloader_prefetch_factor, or let the dataset keep less in memory.",
     "killed by signal: Bus error": "A loader process had no shared memory left, as in a container with a small "
     "/dev/shm: enlarge it (docker run --shm-size=8g), or lower dataloader_num_workers ({workers}).",

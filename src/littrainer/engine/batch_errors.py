@@ -39,7 +39,7 @@ class _Found(NamedTuple):
 
     Parameters:
         doing: half a sentence on what was done.
-        batch: the batch, where there is one yet.
+        batch: the batch, if there is one yet.
         evaluates: whether it is one of an evaluation.
     """
 
@@ -49,7 +49,7 @@ class _Found(NamedTuple):
 
 
 class NotedBatches(AbstractContextManager[None]):
-    """An error that leaves it over a batch carries notes: what the batch is, and what to do where that can be told."""
+    """An error that leaves it over a batch carries notes: what the batch is, and what to do if that is known."""
 
     def __init__(self, trainer: Any):
         self._trainer = trainer
@@ -59,7 +59,7 @@ class NotedBatches(AbstractContextManager[None]):
     ) -> None:
         if not isinstance(error, Exception):
             return
-        # Whatever goes wrong here must not stand in the place of the error.
+        # Whatever goes wrong here must not replace the error.
         with suppress(Exception):
             # What has a note was told of where it came up.
             if getattr(error, "__notes__", None):

@@ -69,7 +69,7 @@ class StepsAfterBackward(pl.LightningModule):
         raise NotImplementedError
 
     def optimizer_after_backward(self, optimizer: Any) -> Any:
-        """What steps in the place of an optimizer once the gradients are there."""
+        """What steps instead of an optimizer once the gradients are there."""
         return optimizer
 
     def optimizer_step(
@@ -136,7 +136,7 @@ class TrainerModule(StepsAfterBackward):
 
     @property
     def flops_per_batch(self) -> float | None:
-        """Floating-point operations of the micro-batch at hand, which Lightning's `ThroughputMonitor` asks for.
+        """Floating-point operations of the current micro-batch, which Lightning's `ThroughputMonitor` asks for.
 
         None in evaluations, and where the model does not count its parameters.
         """
@@ -164,7 +164,7 @@ class TrainerModule(StepsAfterBackward):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def follow_replacements(self) -> None:
-        """An epoch begins: go on with what a script has put in the place of `training_step`, optimizer or schedule.
+        """Go on with the `training_step`, optimizer or schedule that a script has set; called when an epoch begins.
 
         Later in the epoch the two last are looked at again at each optimizer step.
         """
@@ -214,7 +214,7 @@ class TrainerModule(StepsAfterBackward):
 
     @property
     def exchanges_gradients(self) -> bool:
-        """Whether several processes exchange gradients in the backward pass of the micro-batch at hand."""
+        """Whether several processes exchange gradients in the backward pass of the current micro-batch."""
         micro_batch = self.micro_batch
         if micro_batch is None or micro_batch.is_last_drawn:
             return True
@@ -298,7 +298,7 @@ class TrainerModule(StepsAfterBackward):
         return self.owner.accelerator.optimizer_step_was_skipped
 
     def optimizer_after_backward(self, optimizer: Any) -> Any:
-        """The Trainer's optimizer, which a script may have put in the place of the one before."""
+        """The Trainer's optimizer; a script may have replaced it."""
         return self.owner.optimizer
 
     def _step_optimizer_manually(self) -> None:
@@ -403,7 +403,7 @@ class OpeningEvents(_Events):
     """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Callbacks are set up next; some make ready for evaluations where there are any."""
+        """Callbacks are set up next; some make ready for evaluations, if there are any."""
         announce_validations(trainer, pl_module, are_announced=True)
 
     @carries_stop_iteration
@@ -437,8 +437,8 @@ class OpeningEvents(_Events):
 class ClosingEvents(_Events):
     """Tells a training what Lightning has done, after other Lightning callbacks have heard of it.
 
-    So what they keep belongs to the same step when an evaluation or a checkpoint follows. When to stop is told from one
-    side to the other.
+    So what they keep belongs to the same step when an evaluation or a checkpoint follows. Each side tells the other
+    when to stop.
 
     Parameters:
         run: the training.

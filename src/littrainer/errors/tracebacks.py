@@ -57,7 +57,7 @@ class ShortTraceback(AbstractContextManager[None]):
             return
         if shows_everything():
             return
-        # Whatever goes wrong here, as in an error's own attributes, must not stand in the place of the error.
+        # Whatever goes wrong here, as in an error's own attributes, must not replace the error.
         with suppress(Exception):
             for one in error_and_reasons(error):
                 # The first entry is the method that was called; for a reason, what caught it.
@@ -104,7 +104,7 @@ def _telling(entries: list[TracebackType], error: BaseException) -> list[Traceba
         own = (INTERNAL | CARRYING) - {packages[-1]}
         return [entry for entry, package in zip(entries, packages, strict=True) if package not in own]
     stay: list[TracebackType] = []
-    # From the innermost call outwards: what lies right below the entry at hand, leaving out what only carries calls on.
+    # From the innermost call outwards: what lies right below the current entry, leaving out what only carries calls on.
     leads_to_internal = is_on_purpose and packages[-1] == "littrainer"
     for entry, package in zip(reversed(entries), reversed(packages), strict=True):
         is_internal = package in INTERNAL or package in CARRYING

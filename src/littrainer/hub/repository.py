@@ -81,7 +81,7 @@ def token_for(args: TrainingArguments, token: str | None = None) -> str | None:
 def make_repository(args: TrainingArguments, token: str | None = None, private: bool | None = None) -> str:
     """Create the repository unless there is one, and the branch of `hub_revision`; return its id.
 
-    Token and privacy may be given in the place of `hub_token` and `hub_private_repo`.
+    Token and privacy may be given instead of `hub_token` and `hub_private_repo`.
     """
     from huggingface_hub import HfApi
 

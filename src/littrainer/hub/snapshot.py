@@ -30,7 +30,7 @@ from littrainer.checkpoint.layout import (
 from littrainer.checkpoint.run_lock import give_back_claim, is_abandoned, take_claim
 
 CARD_NAME = "README.md"
-# Beside the checkpoints, on the same file system.
+# Next to the checkpoints, on the same file system.
 SNAPSHOT_DIR = ".littrainer_push"
 # Of output_dir: what is not the model, belongs to another push, or is being written. The first two are transformers'.
 NEVER_PUSHED = (
@@ -64,7 +64,7 @@ def take_model(checkpoint: Path, folder: Path) -> None:
 
 
 def take_beside_model(output_dir: Path, folder: Path, links: bool = False) -> None:
-    """Add to a folder, which may have the model of a checkpoint, what else of output_dir is pushed: card, logs.
+    """Add the other files of output_dir, such as card and logs, to a folder that may have a checkpoint's model.
 
     Files that are there already stay, since the model in output_dir is an earlier one. Links will do if nothing writes
     into output_dir until it is sent.

@@ -131,7 +131,7 @@ class KerasTrainer(Trainer):
         return (self.loss_of_step, None, None) if prediction_loss_only else (self.loss_of_step, logits, labels)
 
     def run_step(self, features: Any, labels: Any, number_of_instances: Any, training: bool) -> dict[str, Any]:
-        """Loss, if there are labels, and logits of a batch, by the model of the step at hand."""
+        """Loss, if there are labels, and logits of a batch, by the model of the current step."""
         model = self.model if self.model_of_step is None else self.model_of_step
         model.train(training)
         outputs: dict[str, Any] = model(features, labels, number_of_instances)
@@ -295,7 +295,7 @@ class TFTrainer:
 
     @property
     def epoch_logging(self) -> float:
-        """Epochs done, with the share of the one at hand."""
+        """Epochs done, with the share of the current one."""
         return self.torch_trainer.state.epoch or 0
 
     # ---- Data --------------------------------------------------------------------------------------------------------

@@ -334,7 +334,7 @@ def _epochs(checkpoint: Mapping[str, Any], place: Mapping[str, Any] | None, fact
         return place["epoch"] + place["micro_batches"] / length
     loop = checkpoint["loops"]["fit_loop"]
     batches, length = loop["epoch_loop.batch_progress"], facts.get("batches_per_epoch") or math.inf
-    # Lightning counts an epoch that was broken off as processed, so those count that have begun.
+    # Lightning counts an interrupted epoch as processed, so those count that have begun.
     begun, done = loop["epoch_progress"]["current"]["started"], batches["current"]["processed"]
     return float(begun) if batches["is_last_batch"] else begun - 1 + min(done / length, 1.0)
 

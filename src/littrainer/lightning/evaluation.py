@@ -69,7 +69,7 @@ def numbers_in(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Evaluations:
-    """What is kept of the evaluation at hand.
+    """What is kept of the current evaluation.
 
     Parameters:
         streaming: metrics that are updated batch by batch; None if `compute_metrics` is a function or absent.
@@ -81,7 +81,7 @@ class Evaluations:
         self._waiting: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy of the module does not go on with the evaluation at hand.
+        # A copy of the module does not go on with the current evaluation.
         return {"_streaming": self._streaming, "_round": None, "_waiting": {}}
 
     def begin(self, pl_trainer: Any, stage: str) -> None:

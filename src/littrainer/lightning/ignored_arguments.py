@@ -1,4 +1,4 @@
-"""Which training arguments a module acts on, and what a lightning.Trainer is given in the place of the others."""
+"""Which training arguments a module acts on, and what a lightning.Trainer is given instead of the others."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ STRATEGY = 'strategy="ddp", or an object such as DDPStrategy(...)'
 SHARDING = "strategy=ModelParallelStrategy(data_parallel_size=N, tensor_parallel_size=1)"
 HUB = "export_pretrained(), and huggingface_hub"
 
-# Argument -> the keyword of lightning.Trainer that is given in its place, or what else does it.
+# Argument -> the keyword of lightning.Trainer that is given in its place, or the other thing that does it.
 LEFT_TO_LIGHTNING: dict[str, str] = {
     "num_train_epochs": "max_epochs",
     "max_steps": "max_steps",

@@ -206,7 +206,7 @@ class TransformersModule(StepsAfterBackward):
         return trainer if isinstance(trainer, pl.Trainer) else None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Callbacks that average weights copy the module; what belongs to the run at hand stays behind.
+        # Callbacks that average weights copy the module; what belongs to the current run stays behind.
         state = super().__getstate__()
         return {**state, "_preparations": ExitStack(), "_window": None}
 

@@ -45,7 +45,7 @@ class ModuleLossSettings:
         args: how processes share tokens: `world_size` and `average_tokens_across_devices`.
         forward_arguments: names of what the model's forward takes.
         can_return_loss: it returns a loss without labels too.
-        current_gradient_accumulation_steps: micro-batches in the window at hand.
+        current_gradient_accumulation_steps: micro-batches in the current window.
         tensor_parallel_size: processes that compute each layer together.
     """
 

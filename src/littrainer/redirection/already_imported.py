@@ -14,7 +14,7 @@ from littrainer.redirection.shim import ShimLoader
 
 
 def replace_early_imports() -> None:
-    """Put shims in the place of the modules that are imported already, and warn about names that were taken from them.
+    """Replace the modules that are imported already with shims, and warn about names that were taken from them.
 
     transformers' package objects keep what they were once asked for; those copies are dropped, so that the next access
     finds littrainer's. Modules whose classes derive from the replaced ones are imported again when next asked for.

@@ -98,8 +98,8 @@ def set_parameters(args: Any, parameters: Mapping[str, Any]) -> set[str]:
 
     Parameters:
         args: the training arguments.
-        parameters: values by names of arguments, or by earlier names of them. Others are passed over, as in
-            transformers, with a warning.
+        parameters: values by names of arguments, or by earlier names of them. Others are skipped with a
+            warning, as in transformers.
 
     Returns:
         names of the arguments that have another value than before.

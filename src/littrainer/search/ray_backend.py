@@ -83,7 +83,7 @@ def run_hp_search_ray(trainer: Any, n_trials: int, direction: str, **kwargs: Any
     evaluates = args.do_eval and args.eval_strategy != IntervalStrategy.NO
     if scheduler is not None and kind != NEEDS_NO_EVALUATION and not evaluates:
         raise RuntimeError(
-            f"{kind} goes by evaluations while trials train, and eval_strategy='no' gives none: set "
+            f"{kind} needs evaluations while trials train, and eval_strategy='no' gives none: set "
             "eval_strategy='steps' or 'epoch' in the arguments, or pass no scheduler."
         )
     kwargs.setdefault("resources_per_trial", {"cpu": 1, **({"gpu": 1} if args.n_gpu > 0 else {})})

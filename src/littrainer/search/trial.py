@@ -36,14 +36,14 @@ TRIAL_FAILURES: tuple[type[Exception], ...] = (ArithmeticError, MemoryError, Run
 
 @dataclass(slots=True)
 class SearchState:
-    """What a hyperparameter search goes by, and what it leaves for trainings after it.
+    """What a hyperparameter search uses, and what it leaves for trainings after it.
 
     Attributes:
         space, name, compute_objective: the functions that `hyperparameter_search` was given, or the default ones.
         backend: that of the search going on; None outside of one.
         last_backend: that of the last search.
-        trial, objective: those at hand, or of the last training.
-        arguments_after: the arguments as the search left them; a training goes by what the script changes in them.
+        trial, objective: the current ones, or those of the last training.
+        arguments_after: the arguments as the search left them; a training follows what the script changes in them.
         best_trial: what `apply_best` has chosen, for a model_init that takes a trial.
         seeds_of_models: trial -> the seed that its model was made with.
         seed_for_model: for trainings after `apply_best`, seed -> the model's.
@@ -157,7 +157,7 @@ def set_up_trial(trainer: Any, trial: Any) -> None:
     search = trainer.session.search
     search.trial = trial
     if trial is None and search.arguments_after is not None:
-        # A training after a search goes by what the script has set since then.
+        # A training after a search follows what the script has set since then.
         left = search.arguments_after
         changed = {name for name, value in vars(trainer.args).items() if differs(value, left.get(name))}
         if changed:
@@ -189,7 +189,7 @@ def follow_arguments(trainer: Any, changed: set[str], makes_accelerator: bool = 
 
 
 def default_compute_objective(metrics: dict[str, float]) -> float:
-    """Return what a search goes by if nothing else is given: the evaluation loss, or the sum of all other metrics.
+    """Return the objective of a search if nothing else is given: the evaluation loss, or the sum of all other metrics.
 
     Parameters:
         metrics: what `evaluate()` returned; the epoch and speeds are no metrics.

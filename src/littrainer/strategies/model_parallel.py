@@ -105,7 +105,7 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: Any) -> None:
 
 
 def exchange_parameters(optimizer: Any, names: dict[int, str], sharded: dict[str, nn.Parameter]) -> None:
-    """Put the parts of parameters, and of their states, in the place of those that an optimizer was made with.
+    """Let an optimizer hold the parts of its parameters, and of their states, instead of the whole ones.
 
     Parameters:
         names: of the parameters before, by `id`.

@@ -80,7 +80,7 @@ class ShardedStrategy(ResidentModelParallelStrategy):
         """Shard the model in place.
 
         One that is sharded already lets go of what forward passes have gathered and kept: an optimizer would train
-        that in the place of the shards.
+        that instead of the shards.
 
         Raises:
             ValueError: as `shard`.

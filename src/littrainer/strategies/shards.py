@@ -65,7 +65,7 @@ def load_whole_state_dict(model: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def whole_optimizer_state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
-    """The state of a sharded model's optimizer, with parameters' names in the place of their numbers."""
+    """The state of a sharded model's optimizer, with parameters' names instead of their numbers."""
     if has_flat_shards(model):
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
@@ -250,7 +250,7 @@ def spread_like(parameter: torch.Tensor, full: Any) -> Any:
 
     spread: Any = parameter
     placements = spread.placements if full.shape == spread.shape else [Replicate()] * spread.device_mesh.ndim
-    # Releases of torch that cannot be told so let the first process send each its part.
+    # Releases of torch without this option let the first process send each its part.
     can_be_told = "src_data_rank" in inspect.signature(distribute_tensor).parameters
     keywords: dict[str, Any] = {"src_data_rank": None} if can_be_told else {}
     return distribute_tensor(full.to(spread.device_mesh.device_type), spread.device_mesh, placements, **keywords)

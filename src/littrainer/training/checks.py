@@ -1,4 +1,4 @@
-"""What a Trainer is given in the place of something else: a path for a dataset, a class for a model."""
+"""Parameters of the wrong kind that a Trainer is given: a path for a dataset, a class for a model."""
 
 from __future__ import annotations
 

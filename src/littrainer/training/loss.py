@@ -33,7 +33,7 @@ class LossSettings(Protocol):
     label_names: list[str]
     # Whether losses are divided by the window already; None: they are where the number of its label tokens is taken.
     loss_is_scaled_for_ga: bool | None
-    # Micro-batches in the window at hand.
+    # Micro-batches in the current window.
     current_gradient_accumulation_steps: int
     _loss_shifts_labels: bool
 
@@ -141,7 +141,7 @@ def normalised(
 
 def returns_the_mean(trainer: Any) -> bool:
     """Return whether the loss comes from an override that knows nothing of the window of its optimizer step."""
-    # A mock in the place of a method has every attribute.
+    # A mock instead of a method has every attribute.
     of_loss, of_step = getattr(trainer, "compute_loss", None), getattr(trainer, "training_step", None)
     return getattr(of_loss, RETURNS_THE_MEAN, None) is True or getattr(of_step, RETURNS_THE_MEAN, None) is True
 

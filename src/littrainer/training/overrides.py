@@ -51,7 +51,7 @@ def accept_earlier_signatures(instance: object) -> None:
 
 
 def accept_earlier_signature(holder: Any, name: str) -> None:
-    """Put a method in the place of an override that takes less than today's calls give, with a FutureWarning.
+    """Wrap an override that takes less than today's calls give, and issue a FutureWarning.
 
     Parameters:
         holder: the class, or the Trainer, that has it.

@@ -13,7 +13,7 @@ Lightning's own loop and the fast one call these methods at the same moments, in
                         (`_maybe_log_save_evaluate`). After another micro-batch of the window on_substep_end, no more
 
 A `training_step` of a subclass, which `loss_of` then calls, does the backward pass too.
-`update` is `clip` to `note_update` for a loop that has all of it at hand.
+`update` is `clip` to `note_update` for a loop that has all of it.
 """
 
 from __future__ import annotations

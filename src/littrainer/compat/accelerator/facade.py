@@ -71,7 +71,7 @@ class AcceleratorFacade(ProcessMembers, Stepping, Preparing):
         config = AcceleratorConfig.from_argument(args.accelerator_config)
         self.dataloader_config: Any = SimpleNamespace(**vars(config), data_seed=args.data_seed)
         Stepping.__init__(self)
-        # Samples in the batch at hand if it is an evaluation's last and not a full one; set by the evaluation.
+        # Samples in the current batch if it is an evaluation's last and not a full one; set by the evaluation.
         self.samples_in_last_batch: int | None = None
         self.evaluated_loader: Any = None
         # Libraries make accelerate's state again, in callbacks for instance, and expect it to be set up.

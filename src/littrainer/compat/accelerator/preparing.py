@@ -94,7 +94,7 @@ class Preparing:
         """Return a loader of this process's part of the data, with the order and the look-ahead of the Trainer's.
 
         Parameters:
-            device_placement: False leaves its batches on the host; `_prepare_inputs` moves them all the same.
+            device_placement: False leaves its batches on the host; `_prepare_inputs` moves them anyway.
             slice_fn_for_dispatch: cuts the part of a process out of a batch that the first process has read; takes the
                 batch, a slice of rows, and by name `process_index` and `num_processes`. Without effect in one process.
 

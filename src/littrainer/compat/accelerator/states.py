@@ -108,7 +108,7 @@ class GradientView:
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether the micro-batch at hand is the last one of its optimizer step."""
+        """Whether the current micro-batch is the last one of its optimizer step."""
         micro_batch = self._micro_batch
         if self._set_in is not None and self._set_in[0] is micro_batch:
             return self._set_in[1]
