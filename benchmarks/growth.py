@@ -64,7 +64,7 @@ class Panel:
 
 PANELS = (
     Panel("startup", "steps", "A whole training", "steps", "optimizer steps", "whole_cpu_ms", "CPU ms"),
-    Panel("step", "layers", "An optimizer step", "job", "parameters", "cpu_us", "CPU us"),
+    Panel("step", "layers", "An optimizer step", "job", "parameters", "cpu_us", "CPU µs"),
     Panel("startup", "samples", "train() to its first step", "samples", "samples", "first_step_cpu_ms", "CPU ms"),
     Panel("evaluation", "mlp-batches", "An evaluation", "batches", "batches of 8", "cpu_ms", "CPU ms"),
     Panel("evaluation_memory", "samples", "Peak of an evaluation", "samples", "samples", "peak_mib", "MiB"),
@@ -92,6 +92,8 @@ def points(panel: Panel, figures: Figures) -> dict[str, list[tuple[float, list[f
 
 
 def draw(axes: Any, panel: Panel, figures: Figures) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
     for side, sizes in points(panel, figures).items():
         across = [size for size, _ in sizes]
         middles = [statistics.median(values) for _, values in sizes]
@@ -112,6 +114,10 @@ def draw(axes: Any, panel: Panel, figures: Figures) -> None:
     else:
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
+        # Whole numbers instead of a power of ten in a corner.
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.has_data():

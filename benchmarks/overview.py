@@ -20,7 +20,7 @@ from .sides import EARLIER, LIGHTNING, OURS, RAW, ROOT, THEIRS
 PICTURE = ROOT / "docs" / "images" / "measured.svg"
 SIDES = (OURS.name, THEIRS.name, LIGHTNING.name)
 DETAILED_SIDES = (OURS.name, THEIRS.name, EARLIER.name, LIGHTNING.name, RAW.name)
-STREAMED = "with torchmetrics"
+STREAMED = "littrainer + torchmetrics"
 COLOURS = {OURS.name: "#2a9d5c", STREAMED: "#7cc8a0", THEIRS.name: "#c8553d", LIGHTNING.name: "#8b6bb8"}
 THEMES = {"light": "#1b1f24", "dark": "#e6edf3"}
 
@@ -164,22 +164,26 @@ def draw(found: record.Record, picture: Path) -> None:
         settings: dict[Any, Any] = {
             "svg.fonttype": "none",
             "svg.hashsalt": "littrainer",
-            "font.size": 11,
+            "font.size": 13,
             **{f"{part}color": ink for part in ("text.", "axes.label", "xtick.", "ytick.")},
         }
         with matplotlib.rc_context(settings):
             from matplotlib.figure import Figure
             from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-            figure = Figure(figsize=(8.4, 4.2), layout=ConstrainedLayoutEngine(hspace=0.12))
-            for axes, (measure, values) in zip(figure.subplots(2, 2).flatten(), drawn, strict=False):
+            # One below the other and narrow, so that a phone hardly makes the letters smaller.
+            bars_of = [len(COLOURS.keys() & values.keys()) for _, values in drawn]
+            figure = Figure(figsize=(5.0, 1.6 * len(drawn)), layout=ConstrainedLayoutEngine(hspace=0.08))
+            panels = figure.subplots(len(drawn), squeeze=False, height_ratios=bars_of).flatten()
+            for axes, (measure, values) in zip(panels, drawn, strict=True):
                 sides = [side for side in values if side in COLOURS]
                 values = {side: values[side] for side in sides}
-                bars = axes.barh(sides, list(values.values()), color=[COLOURS[side] for side in sides])
+                names = [side.replace(" + ", " +\n") for side in sides]
+                bars = axes.barh(names, list(values.values()), color=[COLOURS[side] for side in sides])
                 axes.bar_label(bars, [f"{_shown(value)} {measure.unit}" for value in values.values()], padding=4)
-                axes.set_title(measure.title, loc="left", fontweight="bold", fontsize=11)
+                axes.set_title(measure.title, loc="left", fontweight="bold", fontsize=13)
                 axes.invert_yaxis()
-                axes.set_xlim(right=1.3 * max(values.values()))
+                axes.set_xlim(right=1.45 * max(values.values()))
                 axes.set_xticks([])
                 axes.tick_params(length=0)
                 axes.spines[:].set_visible(False)

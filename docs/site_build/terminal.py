@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "quick-start.md"
 PICTURE = ROOT / "docs" / "images" / "terminal.svg"
 COMMAND = "littrainer run first.py runs/first"
-COLUMNS = 80
-FIRST, LAST = 4, 9
+COLUMNS = 100
+FIRST, LAST = 3, 7
 """How many lines are kept of the beginning and of the end."""
 LETTER, LINE, EDGE = 9.0, 20.0, 22.0
 SEQUENCE = re.compile(r"\x1b\[(\d*)([A-Za-z])|([\r\n])|([^\x1b\r\n]+)|\x1b.")
