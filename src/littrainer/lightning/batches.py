@@ -292,8 +292,10 @@ class TrainingBatches:
     def _is_at_an_end_unknown_to_lightning(self) -> bool:
         fit_loop, count = self.pl_trainer.fit_loop, self._count
         if has_length(self.loader):
-            # With as many micro-batches in an epoch as then it finds out itself.
-            is_known = count.current.ready == self._batches_to_read or fit_loop.restarted_on_epoch_start
+            # With as many micro-batches in an epoch as then it finds out itself, unless `max_steps` makes it restart an
+            # epoch that its hooks have ended.
+            is_as_long = count.current.ready == self._batches_to_read and not fit_loop.restarted_on_epoch_end
+            is_known = is_as_long or fit_loop.restarted_on_epoch_start
             return fit_loop.epoch_loop.restarting and count.is_last_batch and not is_known
         # It ends the epoch by its last batch, but for a checkpoint which it takes for one in the middle of it.
         return count.is_last_batch and (
