@@ -7,6 +7,7 @@ copy trainer_state.json, littrainer_run.json and config.json from its folder.
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import subprocess
 import tempfile
@@ -46,5 +47,7 @@ def take_pictures(page: Path) -> None:
 
 if __name__ == "__main__":
     sample = DOCS / "samples" / "report.html"
-    main(["report", "docs/samples/text_classification", "-o", str(sample), "--no-png"])
+    # Not where `make demo` may have left the checkpoint that the sample names.
+    os.chdir(sample.parent)
+    main(["report", "text_classification", "-o", str(sample), "--no-png"])
     take_pictures(sample)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from littrainer import BestRun, Trainer, TrainerCallback
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 from tests.search.trainers import rate_space, searched_trainer
+
+NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
 
 def search(trainer: Any, **keywords: Any) -> Any:
@@ -34,9 +37,14 @@ def test_a_trainer_without_model_init_is_refused(tmp_path: Path) -> None:
         ({"direction": ["minimize", "up"]}, ValueError, "'up'. is neither"),
         ({"direction": []}, ValueError, "direction is an empty list"),
         ({"direction": None}, ValueError, "direction=None"),
-        ({"direction": ["minimize", "maximize"], "backend": "ray"}, ValueError, "only Optuna searches with several"),
+        pytest.param(
+            {"direction": ["minimize", "maximize"], "backend": "ray"},
+            ValueError,
+            "only Optuna searches with several",
+            marks=NEEDS_RAY,
+        ),
         ({"direction": ["minimize", "maximize"], "backend": "wandb"}, ValueError, "only Optuna searches with several"),
-        ({"n_trials": None, "backend": "ray"}, TypeError, "n_trials=None"),
+        pytest.param({"n_trials": None, "backend": "ray"}, TypeError, "n_trials=None", marks=NEEDS_RAY),
         ({"hp_space": {"learning_rate": 0.1}}, TypeError, "hp_space is a dict, and has to be a function"),
         ({"compute_objective": "eval_loss"}, TypeError, "compute_objective is a str"),
         ({"hp_name": "trial"}, TypeError, "hp_name is a str"),
