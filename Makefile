@@ -6,14 +6,15 @@
 # make test-trackers  let the clients of experiment trackers write offline, and compare with transformers
 # make test-gpu  run the tests that need GPUs, of which this machine should have one or two
 # make docs    build the documentation's site into site/, with its links checked
-# make docs-serve  show the site at http://127.0.0.1:8000, anew with each change of a page
+# make docs-serve  show the site at http://127.0.0.1:8000, rebuilt at each change of a page
 # make package  build the wheel and the sdist into dist/, and check how they describe themselves
 # make lint    ruff (rules and format) and mypy
 # make format  let ruff rewrite what it can
-# make bench   what littrainer costs beside transformers, plain Lightning and a raw loop; about 25 minutes on two quiet cores
+# make bench   what littrainer costs, compared with transformers, plain Lightning and a raw loop; about 25 minutes on two quiet cores
 # make bench-short  the same with the smallest sizes, to see that all of it works; about two minutes
 # make bench-record  the same as bench, kept in docs/benchmarks/record.json, and from it tables and curves of the documentation
-# make bench-docs  tables and curves of the documentation anew, from docs/benchmarks/record.json
+# make bench-docs  write tables and curves of the documentation from docs/benchmarks/record.json
+# make docs-sample  write the sample report and its pictures again, from the training in docs/samples/; needs Chromium
 # make clean   remove .venv, caches and what runs left behind
 #
 # Each of these installs into .venv what it needs beyond what is there.
@@ -44,7 +45,7 @@ BEGAN := $(shell date +%s)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-libraries soak test-trackers test-gpu docs docs-serve package lint format bench bench-short bench-record bench-docs clean
+.PHONY: help demo test test-all test-libraries soak test-trackers test-gpu docs docs-serve package lint format bench bench-short bench-record bench-docs docs-sample clean
 .DELETE_ON_ERROR:
 
 help:
@@ -181,6 +182,9 @@ bench-docs: .venv/.test
 	$(BIN)/python -m benchmarks.tables docs/benchmarks/record.json
 	$(BIN)/python -m benchmarks.growth docs/benchmarks/record.json
 	$(BIN)/python -m benchmarks.overview docs/benchmarks/record.json
+
+docs-sample: .venv/.test
+	$(BIN)/python docs/site_build/sample_report.py
 
 clean:
 	rm -rf .venv site dist runs lightning_logs .mypy_cache .pytest_cache .ruff_cache

@@ -1,7 +1,8 @@
 """Draws how cost grows with size, from a record: `python -m benchmarks.growth [record.json]`.
 
-Each panel is of one benchmark's cases of one curve: a figure of each side against the setting that grows. Points are
-medians over the rounds, bars reach from the smallest to the largest.
+Each picture is of one benchmark's cases of one curve: a figure of each side against the setting that grows. Points are
+medians over the rounds, bars reach from the smallest to the largest. Each is a file, so that a phone shows them one
+below the other, and its colours can be read on a light and on a dark page.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from .figures import Figures
 from .jobs import JOBS, parameters_of
 from .sides import ROOT
 
-PICTURE = ROOT / "docs" / "benchmarks" / "growth.svg"
-COLUMNS = 2
+FOLDER = ROOT / "docs" / "benchmarks"
+INK = "#7d8590"
 # Colour and marker by the beginning of a side's name; the first that fits.
 LOOKS = (
-    ("littrainer, ", "#2a9d5c", "s"),
-    ("littrainer", "#0b6e3b", "o"),
-    ("transformers 5.3.0", "#e9a15b", "v"),
-    ("transformers", "#c8553d", "^"),
-    ("Lightning", "#6a4c93", "D"),
-    ("raw", "#777777", "x"),
+    ("littrainer, ", "#63b98a", "s"),
+    ("littrainer", "#2a9d5c", "o"),
+    ("transformers 5.3.0", "#dd9a52", "v"),
+    ("transformers", "#d0604a", "^"),
+    ("Lightning", "#8b6bb8", "D"),
+    ("raw", "#7d8590", "x"),
 )
 
 
@@ -56,10 +57,14 @@ class Panel:
     unit: str
     is_logarithmic: bool = False
 
+    @property
+    def file_name(self) -> str:
+        return f"growth-{self.benchmark}-{self.curve}.svg".replace("_", "-")
+
 
 PANELS = (
     Panel("startup", "steps", "A whole training", "steps", "optimizer steps", "whole_cpu_ms", "CPU ms"),
-    Panel("step", "layers", "An optimizer step", "job", "parameters", "cpu_us", "CPU us"),
+    Panel("step", "layers", "An optimizer step", "job", "parameters", "cpu_us", "CPU µs"),
     Panel("startup", "samples", "train() to its first step", "samples", "samples", "first_step_cpu_ms", "CPU ms"),
     Panel("evaluation", "mlp-batches", "An evaluation", "batches", "batches of 8", "cpu_ms", "CPU ms"),
     Panel("evaluation_memory", "samples", "Peak of an evaluation", "samples", "samples", "peak_mib", "MiB"),
@@ -87,6 +92,8 @@ def points(panel: Panel, figures: Figures) -> dict[str, list[tuple[float, list[f
 
 
 def draw(axes: Any, panel: Panel, figures: Figures) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
     for side, sizes in points(panel, figures).items():
         across = [size for size, _ in sizes]
         middles = [statistics.median(values) for _, values in sizes]
@@ -96,52 +103,57 @@ def draw(axes: Any, panel: Panel, figures: Figures) -> None:
         ]
         colour, marker = looks(side)
         axes.errorbar(
-            across, middles, yerr=reach, color=colour, marker=marker, markersize=4, linewidth=1.2, capsize=2, label=side
+            across, middles, yerr=reach, color=colour, marker=marker, markersize=5, linewidth=1.6, capsize=3, label=side
         )
-    axes.set_title(panel.title, fontsize=10)
-    axes.set_xlabel(panel.size, fontsize=8)
-    axes.set_ylabel(panel.unit, fontsize=8)
+    axes.set_title(panel.title, loc="left", fontweight="bold")
+    axes.set_xlabel(panel.size)
+    axes.set_ylabel(panel.unit)
     if panel.is_logarithmic:
         axes.set_xscale("log")
         axes.set_yscale("log")
     else:
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
-    axes.tick_params(labelsize=7)
+        # Whole numbers instead of a power of ten in a corner.
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
     if axes.has_data():
-        axes.legend(fontsize=6, frameon=False)
+        axes.legend(fontsize=10, frameon=False)
 
 
-def draw_growth(found: record.Record, picture: Path) -> None:
-    """Draw the panels whose benchmarks the record has."""
+def draw_growth(found: record.Record, folder: Path) -> list[Path]:
+    """Draw a picture for each panel whose benchmark the record has."""
     import matplotlib
 
-    # Text stays text, and the same figures give the same file.
-    settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "littrainer"}
-    panels = [panel for panel in PANELS if panel.benchmark in found["benchmarks"]]
+    # Text stays text, the same figures give the same file, and the ground is that of the page.
+    settings: dict[Any, Any] = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "littrainer",
+        "font.size": 11,
+        **{f"{part}color": INK for part in ("text.", "axes.edge", "axes.label", "xtick.", "ytick.", "grid.")},
+    }
+    written = []
     with matplotlib.rc_context(settings):
         from matplotlib.figure import Figure
 
-        rows = -(-len(panels) // COLUMNS)
-        figure = Figure(figsize=(8.5, 2.6 * rows), layout="constrained")
-        everywhere = figure.subplots(rows, COLUMNS, squeeze=False).flatten()
-        for axes, panel in zip(everywhere, panels, strict=False):
-            draw(axes, panel, record.figures_of(found, BENCHMARKS[panel.benchmark]))
-        for axes in everywhere[len(panels) :]:
-            axes.set_visible(False)
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(picture, metadata={"Date": None})
+        for panel in PANELS:
+            if panel.benchmark in found["benchmarks"]:
+                figure = Figure(figsize=(5.4, 3.4), layout="constrained")
+                draw(figure.subplots(), panel, record.figures_of(found, BENCHMARKS[panel.benchmark]))
+                written.append(folder / panel.file_name)
+                figure.savefig(written[-1], metadata={"Date": None}, transparent=True)
+    return written
 
 
 def main() -> None:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__.splitlines()[0])
     parser.add_argument("record", nargs="?", type=Path, default=record.RECORDED, help="the file that --json wrote")
-    parser.add_argument("--picture", type=Path, default=PICTURE, help="an .svg or a .png file")
-    options = parser.parse_args()
-    draw_growth(record.read(options.record), options.picture)
-    print(f"{options.picture.name}: {options.picture.stat().st_size / 1024:.0f} KiB", file=sys.stderr)
+    for path in draw_growth(record.read(parser.parse_args().record), FOLDER):
+        print(f"{path.name}: {path.stat().st_size / 1024:.0f} KiB", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The measures that the README shows: a table, and a picture in light and dark (`python -m benchmarks.overview`)."""
+"""The measures that README and the page of benchmarks show: two tables, and a picture in light and dark.
+
+`python -m benchmarks.overview` draws the picture.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ from . import record
 from .catalogue import BENCHMARKS
 from .figures import Figures, markdown
 from .measured.evaluation_memory import STREAMING
-from .sides import LIGHTNING, OURS, RAW, ROOT, THEIRS
+from .sides import EARLIER, LIGHTNING, OURS, RAW, ROOT, THEIRS
 
 PICTURE = ROOT / "docs" / "images" / "measured.svg"
 SIDES = (OURS.name, THEIRS.name, LIGHTNING.name)
-STREAMED = "with torchmetrics"
+DETAILED_SIDES = (OURS.name, THEIRS.name, EARLIER.name, LIGHTNING.name, RAW.name)
+STREAMED = "littrainer + torchmetrics"
 COLOURS = {OURS.name: "#2a9d5c", STREAMED: "#7cc8a0", THEIRS.name: "#c8553d", LIGHTNING.name: "#8b6bb8"}
 THEMES = {"light": "#1b1f24", "dark": "#e6edf3"}
 
@@ -42,7 +46,7 @@ class Measure:
     key: str
     unit: str
     is_over_raw_loop: bool = False
-    names: tuple[tuple[str, str], ...] = tuple((side, side) for side in SIDES)
+    names: tuple[tuple[str, str], ...] = tuple((side, side) for side in DETAILED_SIDES)
     is_drawn: bool = False
 
     def of(self, figures: Figures) -> dict[str, float]:
@@ -59,8 +63,11 @@ class Measure:
 IMPORTS = (
     (OURS.name, "from littrainer import Trainer, TrainingArguments"),
     (THEIRS.name, "from transformers import Trainer, TrainingArguments"),
+    (EARLIER.name, "from transformers import Trainer, TrainingArguments (5.3.0)"),
     (LIGHTNING.name, "import lightning.pytorch"),
+    (RAW.name, "import torch"),
 )
+IN_BACKGROUND = ((OURS.name, "littrainer, async_save"),)
 EVALUATED = ((OURS.name, OURS.name), (STREAMED, STREAMING.name), (THEIRS.name, THEIRS.name))
 MEASURES = (
     Measure("Overhead of an optimizer step", "step", "mlp", "cpu_us", "µs", True, is_drawn=True),
@@ -75,29 +82,76 @@ MEASURES = (
     ),
     Measure("Training throughput of BERT", "throughput", "tiny-bert-train", "cpu_samples", "samples/s"),
 )
+SMALL_BERT = "BERT of 2 layers, width 32"
+BERT = "BERT of 2 layers, width 128"
+DETAILED = (
+    Measure("Step of an MLP", "step", "mlp", "cpu_us", "µs"),
+    Measure("the same, 4 micro-batches", "step", "mlp-accumulation", "cpu_us", "µs"),
+    Measure("the same, progress bars", "step", "mlp-bars", "cpu_us", "µs"),
+    Measure(f"Step of a {SMALL_BERT}", "step", "bert", "cpu_us", "µs"),
+    Measure("the same, 4 micro-batches", "step", "bert-accumulation", "cpu_us", "µs"),
+    Measure("the same, progress bars", "step", "bert-bars", "cpu_us", "µs"),
+    Measure("Python calls of a step of an MLP", "counts", "mlp", "calls", ""),
+    Measure("values read from the device in it", "counts", "mlp", "reads", ""),
+    Measure(f"Training of a {BERT}", "throughput", "tiny-bert-train", "cpu_samples", "samples/s"),
+    Measure("its evaluation", "throughput", "tiny-bert-eval", "cpu_samples", "samples/s"),
+    Measure("Training of a GPT-2 of that size", "throughput", "tiny-gpt2-train", "cpu_samples", "samples/s"),
+    Measure("its evaluation", "throughput", "tiny-gpt2-eval", "cpu_samples", "samples/s"),
+    Measure("Import of the Trainer, or of torch", "imports", "statements", "cpu_s", "s", names=IMPORTS),
+    Measure("`train()` to its first step", "startup", "mlp-first", "first_step_cpu_ms", "ms"),
+    Measure("the same, later in a process", "startup", "mlp-later", "first_step_cpu_ms", "ms"),
+    Measure("Resuming after 10 steps", "resuming", "skipped-10", "cpu_ms", "ms"),
+    Measure("Resuming after 800 steps", "resuming", "skipped-800", "cpu_ms", "ms"),
+    Measure("Order by length, 10,000 samples", "length_grouping", "loaded-10000", "cpu_ms", "ms"),
+    Measure("the same, from a column of lengths", "length_grouping", "column-10000", "cpu_ms", "ms"),
+    Measure("Evaluation of an MLP, 400 batches", "evaluation", "mlp-400", "cpu_ms", "ms"),
+    Measure("the same, 1 batch", "evaluation", "mlp-1", "cpu_ms", "ms"),
+    Measure("the same, 1 batch, during training", "evaluation", "mlp-in-fit", "cpu_ms", "ms"),
+    Measure(f"Evaluation of a {SMALL_BERT}, 100 batches", "evaluation", "bert-100", "cpu_ms", "ms"),
+    Measure("Peak of an evaluation, 188 MiB of logits", "evaluation_memory", "samples-6", "peak_mib", "MiB"),
+    Measure("Peak of an evaluation, 750 MiB of logits", "evaluation_memory", "samples-24", "peak_mib", "MiB"),
+    Measure(
+        *("the same, a torchmetrics metric", "evaluation_memory", "samples-24", "peak_mib", "MiB"),
+        names=((OURS.name, STREAMING.name),),
+    ),
+    Measure("Peak of a training of an MLP", "training_memory", "mlp", "peak_mib", "MiB"),
+    Measure("Peak of a training of a BERT, width 256", "training_memory", "memory-bert", "peak_mib", "MiB"),
+    Measure("Memory after a search of 15 trials", "search_memory", "trials", "last_mib", "MiB"),
+    Measure("Stall of a save, MLP, 1 million parameters", "checkpoints", "square-1m", "stall_ms", "wall ms"),
+    Measure("the same, `async_save`", "checkpoints", "square-1m", "stall_ms", "wall ms", names=IN_BACKGROUND),
+    Measure("Stall of a save, MLP, 17 million", "checkpoints", "square-17m", "stall_ms", "wall ms"),
+    Measure("the same, `async_save`", "checkpoints", "square-17m", "stall_ms", "wall ms", names=IN_BACKGROUND),
+    Measure("Stall of a save, BERT, 50 million", "checkpoints", "bert-50m", "stall_ms", "wall ms"),
+    Measure("the same, `async_save`", "checkpoints", "bert-50m", "stall_ms", "wall ms", names=IN_BACKGROUND),
+    Measure("Step of an MLP, two processes", "data_parallel", "mlp-2", "wall_us", "wall µs"),
+    Measure(f"Step of a {BERT}, two processes", "data_parallel", "tiny-bert-2", "wall_us", "wall µs"),
+)
 
 
-def measured(found: record.Record) -> list[tuple[Measure, dict[str, float]]]:
+def measured(found: record.Record, measures: tuple[Measure, ...] = MEASURES) -> list[tuple[Measure, dict[str, float]]]:
     """The measures that the record has, with their figures."""
     by_benchmark = {name: record.figures_of(found, BENCHMARKS[name]) for name in found["benchmarks"]}
     return [
         (each, each.of(by_benchmark[each.benchmark]))
-        for each in MEASURES
+        for each in measures
         if each.benchmark in by_benchmark and each.case in by_benchmark[each.benchmark]
     ]
 
 
-def table(found: record.Record) -> str:
+def table(found: record.Record, measures: tuple[Measure, ...] = MEASURES, sides: tuple[str, ...] = SIDES) -> str:
     """A row for each measure."""
     rows = [
-        (f"{measure.title}, {measure.unit}", *(_shown(values[side]) if side in values else "-" for side in SIDES))
-        for measure, values in measured(found)
+        (
+            f"{measure.title}, {measure.unit}" if measure.unit else measure.title,
+            *(_shown(values[side]) if side in values else "-" for side in sides),
+        )
+        for measure, values in measured(found, measures)
     ]
-    return markdown(("median of CPU time or memory", *SIDES), rows)
+    return markdown(("median of CPU time or memory", *sides), rows)
 
 
 def _shown(value: float) -> str:
-    return f"{value:.1f}" if value < 10 else f"{value:.0f}"
+    return f"{value:.1f}" if value < 10 and value % 1 else f"{value:.0f}"
 
 
 def draw(found: record.Record, picture: Path) -> None:
@@ -110,21 +164,26 @@ def draw(found: record.Record, picture: Path) -> None:
         settings: dict[Any, Any] = {
             "svg.fonttype": "none",
             "svg.hashsalt": "littrainer",
-            "font.size": 11,
+            "font.size": 13,
             **{f"{part}color": ink for part in ("text.", "axes.label", "xtick.", "ytick.")},
         }
         with matplotlib.rc_context(settings):
             from matplotlib.figure import Figure
             from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-            figure = Figure(figsize=(8.4, 4.2), layout=ConstrainedLayoutEngine(hspace=0.12))
-            for axes, (measure, values) in zip(figure.subplots(2, 2).flatten(), drawn, strict=False):
-                sides = list(values)
-                bars = axes.barh(sides, list(values.values()), color=[COLOURS[side] for side in sides])
+            # One below the other and narrow, so that a phone hardly makes the letters smaller.
+            bars_of = [len(COLOURS.keys() & values.keys()) for _, values in drawn]
+            figure = Figure(figsize=(5.0, 1.6 * len(drawn)), layout=ConstrainedLayoutEngine(hspace=0.08))
+            panels = figure.subplots(len(drawn), squeeze=False, height_ratios=bars_of).flatten()
+            for axes, (measure, values) in zip(panels, drawn, strict=True):
+                sides = [side for side in values if side in COLOURS]
+                values = {side: values[side] for side in sides}
+                names = [side.replace(" + ", " +\n") for side in sides]
+                bars = axes.barh(names, list(values.values()), color=[COLOURS[side] for side in sides])
                 axes.bar_label(bars, [f"{_shown(value)} {measure.unit}" for value in values.values()], padding=4)
-                axes.set_title(measure.title, loc="left", fontweight="bold", fontsize=11)
+                axes.set_title(measure.title, loc="left", fontweight="bold", fontsize=13)
                 axes.invert_yaxis()
-                axes.set_xlim(right=1.3 * max(values.values()))
+                axes.set_xlim(right=1.45 * max(values.values()))
                 axes.set_xticks([])
                 axes.tick_params(length=0)
                 axes.spines[:].set_visible(False)

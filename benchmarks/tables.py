@@ -1,7 +1,7 @@
 """Writes the tables of the documentation from a record: `python -m benchmarks.tables [record.json]`.
 
 A table stands between two comments in a page, `<!-- benchmark: step -->` and `<!-- end -->`, and is replaced whole.
-`<!-- benchmark: the run of step -->` stands for the sentence that says where the figures of a benchmark are from.
+`<!-- benchmark: the run -->` stands for the sentence that says where the figures are from.
 """
 
 from __future__ import annotations
@@ -26,16 +26,19 @@ def tables_of(benchmark: Benchmark, figures: Figures) -> dict[str, str]:
     return {name: table(figures) for name, table in benchmark.tables.items()}
 
 
-def described_run(found: record.Record, benchmark: str) -> str:
-    """Machine, versions, commit and day of a benchmark's figures, in a sentence."""
-    machine, entry = found["machine"], found["benchmarks"][benchmark]
+def described_run(found: record.Record, *benchmarks: str) -> str:
+    """Machine, versions, commits and days of the figures of some benchmarks, or of all, in a sentence."""
+    machine = found["machine"]
     memory = f", {machine['memory_gib']} GiB" if machine["memory_gib"] else ""
     libraries = ", ".join(f"{name} {found['versions'][name]}" for name in SHOWN_VERSIONS if name in found["versions"])
-    at_commit = f", commit {entry['commit']}" if entry["commit"] else ""
-    sizes = " Smallest sizes, which say nothing about speed." if entry["sizes"] == "short" else ""
+    entries = [found["benchmarks"][name] for name in benchmarks or found["benchmarks"]]
+    taken = dict.fromkeys(f"commit {entry['commit']} on {entry['taken']}" for entry in entries)
+    sizes = (
+        " Smallest sizes, which say nothing about speed." if any(entry["sizes"] == "short" for entry in entries) else ""
+    )
     return (
         f"{machine['processor']}, {machine['cores']} cores{memory}, {machine['system']}, one thread for each process; "
-        f"{libraries}{at_commit}, {entry['taken']}.{sizes}"
+        f"{libraries}; {' and '.join(taken)}.{sizes}"
     )
 
 
@@ -45,8 +48,8 @@ def parts_of(found: record.Record) -> dict[str, str]:
     for name, benchmark in BENCHMARKS.items():
         if name in found["benchmarks"]:
             parts |= tables_of(benchmark, record.figures_of(found, benchmark))
-            parts[f"the run of {name}"] = described_run(found, name) + "\n"
-    return {**parts, "in-short": overview.table(found)}
+    detail = overview.table(found, overview.DETAILED, overview.DETAILED_SIDES)
+    return {**parts, "the run": described_run(found), "in-short": overview.table(found), "in-detail": detail}
 
 
 def filled(page: str, parts: dict[str, str]) -> str:

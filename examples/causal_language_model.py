@@ -139,13 +139,15 @@ def main():
     trainer.train()
     metrics = trainer.evaluate()
     trainer.save_model()
+    trainer.save_state()
 
     print(f"\n{'':18}perplexity of a token")
     print(f"{'unigram model':18}{unigram_perplexity(train, evaluation, len(tokenizer)):10.1f}")
     print(f"{'this model':18}{math.exp(metrics['eval_loss']):10.1f}")
     set_seed(args.seed)  # so that the text depends on the weights alone
     print(f"\n{write_on(trainer.model, tokenizer, options.prompt)}")
-    print(f"\nmodel: {args.output_dir} (load it with AutoModelForCausalLM.from_pretrained)")
+    print(f"\nmodel:  {args.output_dir} (load it with AutoModelForCausalLM.from_pretrained)")
+    print(f"charts: littrainer report {args.output_dir}")
 
 
 if __name__ == "__main__":

@@ -85,6 +85,7 @@ def main():
     # Every process evaluates its share and gets the metrics of all; only the first one writes the model.
     accuracy = trainer.evaluate()["eval_accuracy"]
     trainer.save_model()
+    trainer.save_state()
     if not trainer.is_world_process_zero():
         return
 
@@ -100,7 +101,8 @@ def main():
     print(f"\n{'':20}accuracy")
     print(f"{'logistic regression':20}{logistic_regression_accuracy(train, test):8.3f}")
     print(f"{'this model':20}{accuracy:8.3f}")
-    print(f"\nmodel: {options.output_dir}/model.safetensors (load it with safetensors.torch.load_model)")
+    print(f"\nmodel:  {options.output_dir}/model.safetensors (load it with safetensors.torch.load_model)")
+    print(f"charts: littrainer report {options.output_dir}")
 
 
 if __name__ == "__main__":

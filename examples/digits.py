@@ -113,6 +113,7 @@ def main():
     )
     trainer.train()
     trainer.save_model()
+    trainer.save_state()
 
     # What was saved is read into a new model, as another program would do it.
     saved = DigitReader()
@@ -125,7 +126,8 @@ def main():
     print(f"\n{'':20}accuracy")
     print(f"{'logistic regression':20}{logistic_regression_accuracy(train, test):8.3f}")
     print(f"{'this model':20}{accuracy:8.3f}")
-    print(f"\nmodel: {options.output_dir}/model.safetensors (load it with safetensors.torch.load_model)")
+    print(f"\nmodel:  {options.output_dir}/model.safetensors (load it with safetensors.torch.load_model)")
+    print(f"charts: littrainer report {options.output_dir}")
 
 
 if __name__ == "__main__":

@@ -85,6 +85,7 @@ def main():
     trainer = trained(callbacks=[EMAWeightAveraging(decay=options.decay)], lightning={"profiler": profiler})
     averaged = trainer.evaluate()
     trainer.save_model()
+    trainer.save_state()
 
     rows = {
         "majority label": majority_scores(texts, len(packages)),
@@ -101,6 +102,7 @@ def main():
     print(f"\nmodel:   {options.output_dir} (with the averaged weights)")
     for path in sorted(Path(options.output_dir).glob("*profile*")):
         print(f"profile: {path}")
+    print(f"charts:  littrainer report {options.output_dir}")
 
 
 if __name__ == "__main__":

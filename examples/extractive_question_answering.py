@@ -271,6 +271,7 @@ def main():
     )
     trainer.train()
     trainer.save_model()
+    trainer.save_state()
 
     start_logits, end_logits = trainer.predict(windows["test"]).predictions
     answers = best_answers(start_logits, end_logits, test_windows, test)
@@ -282,7 +283,8 @@ def main():
     print(f"\n{'':24}exact match    F1")
     print(f"{'most frequent answer':24}{baseline['exact_match']:11.3f}{baseline['f1']:7.3f}")
     print(f"{'this model':24}{ours['exact_match']:11.3f}{ours['f1']:7.3f}")
-    print(f"\nmodel: {args.output_dir} (load it with AutoModelForQuestionAnswering.from_pretrained)")
+    print(f"\nmodel:  {args.output_dir} (load it with AutoModelForQuestionAnswering.from_pretrained)")
+    print(f"charts: littrainer report {args.output_dir}")
 
 
 if __name__ == "__main__":

@@ -128,6 +128,7 @@ def main():
     accuracy = trainer.evaluate()["eval_accuracy"]
     # All processes take part, since each has a piece; the first one writes.
     trainer.save_model()
+    trainer.save_state()
     if not trainer.is_world_process_zero():
         return
 
@@ -140,7 +141,8 @@ def main():
     print(f"{'logistic regression':32}{logistic_regression_accuracy(train, test):8.3f}")
     print(f"{'this model, shared out':32}{accuracy:8.3f}")
     print(f"{'this model, loaded in one piece':32}{loaded_accuracy:8.3f}")
-    print(f"\nmodel: {options.output_dir} (load it with AutoModelForImageClassification.from_pretrained)")
+    print(f"\nmodel:  {options.output_dir} (load it with AutoModelForImageClassification.from_pretrained)")
+    print(f"charts: littrainer report {options.output_dir}")
 
 
 if __name__ == "__main__":

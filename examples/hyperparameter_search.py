@@ -90,12 +90,14 @@ def main():
         setattr(trainer.args, name, value)
     trainer.train()
     after = trainer.evaluate(tokens["test"])[OBJECTIVE]
+    trainer.save_state()
 
     print(f"\n{'learning rate':24}macro-F1 on {len(tokens['test'])} texts that the search has not seen")
     print(f"{f'{default:.2e} (default)':24}{before:.3f}")
     found = f"{best.hyperparameters['learning_rate']:.2e} (trial {best.run_id})"
     print(f"{found:24}{after:.3f}")
-    print(f"\ntrials: {options.output_dir} (show them with: littrainer report {options.output_dir})")
+    print(f"\ntrials: {options.output_dir}")
+    print(f"charts: littrainer report {options.output_dir}")
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ class DocstringCLI(LightningCLI):
 
 
 def main(arguments=None):
-    return DocstringCLI(
+    cli = DocstringCLI(
         DocstringClassifier,
         Docstrings,
         seed_everything_default=0,
@@ -123,10 +123,13 @@ def main(arguments=None):
             "max_epochs": 5,
             "gradient_clip_val": 1.0,
             "default_root_dir": OUTPUT_DIR,
+            "logger": {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": OUTPUT_DIR}},
             "callbacks": [ModelCheckpoint(f"{OUTPUT_DIR}/checkpoints", monitor="val_loss", save_last=True)],
         },
         args=arguments,
     )
+    print(f"charts: littrainer report {cli.trainer.default_root_dir}")
+    return cli
 
 
 if __name__ == "__main__":

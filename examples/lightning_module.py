@@ -101,7 +101,8 @@ def main():
     with torch.no_grad():
         answer = loaded(**tokenizer(text, truncation=True, return_tensors="pt")).logits.argmax().item()
     print(f'\n"{text[:60]} ..." comes from {loaded.config.id2label[answer]}')
-    print(f"model: {options.output_dir}")
+    print(f"model:  {options.output_dir}")
+    print(f"charts: littrainer report {options.output_dir}")
 
 
 if __name__ == "__main__":

@@ -124,6 +124,7 @@ def trained_on_prose(prose, tokenizer, options, args):
     )
     trainer.train()
     trainer.save_model()
+    trainer.save_state()
     return folder
 
 
@@ -172,6 +173,7 @@ def main():
     trainer.train()
     after = math.exp(trainer.evaluate()["eval_loss"])
     trainer.save_model()
+    trainer.save_state()
 
     # What another program would do with the two folders.
     loaded = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(base), args.output_dir)
@@ -187,6 +189,7 @@ def main():
     print(f"{'with the adapters':22}{after:10.1f}")
     print(f"\nadapters: {args.output_dir} (load them with peft.PeftModel.from_pretrained)")
     print(f"merged:   {args.output_dir}/merged (load it with AutoModelForCausalLM.from_pretrained)")
+    print(f"charts:   littrainer report {args.output_dir} {args.output_dir}/base")
 
 
 if __name__ == "__main__":

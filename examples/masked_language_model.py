@@ -140,6 +140,7 @@ def main():
     trainer.train()
     metrics = trainer.evaluate()
     trainer.save_model()
+    trainer.save_state()
 
     print(f"\n{'':22}accuracy at masked tokens")
     print(f"{'most frequent token':22}{metrics['eval_most_frequent_accuracy']:8.3f}")
@@ -147,7 +148,8 @@ def main():
     print(f"\n{options.sentence}")
     for token, probability in fill_in(trainer.model, tokenizer, options.sentence):
         print(f"{probability:8.3f}  {token}")
-    print(f"\nmodel: {args.output_dir} (load it with AutoModelForMaskedLM.from_pretrained)")
+    print(f"\nmodel:  {args.output_dir} (load it with AutoModelForMaskedLM.from_pretrained)")
+    print(f"charts: littrainer report {args.output_dir}")
 
 
 if __name__ == "__main__":

@@ -140,6 +140,7 @@ def main():
     trainer.train()
     metrics = trainer.evaluate()
     trainer.save_model()
+    trainer.save_state()
 
     print(f"\n{'':22}accuracy")
     print(f"{'guessing':22}{1 / CHOICES:8.3f}")
@@ -150,7 +151,8 @@ def main():
     print(f"\n{example['question']}")
     for number, choice in enumerate(example["choices"]):
         print(f"  {'->' if number == chosen else '  '} {choice}{' (right)' if number == example['label'] else ''}")
-    print(f"\nmodel: {args.output_dir} (load it with AutoModelForMultipleChoice.from_pretrained)")
+    print(f"\nmodel:  {args.output_dir} (load it with AutoModelForMultipleChoice.from_pretrained)")
+    print(f"charts: littrainer report {args.output_dir}")
 
 
 if __name__ == "__main__":

@@ -148,6 +148,7 @@ def main():
     )
     trainer.train()
     trainer.save_model()
+    trainer.save_state()
     summaries = decoded(trainer.predict(tokens["test"]).predictions)
 
     right = documents["test"]["summary"]
@@ -160,7 +161,8 @@ def main():
     print(f"\n{'':24}ROUGE-1  ROUGE-2")
     print(f"{'beginning of the text':24}{lead['rouge1']:7.3f}{lead['rouge2']:9.3f}")
     print(f"{'this model':24}{ours['rouge1']:7.3f}{ours['rouge2']:9.3f}")
-    print(f"\nmodel: {args.output_dir} (load it with AutoModelForSeq2SeqLM.from_pretrained)")
+    print(f"\nmodel:  {args.output_dir} (load it with AutoModelForSeq2SeqLM.from_pretrained)")
+    print(f"charts: littrainer report {args.output_dir}")
 
 
 if __name__ == "__main__":

@@ -186,6 +186,7 @@ def main():
     print(f"{'this model':18}{best['eval_accuracy']:8.3f}{best['eval_macro_f1']:10.3f}")
     print(f"\nmodel:  {options.output_dir} (load it with AutoModelForSequenceClassification.from_pretrained)")
     print(f"curves: {picture}")
+    print(f"charts: littrainer report {options.output_dir}")
 
 
 if __name__ == "__main__":

@@ -238,6 +238,7 @@ def main():
     trainer.train()
     metrics = trainer.evaluate()
     trainer.save_model()
+    trainer.save_state()
 
     baseline = table_scores(functions["train"], functions["test"])
     print(f"\n{'':18}accuracy  macro-F1 over the roles of names")
@@ -248,7 +249,8 @@ def main():
         tokenizer,
         LINE,
     )
-    print(f"\nmodel: {args.output_dir} (load it with AutoModelForTokenClassification.from_pretrained)")
+    print(f"\nmodel:  {args.output_dir} (load it with AutoModelForTokenClassification.from_pretrained)")
+    print(f"charts: littrainer report {args.output_dir}")
 
 
 if __name__ == "__main__":

@@ -144,6 +144,7 @@ def main():
     )
     trainer.train()
     trainer.save_model()
+    trainer.save_state()
     translations = decoded(trainer.predict(tokens["test"]).predictions)
 
     english, right = messages["test"]["english"], messages["test"]["other"]
@@ -153,7 +154,8 @@ def main():
     print(f"\n{'':20}characters  exact")
     print(f"{'left in English':20}{copied['chrf']:10.3f}{copied['exact']:7.3f}")
     print(f"{'this model':20}{ours['chrf']:10.3f}{ours['exact']:7.3f}")
-    print(f"\nmodel: {args.output_dir} (load it with AutoModelForSeq2SeqLM.from_pretrained)")
+    print(f"\nmodel:  {args.output_dir} (load it with AutoModelForSeq2SeqLM.from_pretrained)")
+    print(f"charts: littrainer report {args.output_dir}")
 
 
 if __name__ == "__main__":

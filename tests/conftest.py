@@ -93,10 +93,19 @@ def pytest_collection() -> Generator[None, object, object]:
         leave_out_of_collections()
 
 
+# What is left in the environment: Lightning leaves its seed, a test that plays another process leaves ranks.
+LEFT_IN_THE_ENVIRONMENT = (
+    *("PL_GLOBAL_SEED", "PL_SEED_WORKERS"),
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_USE_CPU"),
+    *("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "FSDP_CPU_RAM_EFFICIENT_LOADING"),
+)
+
+
 @pytest.fixture(autouse=True)
-def no_seed_for_later_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lightning's `seed_everything` leaves its seed in the environment, where later processes would find it."""
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+def environment_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test begins without these variables, and what it sets ends with it."""
+    for name in LEFT_IN_THE_ENVIRONMENT:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 

@@ -11,7 +11,7 @@ import pytest
 
 from littrainer import Trainer, TrainerCallback, TrainingArguments
 from tests.scenarios.data import Rows, Stream, vector_rows
-from tests.scenarios.models import LosslessClassifier, VectorClassifier
+from tests.scenarios.models import VectorClassifier
 
 
 class StepCounter(TrainerCallback):
@@ -43,14 +43,6 @@ SHORT_AND_LONG = {"whole": Rows(vector_rows(4)), "short": Rows([])}
 @pytest.mark.parametrize(
     ("given", "changes", "kind", "words"),
     [
-        ({"model": LosslessClassifier()}, {}, ValueError, "(?i)loss.*logits"),
-        (
-            {"train_dataset": Rows([{"x": row["x"]} for row in vector_rows(8)])},
-            {},
-            ValueError,
-            "(?i)loss.*labels",
-        ),
-        ({"train_dataset": Rows([])}, {}, ValueError, "train_dataset.*empty"),
         ({"train_dataset": Rows([])}, {"max_steps": -1}, ValueError, "train_dataset.*empty"),
         ({"train_dataset": None}, {}, ValueError, "train_dataset"),
         ({"train_dataset": Stream(vector_rows(8))}, {"max_steps": -1}, ValueError, "max_steps"),

@@ -68,9 +68,8 @@ def test_a_record_of_the_smallest_sizes_has_all_that_pages_and_curves_show(tmp_p
         assert written.count("<!-- benchmark:") == text.count("<!-- benchmark:") > 0
     assert all("| littrainer" in parts[name] for name in ("step", "throughput", "startup", "resuming", "checkpoints"))
 
-    draw_growth(found, tmp_path / "growth.svg")
-    drawn = (tmp_path / "growth.svg").read_text()
-    assert all(panel.title in drawn for panel in PANELS)
+    drawn = draw_growth(found, tmp_path)
+    assert all(panel.title in path.read_text() for panel, path in zip(PANELS, drawn, strict=True))
     draw(found, tmp_path / "measured.svg")
     assert all("Overhead of an" in (tmp_path / f"measured-{theme}.svg").read_text() for theme in ("light", "dark"))
     steps = next(panel for panel in PANELS if panel.curve == "steps")

@@ -40,9 +40,11 @@ def test_version_and_help_are_printed_with_status_0(capsys: pytest.CaptureFixtur
     assert ended(["--version"], capsys) == (0, f"littrainer {__version__}\n", "")
     status, page, complaint = ended(["--help"], capsys)
     assert (status, complaint) == (0, "")
-    for name, command in COMMANDS.items():
+    for name, purpose in COMMANDS.items():
         assert f" {name} " in page or f" {name}\n" in page
-        assert command.purpose.split()[0] in page
+        assert purpose in " ".join(page.split())
+    # As argparse answers a command that is missing.
+    assert ended([], capsys) == (2, "", page)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -55,21 +57,18 @@ def test_each_command_has_a_help_page_of_the_same_kind(name: str, capsys: pytest
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ([], "nothing to do: try `littrainer run script.py`, or `littrainer --help`"),
         (["explian"], "no command 'explian'; did you mean 'explain'?"),
         (["train"], "no command 'train'; "),
-        (["xyz"], "no command 'xyz'; commands are run, explain, report, env"),
+        (["xyz"], "no command 'xyz'; known are run, explain, report, env"),
         (["script.py", "--lr", "1"], "to run a script, put `run` before it: littrainer run script.py"),
         (["--verson"], "unrecognized arguments: --verson; --verson: did you mean '--version'?"),
         (["--nothing"], "unrecognized arguments: --nothing; see --help"),
-        (["--devices", "2", "run", "x.py"], "options of a command stand behind it: littrainer run --devices ..."),
         (["report", "--outptu=x", "runs"], "unrecognized arguments: --outptu=x; --outptu: did you mean '--output'?"),
         (["explain", "--as-cod"], "unrecognized arguments: --as-cod; --as-cod: did you mean '--as-code'?"),
         (
             ["explain", "--eval_strategy", "never"],
             "argument --eval_strategy/--eval-strategy: invalid choice: 'never'",
         ),
-        (["env", "--jsn"], "unrecognized arguments: --jsn; --jsn: did you mean '--json'?"),
         (["env", "more"], "unrecognized arguments: more; see --help"),
     ],
 )

@@ -14,7 +14,7 @@ from littrainer.arguments import process
 from littrainer.data.collators import RemoveColumnsCollator
 from tests.distributed.launchers import see_gpus, set_only
 from tests.scenarios.collators import pad_tokens
-from tests.scenarios.data import Rows, Stream, token_rows, vector_rows
+from tests.scenarios.data import Rows, token_rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
@@ -70,14 +70,6 @@ def test_a_model_init_that_cannot_make_a_model_is_refused(tmp_path: Path, build:
 def test_metrics_batch_by_batch_need_a_function_that_is_told_the_last_batch(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"batch_eval_metrics.*compute_result"):
         quiet_trainer(tmp_path, given={"compute_metrics": lambda prediction: {}}, batch_eval_metrics=True)
-
-
-def test_constructing_a_trainer_seeds_the_generators(tmp_path: Path) -> None:
-    numbers = []
-    for seed in (7, 7, 8):
-        quiet_trainer(tmp_path, seed=seed)
-        numbers.append(torch.rand(1).item())
-    assert numbers[0] == numbers[1] != numbers[2]
 
 
 @pytest.mark.parametrize(
@@ -136,12 +128,6 @@ def test_a_script_under_plain_python_learns_once_how_to_train_on_all_gpus(
 # ---- Data ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_has_no_sampler(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, given={"train_dataset": Stream(vector_rows(5))}, max_steps=1)
-    assert [len(batch["labels"]) for batch in trainer.get_train_dataloader()] == [4, 1]
-    assert trainer._get_train_sampler() is None
-
-
 def test_columns_the_model_does_not_take_are_removed_from_a_table(tmp_path: Path) -> None:
     table = Dataset.from_list([{**row, "text": "a"} for row in token_rows(4)])
     trainer = quiet_trainer(
@@ -165,13 +151,6 @@ def test_a_batch_without_any_input_says_which_columns_the_model_takes(tmp_path: 
     trainer = quiet_trainer(tmp_path, NoLabels(), given={"train_dataset": rows}, max_steps=1)
     with pytest.raises(ValueError, match=r"NoLabels\.forward takes \(x.*remove_unused_columns=False"):
         trainer.train()
-
-
-def test_lasting_workers_keep_the_evaluation_loader(tmp_path: Path) -> None:
-    lasting = quiet_trainer(tmp_path, dataloader_num_workers=1, dataloader_persistent_workers=True)
-    assert lasting.get_eval_dataloader() is lasting.get_eval_dataloader()
-    passing = quiet_trainer(tmp_path)
-    assert passing.get_eval_dataloader() is not passing.get_eval_dataloader()
 
 
 def test_nested_inputs_keep_their_structure_when_they_are_moved(
@@ -268,14 +247,6 @@ def test_operations_are_those_that_transformers_counts(tmp_path: Path) -> None:
     assert ours.floating_point_ops(dict(inputs)) == theirs.floating_point_ops(dict(inputs)) > 0
     assert ours.floating_point_ops({"labels": inputs["labels"]}) == 0
     assert quiet_trainer(tmp_path).floating_point_ops({"x": torch.ones(1)}) == 0
-
-
-def test_counted_operations_are_moved_into_the_state_once(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path)
-    trainer.current_flos = 5.0
-    trainer.store_flos()
-    trainer.store_flos()
-    assert trainer.state.total_flos == 5.0
 
 
 def test_models_are_left_in_the_mode_and_without_gradients_as_transformers_leaves_them(tmp_path: Path) -> None:

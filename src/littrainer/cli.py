@@ -1,6 +1,6 @@
-"""The `littrainer` command: the table of its commands, and which of them a command line asks for.
+"""The `littrainer` command.
 
-Each command is a module with `build_parser()` and `main(words)`, which returns the exit status.
+Each of its commands is a module with `build_parser()` and `main(words)`, which returns the exit status.
 """
 
 from __future__ import annotations
@@ -9,74 +9,62 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from littrainer.commands.command_line import CommandParser, option_names, quietly, suggested
+from littrainer.commands.command_line import BAD_INPUT, CommandParser, quietly
 from littrainer.errors.version import __version__
 
-
-class Command(NamedTuple):
-    """One command.
-
-    Parameters:
-        module: what carries it out; imported when the command is asked for.
-        purpose: what `littrainer --help` says of it.
-    """
-
-    module: str
-    purpose: str
-
-
-COMMANDS: dict[str, Command] = {
-    "run": Command("littrainer.commands.run", "run a script or a module; its transformers.Trainer is littrainer's"),
-    "explain": Command(
-        "littrainer.commands.explain", "say what arguments, or a script's, turn into; --as-code prints a program"
-    ),
-    "report": Command("littrainer.commands.report", "write what trainings logged as an HTML page and a picture"),
-    "env": Command("littrainer.commands.env", "say what is installed here, for a bug report"),
+# Command, and module in `littrainer.commands` -> what `littrainer --help` says about it.
+COMMANDS = {
+    "run": "run a script or a module with littrainer's Trainer for transformers'",
+    "explain": "show what training arguments turn into on Lightning",
+    "report": "write the logs of trainings as an HTML page and a picture",
+    "env": "show what is installed here, for a bug report",
 }
 USAGE = "littrainer COMMAND ...\n       littrainer [-h] [--version]"
-EPILOG = "littrainer COMMAND --help says more about one of them. Exit status: 0 success, 1 failure, 2 bad input."
+EPILOG = (
+    "`littrainer COMMAND --help` says more about a command. "
+    + "Exit status: 0 success, 1 an error, 2 bad input, 130 Ctrl-C."
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: what follows the command's name; those of the process by default.
+        arguments: what follows the command's name; by default the arguments of this process.
 
     Returns:
-        The exit status. `run` does not return where the operating system can replace a process by another.
+        The exit status. `run` does not return if the operating system can replace a process by another.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     return quietly(lambda: _answer(given))
 
 
 def build_parser() -> CommandParser:
-    """The parser of what stands before a command."""
+    """Return the parser of the words before a command."""
     parser = CommandParser(
         "littrainer", description="Run Transformers Trainer scripts on Lightning.", epilog=EPILOG, usage=USAGE
     )
     parser.add_argument("--version", action="version", version=f"littrainer {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name, command in COMMANDS.items():
-        commands.add_parser(name, help=command.purpose)
+    for name, purpose in COMMANDS.items():
+        commands.add_parser(name, help=purpose)
     return parser
 
 
 def _answer(given: list[str]) -> int:
     parser = build_parser()
     if not given:
-        parser.error("nothing to do: try `littrainer run script.py`, or `littrainer --help`")
+        # As argparse answers a command that is missing, on standard error and with its status.
+        parser.print_help(sys.stderr)
+        return BAD_INPUT
     name, *rest = given
     if name in COMMANDS:
-        return importlib.import_module(COMMANDS[name].module).main(rest)
+        return importlib.import_module(f"littrainer.commands.{name}").main(rest)
     if name.startswith("-"):
-        command = next((word for word in rest if word in COMMANDS), None)
-        if command is not None and name.partition("=")[0] not in option_names(parser):
-            parser.error(f"options of a command stand behind it: littrainer {command} {name} ...")
         parser.parse_args(given)
     if name.endswith(".py") or os.path.isfile(name):
         parser.error(f"to run a script, put `run` before it: littrainer run {name}")
-    hint = suggested(name, list(COMMANDS)) or f"commands are {', '.join(COMMANDS)}"
-    parser.error(f"no command {name!r}; {hint}")
+    from littrainer.arguments.did_you_mean import suggestion
+
+    parser.error(f"no command {name!r}; {suggestion(name, COMMANDS)}")

@@ -29,7 +29,7 @@ from littrainer.checkpoint.distributed_save import leads
 from littrainer.checkpoint.layout import SCALER_NAME, SCHEDULER_NAME
 from littrainer.checkpoint.random_state import capture_random_states, random_state_name
 from littrainer.checkpoint.storage import Trained, WholeStorage, storage_of
-from littrainer.checkpoint.weights import asked_shard_size, log_names_that_differ
+from littrainer.checkpoint.weights import log_names_that_differ
 from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.data.collators import RemoveColumnsCollator
 from littrainer.data.columns import DroppedColumns, accepted_columns, batch_without_names, without_extra_columns
@@ -95,11 +95,7 @@ class OverridePoints:
         self.neftune_noise_alpha = self.args.neftune_noise_alpha
 
     def _follow_arguments(self: Any, changed: set[str]) -> None:
-        """Make again what a Trainer makes of its arguments, but for its accelerator.
-
-        Parameters:
-            changed: names of the arguments that have other values than when it was made.
-        """
+        """Make again, except the accelerator, what a Trainer makes of the arguments whose values have changed."""
         args = self.args
         self._train_batch_size = args.train_batch_size
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
@@ -214,7 +210,7 @@ class OverridePoints:
         if self.model_wrapped is not self.model and is_own_wrapping(self.model_wrapped, self.model):
             # What an earlier training has wrapped is prepared, and in transformers by each evaluation that follows.
             self.model_preparation_time = 0.0
-        # One that makes both has to do so at once; else a schedule may go by the model as it is wrapped.
+        # One that makes both has to do so at once; else a schedule may depend on the model as it is wrapped.
         if self._own_methods("create_optimizer_and_scheduler"):
             self.create_optimizer_and_scheduler(num_training_steps=max_steps)
             wrapped = wrapped_model(self)
@@ -367,7 +363,9 @@ class OverridePoints:
         return self.accelerator.clip_grad_norm_(parameters_of(model), float("inf"))
 
     def _has_mixed_mesh_grads(self: Any, model: nn.Module) -> bool:
-        return self.args.world_size > 1 and lie_on_several_meshes(parameters_of(model))
+        # Only connected processes split gradients between them.
+        are_connected = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return are_connected and lie_on_several_meshes(parameters_of(model))
 
     def _mixed_mesh_grad_norm(self: Any, model: nn.Module, max_norm: float) -> torch.Tensor:
         return clip_by_norm(model.parameters(), max_norm)
@@ -463,11 +461,10 @@ class OverridePoints:
         return model
 
     def overrides_evaluation(self: Any) -> bool:
-        """Whether a subclass, or this instance, has its own `evaluate` or loop, whose metrics have names of its own."""
+        """Whether a subclass, or this instance, has its own `evaluate` or loop, whose metrics may have other names."""
         return bool(self._own_methods("evaluate", "evaluation_loop", "_evaluate"))
 
     def _own_methods(self: Any, *names: str) -> list[str]:
-        """Those of the named methods that a subclass, or this instance, has its own version of."""
         return own_methods(self, names)
 
     def _gather_for_metrics(self: Any, value: Any) -> Any:
@@ -502,8 +499,7 @@ class OverridePoints:
 
     def _save(self: Any, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         folder = self.args.output_dir if output_dir is None else output_dir
-        plugins = {**(self.args.lightning or {}), **self.lightning_keywords}.get("plugins")
-        writer.write_model(self.model, folder, state_dict, asked_shard_size(plugins))
+        writer.write_model(self.model, folder, state_dict)
         writer.write_companions(folder, self.args, self._written_processing_class())
 
     def _written_processing_class(self: Any) -> Any:
@@ -513,7 +509,6 @@ class OverridePoints:
         return search_trial.output_dir_of(self, trial)
 
     def _storage(self: Any) -> WholeStorage:
-        """How checkpoints hold weights and the optimizer's state, as the strategy stands at this moment."""
         return storage_of(
             Trained(
                 self.args,

@@ -30,7 +30,7 @@ class Seq2SeqTrainer(Trainer):
         OSError, ValueError, TypeError: the arguments name no valid generation config, or the model cannot generate.
     """
 
-    # Keywords of `generate` while an `evaluate` or `predict` goes on; the values of a script's own prediction loop.
+    # Keywords of `generate` while an `evaluate` or `predict` goes on; the values of the script's prediction loop.
     _gen_kwargs: dict[str, Any] = {}  # noqa: RUF012
 
     @accepts_earlier_keywords(tokenizer="processing_class")
@@ -92,7 +92,7 @@ class Seq2SeqTrainer(Trainer):
 
     @staticmethod
     def load_generation_config(gen_config_arg: Any) -> Any:
-        """A generation config of its own from what the argument `generation_config` names.
+        """Return a generation config from what the argument `generation_config` names.
 
         Parameters:
             gen_config_arg: a folder or file, a model's name, or a generation config.
@@ -183,4 +183,4 @@ class Seq2SeqTrainer(Trainer):
         return loss.detach().mean(), tokens, padded_labels
 
     def _pad_tensors_to_max_len(self, tensor: torch.Tensor, max_length: int) -> torch.Tensor:
-        return generation.padded(tensor, max_length, generation.padding_token(self))
+        return generation.padded(tensor, max_length, generation.padding_token(self.model, self.processing_class))

@@ -31,6 +31,7 @@ from littrainer.tracking.selection import tell_trackers_of_trial
 from littrainer.training.batch_size_search import with_fitting_batch_size
 from littrainer.training.checks import check_before_training
 from littrainer.training.development_run import trial_where_asked_for
+from littrainer.training.interruption_report import reported_interruption
 from littrainer.training.log_eval_save import background_saves
 from littrainer.training.loss import RunningLoss
 from littrainer.training.model_preparation import model_prepared_for_training
@@ -65,7 +66,7 @@ class TrainingSession:
         first_step: the optimizer step at which this call of `train()` began.
         first_input_tokens: input tokens seen when it began.
         flos: floating-point operations that are not in the state yet.
-        micro_batches_in_window: micro-batches of the optimizer step at hand.
+        micro_batches_in_window: micro-batches of the current optimizer step.
         eval_dataloaders: evaluation loaders with lasting workers, by name.
         deepspeed: DeepSpeed's engine, or None.
         neftune_hook_handle: takes NEFTune's hook off again; None outside of a training with it.
@@ -221,11 +222,14 @@ def train(
     # Ray sees to it that one process has a trial; the process before may take a while to end.
     is_on_ray = trainer.hp_search_backend == HPSearchBackend.RAY
     claim = claimed_for_training(trainer.args, functools.partial(trainer._get_output_dir, trial=trial))
+    # A search goes on by the call that began it.
+    reported = reported_interruption(trainer.args, lambda: trainer.state) if trial is None else contextlib.nullcontext()
     with (
+        reported,
         trial_where_asked_for(trainer, resume_from_checkpoint),
         contextlib.nullcontext() if is_on_ray else claim,
         callbacks_told_of_failure(trainer.callback_handler, trainer.args, lambda: trainer.state),
-        pushes_during_training(trainer.args, lambda: trainer.push_in_progress),
+        pushes_during_training(lambda: trainer.push_in_progress),
         tracked_by(trainer.session.tracked),
     ):
         return _train_from(trainer, resume_from_checkpoint, trial, ignore_keys_for_eval)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import logging
 import os
 import time
@@ -15,23 +16,17 @@ from torch import nn
 
 from littrainer import session
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.callbacks.handler import CallbackHandler, DefaultFlowCallback, callbacks_in_list
-from littrainer.callbacks.lightning_callbacks import (
-    add_lightning_callback,
-    brings_a_bar,
-    pop_lightning_callback,
-    remove_lightning_callback,
-)
+from littrainer.callbacks.handler import CallbackHandler, DefaultFlowCallback, callbacks_in_list, popped
+from littrainer.callbacks.lightning_callbacks import add_lightning_callback, brings_a_bar, remove_lightning_callback
 from littrainer.callbacks.progress import PrinterCallback, default_progress_callback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
 from littrainer.checkpoint.arguments_file import write_run_record
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, make_output_dir
-from littrainer.compat.trainer_attributes import TrainerAttributes, missing_member_message
+from littrainer.compat.trainer_attributes import TrainerAttributes
 from littrainer.compat.v4_trainer import EarlierTrainerMembers, accepts_earlier_keywords
 from littrainer.data.collators import default_collator_for
 from littrainer.data.columns import DroppedColumns, naming_dropped_columns
 from littrainer.data.loaders import count_examples
-from littrainer.data.windows import draw
 from littrainer.distributed.agreement import failing_together
 from littrainer.distributed.collectives import sum_over_processes
 from littrainer.distributed.layout import follow_model, tensor_parallel_size
@@ -39,12 +34,7 @@ from littrainer.engine import run_lightning
 from littrainer.errors.tracebacks import ShortTraceback
 from littrainer.evaluation.loop import EvaluationPass
 from littrainer.evaluation.prediction import predict_batch
-from littrainer.evaluation.results import (
-    EvalLoopOutput,
-    PredictionOutput,
-    TrainOutput,
-    speed_metrics,
-)
+from littrainer.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput, speed_metrics
 from littrainer.hub.model_card import Texts, badges_of, write_card
 from littrainer.hub.push_to_hub import END_OF_TRAINING, push_model, pushes_of
 from littrainer.hub.repository import make_repository
@@ -63,12 +53,7 @@ from littrainer.tracking.lightning_loggers import adopt_loggers
 from littrainer.tracking.selection import trackers_for
 from littrainer.training import checks, loss, reports
 from littrainer.training.development_run import pushes_by_itself, trackers_reported_to
-from littrainer.training.overrides import (
-    accept_earlier_signatures,
-    of_the_package,
-    refuse_ignored_overrides,
-    warn_of_earlier_overrides,
-)
+from littrainer.training.overrides import accept_earlier_signatures, of_the_package, refuse_ignored_overrides
 from littrainer.training.plan import plan_training
 from littrainer.training.preemption import listed_callbacks
 from littrainer.training.reports import CONSTRUCTION, MemoryReport
@@ -90,7 +75,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         train_dataset: map-style or iterable dataset.
         eval_dataset: one of these, or a dict of them by name.
         processing_class: tokenizer or processor, saved with the model.
-        model_init: makes the model anew at each `train()`; instead of `model`.
+        model_init: makes a new model at each `train()`; instead of `model`.
         compute_loss_func: takes outputs, labels and `num_items_in_batch`, returns the loss.
         compute_metrics: takes an `EvalPrediction`, returns a dict of metrics; or torchmetrics metrics, updated
             batch by batch (see `StreamingMetrics`).
@@ -102,16 +87,13 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
 
     Raises:
         ValueError: parameters or arguments that contradict each other, or that this machine cannot carry out.
-        TypeError: a parameter that is unknown or of another kind, such as the name of a model in the place of one.
-        RuntimeError: no model, or optimizers beside what makes the model or the optimizer itself.
+        TypeError: a parameter that is unknown or of another kind, such as the name of a model instead of a model.
+        RuntimeError: no model, or optimizers together with what makes the model or the optimizer itself.
         NotImplementedError: an argument that is refused by name.
     """
 
     # Whether `compute_loss` already divides by the window; None: it does where `num_items_in_batch` reached the model.
     loss_is_scaled_for_ga: bool | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(missing_member_message(name))
 
     @accepts_earlier_keywords(tokenizer="processing_class")
     def __init__(
@@ -135,7 +117,6 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         checks.check_args(args)
         self.lightning_keywords = checks.checked_lightning_keywords(lightning)
         refuse_ignored_overrides(self)
-        warn_of_earlier_overrides(self)
         checks.check_arguments(args)
         checks.check_model_source(model, model_init)
         run_lightning.import_lightning()
@@ -208,7 +189,6 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         self.session.memory.stop(CONSTRUCTION)
 
     def _validate_args(self) -> None:
-        """Refuse what contradicts itself, before anything is computed."""
         checks.check_construction(self)
 
     # ---- Data -------------------------------------------------------------------------------------------------------
@@ -296,7 +276,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         Returns:
             the micro-batches, fewer where the data ends, and their label tokens where the loss is divided by them.
         """
-        window = draw(epoch_iterator, num_batches)
+        window = list(itertools.islice(epoch_iterator, num_batches))
         return window, self._get_num_items_in_batch(window, device)
 
     # ---- Optimizer and schedule -------------------------------------------------------------------------------------
@@ -318,7 +298,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         """
         if self.optimizer is None:
             model = self.model if model is None else model
-            # What forward passes have gathered and kept would be trained in the place of the shards.
+            # What forward passes have gathered and kept would be trained instead of the shards.
             free_gathered(model)
             groups: Any = parameter_groups(model, self.get_decay_parameter_names(model), self.args.weight_decay)
             optimizer_class, keywords = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(
@@ -398,10 +378,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             return session.train(self, checkpoint, trial, ignore_keys_for_eval)
 
     def training_step(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        num_items_in_batch: torch.Tensor | int | None = None,
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         """Forward and backward pass of one micro-batch; override to change what a step does.
 
@@ -419,7 +396,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         return scaled.detach()
 
     def overrides_training_step(self) -> bool:
-        """Whether a subclass, or this instance, has a `training_step` of its own, which calls backward itself."""
+        """Whether a subclass, or this instance, has its own `training_step`, which calls backward itself."""
         return bool(self._own_methods("training_step"))
 
     def compute_loss(
@@ -489,7 +466,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         return self._train_batch_size * args.gradient_accumulation_steps * copies
 
     def get_tp_size(self) -> int:
-        """Processes that share one copy of the model by tensor parallelism; 1 where each has a copy of its own."""
+        """Processes that share one copy of the model by tensor parallelism; 1 if each has its own copy."""
         of_model = getattr(self.model, "_tp_size", None)
         return tensor_parallel_size(self.args) if of_model is None else of_model
 
@@ -504,10 +481,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
     # ---- Evaluation and prediction ----------------------------------------------------------------------------------
 
     def evaluate(
-        self,
-        eval_dataset: Any = None,
-        ignore_keys: Sequence[str] | None = None,
-        metric_key_prefix: str = "eval",
+        self, eval_dataset: Any = None, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Evaluate on a dataset and log the metrics.
 
@@ -589,7 +563,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
 
         Parameters:
             dataloader: the batches.
-            description: what is told of the pass, such as `"Evaluation"`.
+            description: the name of the pass in logs, such as `"Evaluation"`.
             prediction_loss_only: keep the loss and no predictions; by default what the arguments say.
             ignore_keys: model outputs that are no predictions.
             metric_key_prefix: prefix of the metrics' names.
@@ -633,7 +607,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
 
         Returns:
             a tensor with one element, and tensors of shape `(samples in the batch, ...)`, possibly nested; each is None
-            where there is none.
+            if there is none.
         """
         return predict_batch(self, model, inputs, prediction_loss_only, ignore_keys)
 
@@ -696,7 +670,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             commit_message: of the commit.
             blocking: return when it has been pushed; else it is pushed in the background.
             token: access token with the right to write; by default `hub_token`, or the one that is logged in.
-            revision: branch to push to, made where there is none; by default `hub_revision`, or the main one.
+            revision: branch to push to, created if it does not exist; by default `hub_revision`, or the main one.
             private: whether a repository that is created is private; by default `hub_private_repo`.
             kwargs: what `create_model_card` takes.
 
@@ -868,8 +842,8 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         Parameters:
             hp_space: takes the trial, returns the arguments to set by name; by default learning rate, epochs, seed and
                 micro-batch size.
-            compute_objective: takes an evaluation's metrics, returns the number to go by, or a list of them; by
-                default the loss, or the sum of all metrics where there are any.
+            compute_objective: takes an evaluation's metrics, returns the number to optimize, or a list of them; by
+                default the loss, or the sum of all metrics if there are any.
             n_trials: trainings to carry out; None, with Optuna, for as many as `timeout` allows, and without one
                 until the study is stopped.
             direction: `minimize` or `maximize`; a list for several objectives.
@@ -878,7 +852,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             kwargs: with Optuna those of `create_study` and `Study.optimize`, with Ray Tune those of `tune.run`.
 
         Returns:
-            the best trial, or those that no other surpasses where there are several objectives.
+            the best trial, or those that no other surpasses if there are several objectives.
 
         Raises:
             RuntimeError: there is no model_init, the backend is not installed, or no trial was completed.
@@ -907,13 +881,13 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             self.callback_handler.add_callback(callback)
 
     def pop_callback(self, callback: Any) -> Any:
-        """Remove and return a callback; None where there is none.
+        """Remove and return a callback; None if there is none.
 
         Parameters:
             callback: the callback, or a class of which the first one is taken.
         """
         if run_lightning.is_lightning_callback(callback):
-            return pop_lightning_callback(self.lightning_callbacks, callback)
+            return popped(self.lightning_callbacks, callback)
         return self.callback_handler.pop_callback(callback)
 
     def remove_callback(self, callback: Any) -> None:
@@ -930,7 +904,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
     # ---- Processes, devices and models ------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Leave the process group, where there is one; the last call of a script."""
+        """Leave the process group, if there is one; the last call of a script."""
         self.accelerator.end_training()
 
     def is_local_process_zero(self) -> bool:

@@ -14,36 +14,36 @@ INTRODUCTION = """\
 # Arguments
 
 `TrainingArguments` takes these arguments, in this positional order. Names, order and defaults are those of
-transformers; `warmup_ratio` and `logging_dir` come from earlier 5.x releases, and those after them in that table are
-littrainer's own.
-`Seq2SeqTrainingArguments` has those of the last table besides.
+transformers; `warmup_ratio` and `logging_dir` come from earlier 5.x releases, and the arguments after them in that
+table are littrainer's. `Seq2SeqTrainingArguments` adds those of the last table.
 
-An argument is honoured, never ignored; a value that is not listed where the table lists values raises
-`NotImplementedError`. Unknown names raise `TypeError` with the nearest known name.
+<!-- Written by `python -m tests.arguments.arguments_page` from arguments/fields.py and arguments/destinations.py. -->
 
-Written by `python -m tests.arguments.arguments_page`; edit the help beside the field, or
-`arguments/destinations.py`, instead of this page. `littrainer explain` tells the same about the arguments of a run.
+- Every argument has its effect. {refused}
+- Unknown names raise `TypeError` with the nearest known name.
+- The column "acts on" says which part of a training reads the argument. `littrainer explain` prints what becomes of
+  each argument of a run.
 """
 
 EARLIER_SPELLINGS = """\
 ## Earlier spellings
 
-Scripts written for transformers 4 run as they are. Each name below is understood by the constructor, on the command
-line, in dicts and files, and as an attribute; one `FutureWarning` tells what to write today. A value that asks for what
-is gone raises `ValueError`, and so does one that contradicts the argument of today where both are given.
+Scripts written for transformers 4 run as they are. The constructor, the command line, dicts, files and attributes
+understand each name below; one `FutureWarning` says what to write today. A value raises `ValueError` if it asks for a
+feature that is gone, or contradicts the argument of today.
 """
 
 SETTLED_DIFFERENCES = """\
-Where releases read the same spelling differently, this holds here:
+If releases read the same spelling differently, this holds here:
 
 - `report_to=None` reports to no tracker, as in transformers 5; in 4 it meant all that are installed. A warning says so.
 - `warmup_steps` below 1 is a share of all steps, from 1 up a number of steps: `1.0` is one step.
-- `warmup_ratio=0.0` leaves `warmup_steps` alone. A ratio above 0 decides over `warmup_steps`, as in 5.3, and a warning
-  says so where both are given.
+- `warmup_ratio=0.0` leaves `warmup_steps` alone. A ratio above 0 overrides `warmup_steps`, as in 5.3; if you give both,
+  a warning says so.
 - `optim="adamw_hf"` is read as `adamw_torch` and `adamw_apex_fused` as `adamw_torch_fused`, with a warning.
 
-The Trainer takes `tokenizer=` for `processing_class=` and `train(model_path=...)` for `resume_from_checkpoint=`;
-`trainer.tokenizer`, `prediction_loop`, `num_tokens`, `is_world_master` and `is_local_master` answer. An overridden
+The Trainer takes `tokenizer=` for `processing_class=` and `train(model_path=...)` for `resume_from_checkpoint=`.
+`trainer.tokenizer`, `prediction_loop` and `num_tokens` still work. An overridden
 `compute_loss` or `training_step` without `num_items_in_batch` is called without it, and its loss counts as the mean of
 the micro-batch.
 """
@@ -51,21 +51,29 @@ the micro-batch.
 
 def arguments_page() -> str:
     """The page as Markdown, one table for each topic, ending with a newline."""
-    return "\n".join([INTRODUCTION, *_topic_tables(), EARLIER_SPELLINGS, _earlier_names_table(), SETTLED_DIFFERENCES])
+    return "\n".join(
+        [
+            INTRODUCTION.format(refused=_refused()),
+            *_topic_tables(),
+            EARLIER_SPELLINGS,
+            _earlier_names_table(),
+            SETTLED_DIFFERENCES,
+        ]
+    )
 
 
 def _earlier_names_table() -> str:
-    lines = ["| earlier name | today | values refused |", "| --- | --- | --- |"]
+    lines = ["| earlier name | today |", "| --- | --- |"]
     for name, rule in EARLIER_NAMES.items():
-        cells = (f"`{name}`", rule.advice, _refused_values(rule))
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        today = rule.advice.replace("|", "\\|")
+        lines.append(f"| `{name}` | {today}{_refused_values(rule)} |")
     return "\n".join([*lines, ""])
 
 
 def _refused_values(rule: EarlierName) -> str:
     if rule.meaning is not None or rule.harmless:
-        return "none"
-    return "all but " + ", ".join(f"`{value!r}`" for value in rule.idle)
+        return ""
+    return "; refused unless it is " + " or ".join(f"`{value!r}`" for value in rule.idle)
 
 
 def _topic_tables() -> list[str]:
@@ -75,32 +83,27 @@ def _topic_tables() -> list[str]:
         lines = [
             f"## {(topic.__doc__ or '').rstrip('.')}",
             "",
-            "| argument | default | status | what it does | where it goes |",
+            "| argument | default | what it does | acts on |",
+            "| --- | --- | --- | --- |",
         ]
-        lines.append("| --- | --- | --- | --- | --- |")
         for field in dataclasses.fields(topic):
             field = help_and_default[field.name]
             cells = (
                 f"`{field.name}`",
                 f"`{default_of(field)!r}`",
-                _status(field.name),
                 field.metadata["help"],
-                _destination(field.name),
+                DESTINATIONS[field.name].place.value,
             )
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         tables.append("\n".join([*lines, ""]))
     return tables
 
 
-def _destination(name: str) -> str:
-    place, sentence, _ = DESTINATIONS[name]
-    return f"{place.value}: {sentence}"
-
-
-def _status(name: str) -> str:
-    if name in HONOURED_VALUES:
-        return "honoured for " + ", ".join(f"`{value}`" for value in HONOURED_VALUES[name])
-    return "honoured"
+def _refused() -> str:
+    """A sentence on the arguments that take only some of transformers' values."""
+    (name,) = HONOURED_VALUES
+    values = " or ".join(f"`{value}`" for value in HONOURED_VALUES[name])
+    return f"Only `{name}` takes fewer values than in transformers: {values}, or `NotImplementedError`."
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,27 +13,28 @@ from littrainer.arguments import TrainingArguments
 from littrainer.arguments.accelerator_config import AcceleratorConfig, settle_accelerator_config
 
 
-def test_the_entries_and_their_defaults_are_those_of_transformers() -> None:
+def test_the_entries_are_those_of_transformers_and_come_from_a_file_or_from_its_object(tmp_path: Path) -> None:
     assert TrainingArguments().accelerator_config.to_dict() == TransformersConfig().to_dict()  # type: ignore[union-attr]
-
-
-def test_a_json_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "accelerator.json"
     path.write_text(json.dumps({"use_seedable_sampler": False}))
-    for given in (str(path), path):
-        args = TrainingArguments(accelerator_config=given)  # type: ignore[arg-type]
+    forms: list[Any] = [str(path), path, TransformersConfig(use_seedable_sampler=False)]
+    for given in forms:
+        args = TrainingArguments(accelerator_config=given)
         assert args.accelerator_config == AcceleratorConfig(use_seedable_sampler=False)
 
 
-def test_a_config_object_of_transformers_is_taken_over() -> None:
-    given: Any = TransformersConfig(use_seedable_sampler=False)
-    args = TrainingArguments(accelerator_config=given)
-    assert args.accelerator_config == AcceleratorConfig(use_seedable_sampler=False)
-
-
-def test_an_unknown_key_in_a_dict_suggests_the_nearest_known_one() -> None:
-    with pytest.raises(ValueError, match=r"'even_batch' .did you mean 'even_batches'"):
-        TrainingArguments(accelerator_config={"even_batch": True})
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"even_batch": True}, ValueError, "'even_batch' .did you mean 'even_batches'"),
+        ({"gradient_accumulation_kwargs": {"num_step": 2}}, ValueError, "num_step.*num_steps"),
+        (3, TypeError, "accelerator_config=3 is not usable"),
+    ],
+    ids=str,
+)
+def test_what_is_no_config_is_refused(given: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        TrainingArguments(accelerator_config=given)
 
 
 @pytest.mark.parametrize(
@@ -66,29 +66,6 @@ def test_the_accumulation_asked_of_the_accelerator_counts_where_the_argument_is_
         assert args.gradient_accumulation_steps == 4
 
 
-@pytest.mark.parametrize("num_steps", [1, 3])
-def test_two_different_accumulations_are_refused_with_both_names(num_steps: int) -> None:
-    args = TrainingArguments(
-        gradient_accumulation_steps=2, accelerator_config={"gradient_accumulation_kwargs": {"num_steps": num_steps}}
-    )
-    with pytest.raises(ValueError, match=rf"gradient_accumulation_steps=2.*'num_steps': {num_steps}"):
-        settle_accelerator_config(args)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"num_step": 2}, "num_step.*num_steps"),
-        ({"num_steps": 0}, "num_steps.*=0 .*from 1 up"),
-        ({"num_steps": 2.5}, "num_steps.*=2.5"),
-    ],
-    ids=str,
-)
-def test_settings_of_the_accumulation_that_cannot_be_meant_are_refused(given: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        TrainingArguments(accelerator_config={"gradient_accumulation_kwargs": given})
-
-
 @pytest.mark.parametrize(("pinned", "messages"), [(True, 0), (False, 1)])
 def test_copies_that_do_not_block_need_pinned_memory_and_that_is_told(
     pinned: bool, messages: int, caplog: pytest.LogCaptureFixture
@@ -112,14 +89,3 @@ def test_a_state_that_the_script_configured_says_the_device(monkeypatch: pytest.
         assert TrainingArguments(use_cpu=True).device == torch.device("cpu")
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)
-
-
-def test_a_value_that_is_no_config_and_an_entry_that_is_no_truth_value_are_refused_by_name() -> None:
-    given: Any = 3
-    with pytest.raises(TypeError, match=r"accelerator_config=3 is not usable"):
-        TrainingArguments(accelerator_config=given)
-    for field in dataclasses.fields(AcceleratorConfig):
-        if field.name != "gradient_accumulation_kwargs":
-            for value in ("maybe", 3, []):
-                with pytest.raises(TypeError, match=rf"\['{field.name}'\]=.* is no truth value; give true or false"):
-                    TrainingArguments(accelerator_config={field.name: value})

@@ -1,13 +1,22 @@
+"""Fields and choices are those of transformers."""
+
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
+from typing import Any
 
 import pytest
 import transformers
+import transformers.debug_utils
+import transformers.trainer_utils
+import transformers.training_args
 from transformers import HfArgumentParser
 
-from littrainer.arguments import TrainingArguments
+from littrainer import Seq2SeqTrainingArguments
+from littrainer.arguments import TrainingArguments, choices
+from littrainer.arguments.parser import HfArgumentParser as OurParser
 
 ONLY_OURS = [
     "warmup_ratio",
@@ -30,11 +39,39 @@ def _name_and_default(field: dataclasses.Field) -> tuple[str, object]:
 
 
 def test_the_fields_are_those_of_transformers_in_its_order_with_its_defaults_and_then_ours() -> None:
-    theirs = [_name_and_default(field) for field in dataclasses.fields(transformers.TrainingArguments)]
-    ours = [_name_and_default(field) for field in dataclasses.fields(TrainingArguments)]
     defaults = {"async_save": False, "eval_loss_weighting": "batches"}
+    added = [(name, defaults.get(name)) for name in ONLY_OURS]
+    theirs = [_name_and_default(field) for field in dataclasses.fields(transformers.Seq2SeqTrainingArguments)]
     theirs = [(name, OTHER_DEFAULTS.get(name, default)) for name, default in theirs]
-    assert ours == theirs + [(name, defaults.get(name)) for name in ONLY_OURS]
+    ours = [_name_and_default(field) for field in dataclasses.fields(Seq2SeqTrainingArguments)]
+    assert ours == theirs[:-5] + added + theirs[-5:]
+    assert [_name_and_default(field) for field in dataclasses.fields(TrainingArguments)] == ours[:-5]
+
+
+CHOICES: dict[str, Any] = {
+    **dict.fromkeys(
+        ("IntervalStrategy", "SaveStrategy", "HubStrategy", "SchedulerType", "HPSearchBackend", "FSDPOption"),
+        transformers.trainer_utils,
+    ),
+    **dict.fromkeys(("OptimizerNames", "ParallelMode"), transformers.training_args),
+    "DebugOption": transformers.debug_utils,
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_each_choice_has_the_members_and_values_of_transformers(name: str) -> None:
+    theirs, ours = getattr(CHOICES[name], name), getattr(choices, name)
+    assert {member.name: member.value for member in ours} == {member.name: member.value for member in theirs}
+
+
+def test_a_member_behaves_as_its_string_where_that_of_transformers_does() -> None:
+    theirs, ours = transformers.trainer_utils.IntervalStrategy.EPOCH, choices.IntervalStrategy.EPOCH
+    assert ours == "epoch" == ours.value and ours == choices.SaveStrategy.EPOCH and hash(ours) == hash("epoch")
+    assert json.dumps(ours) == json.dumps(theirs) == '"epoch"'
+    assert (str(ours), f"{ours}", repr(ours)) == (str(theirs), f"{theirs}", repr(theirs))
+    assert choices.EvaluationStrategy is choices.IntervalStrategy
+    with pytest.warns(FutureWarning, match="write 'adamw_torch_fused'"):
+        assert choices.OptimizerNames("adamw_apex_fused") is choices.OptimizerNames.ADAMW_TORCH_FUSED
 
 
 def test_every_field_has_one_line_of_help_that_is_not_transformers_own() -> None:
@@ -67,15 +104,21 @@ COMMAND_LINES = [
     ["--label_names", "a", "b", "--include_for_metrics", "inputs", "loss", "--report_to", "wandb"],
     ["--gradient_checkpointing", "--fsdp", "--accelerator_config", "a.json", "--trackio_static_space_id", "x"],
     ["--optim_target_modules", "attn", "--debug", "underflow_overflow", "--train_sampling_strategy", "sequential"],
+    ["--predict_with_generate", "--generation_max_length", "7", "--generation-num-beams", "2"],
+    ["--generation_config", "some/config.json", "--sortish_sampler", "no"],
+    ["--hub_strategy", "end", "--ddp_backend", "gloo"],
 ]
 
 
 @pytest.mark.parametrize("command_line", COMMAND_LINES, ids=" ".join)
-def test_transformers_command_line_parser_reads_the_same_values_into_our_fields(command_line: list[str]) -> None:
-    theirs = argparse.ArgumentParser.parse_args(HfArgumentParser(transformers.TrainingArguments), command_line)
-    ours = argparse.ArgumentParser.parse_args(HfArgumentParser(TrainingArguments), command_line)
-    of_both = {name: value for name, value in vars(ours).items() if name not in ONLY_OURS}
-    assert of_both == {**vars(theirs), **OTHER_DEFAULTS}
+def test_each_command_line_parser_reads_the_same_values_into_our_fields_as_into_theirs(command_line: list[str]) -> None:
+    def read(parser_class: Any, cls: Any) -> dict[str, Any]:
+        return vars(argparse.ArgumentParser.parse_args(parser_class(cls), command_line))
+
+    theirs = read(HfArgumentParser, transformers.Seq2SeqTrainingArguments)
+    for parser_class in (HfArgumentParser, OurParser):
+        ours = read(parser_class, Seq2SeqTrainingArguments)
+        assert {name: ours[name] for name in theirs} == {**theirs, **OTHER_DEFAULTS}
 
 
 def test_our_own_keywords_can_be_given_as_json_on_the_command_line() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any
 
 import pytest
@@ -9,71 +10,43 @@ import transformers
 from littrainer.arguments import TrainingArguments
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 
-# Method -> keywords that differ from all defaults.
-CALLS: dict[str, dict[str, Any]] = {
-    "set_training": {
-        "learning_rate": 1e-3,
-        "batch_size": 3,
-        "weight_decay": 0.1,
-        "num_epochs": 1.5,
-        "max_steps": 7,
-        "gradient_accumulation_steps": 2,
-        "seed": 5,
-        "activation_checkpointing": True,
-    },
-    "set_evaluate": {
-        "strategy": "steps",
-        "steps": 9,
-        "batch_size": 3,
-        "accumulation_steps": 4,
-        "delay": 2,
-        "loss_only": True,
-    },
-    "set_testing": {"batch_size": 3, "loss_only": True},
-    "set_save": {"strategy": "epoch", "steps": 9, "total_limit": 2, "on_each_node": True},
-    "set_logging": {
-        "strategy": "epoch",
-        "steps": 9,
-        "report_to": ["tensorboard"],
-        "level": "info",
-        "first_step": True,
-        "nan_inf_filter": True,
-        "on_each_node": True,
-        "replica_level": "error",
-    },
-    "set_push_to_hub": {
-        "model_id": "org/name",
-        "strategy": "checkpoint",
-        "token": "secret",
-        "private_repo": True,
-        "always_push": True,
-        "revision": "branch",
-    },
-    "set_optimizer": {
-        "name": "sgd",
-        "learning_rate": 1e-3,
-        "weight_decay": 0.1,
-        "beta1": 0.8,
-        "beta2": 0.7,
-        "epsilon": 1e-6,
-        "args": "momentum=0.5",
-    },
-    "set_lr_scheduler": {"name": "cosine", "num_epochs": 2.0, "max_steps": 11, "warmup_steps": 0.1},
-    "set_dataloader": {
-        "train_batch_size": 3,
-        "eval_batch_size": 5,
-        "drop_last": True,
-        "num_workers": 2,
-        "pin_memory": False,
-        "persistent_workers": True,
-        "prefetch_factor": 3,
-        "multiprocessing_context": "fork",
-        "in_order": False,
-        "auto_find_batch_size": True,
-        "ignore_data_skip": True,
-        "sampler_seed": 4,
-    },
+# Texts, and numbers that are switches by their range, that differ from the defaults.
+OTHER_VALUES: dict[str, Any] = {
+    "model_id": "org/name",
+    "token": "secret",
+    "revision": "branch",
+    "args": "momentum=0.5",
+    "private_repo": True,
+    "report_to": ["tensorboard"],
+    "level": "info",
+    "replica_level": "error",
+    "multiprocessing_context": "fork",
+    "beta1": 0.8,
+    "beta2": 0.7,
+    "warmup_steps": 0.1,
+    "jit_mode": False,
+    "warmup_ratio": None,
+    "gradient_checkpointing": None,
+    "activation_checkpointing": True,
 }
+STRATEGIES = {"set_evaluate": "steps", "set_save": "epoch", "set_logging": "epoch", "set_push_to_hub": "checkpoint"}
+NAMES = {"set_optimizer": "sgd", "set_lr_scheduler": "cosine"}
+METHODS = [name for name in dir(transformers.TrainingArguments) if name.startswith("set_")]
+
+
+def other_values(method: str) -> dict[str, Any]:
+    """Keywords for a method that differ from all defaults."""
+    chosen = {**OTHER_VALUES, "strategy": STRATEGIES.get(method), "name": NAMES.get(method)}
+    parameters = inspect.signature(getattr(TrainingArguments, method)).parameters
+    return {
+        name: chosen[name]
+        if name in chosen
+        else not one.default
+        if isinstance(one.default, bool)
+        else (one.default or 0) + 3
+        for name, one in parameters.items()
+        if name != "self" and name in inspect.signature(getattr(transformers.TrainingArguments, method)).parameters
+    }
 
 
 def values_after(cls: Any, method: str, keywords: dict[str, Any]) -> dict[str, Any]:
@@ -82,10 +55,11 @@ def values_after(cls: Any, method: str, keywords: dict[str, Any]) -> dict[str, A
     return {field.name: getattr(args, field.name) for field in dataclasses.fields(transformers.TrainingArguments)}
 
 
-@pytest.mark.parametrize("method", CALLS)
+@pytest.mark.parametrize("method", METHODS)
 def test_a_setter_sets_what_transformers_sets(method: str) -> None:
-    ours = values_after(TrainingArguments, method, CALLS[method])
-    theirs = values_after(transformers.TrainingArguments, method, CALLS[method])
+    keywords = other_values(method)
+    ours = values_after(TrainingArguments, method, keywords)
+    theirs = values_after(transformers.TrainingArguments, method, keywords)
     ours.pop("accelerator_config"), theirs.pop("accelerator_config")
     assert ours == theirs
 
@@ -114,13 +88,10 @@ def test_a_value_that_cannot_be_right_is_refused_and_nothing_is_changed() -> Non
     assert (args.learning_rate, args.per_device_train_batch_size, args.do_train) == (5e-5, 8, False)
     with pytest.raises(ValueError, match="'sgdd' is not a valid OptimizerNames"):
         args.set_optimizer("sgdd")
-
-
-@pytest.mark.parametrize("method", ["set_evaluate", "set_testing"])
-def test_tracing_is_refused_and_its_absence_accepted(method: str) -> None:
-    getattr(TrainingArguments("out"), method)(jit_mode=False)
-    with pytest.raises(ValueError, match="torch_compile"):
-        getattr(TrainingArguments("out"), method)(jit_mode=True)
+    for method in (args.set_evaluate, args.set_testing):
+        method(jit_mode=False)
+        with pytest.raises(ValueError, match="torch_compile"):
+            method(jit_mode=True)
 
 
 def test_a_warmup_ratio_of_0_leaves_the_steps_and_another_replaces_them() -> None:

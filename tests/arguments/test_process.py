@@ -6,9 +6,6 @@ import copy
 import json
 import logging
 import pickle
-from collections.abc import Iterator
-from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +17,6 @@ from accelerate.state import AcceleratorState, PartialState
 from littrainer.arguments import TrainingArguments
 from littrainer.arguments.choices import ParallelMode
 from littrainer.arguments.process import DistributedType, distributed_type
-from tests.compat.processes import facts_of
 
 
 def play(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int, local_rank: int) -> None:
@@ -85,7 +81,7 @@ def test_more_processes_than_gpus_on_a_node_are_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     play(monkeypatch, 2, 3, 2)
-    with pytest.raises(ValueError, match="3 processes on this node share 2 GPUs, and process 2 has none of its own"):
+    with pytest.raises(ValueError, match="3 processes on this node share 2 GPUs, and process 2 has none"):
         _ = TrainingArguments().device
 
 
@@ -96,24 +92,19 @@ def test_the_device_is_found_once_and_stays_behind_when_arguments_travel(monkeyp
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert args.device == torch.device("cuda:0")
+    # So does a state that a script has set.
+    args.distributed_state = own = object()
+    assert args.distributed_state is own
     for travelled in (pickle.loads(pickle.dumps(args)), copy.copy(args), copy.deepcopy(args)):
+        assert "_distributed_state" not in vars(travelled)
         assert travelled.device == torch.device("cpu")
         assert travelled == args
 
 
-def test_batch_sizes_and_timeout_are_those_of_transformers() -> None:
-    given = {"per_device_train_batch_size": 3, "per_device_eval_batch_size": 5, "ddp_timeout": 60, "use_cpu": True}
-    ours, theirs = TrainingArguments(**given), transformers.TrainingArguments(**given)
-    assert ours.train_batch_size == theirs.train_batch_size == 3
-    assert ours.eval_batch_size == theirs.eval_batch_size == 5
-    assert ours.ddp_timeout_delta == theirs.ddp_timeout_delta == timedelta(minutes=1)
-    assert ours.place_model_on_device is theirs.place_model_on_device is None
-
-
-@pytest.mark.parametrize("level", ["passive", "detail", "debug", "info", "warning", "error", "critical"])
-def test_the_log_level_is_the_number_that_transformers_gives(level: str) -> None:
-    ours, theirs = TrainingArguments(log_level=level), transformers.TrainingArguments(log_level=level)
-    assert ours.get_process_log_level() == theirs.get_process_log_level()
+def test_the_log_level_is_the_number_that_transformers_gives() -> None:
+    for level in ("passive", "detail", "debug", "info", "warning", "error", "critical"):
+        ours, theirs = TrainingArguments(log_level=level), transformers.TrainingArguments(log_level=level)
+        assert ours.get_process_log_level() == theirs.get_process_log_level()
 
 
 def test_several_processes_without_a_process_group_are_told_to_make_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,14 +116,6 @@ def test_several_processes_without_a_process_group_are_told_to_make_one(monkeypa
         raise AssertionError("the block must not run")
 
 
-@pytest.fixture
-def precision_switch() -> Iterator[None]:
-    """Puts torch's switch for TF32 back."""
-    before = torch.backends.fp32_precision
-    yield
-    torch.backends.fp32_precision = before
-
-
 def pretend_gpu(monkeypatch: pytest.MonkeyPatch, generation: int | None, has_bf16: bool = True) -> None:
     """Let torch see an NVIDIA GPU of a generation (8 is Ampere), or none."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: generation is not None)
@@ -142,22 +125,17 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch, generation: int | None, has_bf1
     monkeypatch.setattr(torch.version, "cuda", None if generation is None else "12.8")
 
 
-@pytest.mark.parametrize("name", ["bf16", "bf16_full_eval"])
-def test_bfloat16_needs_a_gpu_that_has_it_or_the_wish_for_a_cpu(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_bfloat16_and_tf32_need_a_gpu_that_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     for generation, has_bf16 in ((None, True), (7, False)):
         pretend_gpu(monkeypatch, generation, has_bf16)
-        with pytest.raises(ValueError, match=rf"^{name}=True needs a GPU.*use_cpu=True"):
-            TrainingArguments(**{name: True})
-        TrainingArguments(**{name: True}, use_cpu=True)
+        for name in ("bf16", "bf16_full_eval"):
+            with pytest.raises(ValueError, match=rf"^{name}=True needs a GPU.*use_cpu=True"):
+                TrainingArguments(**{name: True})
+            TrainingArguments(**{name: True}, use_cpu=True)
+        with pytest.raises(ValueError, match="tf32=True needs an NVIDIA GPU"):
+            TrainingArguments(tf32=True)
     pretend_gpu(monkeypatch, 8)
-    TrainingArguments(**{name: True})
-
-
-@pytest.mark.parametrize("generation", [None, 7])
-def test_tf32_needs_an_ampere_gpu(monkeypatch: pytest.MonkeyPatch, generation: int | None) -> None:
-    pretend_gpu(monkeypatch, generation)
-    with pytest.raises(ValueError, match="tf32=True needs an NVIDIA GPU"):
-        TrainingArguments(tf32=True)
+    TrainingArguments(bf16=True, bf16_full_eval=True)
 
 
 @pytest.mark.parametrize(
@@ -173,37 +151,18 @@ def test_tf32_needs_an_ampere_gpu(monkeypatch: pytest.MonkeyPatch, generation: i
     ids=str,
 )
 def test_the_switch_for_tf32_is_set_as_asked_and_by_compilation(
-    monkeypatch: pytest.MonkeyPatch, precision_switch: None, keywords: dict[str, Any], expected: str
+    monkeypatch: pytest.MonkeyPatch, keywords: dict[str, Any], expected: str
 ) -> None:
-    torch.backends.fp32_precision = "none"
+    monkeypatch.setattr(torch.backends, "fp32_precision", "none")
     pretend_gpu(monkeypatch, 8)
     TrainingArguments(**keywords)
     assert torch.backends.fp32_precision == expected
 
 
-@pytest.mark.parametrize("word", ["bf16", "fp16"])
-def test_a_launchers_mixed_precision_counts_where_the_arguments_name_none(
-    monkeypatch: pytest.MonkeyPatch, word: str
-) -> None:
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", word)
+def test_a_launchers_mixed_precision_counts_where_the_arguments_name_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
     pretend_gpu(monkeypatch, 8)
-    assert TrainingArguments().mixed_precision == word
-    assert TrainingArguments(bf16=True).mixed_precision == "bf16"
-
-
-LAZINESS = """
-import json, sys
-from littrainer import TrainingArguments
-
-args = TrainingArguments("out", use_cpu=True)
-before = "accelerate" in sys.modules
-state = args.distributed_state
-print(json.dumps([before, type(state).__module__, state.num_processes, str(state.device)]))
-"""
-
-
-def test_accelerate_is_loaded_only_by_somebody_who_asks_for_its_state(tmp_path: Path) -> None:
-    assert facts_of(LAZINESS, tmp_path) == [False, "accelerate.state", 1, "cpu"]
+    assert [TrainingArguments(bf16=bf16).mixed_precision for bf16 in (False, True)] == ["fp16", "bf16"]
 
 
 def test_a_state_that_says_otherwise_is_made_anew_unless_it_is_the_configured_one() -> None:
@@ -219,21 +178,6 @@ def test_arguments_of_one_of_several_processes_wait_for_nobody(monkeypatch: pyte
     play(monkeypatch, 1, 2, 1)
     args = TrainingArguments("out", use_cpu=True)
     assert not PartialState._shared_state and distributed_type(args) == "MULTI_CPU"
-
-
-def test_a_state_of_a_scripts_own_can_be_set_and_stays_behind_when_arguments_travel() -> None:
-    args = TrainingArguments("out", use_cpu=True)
-    args.distributed_state = own = object()
-    assert args.distributed_state is own
-    assert pickle.loads(pickle.dumps(args)).distributed_state is not own
-
-
-def test_what_subclasses_touch_of_the_devices_is_there() -> None:
-    args = TrainingArguments("out", use_cpu=True)
-    assert args._setup_devices == torch.device("cpu") and args._n_gpu == args.n_gpu == 0
-    args._n_gpu = 1
-    assert args.n_gpu == 1
-    assert TrainingArguments.default_optim == TrainingArguments("out").optim
 
 
 def test_kinds_of_set_ups_equal_accelerates_and_are_json() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 
 from littrainer import Seq2SeqTrainingArguments
 from littrainer.arguments import TrainingArguments
@@ -23,7 +24,6 @@ from littrainer.arguments.normalization import CHOICE_FIELDS
 from littrainer.arguments.rules import (
     ALSO_TAKEN,
     ANY_BUT_NAN,
-    HONOURED_ENVIRONMENT,
     RANGES,
     TEXT_CHOICES,
     refuse_unsupported,
@@ -139,43 +139,49 @@ def test_numbers_of_other_libraries_become_pythons_own(name: str, value: Any, re
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "values"),
     [
-        ("save_steps", -1),
-        ("save_total_limit", -1),
-        ("save_total_limit", 0),
-        ("max_grad_norm", 0),
-        ("max_grad_norm", -1.0),
-        ("max_grad_norm", math.inf),
-        ("max_steps", 0),
-        ("num_train_epochs", 0),
-        ("eval_steps", 0),
-        ("logging_dir", Path("logs")),
-        ("output_dir", Path("runs")),
-        ("resume_from_checkpoint", True),
-        ("include_for_metrics", "inputs"),
-        ("label_names", ("labels",)),
-        ("dataloader_multiprocessing_context", multiprocessing.get_context("spawn")),
+        ("save_steps", [-1]),
+        ("save_total_limit", [-1, 0]),
+        ("max_grad_norm", [0, -1.0, math.inf]),
+        *((name, [0]) for name in ("max_steps", "num_train_epochs", "eval_steps")),
+        *((name, [Path("runs")]) for name in ("logging_dir", "output_dir")),
+        ("resume_from_checkpoint", [True]),
+        ("include_for_metrics", ["inputs"]),
+        ("label_names", [("labels",)]),
+        ("dataloader_multiprocessing_context", [multiprocessing.get_context("spawn")]),
         # Other ways to ask for nothing.
-        ("fsdp", ""),
-        ("fsdp", []),
-        ("debug", []),
-        ("deepspeed", {}),
-        ("push_to_hub", None),
+        ("fsdp", ["", []]),
+        *(("debug", [[]]), ("deepspeed", [{}]), ("push_to_hub", [None])),
     ],
 )
-def test_values_at_the_edge_that_scripts_use_are_taken(name: str, value: Any) -> None:
-    given_to(name, value)
+def test_values_at_the_edge_that_scripts_use_are_taken(name: str, values: list[Any]) -> None:
+    for value in values:
+        given_to(name, value)
 
 
 def test_a_number_written_as_text_is_refused_with_what_yaml_makes_of_it() -> None:
-    with pytest.raises(TypeError, match=r"learning_rate='5e-5' is text; give a number from 0 up\..* 5\.0e-5"):
+    with pytest.raises(TypeError, match=r"learning_rate='5e-5' is not usable; give a number from 0 up\..* 5\.0e-5"):
         TrainingArguments(learning_rate="5e-5")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"generation_config": {"max_length": 7}}, TypeError, "a path or GenerationConfig"),
+        ({"generation_config": transformers.T5Config()}, TypeError, "generation_config"),
+        ({"sortish_sampler": True, "train_sampling_strategy": "sequential"}, ValueError, "set one of them"),
+    ],
+    ids=str,
+)
+def test_a_wrong_wish_about_generation_is_refused(given: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        Seq2SeqTrainingArguments("out", **given)
 
 
 def test_a_token_is_never_shown_in_a_refusal() -> None:
     secret: Any = ["hf_secret"]
-    with pytest.raises(TypeError, match=r"^hub_token is a list") as caught:
+    with pytest.raises(TypeError, match=r"^hub_token is not usable") as caught:
         TrainingArguments(hub_token=secret)
     assert "hf_secret" not in str(caught.value)
 
@@ -219,29 +225,13 @@ def test_what_is_set_later_is_checked_when_a_trainer_is_made(tmp_path: Path, key
     check_arguments(args)
 
 
-@pytest.mark.parametrize("name", ["logging_steps", "eval_steps", "save_steps"])
-def test_from_one_up_steps_are_whole_and_below_one_they_are_a_share(name: str) -> None:
-    given: dict[str, Any] = {"eval_strategy": "steps"} if name == "eval_steps" else {}
-    for value in (7.0, 0.25):
-        assert getattr(TrainingArguments(**{**given, name: value}), name) == value
-    with pytest.raises(ValueError, match=f"{name}=.*not a whole number"):
-        TrainingArguments(**{**given, name: 7.25})
-
-
-@pytest.mark.parametrize("name", HONOURED_ENVIRONMENT)
-def test_a_wish_in_the_environment_is_refused_and_a_launchers_no_is_taken(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv(name, "no")
-    TrainingArguments()
-    monkeypatch.setenv(name, "fp8" if "PRECISION" in name else "true")
-    with pytest.raises(NotImplementedError, match=name):
-        TrainingArguments()
-
-
-def test_a_field_set_after_construction_is_refused_when_asked_again() -> None:
+def test_a_wish_in_the_environment_is_refused_and_a_launchers_no_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
     args = TrainingArguments()
-    refuse_unsupported(args)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    with pytest.raises(NotImplementedError, match="ACCELERATE_MIXED_PRECISION"):
+        TrainingArguments()
+    # Scripts set fields after construction too.
     args.debug = "tpu_metrics_debug"
     with pytest.raises(NotImplementedError, match=r"debug=\['tpu_metrics_debug'\]"):
         refuse_unsupported(args)

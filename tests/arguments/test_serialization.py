@@ -67,20 +67,13 @@ def test_tokens_are_masked_wherever_arguments_are_shown_and_stay_readable_for_th
     assert "<SERVICE_TOKEN>" in repr(derived)
 
 
-def test_a_subclass_keeps_a_representation_that_it_wrote_itself() -> None:
-    @dataclasses.dataclass
-    class Terse(TrainingArguments):
-        def __repr__(self) -> str:
-            return "terse"
-
-    assert repr(Terse()) == "terse"
-
-
-def test_the_text_form_lists_every_argument_in_alphabetical_order() -> None:
+def test_the_text_form_lists_every_argument_in_alphabetical_order_unless_a_subclass_has_its_own() -> None:
     lines = str(TrainingArguments()).splitlines()
     assert lines[0] == "TrainingArguments(" and lines[-1] == ")"
     names = [line.split("=")[0] for line in lines[1:-1]]
     assert names == sorted(field.name for field in dataclasses.fields(TrainingArguments))
+    terse: Any = dataclasses.make_dataclass("Terse", [], bases=(TrainingArguments,), namespace={"__repr__": len})
+    assert terse.__repr__ is len
 
 
 def test_dtypes_inside_a_dict_are_named_and_the_arguments_keep_theirs() -> None:
@@ -93,13 +86,16 @@ def test_dtypes_inside_a_dict_are_named_and_the_arguments_keep_theirs() -> None:
         "deep": {"dtype": "float32"},
         "config": quantization.to_dict(),
     }
+    # The dict is a copy.
     assert isinstance(args.model_init_kwargs, dict)
     assert args.model_init_kwargs["dtype"] is torch.bfloat16
 
 
-def test_changing_the_dict_leaves_the_arguments_alone() -> None:
-    args = TrainingArguments(lr_scheduler_kwargs={"power": 2.0}, label_names=["a"])
-    values = args.to_dict()
-    values["lr_scheduler_kwargs"]["power"] = 9
-    values["label_names"].append("b")
-    assert (args.lr_scheduler_kwargs, args.label_names) == ({"power": 2.0}, ["a"])
+@pytest.mark.parametrize("wanted", [None, "some/config.json", transformers.GenerationConfig(max_length=7)])
+def test_a_generation_config_is_written_as_transformers_writes_it(wanted: Any) -> None:
+    settings: dict[str, Any] = {"predict_with_generate": True, "generation_config": wanted}
+    theirs = transformers.Seq2SeqTrainingArguments("out", **settings).to_dict()["generation_config"]
+    args = Seq2SeqTrainingArguments("out", **settings)
+    assert args.to_dict()["generation_config"] == theirs
+    assert json.loads(args.to_json_string())["generation_config"] == json.loads(json.dumps(theirs))
+    assert args.to_sanitized_dict()["generation_config"] == str(theirs)

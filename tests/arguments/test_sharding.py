@@ -2,16 +2,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from littrainer import TrainingArguments
 from littrainer.arguments.sharding import KEYS, OTHER_NAMES, ShardingPlan, check_processes, sharding_plan
-from tests.scenarios.trainers import quiet_arguments, quiet_trainer
+from tests.scenarios.trainers import quiet_arguments
 
 # Key -> a value other than its default, and further keys that it needs.
 OTHER_VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -31,16 +29,13 @@ OTHER_VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
     "limit_all_gathers": (False, {"version": 1}),
     "use_orig_params": (False, {"version": 1}),
     "ignored_modules": (r"model\.norm", {}),
-    "mixed_precision_policy": ({"param_dtype": "bf16"}, {}),
 }
 
 
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> Any:
-    for name in [name for name in os.environ if name.startswith("FSDP_") or name == "ACCELERATE_USE_FSDP"]:
-        monkeypatch.delenv(name)
+def without_sharding_for_later_tests() -> Any:
+    """Arguments without sharding take back what others have put into the environment."""
     yield
-    # Arguments without sharding take back what others have put into the environment.
     quiet_arguments("unused")
 
 
@@ -52,12 +47,6 @@ def plan_of(config: Any = None, **changes: Any) -> Any:
 def test_nothing_is_sharded_where_nobody_asks_for_it(nothing: Any) -> None:
     args = quiet_arguments("unused", fsdp=nothing)
     assert sharding_plan(args) is None and args.fsdp_plugin_args is None
-
-
-def test_version_2_shards_all_and_wraps_layers_by_default() -> None:
-    plan = plan_of()
-    assert (plan.version, plan.reshard_after_forward, plan.auto_wrap_policy) == (2, True, "TRANSFORMER_BASED_WRAP")
-    assert not plan.saves_shards and plan.sync_module_states
 
 
 def test_arguments_read_as_those_of_transformers(tmp_path: Path) -> None:
@@ -72,23 +61,20 @@ def test_arguments_read_as_those_of_transformers(tmp_path: Path) -> None:
     assert ours.fsdp is theirs.fsdp is True
     assert ours.fsdp_config == theirs.fsdp_config
     assert ours.fsdp_plugin_args == theirs.fsdp_plugin_args
-    os.environ.pop("FSDP_CPU_RAM_EFFICIENT_LOADING", None)
+    assert plan_of().sync_module_states and not plan_of().saves_shards
 
 
-@pytest.mark.parametrize("words", ["full_shard auto_wrap offload", ["full_shard", "auto_wrap", "offload"]])
-def test_words_of_transformers_4_are_understood(words: Any) -> None:
-    plan = plan_of({"fsdp_min_num_params": 2000}, fsdp=words)
-    assert plan.cpu_offload and plan.reshard_after_forward is True
-    assert (plan.auto_wrap_policy, plan.min_num_params) == ("SIZE_BASED_WRAP", 2000)
+def test_words_of_transformers_4_and_files_are_understood_also_if_they_are_set_afterwards(tmp_path: Path) -> None:
+    words = "full_shard auto_wrap offload"
+    path = tmp_path / "fsdp.json"
+    path.write_text(json.dumps({"fsdp_state_dict_type": "sharded_state_dict", "fsdp_min_num_params": 2000}))
+    args = quiet_arguments("unused")
+    args.fsdp, args.fsdp_config = words, str(path)
+    for plan in (plan_of(str(path), fsdp=words), plan_of(str(path), fsdp=words.split()), sharding_plan(args)):
+        assert plan.cpu_offload and plan.reshard_after_forward is True and plan.saves_shards
+        assert (plan.auto_wrap_policy, plan.min_num_params) == ("SIZE_BASED_WRAP", 2000)
     assert plan_of(None, fsdp="shard_grad_op").reshard_after_forward is False
     assert plan_of({"version": 1}, fsdp="hybrid_shard").reshard_after_forward == "HYBRID_SHARD"
-
-
-def test_a_file_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "fsdp.json"
-    path.write_text(json.dumps({"fsdp_state_dict_type": "sharded_state_dict", "fsdp_offload_params": True}))
-    plan = plan_of(str(path))
-    assert plan.saves_shards and plan.cpu_offload
 
 
 def test_every_key_has_another_value_here() -> None:
@@ -113,7 +99,7 @@ def test_every_key_changes_the_plan(name: str) -> None:
         ("hybrid_shard", None, "dp_replicate_size"),
         ("no_shard", None, "DDP"),
         (True, {"min_num_parms": 3}, "did you mean 'min_num_params'"),
-        (True, {"version": 3}, "give 1 or 2"),
+        (True, {"version": 3}, "choose from 1, 2"),
         (True, {"reshard_after_forward": "perhaps"}, "give true or false"),
         (True, {"auto_wrap_policy": "SIZED"}, "choose from TRANSFORMER_BASED_WRAP"),
         (True, {"auto_wrap_policy": "SIZE_BASED_WRAP"}, "needs min_num_params"),
@@ -127,8 +113,6 @@ def test_every_key_changes_the_plan(name: str) -> None:
         (True, {"activation_checkpointing_offload": True}, "set both"),
         (True, {"version": 1, "activation_checkpointing": 1, "activation_checkpointing_offload": 1}, "version to 2"),
         (True, {"cpu_ram_efficient_loading": True, "sync_module_states": False}, "sync_module_states"),
-        (True, {"mixed_precision_policy": {"param_dtype": "int8"}}, "param_dtype has to be one of"),
-        (True, {"mixed_precision_policy": {"buffer_dtype": "bf16"}}, "version 2 does not know"),
         (True, {"ignored_modules": 3}, "regular expression"),
         (True, {"cpu_offload": True, "offload_params": False}, "gives cpu_offload twice"),
         (True, "{}[", "JSON"),
@@ -180,20 +164,10 @@ def test_accelerate_launch_asks_by_its_environment(monkeypatch: pytest.MonkeyPat
     assert plan_of().transformer_layer_cls_to_wrap is None
 
 
-def test_one_process_alone_is_refused_when_a_trainer_is_made(tmp_path: Path) -> None:
+def test_one_process_alone_and_version_1_on_a_cpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = quiet_arguments("unused", fsdp=True, fsdp_config={"version": 1})
     with pytest.raises(ValueError, match="littrainer run --devices 2"):
-        quiet_trainer(tmp_path, fsdp=True)
-
-
-def test_version_1_is_refused_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    args: TrainingArguments = quiet_arguments("unused", fsdp=True, fsdp_config={"version": 1})
+        check_processes(args)
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(ValueError, match="'version': 2"):
         check_processes(args)
-
-
-def test_fsdp_set_on_arguments_afterwards_counts() -> None:
-    args = quiet_arguments("unused")
-    args.fsdp, args.fsdp_config = "full_shard", {"min_num_params": 7}
-    plan = sharding_plan(args)
-    assert plan is not None and plan.min_num_params == 7

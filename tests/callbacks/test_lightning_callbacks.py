@@ -14,8 +14,8 @@ from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     BaseFinetuning,
+    BasePredictionWriter,
     BatchSizeFinder,
-    DeviceStatsMonitor,
     EarlyStopping,
     EMAWeightAveraging,
     GradientAccumulationScheduler,
@@ -25,6 +25,7 @@ from lightning.pytorch.callbacks import (
     ModelPruning,
     ModelSummary,
     OnExceptionCheckpoint,
+    SpikeDetection,
     StochasticWeightAveraging,
     ThroughputMonitor,
     Timer,
@@ -70,6 +71,7 @@ def test_the_page_says_of_every_callback_that_lightning_has_whether_it_works() -
         (LearningRateFinder(), r"trainer.lr_find\(\) before training, and set learning_rate"),
         (BatchSizeFinder, r"trainer.scale_batch_size\(\) before training"),
         (type("OwnFinder", (BatchSizeFinder,), {}), "auto_find_batch_size=True"),
+        (GradientAccumulationScheduler({0: 2}), "set gradient_accumulation_steps, or train a TransformersModule"),
     ],
 )
 def test_one_that_cannot_work_is_refused_with_what_to_use_instead(tmp_path: Path, callback: Any, instead: str) -> None:
@@ -97,7 +99,6 @@ BEST: dict[str, Any] = {"load_best_model_at_end": True, "save_strategy": "steps"
         (SWA, BEST, "load_best_model_at_end=False"),
         (WeightAveraging(), BEST, "load_best_model_at_end=False"),
         (SWA, {"model": BatchNormClassifier()}, "batch norm"),
-        (GradientAccumulationScheduler({0: 2}), {"gradient_accumulation_steps": 2}, "leave that argument at 1"),
         (ModelPruning("l1_unstructured", amount=0.5), {"save_strategy": "epoch"}, 'save_strategy="no"'),
         (EarlyStopping("eval_loss"), {}, 'set eval_strategy="steps"'),
         (EarlyStopping("val_loss"), EVERY_STEP, "Set monitor='eval_loss'"),
@@ -144,53 +145,6 @@ def test_a_bar_of_lightnings_takes_the_place_of_the_trainers_own(tmp_path: Path)
 # ---- Monitors --------------------------------------------------------------------------------------------------------
 
 
-@BOTH_MODES
-def test_learning_rate_monitor_logs_the_schedule_at_each_optimizer_step(tmp_path: Path, kind: Any) -> None:
-    monitor = LearningRateMonitor()
-    trainer = trainer_with(
-        tmp_path,
-        monitor,
-        kind=kind,
-        num_train_epochs=2,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
-        logging_strategy="steps",
-        logging_steps=1,
-    )
-    trainer.train()
-    monitored = [
-        (entry["step"], entry["lr-AdamW/pg1"]) for entry in trainer.state.log_history if "lr-AdamW/pg1" in entry
-    ]
-    rates = logged(trainer, "learning_rate")
-    # At step n stands the rate of the optimizer step after it.
-    assert monitored == list(enumerate(rates)) and len(set(rates)) == 6
-
-
-def test_what_monitors_log_at_each_batch_is_in_the_history_when_the_trainer_logs(tmp_path: Path) -> None:
-    trainer = trainer_with(
-        tmp_path,
-        DeviceStatsMonitor(),
-        LearningRateMonitor(),
-        max_steps=7,
-        logging_strategy="steps",
-        logging_steps=3,
-        eval_strategy="steps",
-        eval_steps=6,
-    )
-    trainer.train()
-    trainer.evaluate()
-    history = trainer.state.log_history
-    of_monitors = ("lr-AdamW/pg1", "DeviceStatsMonitor.on_validation_batch_end/cpu_percent")
-    seen = [(entry["step"], [name in entry for name in of_monitors]) for entry in history]
-    rate, evaluated, own = [True, False], [False, True], [False, False]
-    # Each comes before what the Trainer logs. The last evaluation is that after training.
-    assert seen[:6] == [(2, rate), (3, own), (5, rate), (6, own), (6, evaluated), (6, own)]
-    assert seen[6:] == [(6, rate), (7, evaluated), (7, own), (7, own), (7, evaluated), (7, own)]
-    assert logged(trainer, "lr-AdamW/pg1")[:2] == logged(trainer, "learning_rate")
-    at_ends = [entry["step"] for entry in history if "DeviceStatsMonitor.on_train_batch_end/cpu_percent" in entry]
-    assert at_ends == [2, 5, 6]
-
-
 def test_throughput_monitor_counts_the_samples_of_training_and_evaluation(tmp_path: Path) -> None:
     def samples_of(batch: Any) -> int:
         return len(getattr(batch, "inputs", batch)["labels"])
@@ -229,18 +183,26 @@ def test_several_datasets_are_one_validation_to_a_callback_that_monitors(tmp_pat
     assert ends == [{"eval_a_accuracy"}, {"eval_a_accuracy", "eval_b_accuracy"}]
 
 
-def test_metrics_that_a_subclass_adds_can_be_monitored(tmp_path: Path) -> None:
-    class Adding(Trainer):
-        def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-            output = super().evaluation_loop(*args, **kwargs)
-            assert output.metrics is not None
-            output.metrics["eval_own"] = float(self.state.global_step)
-            return output
+class AddsAMetric(Trainer):
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().evaluation_loop(*args, **kwargs)
+        assert output.metrics is not None
+        output.metrics["eval_own"] = float(self.state.global_step)
+        return output
 
-    stopping = EarlyStopping("eval_own", patience=1)
-    trainer = trainer_with(tmp_path, stopping, kind=Adding, num_train_epochs=2, **EVERY_STEP)
-    trainer.train()
-    assert trainer.state.global_step == 2 and stopping.best_score.item() == 1.0
+
+class LogsAMetric(pl.Callback):
+    def on_validation_epoch_end(self, trainer: Any, module: Any) -> None:
+        module.log("val_own", float(trainer.global_step))
+
+
+@pytest.mark.parametrize(("monitor", "kind"), [("eval_own", AddsAMetric), ("val_own", Trainer)])
+def test_metrics_that_a_subclass_or_another_callback_adds_can_be_monitored(
+    tmp_path: Path, monitor: str, kind: type[Trainer]
+) -> None:
+    stopping = EarlyStopping(monitor, patience=1)
+    trainer = trainer_with(tmp_path, LogsAMetric(), stopping, kind=kind, num_train_epochs=2, **EVERY_STEP)
+    assert trainer.train().global_step == 2 and stopping.best_score.item() == 1.0
 
 
 @BOTH_MODES
@@ -272,9 +234,6 @@ def test_on_exception_checkpoint_saves_what_the_trainer_resumes_from(tmp_path: P
     resumed = trainer_with(tmp_path, num_train_epochs=1)
     assert resumed.train(resume_from_checkpoint=str(tmp_path / "last.ckpt")).global_step == 3
     assert resumed._initial_global_step == 2
-    # Lightning by itself would go on from it unasked.
-    begun_anew = trainer_with(tmp_path, OnExceptionCheckpoint(str(tmp_path), "last"), num_train_epochs=1)
-    assert begun_anew.train().training_loss == trainer_with(tmp_path, num_train_epochs=1).train().training_loss
 
 
 # ---- What changes the model ------------------------------------------------------------------------------------------
@@ -410,11 +369,56 @@ def test_the_keyword_max_time_ends_training_too(tmp_path: Path) -> None:
     assert trainer.train().global_step == 0
 
 
-def test_a_callback_of_ones_own_may_log_the_name_that_is_monitored(tmp_path: Path) -> None:
-    class Logging(pl.Callback):
-        def on_validation_epoch_end(self, trainer: Any, module: Any) -> None:
-            module.log("val_own", float(trainer.global_step))
+# ---- What they are shown ---------------------------------------------------------------------------------------------
 
-    stopping = EarlyStopping("val_own", patience=1)
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [Logging(), stopping]}, num_train_epochs=2, **EVERY_STEP)
-    assert trainer.train().global_step == 2 and stopping.best_score.item() == 1.0
+
+def test_bars_show_how_many_batches_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    totals: dict[str, set[Any]] = {}
+
+    class Noting(TQDMProgressBar):
+        def on_train_batch_end(self, *args: Any) -> None:
+            super().on_train_batch_end(*args)
+            totals.setdefault("train", set()).add(self.train_progress_bar.total)
+
+        def on_validation_batch_end(self, *args: Any) -> None:
+            super().on_validation_batch_end(*args)
+            totals.setdefault("validation", set()).add(self.val_progress_bar.total)
+
+        def on_predict_batch_end(self, *args: Any) -> None:
+            super().on_predict_batch_end(*args)
+            totals.setdefault("prediction", set()).add(self.predict_progress_bar.total)
+
+    trainer = trainer_with(tmp_path, Noting(), num_train_epochs=1, eval_strategy="epoch", disable_tqdm=False)
+    trainer.train()
+    trainer.evaluate()
+    trainer.predict(Rows(vector_rows(5)))
+    assert totals == {"train": {3}, "validation": {3}, "prediction": {2}}
+    assert "eval_loss" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("interval", ["batch", "epoch"])
+def test_a_prediction_writer_gets_predictions_and_where_their_samples_stand(tmp_path: Path, interval: Any) -> None:
+    written: list[Any] = []
+
+    class Writer(BasePredictionWriter):
+        def write_on_batch_end(self, trainer: Any, module: Any, prediction: Any, places: Any, *_: Any) -> None:
+            written.append((prediction, places))
+
+        def write_on_epoch_end(self, trainer: Any, module: Any, predictions: Any, places: Any) -> None:
+            written.extend(zip(predictions, places[0], strict=True))
+
+    predicted = trainer_with(tmp_path, Writer(interval)).predict(Rows(vector_rows(7))).predictions
+    assert [places for _, places in written] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert torch.equal(torch.cat([one for one, _ in written]), torch.tensor(predicted))
+
+
+def test_spike_detection_ends_training_at_a_loss_that_jumps(tmp_path: Path) -> None:
+    class Jumping(Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            found: Any = super().compute_loss(*args, **kwargs)
+            return found * 1000 if self.state.global_step == 2 else found
+
+    trainer = trainer_with(tmp_path, SpikeDetection(), kind=Jumping, num_train_epochs=1)
+    with pytest.raises(RuntimeError, match="spike detected in batch 2"):
+        trainer.train()
+    assert (tmp_path / "skip_batches.json").is_file()

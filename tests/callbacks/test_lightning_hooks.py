@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import csv
-import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import DeviceStatsMonitor, LearningRateMonitor
+from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from lightning.pytorch.loggers.logger import DummyLogger
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.callbacks.lightning_metrics import publish
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
@@ -139,38 +134,22 @@ def test_what_the_trainer_logs_is_found_where_lightning_callbacks_look(tmp_path:
     assert {"loss", "grad_norm", "learning_rate", "eval_loss", "eval_accuracy", "eval_runtime"} <= set(logged)
 
 
-def test_evaluations_and_predictions_outside_of_training_show_their_metrics_too(tmp_path: Path) -> None:
-    metrics = Metrics()
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [metrics], "compute_metrics": accuracy})
-    evaluated = trainer.evaluate()
-    predicted = trainer.predict(Rows(vector_rows(4))).metrics
-    for name in ("loss", "accuracy"):
-        assert metrics.at["validation"][f"eval_{name}"] == evaluated[f"eval_{name}"]
-        assert metrics.at["prediction"][f"test_{name}"] == predicted[f"test_{name}"]
-
-
-def test_only_numbers_are_shown() -> None:
-    shown: Any = SimpleNamespace(callback_metrics={}, logged_metrics={}, progress_bar_metrics={})
-    numbers = {"loss": np.float32(0.5), "n": 3, "tensor": torch.tensor([2.0])}
-    others = {"text": "no", "flag": True, "none": None, "several": [1]}
-    publish(shown, {**numbers, **others, "epoch": 1.0, "step": 7})
-    expected = {"loss": 0.5, "n": 3.0, "tensor": 2.0}
-    assert {name: value.item() for name, value in shown.callback_metrics.items()} == expected
-    assert shown.progress_bar_metrics == {"loss": 0.5}
-
-
-def test_outputs_of_single_batches_are_those_of_the_model(tmp_path: Path) -> None:
+def test_evaluations_and_predictions_outside_of_training_show_their_metrics_and_outputs_too(tmp_path: Path) -> None:
     outputs: list[Any] = []
 
     class Noting(pl.Callback):
         def on_validation_batch_end(self, trainer: Any, module: Any, output: Any, *_: Any) -> None:
             outputs.append(output)
 
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [Noting()], "compute_metrics": accuracy})
-    trainer.evaluate()
-    expected = trainer.predict(trainer.eval_dataset)
-    assert torch.equal(torch.cat([output["predictions"] for output in outputs]), torch.tensor(expected.predictions))
-    assert torch.equal(torch.cat([output["labels"] for output in outputs]), torch.tensor(expected.label_ids))
+    metrics = Metrics()
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [metrics, Noting()], "compute_metrics": accuracy})
+    evaluated = trainer.evaluate()
+    predicted = trainer.predict(trainer.eval_dataset)
+    for name in ("loss", "accuracy"):
+        assert metrics.at["validation"][f"eval_{name}"] == evaluated[f"eval_{name}"]
+        assert metrics.at["prediction"][f"test_{name}"] == predicted.metrics[f"test_{name}"]
+    assert torch.equal(torch.cat([output["predictions"] for output in outputs]), torch.tensor(predicted.predictions))
+    assert torch.equal(torch.cat([output["labels"] for output in outputs]), torch.tensor(predicted.label_ids))
 
 
 def rows_of(folder: str) -> list[dict[str, str]]:
@@ -198,27 +177,6 @@ def test_a_lightning_logger_gets_what_the_trainer_and_its_lightning_callbacks_lo
     assert losses == [(str(entry["step"]), entry["loss"]) for entry in history]
     assert rates == [(str(entry["step"] - 1), entry["learning_rate"]) for entry in history]
     assert not any("lr-AdamW/pg1" in entry for entry in trainer.state.log_history)
-
-
-def test_a_logger_that_fails_is_told_of_once_and_training_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Broken(DummyLogger):
-        name = version = "broken"
-
-        def log_metrics(self, *_: Any, **__: Any) -> None:
-            raise ConnectionError("no route")
-
-    trainer = quiet_trainer(
-        tmp_path,
-        given={"callbacks": [LearningRateMonitor(), DeviceStatsMonitor()], "lightning": {"logger": Broken()}},
-        max_steps=3,
-        logging_strategy="steps",
-        logging_steps=1,
-    )
-    assert trainer.train().global_step == 3
-    told = [record for record in caplog.records if "no route" in record.getMessage()]
-    assert len([record for record in told if record.levelno >= logging.WARNING]) == 1
 
 
 class LogsItsOwn(pl.Callback):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
-    EarlyStopping,
     EMAWeightAveraging,
     SpikeDetection,
     StochasticWeightAveraging,
@@ -39,36 +37,22 @@ def timeless(trainer: Trainer) -> list[dict[str, Any]]:
     return [{name: entry[name] for name in entry if not name.endswith(("_runtime", "per_second"))} for entry in history]
 
 
-def resumed_like_uninterrupted(folder: Path, make: Callable[[], Any], step: int, **changes: Any) -> tuple[Any, Any]:
-    """Train in one go, and again from the checkpoint of a step; both callbacks, after comparing the models."""
-    first, second = make(), make()
-    whole = trained(folder, first, **changes)
-    resumed = trained(folder, second, resume=step, **changes)
+@BOTH_MODES
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: StochasticWeightAveraging(swa_lrs=0.05, swa_epoch_start=2, annealing_epochs=2),
+        lambda: EMAWeightAveraging(decay=0.7),
+    ],
+)
+def test_a_training_resumed_while_weights_are_averaged_ends_as_the_one_in_one_go(
+    tmp_path: Path, make: Any, kind: Any
+) -> None:
+    whole = trained(tmp_path, make(), kind=kind)
+    resumed = trained(tmp_path, make(), resume=4, kind=kind)
     for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other)
     assert timeless(whole) == timeless(resumed)
-    return first, second
-
-
-@BOTH_MODES
-def test_averaging_goes_on_from_the_averaged_weights_and_its_schedule(tmp_path: Path, kind: Any) -> None:
-    def make() -> StochasticWeightAveraging:
-        return StochasticWeightAveraging(swa_lrs=0.05, swa_epoch_start=2, annealing_epochs=2)
-
-    whole, resumed = resumed_like_uninterrupted(tmp_path, make, step=4, kind=kind)
-    assert whole.n_averaged == resumed.n_averaged == 2
-
-
-@BOTH_MODES
-def test_moving_averages_go_on(tmp_path: Path, kind: Any) -> None:
-    resumed_like_uninterrupted(tmp_path, lambda: EMAWeightAveraging(decay=0.7), step=4, kind=kind)
-
-
-def test_early_stopping_goes_on_waiting(tmp_path: Path) -> None:
-    trained(tmp_path, EarlyStopping("eval_loss", mode="max", patience=100), max_steps=4)
-    stopping = EarlyStopping("eval_loss", mode="max", patience=100)
-    trained(tmp_path, stopping, resume=4, max_steps=5)
-    assert stopping.wait_count == 4
 
 
 class Counting(pl.Callback):

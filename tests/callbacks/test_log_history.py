@@ -22,11 +22,14 @@ def test_each_evaluation_set_and_each_prefix_is_a_source() -> None:
             {"step": 1, "eval_hard_tail_loss": 3.0, "eval_hard_tail_runtime": 0.1},
             {"step": 1, "eval_loss": 1.5, "eval_runtime": 0.1, "eval_soft_loss": 5.0, "evaluation_loss": 6.0},
             {"step": 1, "test_loss": 4.0, "test_runtime": 0.1},
-            # An evaluation after training takes the place of the one at the same step.
+            {"step": 1, **SUMMARY},
             {"step": 1, "eval_loss": 1.0},
         ]
     )
-    values = {key: points[0].value for key, points in history.curves.items() if "loss" in key[0]}
+    # An evaluation after training is kept, and known as such.
+    loss = history.curves["loss", EVALUATION]
+    assert [(point.value, point.is_after_training) for point in loss] == [(1.5, False), (1.0, True)]
+    values = {key: points[-1].value for key, points in history.curves.items() if "loss" in key[0]}
     assert values == {
         ("loss", "hard"): 2.0,
         ("loss", "hard_tail"): 3.0,

@@ -17,10 +17,14 @@ from littrainer.callbacks.progress import (
     PrinterCallback,
     ProgressCallback,
     default_progress_callback,
+    label_of,
     readable,
+    result_line,
 )
-from littrainer.callbacks.state import TrainerState
+from littrainer.callbacks.state import TrainerControl, TrainerState
+from littrainer.checkpoint.weights import write_weights
 from tests.scenarios.data import Rows, Stream, vector_rows
+from tests.scenarios.models import tiny_bert_classifier
 from tests.scenarios.trainers import quiet_trainer
 
 LOGS: dict[str, Any] = {
@@ -68,12 +72,6 @@ def test_logs_are_printed_as_transformers_prints_them(capsys: pytest.CaptureFixt
     assert "total_flos" not in printed[0][1]
 
 
-def test_only_the_first_process_of_a_node_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    PrinterCallback().on_log(None, TrainerState(is_local_process_zero=False), None, logs=dict(LOGS))  # type: ignore[arg-type]
-    PrinterCallback().on_log(None, TrainerState(), None, logs=None)  # type: ignore[arg-type]
-    assert capsys.readouterr().out == ""
-
-
 def test_long_texts_are_shown_by_their_length() -> None:
     shown = readable({"short": "a" * 5, "long": "a" * 6}, max_str_len=5)
     assert shown["short"] == "aaaaa" and "6" in shown["long"] and "aaaaaa" not in shown["long"]
@@ -81,23 +79,94 @@ def test_long_texts_are_shown_by_their_length() -> None:
 
 
 def test_a_training_moves_one_bar_over_its_steps_and_one_over_each_evaluation(tmp_path: Path, bars: Bars) -> None:
+    labels: list[str] = []
+
+    class Looks(TrainerCallback):
+        def on_log(self, *_: Any, **__: Any) -> None:
+            labels.append(bars.made[0].desc.removesuffix(": "))
+
+        on_save = on_log
+
     trainer = quiet_trainer(
         tmp_path,
+        given={"eval_dataset": {"near": Rows(vector_rows(7)), "far": Rows(vector_rows(3))}, "callbacks": [Looks]},
         disable_tqdm=False,
         max_steps=4,
         eval_strategy="steps",
         eval_steps=2,
         logging_strategy="steps",
         logging_steps=2,
+        save_strategy="steps",
+        save_steps=2,
     )
     trainer.train()
-    # The first set of bars is the training's; an evaluation has 3 batches of 7 rows.
-    assert [(bar.total, bar.n, bar.leave) for bar in bars.made] == [(4, 4, True), (3, 3, False), (3, 3, False)]
+    of_evaluation = [("evaluation near", 3, 3, False), ("evaluation far", 1, 1, False)]
+    assert [(bar.desc, bar.total, bar.n, bar.leave) for bar in bars.made] == [
+        ("training: ", 4, 4, True),
+        *of_evaluation * 2,
+    ]
+    # Logged are the loss and two evaluations; what is looked at then is saved.
+    assert labels == [*["training"] * 3, "saving"] * 2 + ["training"]
     assert all(bar.disable for bar in bars.made), "a bar that was closed is disabled"
-    assert sum("'eval_loss'" in line for line in bars.written) == 2
+    assert sum("'eval_near_loss'" in line for line in bars.written) == 2
     last = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
     assert bars.made[0].postfix == f"loss={last['loss']:.4g}, lr={last['learning_rate']:.4g}"
     assert "'train_loss'" in bars.written[-1] and "total_flos" not in bars.written[-1]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "generates", "label"),
+    [
+        ("eval", False, "evaluation"),
+        ("eval_german_news", False, "evaluation german_news"),
+        ("eval_german", True, "generation german"),
+        ("test", False, "prediction"),
+        ("holdout", False, "holdout"),
+    ],
+)
+def test_a_pass_over_data_is_called_by_the_prefix_of_its_metrics(prefix: str, generates: bool, label: str) -> None:
+    assert label_of(prefix, generates) == label
+
+
+STATE = TrainerState(global_step=20, max_steps=500)
+SPEED = {"runtime": 1.23456, "samples_per_second": 321.098, "steps_per_second": 40.1}
+LINES = {
+    "step  20/500  epoch 0.04   training    loss 2.317      grad_norm 12.4       learning_rate 5e-05": {
+        "loss": 2.3171,
+        "grad_norm": 12.4,
+        "learning_rate": 5e-5,
+        "epoch": 0.04,
+    },
+    "step  20/500  epoch 1      evaluation  loss 0.5        accuracy 0.75       1.235 s  321.1 samples/s": {
+        "eval_loss": 0.5,
+        "eval_accuracy": 0.75,
+        **{f"eval_{name}": value for name, value in SPEED.items()},
+        "epoch": 1.0,
+    },
+    "step  20/500  epoch 1      finished    train_loss 0.25       1.235 s  321.1 samples/s": {
+        "train_loss": 0.25,
+        "total_flos": 1e9,
+        "epoch": 1.0,
+        **{f"train_{name}": value for name, value in SPEED.items()},
+    },
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_on_a_terminal_results_are_lines_in_columns(bars: Bars, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setenv("COLUMNS", "100")
+    callback: Any = ProgressCallback()
+    callback.on_train_begin(SimpleNamespace(), STATE, None)
+    callback.on_log(None, STATE, None, logs=LINES[line])
+    assert bars.written == [line] and len(line) <= 100
+
+
+def test_many_results_go_on_in_another_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    shown = result_line({f"metric_{number}": number / 7 for number in range(20)}, STATE).splitlines()
+    assert len(shown) > 3 and all(len(line) <= 100 for line in shown)
+    assert all(line.startswith(" " * 14 + "metric_") for line in shown[1:])
 
 
 @pytest.mark.parametrize(
@@ -137,7 +206,7 @@ def test_a_resumed_training_shows_the_steps_done_before(bars: Bars) -> None:
     callback: Any = ProgressCallback()
     asked: Any = SimpleNamespace(_asked_for_bars=True)
     callback.on_train_begin(asked, TrainerState(max_steps=10, global_step=6), None)
-    callback.on_step_end(None, TrainerState(global_step=7), None)
+    callback.on_step_end(None, TrainerState(global_step=7), TrainerControl())
     assert bars.made[0].n == 7
 
 
@@ -145,9 +214,19 @@ def test_other_processes_show_no_bar(bars: Bars) -> None:
     callback: Any = ProgressCallback()
     state = TrainerState(max_steps=10, is_world_process_zero=False)
     for event in ("on_train_begin", "on_step_end", "on_log", "on_evaluate", "on_predict", "on_train_end"):
-        getattr(callback, event)(None, state, None, logs={"loss": 1.0})
+        getattr(callback, event)(None, state, TrainerControl(), logs={"loss": 1.0})
     callback.on_prediction_step(None, state, None, eval_dataloader=[1])
     assert bars.made == [] and bars.written == []
+
+
+def test_a_save_draws_no_bar_over_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tiny_bert_classifier()
+    drawn = []
+    for write in (model.save_pretrained, lambda folder: write_weights(model, folder), model.save_pretrained):
+        write(tmp_path)
+        drawn.append("Writing model shards" in capsys.readouterr().err)
+    # transformers' own saves draw it before and after.
+    assert drawn == [True, False, True]
 
 
 # ---- Notebooks -------------------------------------------------------------------------------------------------------
@@ -162,7 +241,6 @@ class Screen(ModuleType):
     def __init__(self) -> None:
         super().__init__("IPython.display")
         self.outputs: list[str] = []
-        self.drawn = 0
 
     def HTML(self, text: str) -> str:
         return text
@@ -170,13 +248,7 @@ class Screen(ModuleType):
     def display(self, html: str, display_id: bool = False) -> Any:
         place = len(self.outputs)
         self.outputs.append(html)
-        self.drawn += 1
-
-        def update(changed: str) -> None:
-            self.outputs[place] = changed
-            self.drawn += 1
-
-        return SimpleNamespace(update=update)
+        return SimpleNamespace(update=lambda changed: self.outputs.__setitem__(place, changed))
 
 
 @pytest.fixture

@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 import transformers
-from transformers.trainer_callback import ExportableState as TheirExportableState
 
-from littrainer.callbacks.base import TrainerCallback
-from littrainer.callbacks.early_stopping import EarlyStoppingCallback
-from littrainer.callbacks.state import ExportableState, TrainerControl, TrainerState
+from littrainer.callbacks.state import TrainerControl, TrainerState
 
 FILLED: dict[str, Any] = {
     "epoch": 1.25,
@@ -52,33 +49,6 @@ def test_a_state_comes_back_from_its_file(tmp_path: Path, writer: Any, reader: A
     assert dataclasses.asdict(reader.load_from_json(path)) == dataclasses.asdict(reader(**FILLED))
 
 
-class Counter(TrainerCallback, ExportableState):
-    """Keeps a constructor argument and a value set later."""
-
-    def __init__(self, start: int = 0) -> None:
-        self.start = start
-        self.count = 0
-
-    def state(self) -> dict[str, Any]:
-        return {"args": {"start": self.start}, "attributes": {"count": self.count}}
-
-
-def test_a_class_without_a_state_of_its_own_says_what_to_define() -> None:
-    class Forgetful(ExportableState): ...
-
-    with pytest.raises(NotImplementedError, match=r"Forgetful.*state\(\)"):
-        Forgetful().state()
-
-
-def test_callbacks_are_kept_by_class_and_several_of_one_class_as_a_list() -> None:
-    state = TrainerState(stateful_callbacks=[Counter(1), EarlyStoppingCallback(2, 0.5), Counter(2), Counter(3)])
-    assert [one["args"]["start"] for one in state.stateful_callbacks["Counter"]] == [1, 2, 3]
-    assert state.stateful_callbacks["EarlyStoppingCallback"] == {
-        "args": {"early_stopping_patience": 2, "early_stopping_threshold": 0.5},
-        "attributes": {"early_stopping_patience_counter": 0},
-    }
-
-
 def test_what_cannot_be_exported_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match=r"SimpleNamespace.*ExportableState"):
         TrainerState(stateful_callbacks=[SimpleNamespace()])
@@ -90,24 +60,3 @@ def test_a_control_exports_what_transformers_control_exports(switched: tuple[str
     control = TrainerControl(**fields)
     assert control.state() == transformers.TrainerControl(**fields).state()
     assert TrainerControl.from_state(control.state()) == control
-
-
-def test_our_exported_states_can_be_rebuilt_by_transformers() -> None:
-    exported = EarlyStoppingCallback(2, 0.5).state()
-
-    class Theirs(transformers.EarlyStoppingCallback, TheirExportableState): ...
-
-    assert Theirs.from_state(exported).state() == exported
-
-
-@pytest.mark.parametrize(
-    ("given", "max_steps", "resolved"), [(0.5, 7, 4), (0.01, 30, 1), (3, 30, 3), (1, 30, 1), (None, 30, 500)]
-)
-def test_an_interval_below_one_is_a_share_of_all_steps(given: float | None, max_steps: int, resolved: int) -> None:
-    names = ("logging_steps", "eval_steps", "save_steps")
-    args: Any = SimpleNamespace(**dict.fromkeys(names, given))
-    state, theirs = TrainerState(), transformers.TrainerState()
-    state.compute_steps(args, max_steps)
-    theirs.compute_steps(args, max_steps)
-    assert [getattr(state, name) for name in names] == [resolved] * 3
-    assert dataclasses.asdict(state) == dataclasses.asdict(theirs)

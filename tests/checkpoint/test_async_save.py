@@ -14,7 +14,7 @@ import torch
 from transformers import BertForSequenceClassification
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.checkpoint import async_save, writer
+from littrainer.checkpoint import writer
 from littrainer.checkpoint.async_save import BackgroundSaveError, HostCopies
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.verification import damage_in
@@ -112,21 +112,6 @@ def test_steps_go_on_while_a_checkpoint_is_written_and_it_shows_when_it_is_compl
     assert all(f"checkpoint-{step}" in folders for event, step, folders in watcher.seen if event == "save")
 
 
-def test_one_save_waits_for_the_one_before_it(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    watcher = Watcher()
-    wait = async_save.BackgroundSaves.wait
-
-    def opening(saves: Any) -> None:
-        if ("step", 4) in [(event, step) for event, step, _ in watcher.seen]:
-            gate.opened.set()
-        wait(saves)
-
-    monkeypatch.setattr(async_save.BackgroundSaves, "wait", opening)
-    make(tmp_path, watcher, max_steps=5).train()
-    positions = [(event, step) for event, step, _ in watcher.seen]
-    assert positions.index(("step", 4)) < positions.index(("save", 2)) < positions.index(("step", 5))
-
-
 def full_disk(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     original = CheckpointFiles.write
 
@@ -176,19 +161,6 @@ def test_a_write_that_fails_beside_another_error_is_logged(
     assert "checkpoint-2 could not be written in the background" in caplog.text
 
 
-def test_a_copy_for_which_there_is_no_memory_is_an_error_that_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_memory(*_: Any, **__: Any) -> None:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-
-    monkeypatch.setattr(HostCopies, "_buffer", no_memory)
-    # A smaller batch would not help, and is not tried.
-    with pytest.raises(BackgroundSaveError, match=r"checkpoint-2.*host memory.*async_save at False"):
-        make(tmp_path, auto_find_batch_size=True).train()
-    assert not list(tmp_path.glob("checkpoint-*")) and not (tmp_path / ".unfinished").exists()
-
-
 ENDINGS: dict[str, BaseException] = {
     "an error": OverflowError(),
     "Ctrl-C": KeyboardInterrupt(),
@@ -208,18 +180,6 @@ def test_whatever_ends_training_the_checkpoint_on_its_way_is_finished(tmp_path: 
         make(tmp_path, Ending()).train()
     assert damage_in(tmp_path / "checkpoint-2") == []
     assert make(tmp_path).train(resume_from_checkpoint=True).global_step == 7
-
-
-def test_ctrl_c_while_a_save_waits_for_the_one_before_leaves_nothing_on_its_way(tmp_path: Path, gate: Gate) -> None:
-    class Interrupting(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step == 4:
-                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-                threading.Timer(0.6, gate.opened.set).start()
-
-    with pytest.raises(KeyboardInterrupt):
-        make(tmp_path, Interrupting()).train()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", RUN_RECORD_NAME]
 
 
 def test_a_signal_to_stop_waits_for_the_checkpoint_on_its_way_and_for_its_own(tmp_path: Path, gate: Gate) -> None:

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 
 import littrainer
 from littrainer import TransformersCheckpointIO
-from tests.checkpoint.malicious import Creates
 from tests.lightning_users.curves import QUIET
 from tests.scenarios.data import Rows, tiny_tokenizer, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_gpt2
@@ -264,30 +263,6 @@ def test_only_a_checkpoint_is_deleted(tmp_path: Path) -> None:
     io.remove_checkpoint(tmp_path / "a")
     io.remove_checkpoint(tmp_path / "a")
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
-
-
-def test_the_lightning_state_cannot_run_code(tmp_path: Path) -> None:
-    saved(tmp_path / "a")
-    (tmp_path / "a" / "littrainer_manifest.json").unlink()
-    torch.save({"loops": Creates(tmp_path / "was-run")}, tmp_path / "a" / "lightning_state.pt")
-    with pytest.raises(ValueError, match=r"lightning_state\.pt is refused"):
-        TransformersCheckpointIO(VectorClassifier()).load_checkpoint(tmp_path / "a")
-    assert not (tmp_path / "was-run").exists()
-
-
-def test_a_plugin_without_a_model_tells_our_trainer_how_large_files_may_be(tmp_path: Path) -> None:
-    keeper = ModelCheckpoint(dirpath=tmp_path / "lightning")
-    trainer = quiet_trainer(
-        tmp_path,
-        max_steps=1,
-        save_strategy="steps",
-        save_steps=1,
-        given={"lightning": {"plugins": [TransformersCheckpointIO(max_shard_size=250)], "callbacks": [keeper]}},
-    )
-    trainer.train()
-    for folder in (tmp_path / "checkpoint-1", Path(keeper.best_model_path)):
-        assert (folder / "model-00001-of-00002.safetensors").exists()
-        assert (folder / "trainer_state.json").exists()
 
 
 def test_lightnings_own_plugin_is_left_in_its_place(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_the_state_of_a_split_model_has_the_form_of_a_whole_ones_and_goes_back(w
     assert written["param_groups"] == expected["param_groups"]
     for number, entries in expected["state"].items():
         assert torch.equal(written["state"][number]["exp_avg"], entries["exp_avg"])
-    refuse_other_optimizer(Path("of whole"), whole, of_whole, written)
+    refuse_other_optimizer(Path("of whole"), of_whole, written)
 
     for stored in (written, named):
         read: Any = numbered_for(split, of_split, stored)
@@ -143,4 +143,4 @@ def test_settings_that_a_group_cannot_have_both_are_left_in_their_groups() -> No
     named = by_name(of_split.state_dict(), names_of_parameters(split, of_split))
     assert len(numbered_as_if_whole(split, of_split, named)["param_groups"]) == 4
     with pytest.raises(ValueError, match="its groups have"):
-        refuse_other_optimizer(Path("a"), whole, stepped(whole, 0.1), numbered_as_if_whole(split, of_split, named))
+        refuse_other_optimizer(Path("a"), stepped(whole, 0.1), numbered_as_if_whole(split, of_split, named))

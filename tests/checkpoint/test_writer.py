@@ -17,7 +17,6 @@ from tests.scenarios.data import tiny_tokenizer
 from tests.scenarios.models import tiny_bert_classifier
 from tests.scenarios.trainers import quiet_trainer
 
-SECRET = "hf_not_to_be_written"
 COMPLETE = {
     "model.safetensors",
     "optimizer.pt",
@@ -32,15 +31,6 @@ COMPLETE = {
 
 def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
-
-
-@pytest.mark.parametrize("write", ["save_model", "train"])
-def test_a_token_is_written_to_no_file(tmp_path: Path, write: str) -> None:
-    trainer = quiet_trainer(tmp_path, hub_token=SECRET, max_steps=1, save_strategy="steps")
-    getattr(trainer, write)()
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert files and all(SECRET.encode() not in path.read_bytes() for path in files)
-    assert trainer.args.hub_token == SECRET
 
 
 def test_a_checkpoint_holds_all_that_a_resume_needs(tmp_path: Path) -> None:
@@ -73,18 +63,6 @@ def test_weights_given_are_written_in_the_place_of_the_models(tmp_path: Path) ->
     zeros = {name: torch.zeros_like(tensor) for name, tensor in trainer.model.state_dict().items()}
     trainer._save(str(tmp_path / "zeros"), state_dict=zeros)
     assert all(not tensor.any() for tensor in load_file(tmp_path / "zeros" / "model.safetensors").values())
-
-
-def test_an_overridden_save_writes_each_checkpoints_model(tmp_path: Path) -> None:
-    class OwnFormat(Trainer):
-        def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-            Path(output_dir or "").mkdir(parents=True, exist_ok=True)
-            (Path(output_dir or "") / "own").touch()
-
-    quiet_trainer(tmp_path, kind=OwnFormat, max_steps=1, save_strategy="steps").train()
-    assert "own" in names_in(tmp_path / "checkpoint-1") and "model.safetensors" not in names_in(
-        tmp_path / "checkpoint-1"
-    )
 
 
 EVERY_STEP: dict[str, Any] = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}

@@ -21,8 +21,7 @@ from littrainer.commands.explain import (
 )
 from littrainer.engine.lightning_trainer import lightning_keywords
 from tests.compat.processes import run_python
-from tests.scenarios.data import vector_rows
-from tests.scenarios.models import VectorClassifier
+from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 SCRIPT = """
 import torch
@@ -50,13 +49,16 @@ if __name__ == "__main__":
 # ---- The command -----------------------------------------------------------------------------------------------------
 
 
-def test_a_script_is_stopped_at_its_trainer_and_explained(tmp_path: Path) -> None:
+def test_a_script_is_stopped_at_its_trainer_and_its_own_arguments_come_first(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    words = ("train.py", "--output_dir", "out", "--learning_rate", "3e-4", "--use_cpu")
+    words = ("train.py", "--seed", "42", "--learning_rate", "3e-4", "--use_cpu")
     done = run_python("-m", "littrainer", "explain", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("lightning.Trainer keywords\n")
-    assert "learning_rate=0.0003" in done.stdout and "output_dir='out'" in done.stdout
+    title, *lines = done.stdout.splitlines()
+    assert title == "your arguments, and those that differ from their defaults"
+    # One of them has its default.
+    assert sorted(line.split()[0] for line in lines[:3]) == ["learning_rate=0.0003", "seed=42", "use_cpu=True"]
+    assert lines[3].startswith("  output_dir='trainer_output' ")
     assert "the script speaks" in done.stderr and "the script speaks" not in done.stdout
     assert "trained" not in done.stderr and "caught" not in done.stderr
     assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["train.py"]
@@ -104,8 +106,8 @@ def test_an_earlier_spelling_is_named_in_one_line(capsys: pytest.CaptureFixture[
         (["--learning_ratt", "1"], "did you mean '--learning_rate'"),
         (["--learning_rate", "fast"], "invalid float value: 'fast'"),
         (["--fp16", "--bf16"], "fp16 and bf16 are both set"),
-        (["--seed", "1", __file__], "a script stands before its arguments"),
-        ([__file__, "--as-code"], "write it before"),
+        (["--seed", "1", __file__], "write the script before its arguments"),
+        ([__file__, "--as-code"], "write it before the script"),
         (["--as-code=1"], "argument --as-code/--as_code: ignored explicit argument '1'"),
     ],
 )
@@ -125,13 +127,6 @@ def test_bad_input_ends_with_status_2_and_one_line(
 # ---- In words --------------------------------------------------------------------------------------------------------
 
 
-class StepwiseTrainer(Trainer):
-    """Runs in Lightning's manual optimization."""
-
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        return super().training_step(model, inputs, num_items_in_batch)
-
-
 def report_on(args: TrainingArguments) -> str:
     return explanation(_stand_in_trainer(args), args)
 
@@ -148,7 +143,7 @@ def test_keywords_have_their_reasons_and_changed_arguments_the_place_they_went_t
     changes: dict[str, Any] = {"gradient_accumulation_steps": 3, "learning_rate": 3e-5, "use_cpu": True}
     args = TrainingArguments("runs/one", lightning={"detect_anomaly": True}, hub_token="secret", **changes)
     report = report_on(args)
-    keywords, _, arguments = report.partition("arguments away from their defaults")
+    arguments, _, keywords = report.partition("keywords of lightning.Trainer")
     for name, value in lightning_keywords(args).items():
         assert len(line_of(keywords, f"{name}={value!r} ").split()) > 2
     assert line_of(keywords, "accumulate_grad_batches=3").endswith("from gradient_accumulation_steps")
@@ -162,44 +157,29 @@ def test_keywords_have_their_reasons_and_changed_arguments_the_place_they_went_t
     assert changed_arguments(usual) == {"output_dir": "trainer_output"}
 
 
-@pytest.mark.parametrize(
-    ("changes", "lines"),
-    [
-        (
-            {"disable_tqdm": True},
-            [
-                "strategy ResidentSingleDeviceStrategy on cpu",
-                "precision plugin Precision (32-true)",
-                "optimization automatic; the optimizer steps after each micro-batch",
-                "Trainer callbacks DefaultFlowCallback, PrinterCallback",
-                "Lightning loggers none",
-            ],
-        ),
-        (
-            {"bf16": True, "gradient_accumulation_steps": 4},
-            [
-                "precision plugin ForwardMixedPrecision (bf16-mixed)",
-                "optimization automatic; the optimizer steps after 4 micro-batches",
-            ],
-        ),
-    ],
-)
-def test_the_parts_that_result_are_named(changes: dict[str, Any], lines: list[str]) -> None:
-    report = [" ".join(line.split()) for line in report_on(TrainingArguments(use_cpu=True, **changes)).splitlines()]
-    assert [line for line in lines if line not in report] == []
+def test_the_parts_of_the_training_are_named() -> None:
+    args = TrainingArguments(use_cpu=True, bf16=True, gradient_accumulation_steps=4, disable_tqdm=True)
+    report = [" ".join(line.split()) for line in report_on(args).splitlines()]
+    assert report[report.index("parts of the training") + 1 :] == [
+        "strategy ResidentSingleDeviceStrategy on cpu",
+        "precision plugin ForwardMixedPrecision (bf16-mixed)",
+        "optimization automatic; the optimizer steps after 4 micro-batches",
+        "Trainer callbacks DefaultFlowCallback, PrinterCallback",
+        "Lightning callbacks none",
+        "Lightning loggers none",
+        "trackers none (report_to)",
+    ]
 
 
 def test_what_a_script_gave_its_trainer_is_named_too(tmp_path: Path) -> None:
-    args = TrainingArguments(str(tmp_path), use_cpu=True)
-    trainer = StepwiseTrainer(
-        model=VectorClassifier(),
-        args=args,
-        callbacks=[EarlyStoppingCallback(), LearningRateMonitor()],
-        lightning={"profiler": "simple", "logger": True, "default_root_dir": str(tmp_path)},
-    )
-    report = explanation(trainer, args)
+    given = {
+        "callbacks": [EarlyStoppingCallback(), LearningRateMonitor()],
+        "lightning": {"profiler": "simple", "logger": True, "default_root_dir": str(tmp_path)},
+    }
+    trainer = quiet_trainer(tmp_path, kind=StepwiseTrainer, given=given)
+    report = explanation(trainer, trainer.args)
     assert "EarlyStoppingCallback" in line_of(report, "Trainer callbacks")
-    assert line_of(report, "Lightning callbacks").endswith("TrainerEvents, LearningRateMonitor")
+    assert line_of(report, "Lightning callbacks").endswith("LearningRateMonitor")
     assert "manual" in line_of(report, "optimization")
     assert line_of(report, "profiler='simple'").endswith("given as `lightning`")
 
@@ -301,36 +281,7 @@ def head_of(text: str) -> str:
 
 def test_what_a_program_leaves_out_is_listed_at_its_top(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"run_name": "one", "tf32": False, "lightning": {"plugins": [print]}}
-    head = head_of(program(arguments(tmp_path, **changes)))
+    head = head_of(program(arguments(tmp_path, **changes), script="folder/train.py"))
     assert all(f"- {name}: " in head for name in changes) and "- learning_rate" not in head
     assert "Instead: torch.set_float32_matmul_precision." in head
-
-
-def accuracy(prediction: Any) -> dict[str, float]:
-    return {"accuracy": 1.0}
-
-
-class OwnLoss(Trainer):
-    def compute_loss(self, *values: Any, **keywords: Any) -> Any:
-        return super().compute_loss(*values, **keywords)
-
-
-def test_the_objects_of_a_scripts_trainer_are_named_with_the_place_they_belong_to(tmp_path: Path) -> None:
-    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
-    trainer = OwnLoss(
-        model=VectorClassifier(),
-        args=args,
-        train_dataset=vector_rows(12),
-        compute_metrics=accuracy,
-        data_collator=torch.utils.data.default_collate,
-        callbacks=[EarlyStoppingCallback()],
-    )
-    lines = head_of(program(args, trainer=trainer)).splitlines()
-    assert lines[lines.index("Objects of the script's Trainer, which a text cannot hold:") + 1 :] == [
-        "- model (VectorClassifier): return it in make_model",
-        "- train_dataset (list): return it in make_rows",
-        "- data_collator (default_collate): a keyword of TrainerDataModule",
-        "- compute_metrics (accuracy): a keyword of TransformersModule",
-        "- callback EarlyStoppingCallback: rewrite it as a callback of Lightning, unless it is one",
-        "- OwnLoss, which overrides compute_loss: write a subclass of TransformersModule",
-    ]
+    assert "the arguments of train.py" in head and "return the model in make_model" in head

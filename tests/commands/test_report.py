@@ -1,8 +1,13 @@
 from __future__ import annotations
 
 import html
+import json
 import math
+import os
 import re
+import shutil
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,18 +18,18 @@ from littrainer import TrainingArguments
 from littrainer.checkpoint.arguments_file import write_run_record
 from littrainer.checkpoint.verification import damage_in
 from littrainer.cli import main
+from littrainer.commands import report
+from littrainer.commands.report_charts import MOST_METRICS
 from littrainer.commands.report_folders import NothingToReport, Run, read_folders
+from littrainer.commands.report_page import MOST_ROWS
 from littrainer.search.record import TrialRecord
 from tests.compat.processes import facts_of
 from tests.scenarios.trainers import quiet_trainer
 
-from .report_folders import LOGGED, RATE, some_trials, write_search, write_state
-
-pytest.importorskip("matplotlib")
-from littrainer.commands.report_page import MOST_METRICS, MOST_ROWS
+from .report_folders import EVALUATED, LOGGED, RATE, SUMMARY, some_trials, write_search, write_state
 
 PNG_HEAD = b"\x89PNG\r\n\x1a\n"
-VOID = {"meta", "img", "br"}
+VOID = {"meta", "br", "wbr", "input"}
 HOSTILE = "<script>alert(1)</script>\"'&</style><!--$x_"
 
 
@@ -60,30 +65,33 @@ def page_of(*folders: Path) -> str:
     return written.read_text("utf-8")
 
 
+def data_of(page: str) -> dict[str, Any]:
+    """What the page's script draws."""
+    found = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)
+    assert found
+    return json.loads(found[1])
+
+
+def charts_of(page: str) -> dict[str, list[str]]:
+    """The title of each chart, and what its curves are called."""
+    return {
+        chart["title"]: [", ".join(filter(None, (one["run"], one["source"]))) for one in chart["series"]]
+        for chart in data_of(page)["charts"]
+    }
+
+
+def verdict_of(page: str) -> list[str]:
+    return list(map(html.unescape, re.findall('<p class="verdict">(.*?)</p>', page)))
+
+
 def rows_of(page: str) -> dict[str, list[str]]:
-    rows = re.findall(r"<tr><th scope=row>(.*?)</th>(.*?)</tr>", page)
-    return {html.unescape(head): list(map(html.unescape, re.findall("<td>(.*?)</td>", cells))) for head, cells in rows}
+    rows = re.findall(r"<tr><th scope=row[^>]*>(.*?)</th>(.*?)</tr>", page.replace("<wbr>", ""))
+    cells = {head: re.findall("<td[^>]*>(.*?)</td>", row) for head, row in rows}
+    return {html.unescape(head): list(map(html.unescape, found)) for head, found in cells.items()}
 
 
 def headings_of(page: str) -> list[str]:
     return list(map(html.unescape, re.findall("<h2>(.*?)</h2>", page)))
-
-
-def charts_drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """Filled when a picture is drawn: the title of each chart, and the labels of its lines."""
-    from matplotlib.figure import Figure
-
-    found: dict[str, list[str]] = {}
-    save = Figure.savefig
-
-    def look(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for axes in self.get_axes():
-            if axes.get_title(loc="left"):
-                found[axes.get_title(loc="left")] = axes.get_legend_handles_labels()[1]
-        return save(self, *args, **kwargs)
-
-    monkeypatch.setattr(Figure, "savefig", look)
-    return found
 
 
 def complaint_of(words: list[str], capsys: pytest.CaptureFixture[str], status: int = 2) -> str:
@@ -125,7 +133,7 @@ def test_a_training_is_reported_beside_its_model_with_its_arguments(
     (out / "report.html").unlink()
     assert main(["report", str(out / "checkpoint-6"), "--no-png"]) == 0
     assert (out / "report.html").is_file() and damage_in(out / "checkpoint-6") == []
-    assert "load_best_model_at_end" in (out / "report.html").read_text()
+    assert "load_best_model_at_end" in rows_of((out / "report.html").read_text())
 
 
 @pytest.mark.parametrize(
@@ -133,10 +141,10 @@ def test_a_training_is_reported_beside_its_model_with_its_arguments(
     [
         ([], "OUTPUT_DIR"),
         (["{folder}", "--output_dir", "x"], "--output_dir"),
-        (["{folder}", "-o", "page.png"], "ends in .html"),
-        (["{folder}/own"], "report.html is there and is no report of littrainer"),
-        (["{folder}", "-o", "{folder}/absent/page.html"], "which is no folder"),
-        (["{folder}", "-o", "{folder}/dir.html"], "is a folder"),
+        (["{folder}", "-o", "page.png"], "-o page.png is no place for a page; name a file that ends in .html"),
+        (["{folder}/own"], "report.html exists and is not a report of littrainer"),
+        (["{folder}", "-o", "{folder}/absent/page.html"], "is no place for a page"),
+        (["{folder}", "-o", "{folder}/dir.html"], "is no place for a page"),
         (["{folder}/absent"], "does not exist; give the output_dir of a training, or a checkpoint in it."),
         (["{folder}/dir.html"], "called trainer.save_state()"),
         (["{folder}", "{folder}/damaged"], "trainer_state.json is not a readable trainer state"),
@@ -155,6 +163,46 @@ def test_what_cannot_be_reported_is_answered_in_one_line(
     assert not (tmp_path / "report.html").exists()
 
 
+def test_watching_writes_the_page_at_each_change_until_it_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    seen: list[Any] = []
+
+    def look(seconds: float) -> None:
+        page = out / "report.html"
+        seen.append(
+            (data_of(page.read_text("utf-8"))["live"], verdict_of(page.read_text("utf-8"))) if page.exists() else None
+        )
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        # The training begins, and then goes on.
+        write_state(out / f"checkpoint-{len(seen)}", [{"step": 1, "eval_loss": 0.5 / len(seen), "eval_runtime": 1.0}])
+
+    monkeypatch.setattr(report.time, "sleep", look)
+    assert main(["report", "--watch", str(out)]) == 0
+    live = report.RELOAD_SECONDS
+    assert seen == [
+        None,
+        (live, ["Best evaluation loss 0.5 at step 1"]),
+        (live, ["Best evaluation loss 0.25 at step 1"]),
+    ]
+    # The last one does not load itself again.
+    assert data_of((out / "report.html").read_text("utf-8"))["live"] == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"picture: {out / 'report.png'}"
+
+
+def test_without_matplotlib_the_page_is_written_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["report", str(write_state(tmp_path))]) == 0
+    assert (
+        capsys.readouterr().out.splitlines()[1] == "picture: not written; it needs matplotlib: pip install matplotlib"
+    )
+    assert (tmp_path / "report.html").is_file() and not (tmp_path / "report.png").exists()
+
+
 def test_a_page_is_written_without_loading_the_libraries_underneath(tmp_path: Path) -> None:
     program = (
         f"import json, sys\nfrom littrainer.cli import main\nsys.stdout, kept = sys.stderr, sys.stdout\n"
@@ -162,6 +210,19 @@ def test_a_page_is_written_without_loading_the_libraries_underneath(tmp_path: Pa
         "print(json.dumps(sorted({'torch', 'lightning', 'transformers'} & set(sys.modules))))"
     )
     assert facts_of(program, tmp_path) == []
+
+
+def test_the_sample_of_the_documentation_is_what_the_command_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Not where `make demo` may have left the checkpoint that the sample names.
+    monkeypatch.chdir(Path(__file__).parents[2] / "docs" / "samples")
+    written = tmp_path / "report.html"
+    assert main(["report", "text_classification", "-o", str(written), "--no-png"]) == 0
+    page = written.read_text("utf-8")
+    assert page == Path("report.html").read_text("utf-8"), "make docs-sample writes it again"
+    assert verdict_of(page) == ["Best macro_f1 0.8379 at step 532; evaluation loss flat afterwards"]
+    assert len(re.sub('<script id="data".*?</script>', "", page)) < 150_000
 
 
 # ---- Reading folders -------------------------------------------------------------------------------------------------
@@ -197,7 +258,7 @@ def test_the_best_checkpoint_is_found_where_the_run_was_moved_to(tmp_path: Path)
 
 def test_arguments_that_are_not_known_are_noted_with_the_reason(tmp_path: Path) -> None:
     (run,) = runs_in(write_state(tmp_path))
-    assert run.arguments is None and "there is no littrainer_run.json beside" in run.notes[0]
+    assert run.arguments is None and "has no littrainer_run.json" in run.notes[0]
     for content in ("nonsense", "[]", '{"arguments": 5}'):
         (tmp_path / "littrainer_run.json").write_text(content)
         (run,) = runs_in(tmp_path)
@@ -221,45 +282,138 @@ def test_a_state_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path, co
     assert str(tmp_path / "trainer_state.json") in message and reason in message and "\n" not in message
 
 
-# ---- The page and the picture of trainings ---------------------------------------------------------------------------
+def test_what_lightnings_logger_wrote_last_is_a_training_too(tmp_path: Path) -> None:
+    for version in ("0", "1"):
+        table = tmp_path / "logs" / f"version_{version}" / "metrics.csv"
+        table.parent.mkdir(parents=True)
+        table.write_text(f"epoch,step,train_loss,val_loss,lr-AdamW\n0,4,1.5,,0.25\n0,4,,0.{version}5,\n")
+        os.utime(table, (int(version), int(version)))
+    (run,) = runs_in(tmp_path)
+    values = {key: [point.value for point in points] for key, points in run.history.curves.items()}
+    assert values == {("loss", "training"): [1.5], ("lr-AdamW", "training"): [0.25], ("loss", "evaluation"): [0.15]}
+    assert run.notes == [] and run.state.global_step == 5
 
 
-def test_a_run_has_its_charts_results_and_changed_arguments_without_secrets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "content", "is_language_model"),
+    [
+        ("config.json", {"architectures": ["LlamaForCausalLM"]}, True),
+        ("config.json", {"architectures": ["BertForSequenceClassification"]}, False),
+        ("adapter_config.json", {"task_type": "CAUSAL_LM"}, True),
+        ("config.json", ["nothing"], False),
+    ],
+)
+def test_the_loss_of_a_language_model_is_shown_as_perplexity_too(
+    tmp_path: Path, name: str, content: Any, is_language_model: bool
 ) -> None:
-    drawn = charts_drawn(monkeypatch)
+    (write_state(tmp_path) / name).write_text(json.dumps(content))
+    (run,) = runs_in(tmp_path)
+    found = run.history.curves.get(("perplexity", "evaluation"), [])
+    assert [point.value for point in found] == ([math.exp(0.625)] if is_language_model else [])
+
+
+# ---- The page of trainings -------------------------------------------------------------------------------------------
+
+
+def test_a_run_has_its_charts_results_environment_and_changed_arguments_without_secrets(tmp_path: Path) -> None:
     entries = [{"step": 2, "eval_accuracy": 0.9375}, *LOGGED, {"step": 4, "rewards/chosen": 1.0}]
     write_state(tmp_path, entries, best_metric=0.625, best_global_step=4, max_steps=8)
     address = "https://me:secret@host/x"
     args = TrainingArguments("out", learning_rate=0.25, hub_token="secret", run_name=address, use_cpu=True)
     write_run_record(args, tmp_path)
     page = page_of(tmp_path)
-    assert drawn == {
-        "Loss": ["training", "evaluation", "best"],
-        "accuracy": ["evaluation"],
-        "Learning rate": ["training"],
-        "Gradient norm before clipping": ["training"],
-        "Samples per second of evaluations": ["evaluation"],
-        "rewards/chosen": ["training"],
+    name = tmp_path.name
+    assert charts_of(page) == {
+        "Loss": [f"{name}, training", f"{name}, evaluation"],
+        "accuracy": [f"{name}, evaluation"],
+        "Learning rate": [f"{name}, training"],
+        "Gradient norm before clipping": [f"{name}, training"],
+        "Samples per second of evaluations": [f"{name}, evaluation"],
+        "rewards/chosen": [f"{name}, training, after training"],
     }
+    loss = data_of(page)["charts"][0]
+    assert loss["series"][1]["best"] == [0]
+    # Evaluations took half a second of the 125.
+    assert loss["series"][0]["x"] == {"step": [2, 4], "epoch": [0.5, 1.0], "time": [62.25, 124.5]}
+    assert (
+        loss["summary"]
+        == f"Loss. {name}, training goes from 1.5 to 0.5, between 0.5 and 1.5; {name}, evaluation is 0.625."
+    )
     rows = rows_of(page)
     assert rows["Optimizer steps"] == ["4 of 8"] and rows["Duration of training"] == ["2 min 5 s"]
     assert rows["loss"] == ["0.5"] and rows["accuracy, evaluation"] == ["0.875 (highest 0.9375 at step 2)"]
+    assert rows["device"] == ["cpu"] and rows["processes"] == ["1"] and rows["littrainer"] != rows["python"]
     assert rows["learning_rate"] == ["0.25", "5e-05"] and "weight_decay" not in rows
     assert "secret" not in page + (tmp_path / "littrainer_run.json").read_text()
     assert rows["run_name"] == ["https://host/x", "None"]
 
 
-def test_several_runs_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = charts_drawn(monkeypatch)
-    for name, rate in (("one", 0.25), ("two", 0.5)):
+def test_both_evaluations_of_a_step_are_shown(tmp_path: Path) -> None:
+    training = [
+        {"step": step, "eval_loss": loss, "eval_runtime": 1.0} for step, loss in ((2, 0.5), (4, 0.75), (4, 0.7))
+    ]
+    page = page_of(write_state(tmp_path, [*training, {"step": 4, **SUMMARY}, {"step": 4, "eval_loss": 0.5}]))
+    during, afterwards = data_of(page)["charts"][0]["series"]
+    assert (during["source"], during["x"]["step"], during["y"]) == ("evaluation", [2, 4, 4], [0.5, 0.75, 0.7])
+    assert (afterwards["source"], afterwards["y"]) == ("evaluation, after training", [0.5])
+    assert verdict_of(page) == ["Best evaluation loss 0.5 at step 2; evaluation loss rose by 40% afterwards"]
+
+
+@pytest.mark.parametrize(
+    ("losses", "accuracies", "verdict"),
+    [
+        ([1.0, 0.5, 0.505], [0.5, 0.838, 0.8], "Best accuracy 0.838 at step 2; evaluation loss flat afterwards"),
+        ([1.0, 0.5, 0.4], [0.5, 0.8, 0.8], "Best accuracy 0.8 at step 2 and 3; nothing was evaluated later"),
+        (
+            [1.0, 0.5, math.nan],
+            [0.9, 0.8, 0.8],
+            "Best accuracy 0.9 at step 1; evaluation loss nan or infinite afterwards",
+        ),
+        ([1.0, 0.5, 0.25], [], "Best evaluation loss 0.25 at step 3; nothing was evaluated later"),
+        ([], [], ""),
+    ],
+)
+def test_the_verdict_names_the_best_evaluation_and_what_followed(
+    tmp_path: Path, losses: list[float], accuracies: list[float], verdict: str
+) -> None:
+    entries = [{"step": step, "eval_loss": loss, "eval_runtime": 1.0} for step, loss in enumerate(losses, 1)]
+    for entry, accuracy in zip(entries, accuracies, strict=False):
+        entry["eval_accuracy"] = accuracy
+    step = accuracies.index(max(accuracies)) + 1 if accuracies else None
+    best = {"best_metric": max(accuracies, default=None), "best_global_step": step}
+    assert verdict_of(page_of(write_state(tmp_path, entries, **best))) == ([verdict] if verdict else [])
+
+
+def test_a_running_training_says_how_far_it_is(tmp_path: Path) -> None:
+    entries = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": math.nan}]
+    page = page_of(write_state(tmp_path, entries, global_step=2, max_steps=1000))
+    assert verdict_of(page) == [
+        "Training loss went from 2 to nan; nothing was evaluated; training loss was nan or infinite at step 2; "
+        "2 of 1,000 steps are done"
+    ]
+
+
+def test_several_runs_are_compared_and_equally_good_ones_are_marked_alike(tmp_path: Path) -> None:
+    for name, rate, loss in (("one", 0.25, 0.5), ("two", 0.5, 0.625), ("three", 0.5, 0.5)):
         args = TrainingArguments("out", learning_rate=rate, warmup_steps=7, use_cpu=True)
-        write_run_record(args, write_state(tmp_path / name))
-    page = page_of(tmp_path / "one", tmp_path / "two")
-    assert drawn["Loss"] == ["one, training", "one, evaluation", "two, training", "two, evaluation"]
+        entries = [*LOGGED[:2], {"step": 4, "epoch": 1.0, **EVALUATED, "eval_loss": loss}]
+        write_run_record(args, write_state(tmp_path / name, entries))
+    page = page_of(*(tmp_path / name for name in ("one", "two", "three")))
+    loss_chart = data_of(page)["charts"][0]
+    looks = [(one["run"], one["source"], one["color"], one["dash"]) for one in loss_chart["series"]]
+    assert looks[:4] == [
+        ("one", "training", 0, 0),
+        ("one", "evaluation", 0, 1),
+        ("two", "training", 1, 0),
+        ("two", "evaluation", 1, 1),
+    ]
     rows = rows_of(page)
-    assert rows["learning_rate"] == ["0.25", "0.5"] and rows["loss"] == ["0.5", "0.5"] and "warmup_steps" not in rows
-    assert "2 folders compared" in page and headings_of(page) == ["Results", "Arguments that differ"]
+    assert rows["learning_rate"] == ["0.25", "0.5", "0.5"] and "warmup_steps" not in rows
+    assert re.search(
+        r"<th scope=row>loss, evaluation</th><td class=best>0.5</td><td>0.625</td><td class=best>0.5</td>", page
+    )
+    assert verdict_of(page) == ["Best evaluation loss 0.5 by one and three, equally good; two reached 0.625"]
+    assert "3 folders compared" in page and headings_of(page) == ["Results", "Environment", "Arguments that differ"]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1e308])
@@ -271,11 +425,10 @@ def test_values_that_are_no_usual_numbers_are_drawn_as_gaps(tmp_path: Path, bad:
     assert "Nothing was logged that could be drawn" in page_of(write_state(tmp_path, []))
 
 
-def test_more_metrics_than_are_looked_at_are_folded_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = charts_drawn(monkeypatch)
+def test_more_metrics_than_are_looked_at_are_folded_away(tmp_path: Path) -> None:
     others = {f"device/{number}": float(number) for number in range(40)}
     page = page_of(write_state(tmp_path, [*LOGGED, {"step": 4, **others}]))
-    assert list(drawn)[-1] == f"device/{MOST_METRICS - 1}"
+    assert list(charts_of(page))[-1] == f"device/{MOST_METRICS - 1}"
     shown, folded = page.split("<details>")
     assert "device/0" in rows_of(shown) and len(rows_of(folded)) == 40 - MOST_METRICS
 
@@ -298,45 +451,107 @@ def test_text_from_files_stays_text_and_a_page_loads_nothing(tmp_path: Path) -> 
     page = page_of(write_state(folder, entries))
     found = _Outline(page)
     assert HOSTILE in found.text and "m\\ud800x" in found.text and folder.name in found.text
-    assert not {"script", "b", "c", "link"} & set(found.tags)
-    assert "default-src 'none'" in page and re.findall('src="([^,]*),', page) == ["data:image/png;base64"]
+    assert data_of(page)["charts"][0]["title"].startswith(HOSTILE)
+    assert not {"b", "c", "link", "img"} & set(found.tags) and found.tags.count("script") == 2
+    assert "default-src 'none'" in page and not re.findall(r"\b(?:src|href)=", page)
+
+
+# Each as an expression, and what it is after the steps above it.
+STEPS: list[tuple[str, Any]] = [
+    ("charts.map(chart => chart.svg.getAttribute('role')).join()", "application,application"),
+    ("document.querySelectorAll('figure path[d^=M]').length > 2", True),
+    # The keyboard moves one cursor over all charts, and what it shows is read out.
+    ("key('ArrowRight'), key('ArrowRight'), charts[1].cursor.querySelectorAll('line').length", 1),
+    ("charts[1].read.textContent", "training 0.05"),
+    ("charts[0].tip.hidden", False),
+    ("document.querySelector('[aria-live]').textContent", "Step 2, training 2, evaluation (4) 8"),
+    ("key('Escape'), charts[0].tip.hidden", True),
+    # A zoom goes to all charts, and the address keeps it.
+    ("resetButton.disabled", True),
+    ("key('End'), key('+'), charts[1].view.x.low > 2", True),
+    ("new URLSearchParams(location.hash.slice(1)).get('zoom').includes('training step')", True),
+    ("resetButton.click(), charts[1].view.x.low < 1.1", True),
+    ("choose('x', 'time'), charts[0].view.axis", "time"),
+    ("choose('y', 'log'), charts[0].view.y.isLog", True),
+    ("slide(0.5), charts[0].figure.querySelectorAll('path[opacity=\"0.25\"]').length", 1),
+    ("location.hash.startsWith('#x=time&y=log&smooth=0.5')", True),
+    # The legend hides a curve.
+    ("document.querySelectorAll('.legend button')[1].click(), charts[0].view.tracks.length", 1),
+    # A file with all numbers.
+    ("URL.createObjectURL = blob => { window.saved = blob.size; return '#'; }, csv(), saved > 300", True),
+]
+
+
+def test_the_page_can_be_used_in_a_browser(tmp_path: Path) -> None:
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("needs Chromium")
+    entries: list[Any] = [{"step": step, "loss": float(step), "learning_rate": 0.1 / step} for step in range(1, 9)]
+    entries += [{"step": 4, "eval_loss": 8.0, "eval_runtime": 1.0}, {"step": 8, **SUMMARY}]
+    page = page_of(write_state(tmp_path, entries, global_step=8))
+    driver = (
+        "const key = key => charts[0].svg.dispatchEvent(new KeyboardEvent('keydown', {key}));"
+        "const choose = (name, value) => document.querySelector(`[name=${name}][value=${value}]`).click();"
+        "const slide = value => { const range = document.querySelector('[type=range]'); range.value = value;"
+        " range.dispatchEvent(new Event('input')); };"
+        "const csv = () => document.querySelector('figcaption button').click();"
+        f"const found = [{', '.join(f'() => ({step})' for step, _ in STEPS)}].map(step => step());"
+        "document.body.replaceChildren(make('pre', {}, JSON.stringify(found)));"
+    )
+    end = page.rindex("</script>")
+    (tmp_path / "driven.html").write_text(f"{page[:end]}{driver}{page[end:]}", "utf-8")
+    options = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom")
+    words = [browser, *options, (tmp_path / "driven.html").as_uri()]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    (found,) = re.findall("<pre>(.*?)</pre>", done.stdout)
+    steps = [step for step, _ in STEPS]
+    assert dict(zip(steps, json.loads(html.unescape(found)), strict=True)) == dict(STEPS)
 
 
 # ---- Searches --------------------------------------------------------------------------------------------------------
 
 
-def test_a_search_is_shown_by_its_charts_its_best_trial_and_all_trials(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn = charts_drawn(monkeypatch)
+def test_a_search_is_shown_by_its_charts_its_best_trial_and_all_trials(tmp_path: Path) -> None:
     page = page_of(write_search(tmp_path / "out", name="my study"))
-    assert drawn == {
-        "objective over trials (higher is better)": ["best so far", "complete", "pruned, last value", "best", "failed"],
-        "objective over learning_rate": [],
-        "objective over per_device_train_batch_size": [],
-        "objective over num_train_epochs": [],
+    assert charts_of(page) == {
+        "objective over trials (higher is better)": ["best so far", "complete", "pruned, last value", "failed"],
+        "objective over learning_rate": ["complete"],
+        "objective over per_device_train_batch_size": ["complete"],
+        "objective over num_train_epochs": ["complete"],
     }
-    assert headings_of(page) == ["Search", "Best trial: 6", "Trials, the best first"]
+    data = data_of(page)
+    assert [chart["x_log"] for chart in data["charts"]] == [False, True, False, False]
+    assert all(chart["series"][0 if number else 1]["best"] for number, chart in enumerate(data["charts"]))
+    assert data["trials"]["search 0"][6]["name"] == "trial 6, complete"
+    assert verdict_of(page) == ["Best objective 0.9: trial 6; nothing better in 5 trials since"]
+    assert headings_of(page) == ["Search", "Trials, the best first"]
     rows = rows_of(page)
     assert rows["Trials"] == ["10 complete, 1 pruned, 1 failed"] and rows["Time of all trials"] == ["6 min 0 s"]
-    assert rows["learning_rate"] == ["0.001", "1e-05 to 0.1, by powers"]
+    assert rows["Best"] == ["trial 6"] and rows["Folder of the best"] == ["out/run-6"]
     trials = [row for row in rows if row.startswith("trial ")]
     assert (trials[0], trials[-2:], len(trials)) == ("trial 6", ["trial 10", "trial 11"], 12)
     assert rows["trial 11"][0] == "failed: ValueError: too large" and rows["trial 10"][0].startswith("pruned with")
 
 
-def test_two_objectives_are_drawn_each_and_against_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = charts_drawn(monkeypatch)
+def test_equally_good_trials_are_marked_alike(tmp_path: Path) -> None:
+    trials = [
+        TrialRecord(str(number), "complete", value, {"x": number}) for number, value in enumerate((0.5, 0.9, 0.9))
+    ]
+    page = page_of(write_search(tmp_path, trials))
+    assert [chart["series"][-1]["best"] for chart in data_of(page)["charts"]] == [[1, 2], [0, 1]]
+    assert re.findall("<th scope=row class=best>(.*?)</th>", page) == ["trial 1", "trial 2"]
+    assert verdict_of(page) == ["Best objective 0.9: trial 1 and trial 2"]
+
+
+def test_two_objectives_are_drawn_each_and_against_each_other(tmp_path: Path) -> None:
     page = page_of(write_search(tmp_path, directions=["maximize", "minimize"], objective_names=["accuracy", "epochs"]))
     charts = [
         "accuracy over trials (higher is better)",
         "epochs over trials (lower is better)",
         "epochs against accuracy",
     ]
-    assert list(drawn)[:3] == charts
-    assert rows_of(page)["Best"] == ["trial 5, trial 6"] and not [
-        title for title in headings_of(page) if "Best" in title
-    ]
+    assert list(charts_of(page))[:3] == charts
+    assert rows_of(page)["Best"] == ["trial 5, trial 6"]
 
 
 def test_a_large_record_gives_a_table_of_bounded_length(tmp_path: Path) -> None:

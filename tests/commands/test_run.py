@@ -1,8 +1,8 @@
 import json
 import os
-import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from littrainer.commands.run import _wait_for
 from littrainer.distributed.launcher import Launch
 from tests.compat.processes import environment, run_python
 from tests.distributed.launchers import see_gpus, set_only
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
 
 REPORT = """
 import json, os, pickle, sys
@@ -96,22 +95,6 @@ def test_a_traceback_shows_the_script_alone(tmp_path: Path) -> None:
     assert ours.stderr == run_python("fails.py", cwd=tmp_path).stderr
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
-def test_an_interrupt_ends_the_script_as_it_ends_under_plain_python(tmp_path: Path) -> None:
-    (tmp_path / "waits.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(300)\n")
-    command = [sys.executable, "-m", "littrainer", "run", "waits.py"]
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=LONGEST_WAIT_SECONDS)
-    assert process.returncode == -signal.SIGINT
-    assert errors.splitlines()[-1] == "KeyboardInterrupt"
-    assert "littrainer" not in errors.replace(str(tmp_path), "")
-
-
 def test_where_a_process_cannot_be_replaced_the_script_runs_as_a_child_with_its_status() -> None:
     assert _wait_for([sys.executable, "-S", "-c", "raise SystemExit(7)"], dict(os.environ)) == 7
 
@@ -131,9 +114,7 @@ SCRIPT = "{folder}/script.py"
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["{folder}/scrpit.py", "--lr", "1"], "scrpit.py'; did you mean 'script.py'?"),
         (["{folder}/nothing_like_it"], "(looked in {folder})"),
-        (["{folder}/absent/script.py"], "there is no folder '{folder}/absent'"),
         (["{folder}"], "folder without a __main__.py"),
         ([], "no program is named; give a SCRIPT, or -m MODULE"),
         (["--"], "no program is named"),
@@ -176,25 +157,15 @@ def test_a_script_is_read_from_standard_input_by_one_process_alone(
 
 
 SEVERAL = """
-import json, os, signal, sys, time
+import json, os, sys
 
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "ACCELERATE_USE_FSDP", "FSDP_VERSION")
 facts = {name: os.environ.get(name) for name in names}
 facts["argv"], facts["name"] = sys.argv, __name__
 facts["redirected"] = type(sys.meta_path[0]).__name__ == "RedirectFinder"
-try:
-    with open(f"facts{os.environ['RANK']}.json", "w") as file:
-        json.dump(facts, file)
-    if "wait" in sys.argv:
-        time.sleep(300)
-except KeyboardInterrupt:
-    open(f"interrupted{os.environ['RANK']}", "w").close()
-    raise
+with open(f"facts{os.environ['RANK']}.json", "w") as file:
+    json.dump(facts, file)
 """
-
-
-def facts_of_both(folder: Path, expected: int = 2) -> list[dict[str, Any]]:
-    return [json.loads((folder / f"facts{rank}.json").read_text()) for rank in range(expected)]
 
 
 def test_a_module_is_run_in_several_processes_with_the_strategy_that_is_asked_for(tmp_path: Path) -> None:
@@ -202,8 +173,8 @@ def test_a_module_is_run_in_several_processes_with_the_strategy_that_is_asked_fo
     own = ["--lr", "1e-4", "--devices", "$${local_rank}"]
     done = littrainer("run", "--devices=2", "--strategy", "fsdp", "-m", "several", *own, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    for rank, facts in enumerate(facts_of_both(tmp_path)):
-        assert facts == {
+    for rank in range(2):
+        assert json.loads((tmp_path / f"facts{rank}.json").read_text()) == {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": "2",
@@ -217,117 +188,89 @@ def test_a_module_is_run_in_several_processes_with_the_strategy_that_is_asked_fo
         }
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
-def test_an_interrupt_reaches_all_processes(tmp_path: Path) -> None:
-    (tmp_path / "several.py").write_text(SEVERAL)
-    command = [sys.executable, "-m", "littrainer", "run", "--devices", "2", "several.py", "wait"]
-    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True) as process:
-        wait_until(lambda: len(list(tmp_path.glob("facts*.json"))) == 2, "both processes run")
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=LONGEST_WAIT_SECONDS)
-    assert process.returncode == -signal.SIGINT
-    assert sorted(path.name for path in tmp_path.glob("interrupted*")) == ["interrupted0", "interrupted1"]
-
-
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the machine have a GPU's driver."""
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """What is started instead of a script, in a machine that has a GPU's driver: devices, grace and the environment."""
+    found: list[dict[str, Any]] = []
+
+    def several(launch: Launch, command: list[str]) -> int:
+        found.append({"devices": launch.devices, "grace": launch.grace_seconds, **os.environ})
+        return 0
+
+    def one(command: list[str], environment: dict[str, str]) -> int:
+        found.append({"devices": None, "grace": None, **environment})
+        return 0
+
+    set_only(monkeypatch)
     monkeypatch.setattr(run, "DRIVERS", (os.devnull,))
-
-
-@pytest.mark.usefixtures("driver")
-@pytest.mark.parametrize(
-    ("arguments", "gpus", "variables"),
-    [
-        (["script.py"], 1, {}),
-        (["--devices", "1", "script.py"], 4, {}),
-        (["script.py", "--use_cpu"], 4, {}),
-        (["script.py"], 4, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}),
-        (["script.py"], 4, {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}),
-    ],
-    ids=["one GPU", "one is asked for", "on the CPU", "under torchrun", "under mpirun"],
-)
-def test_one_process_runs_the_script_where_one_is_enough_or_a_launcher_has_started_others(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    gpus: int,
-    variables: dict[str, str],
-) -> None:
-    set_only(monkeypatch, **variables)
-    see_gpus(monkeypatch, gpus)
+    monkeypatch.setattr(run, "run_processes", several)
+    monkeypatch.setattr(os, "execve", lambda *_: None)
+    monkeypatch.setattr(run, "_wait_for", one)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "script.py").touch()
-    became: list[dict[str, str]] = []
-    monkeypatch.setattr(os, "execve", lambda *_: None)
-    monkeypatch.setattr(run, "_wait_for", lambda command, environment: became.append(environment))
-    main(["run", *arguments])
-    assert capsys.readouterr().err == ""
-    assert became[0].get("RANK") == variables.get("RANK")
+    before = dict(os.environ)
+    yield found
+    os.environ.clear()
+    os.environ.update(before)
 
 
-@pytest.mark.usefixtures("driver")
-def test_more_devices_than_there_are_gpus_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+OMPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus", "variables", "devices"),
+    [
+        ("script.py", 1, {}, None),
+        ("--devices 1 script.py", 4, {}, None),
+        ("script.py --use_cpu", 4, {}, None),
+        ("script.py", 4, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, None),
+        ("script.py", 4, OMPI, None),
+        ("script.py", 4, {}, 4),
+        ("--devices all --grace 7 script.py", 3, {}, 3),
+        ("--strategy ddp script.py", 2, {}, 2),
+        ("--devices 2 script.py --use_cpu", 1, {}, 2),
+    ],
+)
+def test_as_many_processes_are_started_as_are_asked_for_or_there_are_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    started: list[dict[str, Any]],
+    words: str,
+    gpus: int,
+    variables: dict[str, str],
+    devices: int | None,
 ) -> None:
-    (tmp_path / "script.py").touch()
+    os.environ.update(variables)
+    see_gpus(monkeypatch, gpus)
+    assert main(["run", *words.split()]) == 0
+    (found,) = started
+    assert (found["devices"], found["grace"]) == (devices, 7 if "--grace" in words else None)
+    assert found.get("ACCELERATE_USE_FSDP") == ("false" if "--strategy" in words else None)
+    assert found["LITTRAINER_COMMAND"] == f"littrainer run {words}"
+    told = "littrainer: starting 4 processes, one for each GPU; --devices 1 starts one\n"
+    assert capsys.readouterr().err == (told if devices == 4 else "")
+
+
+def test_more_devices_than_there_are_gpus_are_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, started: list[dict[str, Any]]
+) -> None:
     see_gpus(monkeypatch, 2)
-    complaint = complaint_of(["run", "--devices", "3", str(tmp_path / "script.py")], capsys)
+    complaint = complaint_of(["run", "--devices", "3", "script.py"], capsys)
     assert "--devices 3, and this node has 2 GPUs: give at most 2. " in complaint
     assert "give the script --use_cpu, or set ACCELERATE_USE_CPU=true" in complaint
     # Processes are not started by two launchers.
     monkeypatch.setenv("RANK", "0")
-    assert "was started by a launcher" in complaint_of(["run", "--devices", "2", str(tmp_path / "script.py")], capsys)
+    assert "was started by a launcher" in complaint_of(["run", "--devices", "2", "script.py"], capsys)
+    assert started == []
 
 
-def test_a_script_is_told_to_use_the_cpu_as_its_arguments_say() -> None:
-    for words in (
-        "--use_cpu",
-        "--use_cpu --seed 1",
-        "--use_cpu data.json",
-        "--use_cpu=True",
-        "--use-cpu 1",
-        "--no_cuda",
-    ):
-        assert run._asks_for_cpu(["script.py", *words.split()])
-    for words in ("--use_cpu False", "--use_cpu=no", "--use_cpu --use_cpu=false", "--model use_cpu"):
-        assert not run._asks_for_cpu(["script.py", *words.split()])
-
-
-@pytest.mark.usefixtures("driver")
 @pytest.mark.parametrize(
-    ("options", "gpus", "devices"),
+    ("words", "asks"),
     [
-        ([], 4, 4),
-        (["--devices", "all", "--grace", "7"], 3, 3),
-        (["--strategy", "ddp"], 2, 2),
-        (["--devices", "2", "--use_cpu"], 1, 2),
+        *((words, True) for words in ("--use_cpu", "--use_cpu --seed 1", "--use_cpu data.json", "--use_cpu=True")),
+        *((words, True) for words in ("--use-cpu 1", "--no_cuda")),
+        *((words, False) for words in ("--use_cpu False", "--use_cpu=no", "--use_cpu --use_cpu=false", "--m use_cpu")),
     ],
 )
-def test_devices_are_counted_where_no_number_is_given(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    options: list[str],
-    gpus: int,
-    devices: int,
-) -> None:
-    script = tmp_path / "script.py"
-    script.touch()
-    started: list[tuple[Launch, dict[str, str]]] = []
-
-    def start(launch: Launch, command: list[str], environment: dict[str, str]) -> int:
-        started.append((launch, environment))
-        return 0
-
-    see_gpus(monkeypatch, gpus)
-    monkeypatch.setattr(run, "_start", start)
-    own = [option for option in options if option != "--use_cpu"]
-    assert main(["run", *own, str(script), *(["--use_cpu"] if "--use_cpu" in options else [])]) == 0
-    ((launch, environment),) = started
-    assert launch.devices == devices
-    assert launch.grace_seconds == (7 if "--grace" in options else None)
-    assert environment.get("ACCELERATE_USE_FSDP") == ("false" if "--strategy" in options else None)
-    told = "littrainer: starting 4 processes, one for each GPU; --devices 1 starts one\n"
-    assert capsys.readouterr().err == ("" if options else told)
+def test_a_script_is_told_to_use_the_cpu_as_its_arguments_say(words: str, asks: bool) -> None:
+    assert run._asks_for_cpu(["script.py", *words.split()]) is asks

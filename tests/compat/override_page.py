@@ -1,4 +1,4 @@
-"""The table of override points in docs/compatibility.md: `python -m tests.compat.override_page FILE` writes its rows.
+"""The override points in docs/api/compatibility.md: `python -m tests.compat.override_page FILE` writes the table.
 
 It is measured: what the scenarios in tests/fidelity/cases/overrides.py note with our Trainer, which the fidelity tests
 compare with what they note with transformers' own.

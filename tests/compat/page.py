@@ -1,11 +1,11 @@
-"""The tables of docs/compatibility.md, which say what is answered and what is not."""
+"""The tables of docs/api/compatibility.md, which say what is answered and what is not."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
+PAGE = Path(__file__).parents[2] / "docs" / "api" / "compatibility.md"
 
 
 def table(first_cells: str) -> dict[str, str]:

@@ -15,8 +15,9 @@ TIMES = (
     (r"(_runtime|_per_second)': '[\d.e+-]+'", r"\1': TIME"),
     (r"\[[\d:]+<[\d:?]+, *[\d.?]+(it/s|s/it)\]", "[TIME]"),
 )
-# transformers' alone: a step of its arguments', and that two of its checkpoints were written in the same second.
-ITS_OWN = re.compile(r".*(PyTorch: setting up devices|mtime may not be reliable).*\n")
+# transformers' alone: a step of its arguments', that two of its checkpoints were written in the same second, and a bar
+# over the files of each save.
+ITS_OWN = re.compile(r".*(PyTorch: setting up devices|mtime may not be reliable).*\n|(\n?Writing model shards:.*)+\n")
 
 
 def shown(folder: Path) -> dict[str, str]:

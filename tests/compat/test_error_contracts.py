@@ -15,10 +15,11 @@ from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_arguments
 
-OURS = SimpleNamespace(**{name: getattr(littrainer, name) for name in ("Trainer", "TrainingArguments")})
-OURS.EarlyStoppingCallback, OURS.AcceleratorConfig = littrainer.EarlyStoppingCallback, AcceleratorConfig
-THEIRS = SimpleNamespace(**{name: getattr(transformers, name) for name in ("Trainer", "TrainingArguments")})
-THEIRS.EarlyStoppingCallback, THEIRS.AcceleratorConfig = transformers.EarlyStoppingCallback, TheirAcceleratorConfig
+NAMES = ("Trainer", "TrainingArguments", "EarlyStoppingCallback")
+OURS, THEIRS = (
+    SimpleNamespace(AcceleratorConfig=config, **{name: getattr(library, name) for name in NAMES})
+    for library, config in ((littrainer, AcceleratorConfig), (transformers, TheirAcceleratorConfig))
+)
 EVALUATED: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 1}
 UNKNOWN_METRIC: dict[str, Any] = {**EVALUATED, "metric_for_best_model": "f1", "greater_is_better": True}
 

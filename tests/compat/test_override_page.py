@@ -1,4 +1,4 @@
-"""The tables of override points in docs/compatibility.md are what our Trainer does."""
+"""The tables of override points in docs/api/compatibility.md are what our Trainer does."""
 
 from __future__ import annotations
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 import ast
 import importlib.util
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from littrainer import Trainer
 from littrainer.training.overrides import NEVER_CALLED
 from tests.scenarios.overrides import OTHER_CALLS, OVERRIDE_POINTS
 from tests.scenarios.releases import earlier_release
-from tests.scenarios.trainers import quiet_trainer
 
 
 def methods_called_in(package: Path) -> set[str]:
@@ -39,36 +35,3 @@ def test_each_that_is_called_is_there_and_none_is_in_two_tables() -> None:
     assert len({*OVERRIDE_POINTS, *OTHER_CALLS, *NEVER_CALLED}) == sum(
         map(len, (OVERRIDE_POINTS, OTHER_CALLS, NEVER_CALLED))
     )
-
-
-def test_an_own_create_optimizer_and_scheduler_takes_the_place_of_both(tmp_path: Path) -> None:
-    called: list[Any] = []
-
-    class Adding(Trainer):
-        def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-            super().create_optimizer_and_scheduler(num_training_steps=num_training_steps)
-            called.append(self.lr_scheduler is not None)
-
-    quiet_trainer(tmp_path, kind=Adding, max_steps=2).train()
-    assert called == [True]
-    called.clear()
-
-    class MakesBoth(Trainer):
-        def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-            called.append(num_training_steps)
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
-            self.lr_scheduler = torch.optim.lr_scheduler.ConstantLR(self.optimizer, factor=0.5)
-
-        def create_optimizer(self, model: Any = None) -> Any:
-            called.append("create_optimizer")
-            return super().create_optimizer()
-
-        def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-            called.append("create_scheduler")
-            return super().create_scheduler(num_training_steps, optimizer)
-
-    trainer: Any = quiet_trainer(tmp_path, kind=MakesBoth, max_steps=2, logging_strategy="steps", logging_steps=1)
-    trainer.train()
-    assert called == [2]
-    assert isinstance(getattr(trainer.optimizer, "optimizer", trainer.optimizer), torch.optim.SGD)
-    assert trainer.state.log_history[0]["learning_rate"] == 0.25

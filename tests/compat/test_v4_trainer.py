@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from littrainer import Trainer, TrainingArguments
-from tests.scenarios.data import Rows, vector_rows
-from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
+from littrainer import Trainer
+from tests.scenarios.models import tiny_bert_classifier
+from tests.scenarios.trainers import quiet_trainer
 
 
 class Tokenizer:
@@ -22,19 +22,8 @@ class Tokenizer:
 
 
 def a_trainer(folder: Path, cls: type[Trainer] = Trainer, **keywords: Any) -> Any:
-    args = TrainingArguments(
-        str(folder),
-        use_cpu=True,
-        max_steps=3,
-        save_strategy="no",
-        logging_steps=1,
-        disable_tqdm=True,
-        gradient_accumulation_steps=2,
-    )
-    rows = Rows(vector_rows(12))
-    torch.manual_seed(0)
-    keywords.setdefault("data_collator", None)
-    return cls(model=VectorClassifier(), args=args, train_dataset=rows, eval_dataset=rows, **keywords)
+    steps = {"max_steps": 3, "gradient_accumulation_steps": 2, "logging_strategy": "steps", "logging_steps": 1}
+    return quiet_trainer(folder, kind=cls, given={"data_collator": None, **keywords}, **steps)
 
 
 def test_a_tokenizer_is_taken_for_the_processing_class(tmp_path: Path) -> None:
@@ -66,9 +55,6 @@ def test_a_subclass_may_keep_a_tokenizer_of_its_own(tmp_path: Path) -> None:
 
 def test_earlier_names_mean_what_they_are_called_today(tmp_path: Path) -> None:
     trainer = a_trainer(tmp_path)
-    for earlier, today in (("is_world_master", "is_world_process_zero"), ("is_local_master", "is_local_process_zero")):
-        with pytest.warns(FutureWarning, match=today):
-            assert getattr(trainer, earlier)() is True
     assert trainer._gather_and_numpify(None, "nothing") is None
     assert trainer._gather_and_numpify((torch.ones(2),), "ones")[0].tolist() == [1.0, 1.0]
     with (
@@ -83,16 +69,8 @@ def test_earlier_names_mean_what_they_are_called_today(tmp_path: Path) -> None:
     assert old.metrics["old_loss"] == new.metrics["eval_loss"]
     assert (old.predictions == new.predictions).all()
 
-
-def test_tokens_of_a_loader_are_counted() -> None:
     batches = [{"input_ids": torch.zeros(2, 3)}, {"input_ids": torch.zeros(1, 5)}]
-    assert Trainer.num_tokens(batches) == 11
-    assert Trainer.num_tokens(batches, max_steps=10) == 60
-    assert Trainer.num_tokens([{"pixels": torch.zeros(1)}]) == 0
-
-
-def test_checkpoints_are_sorted_and_rotated_through_the_trainer(tmp_path: Path) -> None:
-    trainer = a_trainer(tmp_path)
+    assert [Trainer.num_tokens(batches), Trainer.num_tokens(batches, max_steps=10)] == [11, 60]
     for step in (10, 2, 1):
         (tmp_path / f"checkpoint-{step}").mkdir()
     assert [Path(path).name for path in trainer._sorted_checkpoints()] == [f"checkpoint-{n}" for n in (1, 2, 10)]

@@ -3,9 +3,6 @@ from __future__ import annotations
 import logging
 import pickle
 import sys
-import typing
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +14,6 @@ import littrainer
 from littrainer.data.collators import (
     DefaultDataCollator,
     RemoveColumnsCollator,
-    default_collator_for,
     default_data_collator,
 )
 from tests.scenarios.data import tiny_tokenizer
@@ -70,14 +66,6 @@ def test_samples_of_equal_length_make_the_batch_that_transformers_makes(samples:
     assert described(default_data_collator(samples, return_tensors=kind)) == theirs
 
 
-def test_samples_may_be_objects_with_attributes() -> None:
-    batch = default_data_collator([SimpleNamespace(x=[1, 2], label=0), SimpleNamespace(x=[3, 4], label=1)])
-    assert described(batch) == {
-        "labels": ("Tensor", "torch.int64", [0, 1]),
-        "x": ("Tensor", "torch.int64", [[1, 2], [3, 4]]),
-    }
-
-
 @pytest.mark.parametrize("make", [list, torch.tensor, np.array])
 @pytest.mark.parametrize("name", ["input_ids", "label_ids"])
 def test_samples_of_unequal_length_are_refused_by_column_and_with_a_way_out(make: Any, name: str) -> None:
@@ -85,11 +73,6 @@ def test_samples_of_unequal_length_are_refused_by_column_and_with_a_way_out(make
     with pytest.raises(ValueError, match=f"(?s)'{name}'.*[Pp]ad.*data_collator.*processing_class") as caught:
         default_data_collator(samples)
     assert caught.value.__cause__ is not None
-
-
-def test_another_kind_of_tensor_is_refused_with_the_kinds_there_are() -> None:
-    with pytest.raises(ValueError, match=r"'tf'.*'pt'.*'np'"):
-        default_data_collator([{"x": 1}], return_tensors="tf")
 
 
 @pytest.mark.parametrize("remembered", ["pt", "np"])
@@ -101,35 +84,7 @@ def test_the_default_collator_as_an_object_remembers_the_kind_of_tensor(remember
     assert described(ours) == described(theirs)
 
 
-def test_the_type_of_collators_for_annotations_is_public() -> None:
-    assert typing.get_origin(littrainer.DataCollator) is Callable
-    assert typing.get_args(littrainer.DataCollator)[0] == [list[Any]]
-
-
-# ---- Padding --------------------------------------------------------------------------------------------------------
-
-
-def test_a_trainer_pads_where_its_processing_class_can() -> None:
-    tokenizer = tiny_tokenizer()
-    collator = default_collator_for(tokenizer)
-    assert isinstance(collator, transformers.DataCollatorWithPadding) and collator.tokenizer is tokenizer
-
-
-@pytest.mark.parametrize("processing_class", [None, SimpleNamespace(pad_token_id=0)])
-def test_a_trainer_stacks_where_nothing_can_pad(processing_class: Any) -> None:
-    assert default_collator_for(processing_class) is default_data_collator
-
-
 # ---- Columns that the model does not take ----------------------------------------------------------------------------
-
-
-def test_columns_the_model_does_not_take_never_reach_the_collator() -> None:
-    collator = RemoveColumnsCollator(lambda samples: samples, ["x", "labels"])
-    assert collator([{"x": 1, "text": "a"}, {"labels": 2, "id": 3, "x": 4}]) == [{"x": 1}, {"labels": 2, "x": 4}]
-
-
-def test_samples_that_are_no_dicts_reach_the_collator_as_they_are() -> None:
-    assert RemoveColumnsCollator(tuple, ["x"])([1, "text", (2, 3)]) == (1, "text", (2, 3))
 
 
 def test_dropped_columns_are_named_once_with_model_and_set(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,18 +18,6 @@ from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 def table() -> Dataset:
     return Dataset.from_dict({"input_ids": [[1], [2]], "text": ["a", "b"], "labels": [0, 1], "id": [7, 8]})
-
-
-def test_columns_that_forward_does_not_take_are_removed_and_named(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="littrainer")
-    kept = without_extra_columns(table(), ["labels", "input_ids", "attention_mask"], "BertModel", "Training")
-    assert kept.column_names == ["input_ids", "labels"]
-    assert "text, id" in caplog.text and "Training" in caplog.text and "BertModel" in caplog.text
-
-
-def test_a_dataset_without_extra_columns_is_handed_back_itself() -> None:
-    for dataset in (table(), Dataset.from_dict({})):
-        assert without_extra_columns(dataset, dataset.column_names, "BertModel", None) is dataset
 
 
 def test_a_dataset_of_which_nothing_would_be_left_is_refused_with_both_lists() -> None:
@@ -66,10 +53,6 @@ def stacking_collator(rows: list[dict[str, Any]]) -> Any:
     return default_collate([{**row, "x": torch.as_tensor(row["x"])} for row in rows])
 
 
-def weighted(rows: dict[str, Any]) -> dict[str, Any]:
-    return {**rows, "x": [torch.tensor(x) * weight for x, weight in zip(rows["x"], rows["weight"], strict=True)]}
-
-
 CALLS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda trainer: trainer.train(), "training set"),
     (lambda trainer: trainer.evaluate(), "evaluation set"),
@@ -96,15 +79,6 @@ def assert_explained(error: BaseException, missing: str, where: str) -> None:
     assert "were dropped (text, weight)" in note and "remove_unused_columns=False" in note
 
 
-def test_an_error_that_is_among_its_own_causes_leaves(tmp_path: Path) -> None:
-    class Stopping(Trainer):
-        def prediction_step(self, *_: Any, **__: Any) -> Any:
-            raise StopIteration("in a step")
-
-    with pytest.raises(StopIteration, match="in a step"):
-        over(tmp_path, Rows(WEIGHTED), kind=Stopping).evaluate()
-
-
 @pytest.mark.parametrize(("kind", "collator"), [(WeightingTrainer, stacking_collator), (Trainer, weighing_collator)])
 @pytest.mark.parametrize(
     ("form", "call", "where"), [(form, *CALLS[0]) for form in FORMS] + [("rows", *one) for one in CALLS]
@@ -128,20 +102,6 @@ def test_columns_that_worker_processes_drop_are_named_too(
     assert_explained(caught.value, "weight", "evaluation set")
 
 
-def test_a_transform_of_the_dataset_that_misses_a_dropped_column_is_told_so(tmp_path: Path) -> None:
-    with pytest.raises(KeyError) as caught:
-        over(tmp_path, FORMS["datasets"]().with_transform(weighted)).train()
-    assert_explained(caught.value, "weight", "training set")
-
-
-def test_a_metric_function_that_misses_a_dropped_column_is_told_so(tmp_path: Path) -> None:
-    trainer = over(tmp_path, FORMS["rows"]())
-    trainer.compute_metrics = lambda prediction: {}["text"]
-    with pytest.raises(KeyError) as caught:
-        trainer.evaluate()
-    assert any("has left 'text' out of the evaluation set" in note for note in caught.value.__notes__)
-
-
 def test_a_model_that_hides_its_arguments_is_told_which_of_them_were_dropped(tmp_path: Path) -> None:
     class Hiding(VectorClassifier):
         def forward(self, labels: Any = None, **inputs: Any) -> Any:
@@ -152,21 +112,6 @@ def test_a_model_that_hides_its_arguments_is_told_which_of_them_were_dropped(tmp
         Trainer(Hiding(), args, train_dataset=Rows(vector_rows(4))).train()
     (note,) = notes_on_columns(caught.value)
     assert "has left 'x' out of the training set: Hiding.forward takes labels, label, label_ids, and the other" in note
-
-
-def test_an_attribute_of_a_batch_that_was_dropped_is_explained(tmp_path: Path) -> None:
-    from transformers import BatchEncoding
-
-    class Attributes(Trainer):
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            return super().compute_loss(model, {**inputs, "x": inputs.weight}, *args, **kwargs)
-
-    def encoding(rows: list[dict[str, Any]]) -> Any:
-        return BatchEncoding(default_collate(rows))
-
-    with pytest.raises(AttributeError) as caught:
-        over(tmp_path, FORMS["rows"](), Attributes, encoding).train()
-    assert_explained(caught.value, "weight", "training set")
 
 
 @pytest.mark.parametrize("missing", ["other", 7, ("weight",)])

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import BatchEncoding
 
 from littrainer.data import dispatching
-from littrainer.data.dispatching import NO_BATCH, UNREAD_ROUND, Dispatch, cut_rows, first_dimension, joined_rows
+from littrainer.data.dispatching import NO_BATCH, UNREAD_ROUND, Dispatch
 from littrainer.data.sharding import Share
 from littrainer.distributed.failure_report import FailedElsewhere
 
@@ -105,13 +105,6 @@ def test_each_process_is_sent_the_part_that_accelerate_sends(
         assert reader.dispatch.rows_in_last_round == rows
 
 
-def test_batches_of_a_round_need_not_be_equally_wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = Reader(monkeypatch, Share(0, 2))
-    batches = [torch.zeros(2, 3), torch.zeros(2, 5), torch.zeros(2, 4), torch.zeros(2, 4)]
-    shapes = [[tuple(part.shape) for part in one] for one in reader.parts(batches)]
-    assert shapes == [[(2, 3), (2, 5)], [(2, 4), (2, 4)]]
-
-
 def test_batches_that_cannot_be_put_together_are_refused_with_their_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = Reader(monkeypatch, Share(0, 2))
     with pytest.raises(ValueError, match=r"cannot be divided between them: .*dispatch_batches=False"):
@@ -165,11 +158,6 @@ def test_an_error_in_reading_reaches_the_others_and_is_raised_where_it_happened(
         other.hand_out(UNREAD_ROUND, UNREAD_ROUND)
 
 
-def test_no_data_at_all_ends_the_epoch_in_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = Reader(monkeypatch, Share(0, 3))
-    assert reader.parts([]) == []
-
-
 def test_a_resumed_epoch_fills_its_last_batch_up_with_the_first_samples_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -183,19 +171,3 @@ def test_a_resumed_epoch_fills_its_last_batch_up_with_the_first_samples_all_the_
     left = iter(batches)
     skipping.dispatch.skip(left, 2)
     assert [part.tolist() for part in skipping.parts(left)[0]] == [[4], [0]]
-
-
-def test_a_process_that_reads_nothing_skips_nothing() -> None:
-    batches = iter(range(4))
-    other = Dispatch(Share(1, 2), reads=False, drop_last=False)
-    other.skip(batches, 2)
-    assert list(batches) == [0, 1, 2, 3]
-
-
-def test_rows_are_counted_cut_and_joined_in_arrays_too() -> None:
-    one = {"a": torch.arange(3).numpy(), "name": "left as it is"}
-    assert first_dimension(one) == 3
-    assert cut_rows(one, slice(1, 3))["a"].tolist() == [1, 2] and cut_rows(one, slice(0, 1))["name"] == one["name"]
-    assert joined_rows([{"a": one["a"]}, {"a": one["a"]}])["a"].tolist() == [0, 1, 2, 0, 1, 2]
-    with pytest.raises(TypeError, match="type str"):
-        joined_rows([one, one])

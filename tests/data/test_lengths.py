@@ -8,13 +8,10 @@ from typing import Any
 import datasets
 import pyarrow as pa
 import pytest
-import torch
-from torch.utils.data import Dataset
 from transformers.trainer_pt_utils import LengthGroupedSampler as TheirLengthGroupedSampler
 
-from littrainer.data.samplers import LengthGroupedSampler, sample_lengths, train_sampler
+from littrainer.data.samplers import sample_lengths, train_sampler
 from tests.scenarios.collators import pad_tokens
-from tests.scenarios.data import vector_rows
 from tests.scenarios.models import tiny_gpt2
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
@@ -133,48 +130,3 @@ def test_grouping_by_length_decodes_the_rows_that_are_trained_on_alone(tmp_path:
     trainer.train()
     # In each of two epochs 16 rows by fours, and 16 by threes, of which one is left for the last batch. Nothing else.
     assert Counter(rows_decoded) == {4: 2 * 4, 3: 2 * 5, 1: 2 * 1}
-
-
-def test_rows_of_a_table_are_decoded_once_and_a_batch_together(tmp_path: Path, rows_decoded: list[int]) -> None:
-    rows = [{"x": row["x"].tolist(), "labels": row["labels"], "note": "unused"} for row in vector_rows(16)]
-    data = datasets.Dataset.from_list(rows)
-    trainer = quiet_trainer(
-        tmp_path,
-        given={"train_dataset": data.shuffle(seed=1), "eval_dataset": data.select(range(7))},
-        per_device_train_batch_size=4,
-        per_device_eval_batch_size=4,
-        num_train_epochs=1,
-        save_strategy="steps",
-        save_steps=3,
-    )
-    trainer.train()
-    trainer.evaluate()
-    trainer.predict(data.select([4, 0, 2]))
-    assert rows_decoded == [4, 4, 4, 4, 4, 3, 3]
-    rows_decoded.clear()
-    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    assert rows_decoded == [4]
-
-
-class DrawsByBatches(Dataset[Any]):
-    """Samples of random length, for which a batch draws otherwise than its samples one by one."""
-
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, index: int) -> Any:
-        if index >= len(self):
-            raise IndexError
-        return {"input_ids": [0] * int(torch.randint(1, 50, ()))}
-
-    def __getitems__(self, indices: list[int]) -> Any:
-        return [{"input_ids": [0] * int(length)} for length in torch.randint(1, 9, (len(indices),))]
-
-
-def test_samples_are_measured_one_by_one_also_where_batches_could_be_fetched() -> None:
-    found = []
-    for kind in (LengthGroupedSampler, TheirLengthGroupedSampler):
-        torch.manual_seed(0)
-        found.append((kind(2, dataset=DrawsByBatches()).lengths, torch.rand(1).item()))
-    assert found[0] == found[1]
-    assert len(set(found[0][0])) > 4

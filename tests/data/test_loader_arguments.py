@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 import os
 import random
@@ -15,9 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from littrainer import TrainingArguments
 from littrainer.data.loaders import build_loader
-from tests.scenarios.data import SizedStream, Stream, vector_rows
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_arguments
 
@@ -65,10 +62,6 @@ def processes(loader: Loader) -> frozenset[int]:
     return frozenset(pid for batch in loader for _, pid, _ in batch)
 
 
-def batch_sizes(loader: Loader) -> list[int]:
-    return [len(batch) for batch in loader]
-
-
 def keeps_its_workers(loader: Loader) -> bool:
     return processes(loader) == processes(loader)
 
@@ -80,18 +73,9 @@ def begins_with_the_slow_sample(loader: Loader) -> bool:
 TWO_WORKERS = {"dataloader_num_workers": 2}
 
 EFFECTS: dict[str, tuple[Any, dict[str, Any], Callable[[Loader], Any], Any, Any]] = {
-    "dataloader_drop_last": (True, {}, batch_sizes, [3, 3, 3, 1], [3, 3, 3]),
     "dataloader_num_workers": (2, {}, lambda loader: len(processes(loader) - {os.getpid()}), 0, 2),
     "dataloader_persistent_workers": (True, TWO_WORKERS, keeps_its_workers, False, True),
     "dataloader_in_order": (False, TWO_WORKERS, begins_with_the_slow_sample, True, False),
-    "dataloader_prefetch_factor": (5, TWO_WORKERS, lambda loader: loader.prefetch_factor, 2, 5),
-    "dataloader_multiprocessing_context": (
-        "spawn",
-        TWO_WORKERS,
-        lambda loader: getattr(loader.multiprocessing_context, "get_start_method", lambda: None)(),
-        None,
-        "spawn",
-    ),
 }
 """Argument -> a value, what it needs beside it, what is observed, and that without and with the value."""
 
@@ -104,51 +88,3 @@ def test_a_dataloader_argument_changes_what_the_loader_does(tmp_path: Path, name
         for changes in ({}, {name: value})
     ]
     assert observed == [without, with_value]
-
-
-def test_every_dataloader_argument_has_its_effect_tested() -> None:
-    fields = {field.name for field in dataclasses.fields(TrainingArguments) if field.name.startswith("dataloader_")}
-    assert {*EFFECTS, "dataloader_pin_memory"} == fields
-
-
-@pytest.mark.parametrize("asked_for", [True, False])
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_memory_is_pinned_for_an_accelerator_where_that_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, asked_for: bool
-) -> None:
-    # Without an accelerator in the machine torch takes the wish back.
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(TrainingArguments, "device", torch.device(device))
-    args = quiet_arguments(tmp_path, dataloader_pin_memory=asked_for, use_cpu=False)
-    loader = build_loader(args, Observed(), collate=list, batch_size=3, sampler=None, is_training=True)
-    assert loader.pin_memory is (asked_for and device == "cuda")
-
-
-def test_each_rank_has_workers_that_draw_their_own_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
-    for rank in ("0", "1"):
-        monkeypatch.setenv("RANK", rank)
-        torch.manual_seed(5)
-        loader = loader_for(tmp_path, dataloader_num_workers=1)
-        drawn.append([numbers for batch in loader for _, _, numbers in batch])
-    assert drawn[0] != drawn[1]
-
-
-@pytest.mark.parametrize(
-    ("stream", "dispatch", "samples"),
-    [
-        (Stream, None, 1),
-        (Stream, True, 1),
-        (Stream, False, None),
-        (SizedStream, None, 1),
-        (SizedStream, False, 1),
-    ],
-)
-def test_the_last_batch_of_a_stream_is_counted_unless_the_stream_is_not_dispatched_and_has_no_length(
-    tmp_path: Path, stream: Any, dispatch: bool | None, samples: int | None
-) -> None:
-    args = quiet_arguments(tmp_path, accelerator_config={"dispatch_batches": dispatch})
-    collate: Any = torch.utils.data.default_collate
-    loader = build_loader(args, stream(vector_rows(7)), collate=collate, batch_size=3, sampler=None, is_training=True)
-    list(loader)
-    assert loader.samples_in_last_batch() == samples

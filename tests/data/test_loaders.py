@@ -4,28 +4,23 @@ from collections import UserDict, namedtuple
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import send_to_device
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
-from transformers.trainer_pt_utils import find_batch_size
 
 from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.data import loaders
 from littrainer.data.loaders import (
     LookaheadLoader,
-    count_examples,
-    first_dimension,
-    has_length,
     lookahead_version,
     on_device,
 )
 from littrainer.data.samplers import EpochSeededSampler
 from littrainer.data.sharding import Share
-from tests.scenarios.data import Rows, SizedStream, Stream, vector_rows
+from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 
@@ -50,17 +45,6 @@ class Numbers(Dataset[int]):
 
 def numbered_stream(count: int) -> Stream:
     return Stream([{"n": number} for number in range(count)])
-
-
-def test_exactly_one_batch_is_collated_ahead_of_the_one_handed_out() -> None:
-    collated: list[list[int]] = []
-
-    def collate(samples: list[int]) -> list[int]:
-        collated.append(samples)
-        return samples
-
-    ahead = [len(collated) - number for number, _ in enumerate(LookaheadLoader(Numbers(8), 2, collate_fn=collate), 1)]
-    assert ahead == [1, 1, 1, 0]
 
 
 def test_a_loader_knows_when_it_hands_out_its_last_batch_and_forgets_it_at_the_next_pass() -> None:
@@ -93,22 +77,6 @@ def test_the_epoch_reaches_dataset_sampler_and_batch_sampler() -> None:
     assert batches.epoch == 8
 
 
-@pytest.mark.parametrize(
-    ("loader", "samples"),
-    [
-        (LookaheadLoader(Numbers(10), 4), 2),
-        (LookaheadLoader(Numbers(8), 4), None),
-        (LookaheadLoader(Numbers(3), 4), 3),
-        (LookaheadLoader(Numbers(10), 4, drop_last=True), None),
-        (LookaheadLoader(numbered_stream(10), 4), 2),
-        (LookaheadLoader(Numbers(10), batch_size=None), None),
-    ],
-)
-def test_a_last_batch_that_is_not_full_has_its_samples_counted(loader: LookaheadLoader, samples: int | None) -> None:
-    list(loader)
-    assert loader.samples_in_last_batch() == samples
-
-
 class OwnBatches(BatchSampler):
     """Stands for the batch samplers that libraries bring."""
 
@@ -122,35 +90,6 @@ def test_batches_of_a_class_of_their_own_get_their_random_order_seeded_by_epoch_
     expected = EpochSeededSampler(dataset, data_seed=4)
     assert epochs == [list(expected), list(expected)]
     assert epochs[0] != epochs[1]
-
-
-@pytest.mark.parametrize(
-    ("dataset", "known"), [([], True), (SizedStream([]), True), (numbered_stream(2), False), (None, False)]
-)
-def test_a_length_is_known_where_len_gives_a_number(dataset: Any, known: bool) -> None:
-    assert has_length(dataset) is known
-
-
-def test_examples_are_counted_in_the_dataset_or_estimated_from_the_batches() -> None:
-    assert count_examples(LookaheadLoader(Numbers(10), 4), batch_size=4) == 10
-    assert count_examples(["batch"] * 3, batch_size=4) == 12
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        torch.zeros(3, 2),
-        torch.tensor(1.0),
-        np.zeros((4, 1)),
-        {"n": torch.tensor(1), "x": torch.zeros(5)},
-        ({"a": None}, [torch.zeros(2)]),
-        {"text": "abc"},
-        [],
-        None,
-    ],
-)
-def test_the_samples_of_a_batch_are_counted_where_transformers_counts_them(batch: Any) -> None:
-    assert first_dimension(batch) == find_batch_size(batch)
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -172,13 +111,6 @@ def test_a_loader_tells_of_all_processes_what_accelerates_tells(
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
-
-
-def test_how_many_samples_a_batch_of_all_processes_has_is_asked_of_what_makes_the_batches() -> None:
-    whole = LookaheadLoader(Numbers(6), batch_size=None, sampler=BatchSampler(range(6), 2, False))
-    assert whole.total_batch_size == 2
-    own: Any = [[0, 1, 2], [3]]
-    assert not hasattr(LookaheadLoader(Numbers(4), batch_sampler=own), "total_batch_size")
 
 
 ELSEWHERE = torch.device("meta")

@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from accelerate.data_loader import SeedableRandomSampler
 from torch.utils.data import RandomSampler, SequentialSampler
 from transformers.trainer_pt_utils import BatchRebalanceSampler as TheirSampler
 from transformers.trainer_pt_utils import get_length_grouped_indices as theirs_grouped
@@ -31,13 +29,6 @@ def order(sampler: RandomSampler, epoch: int | None = None) -> list[int]:
     if epoch is not None:
         sampler.set_epoch(epoch)  # type: ignore[attr-defined]
     return list(sampler)
-
-
-def test_the_order_is_that_of_accelerates_seedable_sampler() -> None:
-    theirs = SeedableRandomSampler(DATA, data_seed=9)
-    ours = EpochSeededSampler(DATA, data_seed=9)
-    for epoch in (0, 1, 4):
-        assert order(ours, epoch) == order(theirs, epoch)
 
 
 def test_replacing_a_sampler_keeps_how_many_and_how_it_draws() -> None:
@@ -78,17 +69,6 @@ def test_samples_of_similar_length_are_grouped_as_transformers_groups_them(
     assert orders[0] == orders[1] and sorted(orders[1]) == list(range(count))
 
 
-@pytest.mark.parametrize("make", [list, torch.tensor, tuple])
-def test_lengths_may_come_as_list_tensor_or_column(make: Any) -> None:
-    assert LengthGroupedSampler(3, lengths=make(LENGTHS)).lengths == LENGTHS
-
-
-@pytest.mark.parametrize("name", [None, "input_ids", "pixels"])
-def test_a_dataset_is_measured_by_its_main_input(name: str | None) -> None:
-    dataset = Measured([4, 2, 9], name or "input_ids")
-    assert LengthGroupedSampler(2, dataset=dataset, model_input_name=name).lengths == [4, 2, 9]
-
-
 @pytest.mark.parametrize(
     ("dataset", "found"), [([[1, 2]], "a list"), (Measured([1], "pixels"), "the keys pixels")], ids=["list", "keys"]
 )
@@ -100,10 +80,6 @@ def test_samples_without_a_length_are_refused_with_what_there_is_and_what_to_do(
 def test_grouping_needs_a_dataset_or_lengths() -> None:
     with pytest.raises(ValueError, match=r"`dataset`.*`lengths`"):
         LengthGroupedSampler(2)
-
-
-def test_nothing_to_group_is_an_empty_order() -> None:
-    assert list(LengthGroupedSampler(2, lengths=[])) == []
 
 
 SAMPLES = Rows(language_rows(20))
@@ -143,24 +119,6 @@ def test_lengths_are_read_from_the_named_column_of_a_table(
     dataset = table(length=list(range(20)), weight=list(range(20, 0, -1)))
     args = quiet_arguments(tmp_path, train_sampling_strategy=strategy, length_column_name=column)
     assert train_sampler(args, dataset, None).lengths == expected  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("strategy", ["group_by_length", "batch_rebalance"])
-def test_without_that_column_the_main_input_of_the_processing_class_is_measured(tmp_path: Path, strategy: str) -> None:
-    dataset = table(patches=[[0] * (n + 1) for n in range(20)])
-    args = quiet_arguments(tmp_path, train_sampling_strategy=strategy)
-    processor = SimpleNamespace(model_input_names=["patches", "mask"])
-    assert train_sampler(args, dataset, processor).lengths == list(range(1, 21))  # type: ignore[attr-defined]
-    assert train_sampler(args, dataset, None).lengths == TOKENS  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(("data_seed", "seed"), [(None, 42), (3, 3)])
-def test_evaluation_in_groups_has_the_same_order_each_time_seeded_by_the_data_seed(
-    tmp_path: Path, data_seed: int | None, seed: int
-) -> None:
-    args = quiet_arguments(tmp_path, train_sampling_strategy="group_by_length", data_seed=data_seed)
-    expected = LengthGroupedSampler(3, lengths=TOKENS, generator=torch.Generator().manual_seed(seed))
-    assert list(evaluation_sampler(args, SAMPLES, None)) == list(expected)
 
 
 @pytest.mark.parametrize("stream", [Stream, SizedStream])

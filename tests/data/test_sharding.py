@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, IterableDataset
 
-from littrainer.data.sharding import Share, SharedBatches, SharedStream, in_rounds, share_of
-from tests.scenarios.trainers import quiet_arguments
+from littrainer.data.sharding import Share, SharedBatches, SharedStream, in_rounds
 
 COUNTS = st.integers(0, 40)
 PARTS = st.integers(2, 5)
@@ -139,10 +138,6 @@ def test_whether_batches_are_even_can_be_changed_afterwards() -> None:
     assert len(list(last)) == len(last) == 2
     last.even_batches = False
     assert len(list(last)) == len(last) == 1 and last.even_batches is False
-
-
-def test_one_process_reads_everything(tmp_path: Any) -> None:
-    assert share_of(quiet_arguments(tmp_path), None) is None
 
 
 def test_no_more_is_drawn_than_a_round_needs() -> None:

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, get_worker_info
 
-from littrainer import Trainer, TrainerCallback
+from littrainer import Trainer
 from littrainer.checkpoint.verification import damage_in
-from littrainer.data import workers
 from littrainer.distributed.failure_report import is_running
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
@@ -82,35 +81,16 @@ class PreparesItsOwnLoader(Trainer):
             OwnLoader(self.train_dataset, 2, num_workers=workers, collate_fn=self.data_collator)
         )
 
-    def get_eval_dataloader(self, eval_dataset: Any = None, kind: type[DataLoader] = DataLoader) -> Any:
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         workers = self.args.dataloader_num_workers
-        return kind(eval_dataset or self.eval_dataset, 2, num_workers=workers, collate_fn=self.data_collator)
+        return DataLoader(self.eval_dataset, 2, num_workers=workers, collate_fn=self.data_collator)
 
 
-class HandsOutAPlainLoader(PreparesItsOwnLoader):
-    def get_train_dataloader(self) -> Any:
-        return self.get_eval_dataloader(self.train_dataset)
-
-
-@pytest.mark.parametrize("kind", [PreparesItsOwnLoader, HandsOutAPlainLoader])
 @pytest.mark.parametrize("way", ["forked", "evaluating"])
-def test_the_workers_of_a_scripts_own_loader_leave_the_signal_too(
-    tmp_path: Path, kind: type[Trainer], way: str
-) -> None:
-    trainer = saving_on_a_signal(tmp_path, Signalled(signal.SIGTERM, at=4), kind=kind, **WAYS[way])
+def test_the_workers_of_a_scripts_own_loader_leave_the_signal_too(tmp_path: Path, way: str) -> None:
+    data = Signalled(signal.SIGTERM, at=4)
+    trainer = saving_on_a_signal(tmp_path, data, kind=PreparesItsOwnLoader, **WAYS[way])
     assert trainer.train().global_step < 9
-
-
-def test_a_training_within_another_leaves_it_the_signals(tmp_path: Path) -> None:
-    class TrainsAnother(TrainerCallback):
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            quiet_trainer(tmp_path / "inner", max_steps=1, enable_jit_checkpoint=True).train()
-            answered.append(workers._answered)
-
-    answered: list[Any] = []
-    settings = {"max_steps": 1, "enable_jit_checkpoint": True}
-    quiet_trainer(tmp_path / "outer", given={"callbacks": [TrainsAnother()]}, **settings).train()
-    assert answered == [(signal.SIGTERM,)] and not workers._answered
 
 
 STUCK = """

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.deepspeed.variants import VARIANTS
-from tests.distributed.together import port_for_a_meeting
-from tests.fidelity.conftest import ROOT, environment_of_runs
+from tests.distributed.together import start_processes, wait_for_all
+from tests.fidelity.conftest import environment_of_runs
 from tests.scenarios.once_per_session import carried_out_once
 
 
@@ -38,29 +37,12 @@ RESUMED = [name for name in CHOSEN if VARIANTS[name].get("resumes")]
 WITHOUT_REFERENCE = {"evaluated_first": "stage_3"}
 
 
-def start(rank: int, port: int, side: str, folder: Path, names: list[str]) -> subprocess.Popen[str]:
-    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "DS_ACCELERATOR": "cpu"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.deepspeed.variants", side, str(folder), *names],
-        cwd=ROOT,
-        env={**environment_of_runs(), **ranks, **meeting, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
 def run_two(side: str, folder: Path, names: list[str]) -> None:
     folder.mkdir(parents=True)
-    port = port_for_a_meeting()
-    processes = [start(rank, port, side, folder, names) for rank in range(2)]
-    try:
-        outputs = [process.communicate(timeout=LONGEST_RUN_SECONDS)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    command = [sys.executable, "-m", "tests.deepspeed.variants", side, str(folder), *names]
+    environment = {**environment_of_runs(), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    processes, logs = start_processes(command, folder, environment=environment)
+    wait_for_all(processes, logs, LONGEST_RUN_SECONDS)
 
 
 def run_both_sides(folder: Path) -> None:

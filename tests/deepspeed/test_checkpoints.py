@@ -38,14 +38,6 @@ def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_a_checkpoint_holds_the_engines_folder_in_the_place_of_the_optimizers_state(
-    deepspeed: Any, tmp_path: Path
-) -> None:
-    trained(tmp_path, deepspeed=stage(2))
-    assert names_in(tmp_path / "checkpoint-2") == {*BESIDE, "global_step2", "scheduler.pt"}
-    assert (tmp_path / "checkpoint-2" / "latest").read_text() == "global_step2"
-
-
 @pytest.mark.parametrize(
     "sections", [{}, {**TORCH_OPTIMIZER, **ENGINE_SCHEDULE}], ids=["of the arguments", "of the engine"]
 )
@@ -54,18 +46,17 @@ def test_a_resumed_training_goes_on_exactly(deepspeed: Any, tmp_path: Path, sect
     torch.manual_seed(99)
     resumed = trained(tmp_path, resume=str(tmp_path / "checkpoint-2"), deepspeed=stage(2, sections), warmup_steps=1)
     assert steps(resumed) == steps(whole) and len(steps(whole)) == 4
+    # The engine's folder takes the place of the optimizer's state.
+    schedule = set() if sections else {"scheduler.pt"}
+    assert names_in(tmp_path / "checkpoint-2") == {*BESIDE, "global_step2"} | schedule
+    assert (tmp_path / "checkpoint-2" / "latest").read_text() == "global_step2"
     assert resumed.deepspeed.global_steps == 4
     loaded = next(keywords for name, keywords in resumed.deepspeed.calls if name == "load")
     assert loaded == {"load_module_strict": True, "load_optimizer_states": True, "load_lr_scheduler_states": True}
-
-
-def test_a_checkpoint_without_our_files_resumes_as_one_that_transformers_wrote(deepspeed: Any, tmp_path: Path) -> None:
-    whole = trained(tmp_path, deepspeed=stage(2, ENGINE_SCHEDULE), warmup_steps=2)
+    # As transformers would have written it.
     for name in ("littrainer_manifest.json", "littrainer_resume.pt"):
         (tmp_path / "checkpoint-2" / name).unlink()
-    resumed = trained(
-        tmp_path, resume=str(tmp_path / "checkpoint-2"), deepspeed=stage(2, ENGINE_SCHEDULE), warmup_steps=2
-    )
+    resumed = trained(tmp_path, resume=str(tmp_path / "checkpoint-2"), deepspeed=stage(2, sections), warmup_steps=1)
     assert steps(resumed) == steps(whole)
 
 
@@ -89,6 +80,9 @@ def test_stage_3_gathers_the_weights_that_are_saved(deepspeed: Any, tmp_path: Pa
     trainer = trained(tmp_path, deepspeed=stage(3), save_strategy="no")
     trainer.save_model(str(tmp_path / "saved"))
     assert trainer.deepspeed.calls[-1] == ("gather", False)
+    assert trainer.accelerator.unwrap_model(trainer.model_wrapped) is trainer.model
+    gathered = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    assert set(gathered) == set(trainer.model.state_dict()) and trainer.deepspeed.calls[-2:] == [("gather", False)] * 2
     saved = load_file(tmp_path / "saved" / "model.safetensors")
     assert all(torch.equal(value, saved[name]) for name, value in trainer.model.state_dict().items())
 
@@ -105,21 +99,16 @@ def test_stage_3_without_gathering_leaves_the_engines_files(
     assert steps(resumed)[:4] == steps(whole)
 
 
-def test_a_checkpoint_without_the_engines_folder_is_refused_with_what_is_missing(
-    deepspeed: Any, tmp_path: Path
+@pytest.mark.parametrize(
+    ("written", "resumed", "complaint"),
+    [
+        ({}, {"deepspeed": stage(2)}, r"checkpoint-2 has no folder global_step\* of DeepSpeed's engine"),
+        ({"deepspeed": stage(2)}, {}, r"optimizer\.pt"),
+    ],
+)
+def test_a_checkpoint_is_not_resumed_by_the_other_engine(
+    deepspeed: Any, tmp_path: Path, written: dict[str, Any], resumed: dict[str, Any], complaint: str
 ) -> None:
-    trained(tmp_path)
-    with pytest.raises(ValueError, match=r"checkpoint-2 has no folder global_step\* of DeepSpeed's engine"):
-        trained(tmp_path, resume=str(tmp_path / "checkpoint-2"), deepspeed=stage(2))
-
-
-def test_a_checkpoint_of_the_engine_is_not_resumed_without_it(deepspeed: Any, tmp_path: Path) -> None:
-    trained(tmp_path, deepspeed=stage(2))
-    with pytest.raises((ValueError, OSError), match=r"optimizer\.pt"):
-        trained(tmp_path, resume=str(tmp_path / "checkpoint-2"))
-
-
-def test_a_model_is_saved_whole_before_any_training_too(deepspeed: Any, tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, deepspeed=stage(3))
-    trainer.save_model(str(tmp_path / "saved"))
-    assert set(load_file(tmp_path / "saved" / "model.safetensors")) == set(trainer.model.state_dict())
+    trained(tmp_path, **written)
+    with pytest.raises((ValueError, OSError), match=complaint):
+        trained(tmp_path, resume=str(tmp_path / "checkpoint-2"), **resumed)

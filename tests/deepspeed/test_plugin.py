@@ -19,16 +19,9 @@ from tests.deepspeed.variants import stage
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 
-def test_arguments_without_deepspeed_have_none_of_it(tmp_path: Path) -> None:
-    args = quiet_arguments(tmp_path)
-    assert args.deepspeed_plugin is None and args.hf_deepspeed_config is None
-    trainer = quiet_trainer(tmp_path)
-    assert trainer.is_deepspeed_enabled is False and trainer.deepspeed is None
-    assert trainer.accelerator.state.deepspeed_plugin is None
-
-
 def test_a_trainer_shows_the_plugin_where_libraries_look_for_it(deepspeed: Any, tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, deepspeed=stage(2, offload_optimizer={"device": "cpu"}))
+    config = stage(2, offload_optimizer={"device": "cpu"})
+    trainer = quiet_trainer(tmp_path, deepspeed=config)
     plugin = trainer.accelerator.state.deepspeed_plugin
     assert trainer.is_deepspeed_enabled and plugin is trainer.args.deepspeed_plugin
     assert trainer.accelerator.deepspeed_plugin is plugin
@@ -39,6 +32,9 @@ def test_a_trainer_shows_the_plugin_where_libraries_look_for_it(deepspeed: Any, 
     assert plugin.gradient_accumulation_steps == 1 and plugin.gradient_clipping == 1.0
     assert not plugin.is_zero3_init_enabled()
     assert str(trainer.accelerator.distributed_type) == "DistributedType.DEEPSPEED"
+    assert copy.deepcopy(trainer.args).deepspeed_plugin.zero_stage == 2
+    # As it was given, with its "auto"s.
+    assert json.loads(trainer.args.to_json_string())["deepspeed"] == config
     with pytest.raises(AttributeError, match="has no 'wrap'"):
         plugin.wrap  # noqa: B018
 
@@ -56,8 +52,11 @@ def test_accelerates_own_state_shows_it_too(deepspeed: Any, tmp_path: Path) -> N
 
 def test_from_pretrained_shards_under_stage_3_as_long_as_the_arguments_live(deepspeed: Any, tmp_path: Path) -> None:
     integration = pytest.importorskip("transformers.integrations.deepspeed")
-    assert not integration.is_deepspeed_zero3_enabled()
+    deepspeed.CALLS.clear()
+    quiet_arguments(tmp_path, deepspeed=stage(2))
+    assert not integration.is_deepspeed_zero3_enabled() and deepspeed.CALLS == []
     args = quiet_arguments(tmp_path, deepspeed=stage(3))
+    assert [name for name, _ in deepspeed.CALLS] == ["init_distributed"] and torch.distributed.is_initialized()
     assert integration.is_deepspeed_zero3_enabled()
     assert integration.deepspeed_config() is args.hf_deepspeed_config.config
     with args.deepspeed_plugin.zero3_init_context_manager(enable=False):
@@ -66,14 +65,6 @@ def test_from_pretrained_shards_under_stage_3_as_long_as_the_arguments_live(deep
     del args
     gc.collect()
     assert not integration.is_deepspeed_zero3_enabled()
-
-
-def test_stage_3_brings_communication_up_before_a_model_is_loaded(deepspeed: Any, tmp_path: Path) -> None:
-    deepspeed.CALLS.clear()
-    quiet_arguments(tmp_path, deepspeed=stage(2))
-    assert deepspeed.CALLS == []
-    quiet_arguments(tmp_path, deepspeed=stage(3))
-    assert [name for name, _ in deepspeed.CALLS] == ["init_distributed"] and torch.distributed.is_initialized()
 
 
 def test_the_environment_of_accelerate_launch_configures_it(
@@ -104,17 +95,3 @@ def test_a_plugin_of_accelerates_that_a_script_sets_is_taken_over(deepspeed: Any
     trainer = Trainer(torch.nn.Linear(2, 2), args)
     assert isinstance(trainer.args.deepspeed_plugin, DeepSpeedPlugin) and trainer.is_deepspeed_enabled
     assert trainer.args.hf_deepspeed_config.get_value("gradient_clipping") == 0.1
-
-
-def test_arguments_of_a_run_by_deepspeed_are_copied_and_written(deepspeed: Any, tmp_path: Path) -> None:
-    args = quiet_arguments(tmp_path, deepspeed=stage(2))
-    assert copy.deepcopy(args).deepspeed_plugin.zero_stage == 2
-    # As it was given, with its "auto"s.
-    assert json.loads(args.to_json_string())["deepspeed"] == stage(2)
-
-
-def test_wrappers_of_the_engine_come_off(deepspeed: Any, tmp_path: Path) -> None:
-    trainer = trained(tmp_path, deepspeed=stage(3), max_steps=1)
-    assert trainer.accelerator.unwrap_model(trainer.model_wrapped) is trainer.model
-    gathered = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-    assert set(gathered) == set(trainer.model.state_dict()) and trainer.deepspeed.calls[-1][0] == "gather"

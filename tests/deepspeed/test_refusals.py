@@ -15,9 +15,14 @@ from tests.deepspeed.variants import ENGINE_SCHEDULE, stage
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 
-def test_deepspeed_that_is_not_installed_says_how_to_install_it(tmp_path: Path) -> None:
-    with pytest.raises(ImportError, match=r"DeepSpeed is not installed: pip install littrainer\[deepspeed\]"):
+def test_deepspeed_that_is_not_installed_is_named_with_what_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ImportError, match="DeepSpeed is not installed: run `pip install deepspeed`"):
         quiet_arguments(tmp_path, deepspeed=stage(2))
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(ImportError, match="ACCELERATE_USE_DEEPSPEED"):
+        quiet_arguments(tmp_path)
 
 
 def test_another_device_than_deepspeed_works_on_is_refused(
@@ -54,8 +59,12 @@ def test_what_does_not_go_with_it_is_refused_when_the_trainer_is_made(
 
 def test_two_optimizers_or_two_schedules_are_refused(deepspeed: Any, tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, deepspeed=stage(2, TORCH_OPTIMIZER))
-    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=1.0)
+    other = trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=1.0)
     with pytest.raises(ValueError, match='"optimizer" of the DeepSpeed configuration, and the one given as'):
+        trainer.train()
+    trainer = quiet_trainer(tmp_path, deepspeed=stage(2, TORCH_OPTIMIZER))
+    trainer.lr_scheduler = torch.optim.lr_scheduler.ConstantLR(other)
+    with pytest.raises(ValueError, match="drives another optimizer than the one that DeepSpeed makes"):
         trainer.train()
 
     class OwnSchedule(Trainer):
@@ -69,14 +78,6 @@ def test_two_optimizers_or_two_schedules_are_refused(deepspeed: Any, tmp_path: P
         trainer.train()
 
 
-def test_a_schedule_of_another_optimizer_than_the_engines_is_refused(deepspeed: Any, tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, deepspeed=stage(2, TORCH_OPTIMIZER))
-    other = torch.optim.SGD(trainer.model.parameters(), lr=1.0)
-    trainer.lr_scheduler = torch.optim.lr_scheduler.ConstantLR(other)
-    with pytest.raises(ValueError, match="drives another optimizer than the one that DeepSpeed makes"):
-        trainer.train()
-
-
 def test_a_second_model_to_be_trained_needs_an_engine_of_its_own(deepspeed: Any, tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, deepspeed=stage(2))
     with pytest.raises(NotImplementedError, match=r"accelerator\.prepare\(Linear\): DeepSpeed's engine holds"):
@@ -85,14 +86,11 @@ def test_a_second_model_to_be_trained_needs_an_engine_of_its_own(deepspeed: Any,
     assert trainer.accelerator.prepare_model(reference, evaluation_mode=True) is reference
 
 
-def test_a_configuration_set_after_the_trainer_was_made_is_refused(deepspeed: Any, tmp_path: Path) -> None:
+def test_a_configuration_set_after_the_trainer_was_made_or_with_fsdp_is_refused(deepspeed: Any, tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path)
     trainer.args.deepspeed = stage(2)
     with pytest.raises(ValueError, match="`deepspeed` was set after the Trainer was made"):
         trainer.train()
-
-
-def test_fsdp_and_deepspeed_are_refused_together(deepspeed: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="fsdp"):
         quiet_arguments(tmp_path, deepspeed=stage(2), fsdp="full_shard")
 
@@ -109,14 +107,6 @@ def test_arguments_without_effect_under_the_configuration_are_warned_of(
     caplog.clear()
     quiet_trainer(tmp_path, deepspeed=stage(2), **changes).train()
     assert "has no effect" not in caplog.text
-
-
-def test_a_launcher_that_asks_for_it_is_named_where_it_is_not_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    with pytest.raises(ImportError, match="ACCELERATE_USE_DEEPSPEED"):
-        quiet_arguments(tmp_path)
 
 
 def test_an_optimizer_that_updates_during_backward_is_refused(deepspeed: Any, tmp_path: Path) -> None:

@@ -59,6 +59,10 @@ def test_an_engine_that_shards_nothing_trains_as_one_process_without_it(
     assert len(steps(plain)) == 4
     for ours, theirs in zip(by_engine.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+    # Gradients are never divided twice, and each window steps once.
+    divided, step = ("backward", False), ("step", None)
+    called = [call for call in by_engine.deepspeed.calls if call[0] in ("backward", "step")]
+    assert called == [divided, divided, step, divided, step] * 2
 
 
 def test_the_engine_holds_the_users_model_and_gets_the_resolved_configuration(deepspeed: Any, tmp_path: Path) -> None:
@@ -70,16 +74,6 @@ def test_the_engine_holds_the_users_model_and_gets_the_resolved_configuration(de
     assert isinstance(given["optimizer"], torch.optim.AdamW) and "lr_scheduler" not in given
     assert trainer.deepspeed is trainer.model_wrapped and trainer.deepspeed.module is trainer.model
     assert keywords_of(deepspeed, "init_distributed")["auto_mpi_discovery"] is False
-
-
-@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
-def test_gradients_are_never_divided_twice_and_each_window_steps_once(
-    deepspeed: Any, tmp_path: Path, kind: type[Trainer]
-) -> None:
-    trainer = trained(tmp_path, kind, deepspeed=stage(2), num_train_epochs=1)
-    # Three micro-batches: a whole window and one of a single micro-batch.
-    divided, step = ("backward", False), ("step", None)
-    assert trainer.deepspeed.calls == [divided, divided, step, divided, step]
 
 
 def test_a_training_step_of_ones_own_calls_the_engine_as_it_likes(deepspeed: Any, tmp_path: Path) -> None:
@@ -106,33 +100,43 @@ def test_optimizer_and_schedule_of_the_configuration_are_made_by_the_engine(deep
     assert trainer.lr_scheduler.scheduler.steps == 3
 
 
-def test_the_arguments_schedule_drives_an_optimizer_of_the_engine(deepspeed: Any, tmp_path: Path) -> None:
-    trainer = trained(tmp_path, deepspeed=stage(1, TORCH_OPTIMIZER), learning_rate=0.01)
-    assert callable(keywords_of(deepspeed)["lr_scheduler"]) and "optimizer" not in keywords_of(deepspeed)
-    assert [rate for _, _, rate in steps(trainer)] == [0.0075, 0.005, 0.0025, 0.0]
-
-
-def test_a_schedule_of_the_configuration_drives_the_arguments_optimizer(deepspeed: Any, tmp_path: Path) -> None:
-    trainer = trained(tmp_path, deepspeed=stage(1, ENGINE_SCHEDULE), warmup_steps=4, learning_rate=0.01, max_steps=2)
-    assert isinstance(keywords_of(deepspeed)["optimizer"], torch.optim.AdamW)
-    assert [rate for _, _, rate in steps(trainer)] == [0.0025, 0.005]
-
-
-def test_skipped_steps_do_not_advance_the_schedule(
+def test_a_schedule_stands_still_at_skipped_steps_whoever_makes_it_or_the_optimizer(
     deepspeed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deepspeed, "SKIPPED", {1, 3})
-    trainer = trained(tmp_path, deepspeed=stage(2), learning_rate=0.01)
-    assert [rate for _, _, rate in steps(trainer)] == [0.01, 0.01, 0.0075, 0.0075]
-    assert trainer.lr_scheduler.last_epoch == 2
+    def rates(sections: dict[str, Any], skipped: set[int], **changes: Any) -> list[float]:
+        monkeypatch.setattr(deepspeed, "SKIPPED", skipped)
+        trainer = trained(tmp_path, deepspeed=stage(1, sections), learning_rate=0.01, **changes)
+        assert ("optimizer" in keywords_of(deepspeed)) is ("optimizer" not in sections)
+        assert callable(keywords_of(deepspeed).get("lr_scheduler")) is ("scheduler" not in sections and bool(sections))
+        return [rate for _, _, rate in steps(trainer)]
+
+    assert rates({}, {1, 3}) == [0.01, 0.01, 0.0075, 0.0075]
+    assert rates(TORCH_OPTIMIZER, set()) == [0.0075, 0.005, 0.0025, 0.0]
+    assert rates(ENGINE_SCHEDULE, set(), warmup_steps=4, max_steps=2) == [0.0025, 0.005]
+    # The engine's schedule, before its first step.
+    assert rates(ENGINE_SCHEDULE, {1}, warmup_steps=2, max_steps=2) == [0.0, 0.005]
 
 
-def test_an_engines_schedule_that_has_not_stepped_yet_has_rate_0(
-    deepspeed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_optimizer_on_the_host_is_deepspeeds_own_unless_the_configuration_keeps_torchs(
+    deepspeed: Any, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(deepspeed, "SKIPPED", {1})
-    trainer = trained(tmp_path, deepspeed=stage(1, ENGINE_SCHEDULE), max_steps=2, warmup_steps=2, learning_rate=0.01)
-    assert [rate for _, _, rate in steps(trainer)] == [0.0, 0.005]
+    host = {"offload_optimizer": {"device": "cpu"}}
+    trained(tmp_path, deepspeed=stage(2, **host), max_steps=1)
+    optimizer = keywords_of(deepspeed)["optimizer"]
+    assert type(optimizer).__name__ == "DeepSpeedCPUAdam" and optimizer.adamw_mode is True
+    trained(tmp_path, deepspeed=stage(2, {"zero_force_ds_cpu_optimizer": False}, **host), max_steps=1)
+    assert type(keywords_of(deepspeed)["optimizer"]) is torch.optim.AdamW
+
+
+def test_the_engine_compiles_if_asked_and_a_second_training_has_another_engine(deepspeed: Any, tmp_path: Path) -> None:
+    trainer = trained(
+        tmp_path, deepspeed=stage(2), max_steps=1, torch_compile_backend="eager", torch_compile_mode="default"
+    )
+    first = trainer.deepspeed
+    assert ("compile", ("eager", {"mode": "default"})) in first.calls
+    trainer.train()
+    assert first.calls[-1] == ("destroy", None) and trainer.deepspeed is not first
+    assert trainer.deepspeed.global_steps == 1 and trainer.place_model_on_device is False
 
 
 def test_an_optimizer_given_to_the_trainer_goes_into_the_engine(deepspeed: Any, tmp_path: Path) -> None:
@@ -143,27 +147,6 @@ def test_an_optimizer_given_to_the_trainer_goes_into_the_engine(deepspeed: Any, 
     assert keywords_of(deepspeed)["optimizer"] is optimizer
     with pytest.raises(ValueError, match=r"a second train.. cannot go on with it"):
         trainer.train()
-
-
-def test_an_optimizer_on_the_host_is_deepspeeds_own(deepspeed: Any, tmp_path: Path) -> None:
-    trained(tmp_path, deepspeed=stage(2, offload_optimizer={"device": "cpu"}), max_steps=1)
-    optimizer = keywords_of(deepspeed)["optimizer"]
-    assert type(optimizer).__name__ == "DeepSpeedCPUAdam" and optimizer.adamw_mode is True
-
-
-def test_a_second_training_has_an_engine_of_its_own(deepspeed: Any, tmp_path: Path) -> None:
-    trainer = trained(tmp_path, deepspeed=stage(2), max_steps=1)
-    first = trainer.deepspeed
-    trainer.train()
-    assert first.calls[-1] == ("destroy", None) and trainer.deepspeed is not first
-    assert trainer.deepspeed.global_steps == 1
-
-
-def test_the_engine_compiles_where_the_arguments_ask_for_it(deepspeed: Any, tmp_path: Path) -> None:
-    trainer = trained(
-        tmp_path, deepspeed=stage(2), max_steps=1, torch_compile_backend="eager", torch_compile_mode="default"
-    )
-    assert ("compile", ("eager", {"mode": "default"})) in trainer.deepspeed.calls
 
 
 def test_floating_point_inputs_come_in_the_engines_number_format(deepspeed: Any, tmp_path: Path) -> None:
@@ -223,14 +206,3 @@ def test_only_frozen_parameters_are_kept_from_the_engine(deepspeed: Any, tmp_pat
     trainer.train()
     given = keywords_of(deepspeed)["model_parameters"]
     assert len(given) == len(list(trainer.model.parameters())) - 1 and all(one is not frozen for one in given)
-
-
-def test_an_optimizer_on_the_host_stays_torchs_where_the_configuration_says_so(deepspeed: Any, tmp_path: Path) -> None:
-    config = stage(2, {"zero_force_ds_cpu_optimizer": False}, offload_optimizer={"device": "cpu"})
-    trained(tmp_path, deepspeed=config, max_steps=1)
-    assert type(keywords_of(deepspeed)["optimizer"]) is torch.optim.AdamW
-
-
-def test_the_model_is_moved_by_the_engine(deepspeed: Any, tmp_path: Path) -> None:
-    assert quiet_trainer(tmp_path, deepspeed=stage(2)).place_model_on_device is False
-    assert quiet_trainer(tmp_path).place_model_on_device is True

@@ -1,4 +1,4 @@
-"""One of several processes that agree: `python -m tests.distributed.agreeing_process RANK SIZE FOLDER`.
+"""One of several processes that agree: `python -m tests.distributed.agreeing_process FOLDER`.
 
 Each writes what it found to `FOLDER/RANK.json`; the last check is one in which process 1 is killed.
 """
@@ -120,5 +120,5 @@ def main(rank: int, size: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(sys.argv[1]))
     end_process()

@@ -1,23 +1,24 @@
-"""One of two processes that share data: `python -m tests.distributed.data_process FOLDER`.
-
-Each writes what its checks found to `FOLDER/RANK.pickle`.
-"""
+"""One of two processes that share data: `python -m tests.distributed.data_process FOLDER`."""
 
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, IterableDataset
 
 from littrainer.data.loaders import build_loader
-from littrainer.data.samplers import LengthGroupedSampler
+from littrainer.data.stream_end import UnequalData
+from littrainer.distributed.agreement import from_each
+from littrainer.distributed.failure_report import FailedElsewhere
+from tests.distributed.checks import Check, carry_out
 from tests.distributed.saving_process import warnings_noted
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import AugmentedRows, Rows, Stream, token_rows, vector_rows
@@ -31,12 +32,8 @@ SIZE = 2
 LONGEST_WAIT = timedelta(seconds=LONGEST_WAIT_SECONDS)
 RANK = int(os.environ.get("RANK", "0"))
 
-Check = Callable[[Path], Any]
-
-
 # ---- Resuming --------------------------------------------------------------------------------------------------------
 
-DISPATCHED = {"accelerator_config": {"dispatch_batches": True}}
 NOT_DISPATCHED = {"accelerator_config": {"dispatch_batches": False}}
 
 # Name -> data, changes of the arguments, and steps whose checkpoints are resumed from. Of 21 rows each process gets two
@@ -44,16 +41,6 @@ NOT_DISPATCHED = {"accelerator_config": {"dispatch_batches": False}}
 RESUMED: dict[str, tuple[Callable[[], Any], dict[str, Any], tuple[int, ...]]] = {
     "rows": (lambda: AugmentedRows(vector_rows(21)), {}, (1, 3)),
     "rows read by workers": (lambda: AugmentedRows(vector_rows(21)), {"dataloader_num_workers": 2}, (4,)),
-    "parts of batches": (
-        lambda: AugmentedRows(vector_rows(21)),
-        {"accelerator_config": {"split_batches": True}, "gradient_accumulation_steps": 2},
-        (2,),
-    ),
-    "rows dispatched from workers": (
-        lambda: AugmentedRows(vector_rows(21)),
-        {**DISPATCHED, "dataloader_num_workers": 2},
-        (2,),
-    ),
     "a stream dispatched": (lambda: ShuffledStream(vector_rows(21)), {"max_steps": 5}, (1, 4)),
     "a stream with a state dispatched": (lambda: StreamWithState(vector_rows(21)), {"max_steps": 5}, (2,)),
     "a stream read by each": (lambda: ShuffledStream(vector_rows(21)), {"max_steps": 5, **NOT_DISPATCHED}, (1, 4)),
@@ -63,82 +50,45 @@ RESUMED: dict[str, tuple[Callable[[], Any], dict[str, Any], tuple[int, ...]]] = 
 def resumed(name: str) -> Check:
     make, changes, steps = RESUMED[name]
 
-    def check(folder: Path) -> Any:
-        return differences_after_resuming(folder, lambda: noisy_trainer(folder, make(), **changes), *steps)
+    def check(folder: Path) -> None:
+        assert differences_after_resuming(folder, lambda: noisy_trainer(folder, make(), **changes), *steps) == {}
 
+    check.__name__ = f"resumed {name}"
     return check
-
-
-def settings_changed_at_a_resume(folder: Path) -> Any:
-    """A stream that was dispatched is read by each process after the resume: the place in the data stays the same."""
-    trainer = noisy_trainer(folder, StreamWithState(vector_rows(24)), max_steps=3, learning_rate=0.0)
-    trainer.train()
-    trainer = noisy_trainer(folder, StreamWithState(vector_rows(24)), max_steps=3, learning_rate=0.0, **NOT_DISPATCHED)
-    seen = []
-    trainer.get_batch_samples = noting_batches(trainer.get_batch_samples, seen)  # type: ignore[method-assign]
-    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
-    return [batch.tolist() for batch in seen]
-
-
-def noting_batches(get_batch_samples: Callable[..., Any], seen: list[Any]) -> Callable[..., Any]:
-    def noting(*arguments: Any) -> Any:
-        batches, items = get_batch_samples(*arguments)
-        seen.extend(batch["labels"] for batch in batches)
-        return batches, items
-
-    return noting
 
 
 # ---- Ends ------------------------------------------------------------------------------------------------------------
 
 
-def message_of(action: Callable[[], Any]) -> str:
-    try:
-        action()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
+def training_on(folder: Path, data: Any, **changes: Any) -> Any:
+    return quiet_trainer(folder, VectorClassifier(), given={"train_dataset": data}, **changes)
 
 
-class OwnLoader:
-    """Makes a Trainer train on the loader that a function makes."""
-
-    def __init__(self, make: Callable[[], Any]):
-        self.make = make
-
-    def __call__(self, folder: Path, **changes: Any) -> Any:
-        trainer = quiet_trainer(folder, VectorClassifier(), **changes)
-        trainer.get_train_dataloader = lambda: self.make()  # type: ignore[method-assign]
-        return trainer
+def data_that_is_shorter_in_one_process_is_refused_in_all_with_ranks_and_lengths(folder: Path) -> None:
+    words = "rank 0 has 3 batches, rank 1 has 2 batches; rank 0 has 24, rank 1 has 12"
+    with pytest.raises(UnequalData, match=words):
+        training_on(folder, Rows(vector_rows(24 - 12 * RANK))).train()
+    with pytest.raises(UnequalData, match=r"rank 0 has 2 batches, rank 1 has 1 batch\. Set even_batches=True"):
+        training_on(folder, Rows(vector_rows(10)), accelerator_config={"even_batches": False}).train()
 
 
-def a_shorter_dataset(folder: Path) -> str:
-    trainer = quiet_trainer(folder, VectorClassifier(), given={"train_dataset": Rows(vector_rows(24 - 12 * RANK))})
-    return message_of(trainer.train)
-
-
-def uneven_batches(folder: Path) -> str:
-    data = Rows(vector_rows(10))
-    trainer = quiet_trainer(
-        folder, VectorClassifier(), given={"train_dataset": data}, accelerator_config={"even_batches": False}
-    )
-    return message_of(trainer.train)
-
-
-def streams_that_end_apart(folder: Path) -> Any:
-    """Each process reads a stream of its own; the second one's is shorter."""
+def streams_of_unequal_length_end_together_in_training_and_are_not_evaluated(folder: Path) -> None:
+    """Each process reads another stream; the second one's is shorter."""
     rows = vector_rows(16 - 8 * RANK)
-    of_trainer = quiet_trainer(
-        folder / "one", VectorClassifier(), given={"train_dataset": Stream(rows)}, max_steps=6, **NOT_DISPATCHED
-    )
-    of_script = OwnLoader(lambda: DataLoader(Stream(rows), batch_size=4))(folder / "two", max_steps=6)
+    of_trainer = training_on(folder / "one", Stream(rows), max_steps=6, **NOT_DISPATCHED)
+    of_script = quiet_trainer(folder / "two", VectorClassifier(), max_steps=6)
+    of_script.get_train_dataloader = lambda: DataLoader(Stream(rows), batch_size=4)  # type: ignore[method-assign]
     with warnings_noted() as texts:
         epochs = []
         for trainer in (of_trainer, of_script):
             trainer.train()
             epochs.append((trainer.state.global_step, trainer.state.epoch))
-    evaluated = message_of(lambda: of_trainer.evaluate(Stream(vector_rows(12 - 8 * RANK, seed=1))))
-    return {"epochs": epochs, "heard": [text for text in texts if "has ended" in text], "evaluated": evaluated}
+    # Eight rows of the shorter one are one batch where the Trainer shares them, and two in a loader of the script.
+    assert epochs == [(6, pytest.approx(5 + 1 / 6)), (6, pytest.approx(2 + 2 / 6))]
+    ended = [f"The data of rank 1 has ended after {batches}" for batches in ("1 batch", "2 batches")]
+    assert [text.partition(",")[0] for text in texts if "has ended" in text] == ended
+    with pytest.raises(UnequalData, match=rf"^{ended[0]}[\s\S]*dispatch_batches=True"):
+        of_trainer.evaluate(Stream(vector_rows(12 - 8 * RANK, seed=1)))
 
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
@@ -159,20 +109,19 @@ class FailingStream(Stream):
         raise OSError("shard 3 is gone")
 
 
-def rows_read_of_a_stream(folder: Path) -> int:
+def a_stream_is_read_by_the_first_process_alone(folder: Path) -> None:
     CountedStream.rows_read = 0
-    data = CountedStream(vector_rows(16))
-    quiet_trainer(folder, VectorClassifier(), given={"train_dataset": data}, max_steps=2).train()
-    return CountedStream.rows_read
+    training_on(folder, CountedStream(vector_rows(16)), max_steps=2).train()
+    assert CountedStream.rows_read == (0 if RANK else 16)
 
 
-def a_stream_that_fails(folder: Path) -> str:
-    data = FailingStream(vector_rows(32))
-    return message_of(quiet_trainer(folder, VectorClassifier(), given={"train_dataset": data}, max_steps=4).train)
+def an_error_of_the_stream_ends_all_processes(folder: Path) -> None:
+    words = "^Process 0.*OSError: shard 3 is gone" if RANK else "^shard 3 is gone"
+    with pytest.raises(FailedElsewhere if RANK else OSError, match=words):
+        training_on(folder, FailingStream(vector_rows(32)), max_steps=4).train()
 
 
-def batches_of_unequal_width(folder: Path) -> list[Any]:
-    """Token ids padded batch by batch, dispatched."""
+def batches_that_are_padded_to_unequal_widths_are_dispatched(folder: Path) -> None:
     loader = build_loader(
         quiet_arguments(folder),
         Stream(token_rows(16)),
@@ -181,29 +130,17 @@ def batches_of_unequal_width(folder: Path) -> list[Any]:
         sampler=None,
         is_training=True,
     )
-    return [tuple(batch["input_ids"].shape) for batch in loader]
+    one, other = from_each([tuple(batch["input_ids"].shape) for batch in loader])
+    assert len(one) == len(other) == 4 and one != other
 
 
-def streams_predicted_by_each(folder: Path) -> Any:
-    """Seven rows that each process reads, of which the last round lacks five."""
-    trainer = quiet_trainer(folder, VectorClassifier(), accelerator_config={"dispatch_batches": False})
-    found = []
+def a_stream_that_each_process_reads_is_predicted_without_repeated_samples(folder: Path) -> None:
+    # Of seven rows the last round lacks five.
+    rows = vector_rows(7, seed=1)
+    trainer = quiet_trainer(folder, VectorClassifier(), **NOT_DISPATCHED)
     for kind in (Stream, SizedStream):
-        output = trainer.predict(kind(vector_rows(7, seed=1)))
-        samples = trainer.evaluation_loop(trainer.get_eval_dataloader(kind(vector_rows(7, seed=1))), "Evaluation")
-        found.append((output.label_ids.tolist(), samples.num_samples))
-    return found
-
-
-class Numbers(Dataset[int]):
-    def __init__(self, count: int):
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> int:
-        return index
+        assert trainer.predict(kind(rows)).label_ids.tolist() == [row["labels"] for row in rows]
+    assert trainer.evaluation_loop(trainer.get_eval_dataloader(SizedStream(rows)), "Evaluation").num_samples == 7
 
 
 class NumberStream(IterableDataset[int]):
@@ -220,25 +157,12 @@ class NumberStream(IterableDataset[int]):
         return iter(range(start, start + 8))
 
 
-def orders(folder: Path) -> dict[str, Any]:
-    """Numbers that this process reads in two epochs, with generators that stand elsewhere in each process."""
-    lengths = [3, 9, 4, 4, 7, 1, 8, 2, 6, 5, 5, 7]
-    plain: dict[str, Any] = {"collate": list, "batch_size": 2, "is_training": False}
-
-    def epochs(loader: Any) -> list[list[int]]:
-        return [[int(number) for batch in loader for number in batch] for _ in range(2)]
-
-    torch.manual_seed(RANK)
-    found: dict[str, Any] = {}
-    config = {"use_seedable_sampler": False}
-    args = quiet_arguments(folder, accelerator_config=config)
-    data = Numbers(12)
-    found["drawn from one generator"] = epochs(build_loader(args, data, sampler=RandomSampler(data), **plain))
-    sampler = LengthGroupedSampler(2, lengths=lengths)
-    found["grouped by length from one generator"] = epochs(build_loader(args, data, sampler=sampler, **plain))
-    args = quiet_arguments(folder, accelerator_config={"dispatch_batches": False})
-    found["of a stream"] = epochs(build_loader(args, NumberStream(), sampler=None, **plain))
-    return found
+def a_stream_has_one_order_though_the_generators_of_the_processes_differ(folder: Path) -> None:
+    args = quiet_arguments(folder, **NOT_DISPATCHED)
+    loader = build_loader(args, NumberStream(), sampler=None, collate=list, batch_size=2, is_training=False)
+    for _ in range(2):
+        one, other = from_each([int(number) for batch in loader for number in batch])
+        assert sorted(one + other) == list(range(one[0], one[0] + 8))
 
 
 class SizedStream(Stream):
@@ -246,35 +170,23 @@ class SizedStream(Stream):
         return len(self.rows)
 
 
-CHECKS: dict[str, Check] = {
-    **{f"resumed {name}": resumed(name) for name in RESUMED},
-    **{
-        check.__name__: check
-        for check in (
-            settings_changed_at_a_resume,
-            a_shorter_dataset,
-            uneven_batches,
-            streams_that_end_apart,
-            rows_read_of_a_stream,
-            a_stream_that_fails,
-            batches_of_unequal_width,
-            streams_predicted_by_each,
-            orders,
-        )
-    },
-}
+CHECKS = (
+    *map(resumed, RESUMED),
+    data_that_is_shorter_in_one_process_is_refused_in_all_with_ranks_and_lengths,
+    streams_of_unequal_length_end_together_in_training_and_are_not_evaluated,
+    a_stream_is_read_by_the_first_process_alone,
+    an_error_of_the_stream_ends_all_processes,
+    batches_that_are_padded_to_unequal_widths_are_dispatched,
+    a_stream_that_each_process_reads_is_predicted_without_repeated_samples,
+    a_stream_has_one_order_though_the_generators_of_the_processes_differ,
+)
 
 
-def main(folder: Path) -> None:
-    torch.set_num_threads(1)
-    found = {}
-    for number, (name, check) in enumerate(CHECKS.items()):
-        # One that fails does not take the others with it.
-        with process_group(folder / f"meeting-{number}", RANK, SIZE, LONGEST_WAIT):
-            found[name] = check(folder / f"check-{number}")
-    (folder / f"{RANK}.pickle").write_bytes(pickle.dumps(found))
+def group(meeting_place: Path) -> AbstractContextManager[None]:
+    return process_group(meeting_place, RANK, SIZE, LONGEST_WAIT)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    torch.set_num_threads(1)
+    carry_out(CHECKS, Path(sys.argv[1]), within=group)
     end_process()

@@ -1,6 +1,6 @@
 """One of several processes that evaluate together: `python -m tests.distributed.evaluating_process FOLDER`.
 
-Each writes what it found to `FOLDER/RANK.pickle`. One that evaluates alone has no process group.
+Each writes what is compared with one that evaluates alone to `FOLDER/RANK.pickle`.
 """
 
 from __future__ import annotations
@@ -11,49 +11,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from littrainer import Seq2SeqTrainer, Seq2SeqTrainingArguments, StreamingMetrics, Trainer
-from tests.scenarios.collators import pad_tokens, pad_translations
-from tests.scenarios.data import Rows, language_rows, translation_rows, vector_rows
-from tests.scenarios.models import CLASSES, VectorClassifier, tiny_gpt2, tiny_t5
+from littrainer.data.stream_end import UnequalData
+from littrainer.distributed.failure_report import FailedElsewhere
+from tests.distributed.checks import carry_out
+from tests.scenarios.collators import pad_translations
+from tests.scenarios.data import Rows, translation_rows, vector_rows
+from tests.scenarios.models import CLASSES, VectorClassifier, tiny_t5
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
+RANK = int(os.environ.get("RANK", "0"))
 BATCH_SIZE = 3
 # Tokens that are generated for a sample.
 SHORT, LONG = 4, 7
-
-
-def classification(folder: Path, rank: int, size: int) -> Any:
-    """Predictions, labels, losses and inputs of rows that do not fill the last batches."""
-    seen: dict[str, Any] = {}
-
-    def remember(prediction: Any) -> dict[str, float]:
-        seen.update(vars(prediction))
-        return {"rows": len(prediction.label_ids)}
-
-    class Vectors(VectorClassifier):
-        main_input_name = "x"
-
-    torch.manual_seed(0)
-    trainer = quiet_trainer(
-        folder, Vectors(), given={"compute_metrics": remember}, include_for_metrics=["inputs", "loss"]
-    )
-    rows = vector_rows(11, seed=1)
-    output = trainer.evaluation_loop(trainer.get_eval_dataloader(Rows(rows)), "Evaluation")
-    seen.pop("elements")
-    return {**seen, "metrics": output.metrics, "num_samples": output.num_samples}
-
-
-def language_model(folder: Path, rank: int, size: int) -> Any:
-    """Logits and labels of tokens whose batches differ in length, also between the processes."""
-    torch.manual_seed(0)
-    trainer = quiet_trainer(folder, tiny_gpt2(), given={"data_collator": pad_tokens})
-    rows = sorted(language_rows(8, seed=2), key=lambda row: len(row["input_ids"]))
-    output = trainer.evaluation_loop(trainer.get_test_dataloader(Rows(rows)), "Prediction")
-    return output.predictions, output.label_ids
 
 
 class RowCounter(Metric):
@@ -126,72 +101,66 @@ def generated(folder: Path, rank: int, size: int) -> Any:
     ).predictions
 
 
-def failing(folder: Path, rank: int, size: int) -> Any:
-    """What is raised in each process where a metric function fails in one."""
-
+def a_metric_function_that_fails_in_one_process_ends_the_others_too(folder: Path) -> None:
     def fails_in_one(prediction: Any) -> dict[str, float]:
-        if rank == 1:
+        if RANK == 1:
             raise ZeroDivisionError("no rows of that kind")
         return {}
 
-    return raised_by(quiet_trainer(folder, given={"compute_metrics": fails_in_one}).evaluate)
+    words = "no rows of that kind" if RANK else "process 1 with ZeroDivisionError: no rows of that kind"
+    with pytest.raises(ZeroDivisionError if RANK else FailedElsewhere, match=words):
+        quiet_trainer(folder, given={"compute_metrics": fails_in_one}).evaluate()
 
 
-def uneven(folder: Path, rank: int, size: int) -> Any:
-    """What is raised where a loader of the script's own gives one process a batch more."""
-
+def loaders_that_give_one_process_more_batches_are_refused_in_all(folder: Path) -> None:
     class OwnLoader(Trainer):
         def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-            return torch.utils.data.DataLoader(Rows(vector_rows(3 + rank)), batch_size=1)
+            return torch.utils.data.DataLoader(Rows(vector_rows(3 + RANK)), batch_size=1)
 
-    return raised_by(quiet_trainer(folder, kind=OwnLoader).evaluate)
+    with pytest.raises(UnequalData, match="rank 0 has 3 batches, rank 1 has 4 batches"):
+        quiet_trainer(folder, kind=OwnLoader).evaluate()
 
 
-def different(folder: Path, rank: int, size: int) -> Any:
-    """What is raised where one process makes another call than the other, over data with as many batches."""
+def processes_that_evaluate_different_things_are_refused_and_get_no_wrong_number(folder: Path) -> None:
+    # There are as many batches in both.
     trainer = quiet_trainer(folder)
     fewer, more = (Rows(vector_rows(rows)) for rows in (2, 5))
-    return {
-        "calls": raised_by(lambda: trainer.predict(fewer) if rank == 0 else trainer.evaluate(fewer)),
-        "samples": raised_by(lambda: trainer.evaluate(fewer if rank == 0 else more)),
-    }
+    words = (
+        "^The processes do not evaluate the same: rank 0 has prediction with(.|\\n)*rank 1 has evaluation with metric"
+    )
+    with pytest.raises(UnequalData, match=words):
+        (trainer.evaluate if RANK else trainer.predict)(fewer)
+    with pytest.raises(UnequalData, match="rank 0 has 2, rank 1 has 5 samples"):
+        trainer.evaluate(more if RANK else fewer)
 
 
-def raised_by(call: Any) -> str:
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
-
-
-def of_the_process(folder: Path, rank: int, size: int) -> Any:
-    """Metrics that a function computes otherwise in each process, and what is left of them."""
-    trainer = quiet_trainer(folder / f"of-{rank}", given={"compute_metrics": lambda prediction: {"rank": rank}})
+def metrics_are_those_of_the_first_process_which_writes_them(folder: Path) -> None:
+    trainer = quiet_trainer(folder / f"of-{RANK}", given={"compute_metrics": lambda prediction: {"rank": RANK}})
     metrics = trainer.evaluate()
     trainer.log_metrics("eval", metrics)
     trainer.save_metrics("eval", metrics)
     trainer.save_state()
-    files = sorted(path.name for path in (folder / f"of-{rank}").rglob("*.json"))
-    return {"rank": metrics["eval_rank"], "history": trainer.state.log_history[-1]["eval_rank"], "files": files}
+    files = sorted(path.name for path in (folder / f"of-{RANK}").rglob("*.json"))
+    assert metrics["eval_rank"] == trainer.state.log_history[-1]["eval_rank"] == 0
+    written = ["all_results.json", "eval_results.json", "littrainer_run.json", "trainer_state.json"]
+    assert files == ([] if RANK else written)
 
 
+COMPARED = (streaming_metrics, objects, generated)
 CHECKS = (
-    classification,
-    language_model,
-    streaming_metrics,
-    objects,
-    generated,
+    a_metric_function_that_fails_in_one_process_ends_the_others_too,
+    loaders_that_give_one_process_more_batches_are_refused_in_all,
+    processes_that_evaluate_different_things_are_refused_and_get_no_wrong_number,
+    metrics_are_those_of_the_first_process_which_writes_them,
 )
-TOGETHER = (failing, uneven, different, of_the_process)
 
 
 def find(folder: Path, rank: int, size: int) -> None:
-    checks = (*CHECKS, *(TOGETHER if size > 1 else ()))
-    found = {check.__name__: check(folder, rank, size) for check in checks}
+    found = {check.__name__: check(folder, rank, size) for check in COMPARED}
     (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    find(Path(sys.argv[1]), rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
+    find(Path(sys.argv[1]), rank=RANK, size=int(os.environ["WORLD_SIZE"]))
+    carry_out(CHECKS, Path(sys.argv[1]))

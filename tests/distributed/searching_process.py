@@ -1,34 +1,34 @@
 """One of two processes that search together: `python -m tests.distributed.searching_process FOLDER`.
 
-Each writes what it found to `FOLDER/RANK.pickle`.
+Both train each trial, and whatever becomes of it becomes of it in both.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import optuna
+import pytest
 import torch
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.distributed import failure_report
+from littrainer.distributed.agreement import from_each
 from littrainer.distributed.failure_report import LostProcess
-from littrainer.search import wandb_sweep
+from littrainer.search import distributed_search, wandb_sweep
+from littrainer.search.parameters import SearchMistake
 from littrainer.search.record import read_record
-from tests.scenarios.data import Rows, vector_rows
-from tests.scenarios.models import VectorClassifier
+from tests.distributed.checks import carry_out
 from tests.scenarios.once_per_process import leave_out_of_collections
-from tests.scenarios.trainers import quiet_arguments
+from tests.search.trainers import searched_trainer
 
-RANK = int(os.environ["RANK"])
+RANK = int(os.environ.get("RANK", "0"))
 RATES = [0.01, 0.02, 0.03, 0.04]
+LOST_MEMORY = "sample 17 does not fit into memory"
 
 
 class NotesTrials(TrainerCallback):
@@ -45,17 +45,14 @@ class NotesTrials(TrainerCallback):
         self.ended.append(state.global_step)
 
 
-def trainer_for(folder: Path, kind: type[Trainer] = Trainer, model_init: Any = None, **changes: Any) -> Any:
+def trainer_for(folder: Path, kind: type[Trainer] = Trainer, given: Any = None, **changes: Any) -> Any:
     notes = NotesTrials()
-    keywords = {name: changes.pop(name) for name in ("compute_metrics",) if name in changes}
-    arguments = quiet_arguments(folder, **{"max_steps": 3, "eval_strategy": "steps", "eval_steps": 1, **changes})
-    trainer: Any = kind(
-        model_init=model_init or (lambda: VectorClassifier()),
-        args=arguments,
-        train_dataset=Rows(vector_rows(24)),
-        eval_dataset=Rows(vector_rows(7, seed=1)),
-        callbacks=[notes],
-        **keywords,
+    trainer = searched_trainer(
+        folder,
+        rows=24,
+        kind=kind,
+        given={"callbacks": [notes], **(given or {})},
+        **{"max_steps": 3, "eval_strategy": "steps", "eval_steps": 1, **changes},
     )
     trainer.notes = notes
     return trainer
@@ -66,7 +63,7 @@ def rate(trial: Any) -> dict[str, Any]:
 
 
 def searched(trainer: Any, hp_space: Callable[[Any], Any] = rate, n_trials: int = 3, **keywords: Any) -> Any:
-    """What a search over `RATES` returns, or raises, and what became of its trials in the first process."""
+    """What a search over `RATES` returns or raises in each process, and what became of its trials in the first one."""
     study = SimpleNamespace(trials=[])
 
     def keep(finished: Any, trial: Any) -> None:
@@ -80,33 +77,7 @@ def searched(trainer: Any, hp_space: Callable[[Any], Any] = rate, n_trials: int 
         found["best"] = trainer.hyperparameter_search(hp_space, n_trials=n_trials, **settings)
     except Exception as error:
         found["error"] = f"{type(error).__name__}: {error}"
-        found["notes"] = getattr(error, "__notes__", [])
-    return {**found, "trials": study.trials, "begun": trainer.notes.begun, "ended": trainer.notes.ended}
-
-
-def the_same_trials(folder: Path) -> Any:
-    """Parameters for the arguments and for the model, which is made by all at once; then the best one again."""
-
-    def model_of(trial: Any) -> VectorClassifier:
-        # As with a download that the others wait for.
-        with trainer.args.main_process_first() if trial is not None else nullcontext():
-            return VectorClassifier(8 if trial is None else trial.suggest_categorical("hidden", [4, 6]))
-
-    def space(trial: Any) -> dict[str, Any]:
-        numbers.append(trial.number)
-        decay = {"weight_decay": trial.suggest_float("weight_decay", 0.1, 0.2)}
-        return {**rate(trial), **decay, "warmup_steps": trial.suggest_int("warmup_steps", 0, 1)}
-
-    numbers: list[int] = []
-    trainer = trainer_for(folder / "same", model_init=model_of)
-    sampler = optuna.samplers.RandomSampler(seed=4)
-    found = searched(trainer, space, sampler=sampler)
-    before = trainer.args.learning_rate
-    trainer.apply_best(found["best"])
-    trainer.train()
-    loss = trainer.state.log_history[-2]["eval_loss"]
-    files = sorted(path.name for path in (folder / "same").iterdir())
-    return {**found, "numbers": numbers, "before": before, "again": loss, "files": files}
+    return from_each({**found, "trials": study.trials, "begun": trainer.notes.begun, "ended": trainer.notes.ended})
 
 
 class PrunesSecond(optuna.pruners.BasePruner):
@@ -116,11 +87,10 @@ class PrunesSecond(optuna.pruners.BasePruner):
         return trial.number == 1 and trial.last_step == 2
 
 
-def pruning(folder: Path) -> Any:
-    trainer = trainer_for(folder / "pruning", save_strategy="steps", save_steps=1)
-    found = searched(trainer, pruner=PrunesSecond())
-    folders = sorted(path.name for path in (folder / "pruning").glob("run-*"))
-    return {**found, "folders": folders}
+def a_pruned_trial_ends_at_the_same_step_in_both(folder: Path) -> None:
+    first, second = searched(trainer_for(folder, save_strategy="steps", save_steps=1), pruner=PrunesSecond())
+    assert first["ended"] == second["ended"] == [3, 2, 3]
+    assert [state for _, state, _ in first["trials"]] == ["COMPLETE", "PRUNED", "COMPLETE"]
 
 
 class FailsInOne(Trainer):
@@ -128,44 +98,60 @@ class FailsInOne(Trainer):
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         if RANK == 1 and self._trial.number == 1:
-            raise ValueError("sample 17 does not fit into memory")
+            raise ValueError(LOST_MEMORY)
         return super().compute_loss(*args, **kwargs)
 
 
-def failing_in_one(folder: Path) -> Any:
-    """The second trial fails in a forward pass, the third one in the metric function."""
+def a_trial_that_fails_in_one_process_has_failed_in_both_which_go_on(folder: Path) -> None:
+    # The second trial fails in a forward pass, the third one in the metric function.
 
     def metrics(prediction: Any) -> dict[str, float]:
         if RANK == 1 and trainer._trial.number == 2:
             raise ValueError("a label is missing")
         return {}
 
-    trainer = trainer_for(folder / "failing", FailsInOne, compute_metrics=metrics)
-    return searched(trainer, n_trials=4)
+    trainer = trainer_for(folder, FailsInOne, {"compute_metrics": metrics})
+    first, second = searched(trainer, n_trials=4)
+    third = first["trials"][2][2]
+    told = f"FailedElsewhere: Process 0 ends because a forward pass failed in process 1 with ValueError: {LOST_MEMORY}"
+    assert [trial[1:] for trial in first["trials"]] == [
+        ("COMPLETE", None),
+        ("FAIL", told),
+        ("FAIL", third),
+        ("COMPLETE", None),
+    ]
+    assert "in process 1 with ValueError: a label is missing" in third
+    assert first["best"] == second["best"]
+    assert first["begun"] == second["begun"] and len(first["begun"]) == 4
+    assert second["trials"] == []
 
 
-def failing_at_the_first(folder: Path) -> Any:
-    """No failure is caught."""
-    return searched(trainer_for(folder / "strict", FailsInOne), catch=())
+def a_failure_that_nothing_catches_ends_the_search_in_both_and_is_named(folder: Path) -> None:
+    first, second = searched(trainer_for(folder, FailsInOne), catch=())
+    assert second["error"] == f"ValueError: {LOST_MEMORY}"
+    assert f"in process 1 with {second['error']}" in first["error"]
+    assert len(first["begun"]) == len(second["begun"]) == 2
 
 
-def an_objective_of_each_process(folder: Path) -> Any:
-    """Such as one by the time taken; it is nan in the last trial."""
+def the_objective_is_that_of_the_first_process_in_all_and_nan_fails_in_all(folder: Path) -> None:
+    # Such as one by the time taken; it is nan in the last trial.
     values = iter([0.5, 0.4, float("nan")])
 
     def objective(metrics: dict[str, float]) -> float:
         return RANK + next(values)
 
-    trainer = trainer_for(folder / "objective", eval_strategy="no")
-    return {**searched(trainer, compute_objective=objective), "objective": trainer.objective}
+    first, second = searched(trainer_for(folder, eval_strategy="no"), compute_objective=objective)
+    assert [state for _, state, _ in first["trials"]] == ["COMPLETE", "COMPLETE", "FAIL"]
+    assert first["best"] == second["best"] and first["best"].objective == 0.4
 
 
-def jobs(folder: Path) -> Any:
-    return searched(trainer_for(folder / "jobs"), n_jobs=2)["error"]
+def jobs_that_run_trials_in_one_process_are_refused(folder: Path) -> None:
+    with pytest.raises(SearchMistake, match="n_jobs=2 runs each trial in one process, and here 2 processes train one"):
+        trainer_for(folder).hyperparameter_search(rate, n_trials=3, backend="optuna", n_jobs=2)
 
 
-def sweep(folder: Path) -> Any:
-    """A sweep whose agent runs in the first process; the second one has no run."""
+def both_processes_train_what_a_sweep_draws_for_the_first_one(folder: Path) -> None:
+    # Its agent runs in the first process; the second one has no run.
     service = SimpleNamespace(run=None, drawn=[], logged=[])
 
     def init() -> Any:
@@ -188,7 +174,7 @@ def sweep(folder: Path) -> Any:
     service.init, service.finish, service.agent = init, finish, agent
     service.sweep = lambda configuration, entity, project: "sweep7"
     wandb_sweep._wandb, wandb_sweep.WandbCallback = (lambda: service), TrainerCallback  # type: ignore[misc, assignment]
-    trainer = trainer_for(folder / "sweep", save_strategy="steps", save_steps=3)
+    trainer = trainer_for(folder, save_strategy="steps", save_steps=3)
 
     def configuration(trial: Any) -> dict[str, Any]:
         return {"parameters": {"learning_rate": {"values": RATES}}}
@@ -198,20 +184,17 @@ def sweep(folder: Path) -> Any:
 
     settings: dict[str, Any] = {"backend": "wandb", "n_trials": 2}
     best = trainer.hyperparameter_search(configuration, **settings)
-    try:
+    # Nor are trials stopped in one process.
+    with pytest.raises(Exception, match="early_terminate"):
         trainer.hyperparameter_search(stopping, **settings)
-    except Exception as error:
-        refused = str(error)
-    record = read_record(folder / "sweep")
-    return {
-        "best": best,
-        "begun": trainer.notes.begun,
-        "drawn": len(service.drawn),
-        "logged": service.logged,
-        "folders": sorted(path.name for path in (folder / "sweep").glob("run-*")),
-        "refused": refused,
-        "record": [(trial.id, trial.state, len(trial.intermediate)) for trial in record.trials],
-    }
+    trials = [(trial.id, trial.state, len(trial.intermediate)) for trial in read_record(folder).trials]
+    assert from_each(best) == [best] * 2 and best.run_summary == "sweep7"
+    assert trainer.notes.begun == [(drawn, {"learning_rate": drawn}) for drawn in RATES[:2]]
+    assert len(service.drawn) == (0 if RANK else 2)
+    if RANK == 0:
+        assert service.logged[1] == {"objective": best.objective}
+        assert sorted(path.name for path in folder.glob("run-*")) == ["run-id1", "run-id2"]
+        assert trials == [("id1", "complete", 3), ("id2", "complete", 3)]
 
 
 class FailsBetween(TrainerCallback):
@@ -222,36 +205,28 @@ class FailsBetween(TrainerCallback):
             raise ValueError("the disk of this process is full")
 
 
-def failing_between_steps(folder: Path) -> Any:
-    """To come last: after it the processes can no longer agree."""
-    failure_report.SECONDS_UNTIL_ALL_HAVE_FAILED = 1.0
-    trainer = trainer_for(folder / "between", eval_strategy="no")
+def a_failure_between_steps_ends_the_search_in_both_and_is_named(folder: Path) -> None:
+    """Has to come last: after it the processes can no longer agree."""
+    distributed_search.SECONDS_UNTIL_ALL_HAVE_FAILED = 1.0
+    trainer = trainer_for(folder, eval_strategy="no")
     trainer.add_callback(FailsBetween())
-    try:
+    with pytest.raises(LostProcess, match=r"failed(.|\n)*ValueError: the disk of this process is full"):
         trainer.hyperparameter_search(rate, n_trials=3, backend="optuna")
-    except LostProcess as error:
-        return {"error": str(error), "begun": len(trainer.notes.begun)}
-    return "the search went on"
+    assert len(trainer.notes.begun) == 1
 
 
 CHECKS = (
-    the_same_trials,
-    pruning,
-    failing_in_one,
-    failing_at_the_first,
-    an_objective_of_each_process,
-    jobs,
-    sweep,
-    failing_between_steps,
+    a_pruned_trial_ends_at_the_same_step_in_both,
+    a_trial_that_fails_in_one_process_has_failed_in_both_which_go_on,
+    a_failure_that_nothing_catches_ends_the_search_in_both_and_is_named,
+    the_objective_is_that_of_the_first_process_in_all_and_nan_fails_in_all,
+    jobs_that_run_trials_in_one_process_are_refused,
+    both_processes_train_what_a_sweep_draws_for_the_first_one,
+    a_failure_between_steps_ends_the_search_in_both_and_is_named,
 )
-
-
-def main(folder: Path) -> None:
-    leave_out_of_collections()
-    found = {check.__name__: check(folder) for check in CHECKS}
-    (folder / f"{RANK}.pickle").write_bytes(pickle.dumps(found))
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    leave_out_of_collections()
+    carry_out(CHECKS, Path(sys.argv[1]))

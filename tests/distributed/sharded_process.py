@@ -110,10 +110,6 @@ def whole_run(folder: Path) -> Any:
     found["names"] = sorted(name for name, module in model.named_modules() if type(module).__name__.startswith("FSDP"))
     found["local elements"] = sum(parameter.to_local().numel() for parameter in model.parameters())
     found["elements"] = sum(parameter.numel() for parameter in model.parameters())
-    found["groups"] = [
-        [name for name, one in model.named_parameters() if any(one is other for other in group["params"])]
-        for group in trainer.optimizer.param_groups
-    ]
     found["evaluated"] = [first, *(entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry)]
     found["after"] = trainer.evaluate()["eval_loss"]
     found["predicted"] = trainer.predict(trainer.eval_dataset).predictions[0].shape
@@ -144,36 +140,28 @@ def resumed(written_by: str, **config: Any) -> Callable[[Path], Any]:
     return run
 
 
-def with_config(
-    kind: type[Trainer] = Trainer, model: Callable[[], Any] = llama, **config: Any
+def training(
+    model: Callable[[], Any] = llama, config: Any = None, kind: type[Trainer] = Trainer, own_optimizer: bool = False
 ) -> Callable[[Path], Any]:
-    return lambda folder: trained(trainer_of(folder, model(), config, kind=kind))
+    """A training alone; sharded if there is a `config`.
+
+    Parameters:
+        own_optimizer: it, and its state, are made before anything is sharded.
+    """
+
+    def run(folder: Path) -> Any:
+        made = model()
+        if not own_optimizer:
+            return trained(trainer_of(folder, made, config, kind=kind))
+        optimizer = torch.optim.AdamW(made.parameters(), lr=0.01, weight_decay=0.1)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+        return trained(trainer_of(folder, made, config, given={"optimizers": (optimizer, schedule)}))
+
+    return run
 
 
 def tied() -> Any:
     return llama(tie_word_embeddings=True)
-
-
-def tied_by_ddp(folder: Path) -> Any:
-    return trained(trainer_of(folder, tied()))
-
-
-def own_optimizer(folder: Path) -> Any:
-    """An optimizer, and its state, that were made before anything was sharded."""
-    model = llama()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-    found = trained(trainer_of(folder, model, {}, given={"optimizers": (optimizer, schedule)}))
-    own = {id(parameter) for parameter in model.parameters()}
-    found["belongs"] = {id(one) for group in optimizer.param_groups for one in group["params"]} == own
-    return found
-
-
-def own_optimizer_by_ddp(folder: Path) -> Any:
-    model = llama()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-    return trained(trainer_of(folder, model, given={"optimizers": (optimizer, schedule)}))
 
 
 def adapter() -> Any:
@@ -184,31 +172,21 @@ def adapter() -> Any:
     return get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
 
 
-def adapter_by_ddp(folder: Path) -> Any:
-    return trained(trainer_of(folder, adapter()))
+def adapter_run(folder: Path) -> Any:
+    trainer = trainer_of(folder, adapter(), {}, save_strategy="steps", save_steps=2)
+    found = trained(trainer)
+    trainer.save_model(str(folder / "saved"))
+    again = trainer_of(folder / "resumed", adapter(), {})
+    found["resumed"] = trained(again, resume_from_checkpoint=str(folder / "checkpoint-2"))
+    found["generated"] = trainer.model.generate(
+        input_ids=torch.tensor(PROMPT), max_new_tokens=3, do_sample=False, synced_gpus=True, pad_token_id=0
+    ).tolist()
+    return found
 
 
-def adapter_run(**config: Any) -> Callable[[Path], Any]:
-    def run(folder: Path) -> Any:
-        trainer = trainer_of(folder, adapter(), config, save_strategy="steps", save_steps=2)
-        found = trained(trainer)
-        trainer.save_model(str(folder / "saved"))
-        again = trainer_of(folder / "resumed", adapter(), config)
-        found["resumed"] = trained(again, resume_from_checkpoint=str(folder / "checkpoint-2"))
-        found["generated"] = trainer.model.generate(
-            input_ids=torch.tensor(PROMPT), max_new_tokens=3, do_sample=False, synced_gpus=True, pad_token_id=0
-        ).tolist()
-        return found
-
-    return run
-
-
-def without_weights(folder: Path) -> Any:
+def weights_of_the_first() -> Any:
     """The other process has no memory for its weights at all."""
-    model = llama()
-    if not is_first():
-        model = model.to("meta")
-    return trained(trainer_of(folder, model, {"cpu_ram_efficient_loading": True}))
+    return llama() if is_first() else llama().to("meta")
 
 
 def loaded_by_the_first(folder: Path) -> Any:
@@ -228,10 +206,6 @@ def loaded_by_the_first(folder: Path) -> Any:
     return {**found, "told": [*told, is_fsdp_enabled()]}
 
 
-def compiled(folder: Path) -> Any:
-    return trained(vectors(folder, fsdp=True, torch_compile=True, torch_compile_backend="eager"))
-
-
 def in_half_precision(folder: Path) -> Any:
     formats = set()
 
@@ -246,21 +220,10 @@ def in_half_precision(folder: Path) -> Any:
     return {**found, "evaluated": trainer.evaluate()["eval_loss"], "formats": formats}
 
 
-def after_forward_passes(folder: Path) -> Any:
-    """What forward passes outside of a training gather lies in the model when the training's optimizer is made."""
-    trainer = trainer_of(folder, None, {})
-    trainer.evaluate()
-    trainer.model.generate(torch.tensor(PROMPT), max_new_tokens=2, do_sample=False, synced_gpus=True, pad_token_id=0)
-    return trained(trainer)
-
-
 def with_whole_modules(folder: Path) -> Any:
     """Modules that are left out of the sharding, trained on other samples in each process; without values in one."""
-    model = llama()
-    if not is_first():
-        model = model.to("meta")
     config = {"ignored_modules": r"lm_head|model\.layers\.0\.mlp", "cpu_ram_efficient_loading": True}
-    trainer = trainer_of(folder, model, config)
+    trainer = trainer_of(folder, weights_of_the_first(), config)
     found = trained(trainer)
     found["whole"] = {
         name: one.detach().clone() for name, one in trainer.model.named_parameters() if not hasattr(one, "to_local")
@@ -270,10 +233,7 @@ def with_whole_modules(folder: Path) -> Any:
 
 def whole_elements_after_each_unit(folder: Path) -> Any:
     """How many more elements of parameters that are whole there are, each time that some modules have been sharded."""
-    model = llama()
-    if not is_first():
-        model = model.to("meta")
-    trainer = trainer_of(folder, model, {"cpu_ram_efficient_loading": True})
+    trainer = trainer_of(folder, weights_of_the_first(), {"cpu_ram_efficient_loading": True})
     gc.collect()
     before, found = _elements_of_whole_parameters(), []
 
@@ -291,16 +251,8 @@ def _elements_of_whole_parameters() -> int:
     return sum(one.numel() for one in gc.get_objects() if type(one) is torch.nn.Parameter and not one.is_meta)
 
 
-def vectors(folder: Path, **changes: Any) -> Any:
-    return quiet_trainer(folder, **{**RUN, "max_steps": 2, **changes})
-
-
-def plain_module(folder: Path) -> Any:
-    return trained(vectors(folder, fsdp=True, fsdp_config={"min_num_params": 30}, save_strategy="steps", save_steps=2))
-
-
-def plain_module_by_ddp(folder: Path) -> Any:
-    return trained(vectors(folder))
+def plain_module(**sharding: Any) -> Callable[[Path], Any]:
+    return lambda folder: trained(quiet_trainer(folder, **{**RUN, "max_steps": 2, **sharding}))
 
 
 # Name -> what is done; trainings that are to find the same numbers as the one named after them.
@@ -311,34 +263,34 @@ CHECKS: dict[str, tuple[Callable[[Path], Any], str | None]] = {
     "parts after whole": (resumed("whole/kept", state_dict_type="SHARDED_STATE_DICT"), "ddp"),
     "whole after parts": (resumed("parts/checkpoint-2"), "ddp"),
     "after one process": (resumed("alone/checkpoint-2"), None),
-    "own training_step": (with_config(StepwiseTrainer), "ddp"),
-    "not freed": (with_config(reshard_after_forward=False, forward_prefetch=True), "ddp"),
+    "own training_step": (training(config={}, kind=StepwiseTrainer), "ddp"),
+    "not freed": (training(config={"reshard_after_forward": False, "forward_prefetch": True}), "ddp"),
     "recomputed and offloaded": (
-        with_config(activation_checkpointing=True, activation_checkpointing_offload=True, cpu_offload=True),
+        training(
+            config={"activation_checkpointing": True, "activation_checkpointing_offload": True, "cpu_offload": True}
+        ),
         "ddp",
     ),
-    "tied ddp": (tied_by_ddp, None),
-    "tied": (with_config(model=tied), "tied ddp"),
-    "own optimizer ddp": (own_optimizer_by_ddp, None),
-    "own optimizer": (own_optimizer, "own optimizer ddp"),
-    "adapter ddp": (adapter_by_ddp, None),
-    "adapter": (adapter_run(), "adapter ddp"),
-    "without weights": (without_weights, "ddp"),
+    "tied ddp": (training(tied), None),
+    "tied": (training(tied, {}), "tied ddp"),
+    "own optimizer ddp": (training(own_optimizer=True), None),
+    "own optimizer": (training(config={}, own_optimizer=True), "own optimizer ddp"),
+    "adapter ddp": (training(adapter), None),
+    "adapter": (adapter_run, "adapter ddp"),
+    "without weights": (training(weights_of_the_first, {"cpu_ram_efficient_loading": True}), "ddp"),
     "loaded by the first": (loaded_by_the_first, "ddp"),
-    "after forward passes": (after_forward_passes, "ddp"),
     "whole modules": (with_whole_modules, "ddp"),
     "kept whole": (whole_elements_after_each_unit, None),
     "half precision": (in_half_precision, None),
-    "plain module ddp": (plain_module_by_ddp, None),
-    "compiled": (compiled, "plain module ddp"),
-    "plain module": (plain_module, "plain module ddp"),
+    "plain module ddp": (plain_module(), None),
+    "plain module": (
+        plain_module(fsdp=True, fsdp_config={"min_num_params": 30}, torch_compile=True, torch_compile_backend="eager"),
+        "plain module ddp",
+    ),
 }
 
 
-def main(folder: Path, names: list[str]) -> None:
-    found = {name: CHECKS[name][0](folder / name.replace(" ", "-")) for name in names or CHECKS}
-    (folder / f"{os.environ.get('RANK', '0')}.pickle").write_bytes(pickle.dumps(found))
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    folder = Path(sys.argv[1])
+    found = {name: check(folder / name.replace(" ", "-")) for name, (check, _) in CHECKS.items()}
+    (folder / f"{os.environ['RANK']}.pickle").write_bytes(pickle.dumps(found))

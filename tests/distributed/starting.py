@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.compat.processes import environment
 from tests.distributed.launchers import PREFIXES, PYTORCH_VARIABLES
+from tests.distributed.together import start_processes
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 # What a script sees of the processes between its arguments and its Trainer, in the file facts0.json or facts1.json.
@@ -60,19 +61,9 @@ if "fail" in sys.argv:
 TRAINING = """
 import os, signal, sys
 
-import torch
-from torch import nn
-
-from littrainer import Trainer, TrainingArguments
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(2, 1)
-
-    def forward(self, x):
-        return {"loss": self.layer(x).square().mean()}
+sys.path.insert(0, os.getcwd())
+from littrainer import Trainer
+from tests.scenarios.trainers import quiet_trainer
 
 
 class Dying(Trainer):
@@ -82,10 +73,7 @@ class Dying(Trainer):
         return super().compute_loss(*args, **kwargs)
 
 
-args = TrainingArguments(
-    sys.argv[1], use_cpu=True, max_steps=20, report_to="none", save_strategy="no", disable_tqdm=True, ddp_timeout=600
-)
-Dying(Model(), args, train_dataset=[{"x": torch.ones(2) * index} for index in range(400)]).train()
+quiet_trainer(sys.argv[1], kind=Dying, rows=400, max_steps=20, ddp_timeout=600).train()
 """
 
 
@@ -112,31 +100,13 @@ def run(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedPro
     )
 
 
-def run_by_hand(script: Path, *arguments: str, port: int) -> list[tuple[int, str]]:
-    """Run a script in two processes that no agent looks after; returns status and output of each.
-
-    Raises:
-        AssertionError: they have not ended in time; shows what both have written.
-    """
-    ranks = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), *arguments],
-            env=plain_environment(**ranks, RANK=str(rank), LOCAL_RANK=str(rank)),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+def run_by_hand(script: Path, *arguments: str) -> list[tuple[int, str]]:
+    """Run a script in two processes that no agent looks after; return the status of each and what it says on stderr."""
+    command = [sys.executable, str(script), *arguments]
+    processes, logs = start_processes(command, script.parent, environment=plain_environment())
     try:
-        outputs = [process.communicate(timeout=LONGEST_WAIT_SECONDS)[0] for process in processes]
-    except subprocess.TimeoutExpired:
-        for process in processes:
-            process.kill()
-        written = "\n".join(process.communicate()[0] for process in processes)
-        raise AssertionError(f"{script.name} has not ended within {LONGEST_WAIT_SECONDS} s:\n{written}") from None
+        statuses = [process.wait(LONGEST_WAIT_SECONDS) for process in processes]
+        return [(status, log.read_text()) for status, log in zip(statuses, logs, strict=True)]
     finally:
         for process in processes:
             process.kill()
-    return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]

@@ -222,15 +222,14 @@ CHECKS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def main(folder: Path, names: list[str]) -> None:
+def main(folder: Path) -> None:
     found = {}
-    for name in names or CHECKS:
+    for name, check in CHECKS.items():
         place = folder / name.replace(" ", "-")
         place.mkdir(parents=True, exist_ok=True)
-        found[name] = CHECKS[name](place)
-    rank = os.environ.get("RANK", "0")
-    (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
+        found[name] = check(place)
+    (folder / f"{os.environ.get('RANK', '0')}.pickle").write_bytes(pickle.dumps(found))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(Path(sys.argv[1]))

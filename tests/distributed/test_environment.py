@@ -43,12 +43,9 @@ def test_ranks_of_mpi_become_torchruns(launcher: str) -> None:
     }
 
 
-def test_processes_that_mpi_starts_on_one_node_meet_there() -> None:
+def test_processes_that_mpi_starts_on_one_node_meet_there_and_one_is_alone() -> None:
     found = adopted({"PMI_SIZE": "2", "PMI_RANK": "1"})
     assert (found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"], found["MASTER_ADDR"]) == ("1", "2", "127.0.0.1")
-
-
-def test_one_process_of_mpi_is_alone() -> None:
     assert adopted({"PMI_SIZE": "1", "PMI_RANK": "0"}) == {}
 
 
@@ -60,27 +57,16 @@ def test_tasks_that_srun_has_started_train_together(monkeypatch: pytest.MonkeyPa
     assert str(meeting_point()) == "gpu-07:20678"
 
 
-@pytest.mark.parametrize(
-    "difference",
-    [
-        {"SLURM_STEP_NUM_TASKS": None},
-        {"SLURM_STEP_NUM_TASKS": "1"},
-        {"SLURM_JOB_NAME": "bash"},
-        {"SLURM_JOB_NAME": "interactive"},
-    ],
-    ids=["batch script without srun", "one task", "shell", "interactive"],
-)
+@pytest.mark.parametrize("difference", [{"SLURM_STEP_NUM_TASKS": None}, {"SLURM_JOB_NAME": "bash"}])
 def test_within_an_allocation_a_script_that_srun_has_not_started_several_times_is_alone(
     monkeypatch: pytest.MonkeyPatch, difference: dict[str, str | None]
 ) -> None:
     set_only(monkeypatch, **{**SLURM_STEP, **difference})
     adopt_launcher_variables()
     assert environment.world_size() == 1 and not environment.is_launched()
-
-
-def test_torchrun_within_a_task_of_slurm_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     set_only(monkeypatch, **SLURM_STEP, RANK="1", WORLD_SIZE="2", LOCAL_RANK="1")
     adopt_launcher_variables()
+    # torchrun within a task of SLURM decides.
     assert (environment.rank(), environment.world_size(), meeting_point()) == (1, 2, None)
 
 
@@ -122,11 +108,6 @@ DEEPSPEED = {
 }
 
 
-def test_without_a_launcher_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_only(monkeypatch, ACCELERATE_USE_DEEPSPEED="False", ACCELERATE_DEEPSPEED_ZERO_STAGE="2")
-    assert launcher_settings() == {}
-
-
 def test_deepspeeds_configuration_is_the_one_that_accelerate_makes(monkeypatch: pytest.MonkeyPatch) -> None:
     set_only(monkeypatch, **DEEPSPEED)
     found = launcher_settings()
@@ -142,19 +123,15 @@ def test_deepspeeds_configuration_is_the_one_that_accelerate_makes(monkeypatch: 
 
 
 def test_deepspeed_alone_means_stage_2_and_open_values_from_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_only(monkeypatch, ACCELERATE_USE_DEEPSPEED="true")
+    set_only(monkeypatch, ACCELERATE_USE_DEEPSPEED="True")
     config = launcher_settings()["deepspeed"]
     assert config["zero_optimization"]["stage"] == DeepSpeedPlugin().zero_stage == 2
     assert config["gradient_accumulation_steps"] == config["gradient_clipping"] == config["train_batch_size"] == "auto"
-
-
-def test_a_file_of_deepspeeds_is_handed_on_by_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_only(monkeypatch, ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_DEEPSPEED_CONFIG_FILE="zero3.json")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", "zero3.json")
     assert launcher_settings()["deepspeed"] == "zero3.json"
-
-
-def test_a_switch_that_is_neither_true_nor_false_is_refused_by_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_only(monkeypatch, ACCELERATE_USE_DEEPSPEED="perhaps")
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "False")
+    assert launcher_settings() == {}
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "perhaps")
     with pytest.raises(ValueError, match="ACCELERATE_USE_DEEPSPEED='perhaps' is neither true nor false"):
         launcher_settings()
 

@@ -4,41 +4,36 @@ from __future__ import annotations
 
 import functools
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.distributed import evaluating_process
+from tests.distributed.checks import assert_well, endings_of
 from tests.distributed.evaluating_process import BATCH_SIZE, LONG, SHORT
-from tests.distributed.together import found_together
+from tests.distributed.together import found_in
 from tests.scenarios.once_per_session import carried_out_once
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What one process finds alone, and what each of two finds; they are started once for all tests."""
-    _, together = found_together(tmp_path_factory, "evaluating-together", evaluating_process.__name__)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two processes, started once for all tests, wrote what they found and how the checks ended."""
+    return endings_of(tmp_path_factory, evaluating_process.__name__)
+
+
+@pytest.mark.parametrize("check", [check.__name__ for check in evaluating_process.CHECKS])
+def test_two_processes_evaluate_together(folder: Path, check: str) -> None:
+    assert_well(folder, check)
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What one process finds alone, and what each of two finds."""
     find_alone = functools.partial(evaluating_process.find, rank=0, size=1)
     alone = carried_out_once(tmp_path_factory, "evaluating-alone", find_alone)
-    return [pickle.loads((alone / "0.pickle").read_bytes()), *together]
-
-
-def test_each_sample_counts_once_in_the_order_of_the_dataset(found: list[dict[str, Any]]) -> None:
-    alone, *together = (one["classification"] for one in found)
-    assert len(alone["label_ids"]) == 11 and len(alone["label_ids"]) % BATCH_SIZE != 0
-    for one in together:
-        for name in ("predictions", "label_ids", "inputs"):
-            assert np.array_equal(one[name], alone[name])
-        assert one["num_samples"] == 11 and one["metrics"]["eval_rows"] == 11
-
-
-def test_outputs_whose_lengths_differ_between_processes_are_padded(found: list[dict[str, Any]]) -> None:
-    (logits, labels), *together = (one["language_model"] for one in found)
-    lengths = (labels != -100).sum(axis=1)
-    assert len({int(length) for length in lengths}) > 1 and (logits[0] == -100).any()
-    for one in together:
-        assert np.array_equal(one[0], logits) and np.array_equal(one[1], labels)
+    return [pickle.loads((alone / "0.pickle").read_bytes()), *found_in(folder)]
 
 
 def test_streaming_metrics_of_all_processes_are_those_of_one_and_count_each_sample_once(
@@ -71,31 +66,3 @@ def test_a_sharded_model_generates_what_it_generates_alone(found: list[dict[str,
             and (one[:BATCH_SIZE, SHORT:] == 0).all()
         )
         assert np.array_equal(one[BATCH_SIZE:], alone[BATCH_SIZE:]) and (one[BATCH_SIZE:, SHORT:LONG] != 0).any()
-
-
-def test_a_metric_function_that_fails_in_one_process_ends_the_others_too(found: list[dict[str, Any]]) -> None:
-    _, first, second = (one.get("failing", "") for one in found)
-    assert second.startswith("ZeroDivisionError: no rows of that kind")
-    assert first.startswith("FailedElsewhere") and "process 1 with ZeroDivisionError: no rows of that kind" in first
-
-
-def test_loaders_that_give_one_process_more_batches_are_refused_in_all(found: list[dict[str, Any]]) -> None:
-    for one in found[1:]:
-        assert one["uneven"].startswith("UnequalData") and "rank 0 has 3 batches, rank 1 has 4 batches" in one["uneven"]
-
-
-def test_processes_that_evaluate_different_things_are_refused_and_get_no_wrong_number(
-    found: list[dict[str, Any]],
-) -> None:
-    for one in found[1:]:
-        calls, samples = one["different"]["calls"], one["different"]["samples"]
-        assert calls.startswith("UnequalData: The processes do not evaluate the same: rank 0 has prediction with")
-        assert "rank 1 has evaluation with metric_key_prefix='eval'" in calls
-        assert samples.startswith("UnequalData") and "rank 0 has 2, rank 1 has 5 samples" in samples
-
-
-def test_metrics_are_those_of_the_first_process_which_writes_them(found: list[dict[str, Any]]) -> None:
-    first, second = (one["of_the_process"] for one in found[1:])
-    assert (first["rank"], first["history"], second["rank"], second["history"]) == (0, 0, 0, 0)
-    written = ["all_results.json", "eval_results.json", "littrainer_run.json", "trainer_state.json"]
-    assert first["files"] == written and second["files"] == []

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.fidelity_process import PLAN
-from tests.distributed.together import port_for_a_meeting
+from tests.distributed.together import start_processes
 from tests.fidelity.cases import several_processes_data
 from tests.fidelity.compare import first_difference
-from tests.fidelity.conftest import ROOT, RUNS, environment_of_runs
+from tests.fidelity.conftest import RUNS
 from tests.fidelity.differences import read_record
 from tests.fidelity.kept_records import KeptRecords, records_kept_in_cache
 from tests.fidelity.record import WITH_CHECKPOINTS
@@ -50,6 +50,8 @@ IN_BOTH_MODES: tuple[str, ...] = (
 IN_AUTOMATIC_MODE: tuple[str, ...] = (
     "trainer_that_says_whether_its_loss_is_scaled",
     "metrics_summed_up_batch_by_batch",
+    "metrics_from_inputs_and_losses",
+    "predicting_a_language_model_of_unequal_lengths",
     "label_smoothing_of_a_causal_model_by_its_window",
     "noise_on_the_embeddings",
     "model_init_trained_twice",
@@ -74,24 +76,14 @@ CASES = [(name, mode) for mode in MODES for name in SELECTED[mode]]
 WRITTEN_BY_THE_FIRST = ("files", *WITH_CHECKPOINTS)
 
 
-def started(folder: Path, runs: list[str], rank: int, port: int) -> subprocess.Popen[bytes]:
-    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(PROCESSES)}
-    place = {"LOCAL_WORLD_SIZE": str(PROCESSES), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-m", "tests.distributed.fidelity_process", str(folder), ",".join(runs)]
-    with (folder / f"log-{runs[0]}-{rank}").open("w") as log:
-        return subprocess.Popen(
-            command, cwd=ROOT, env={**environment_of_runs(), **ranks, **place}, stdout=log, stderr=subprocess.STDOUT
-        )
-
-
 def run_both_sides(folder: Path, kept: KeptRecords) -> None:
     """Run the scenarios with each side in two processes, both sides at once; transformers' if it has no record."""
     missing = kept.put_into(folder / ORACLE, SELECTED[ORACLE])
     (folder / PLAN).write_text(json.dumps({**SELECTED, ORACLE: list(missing)}))
-    processes = []
+    processes: list[subprocess.Popen[bytes]] = []
     for runs in ([ORACLE], list(MODES)) if missing else (list(MODES),):
-        port = port_for_a_meeting()
-        processes += [started(folder, runs, rank, port) for rank in range(PROCESSES)]
+        command = [sys.executable, "-m", "tests.distributed.fidelity_process", str(folder), ",".join(runs)]
+        processes += start_processes(command, folder, label=f"-{runs[0]}-")[0]
     try:
         for process in processes:
             process.wait(LONGEST_RUN_SECONDS)

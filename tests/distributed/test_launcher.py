@@ -28,11 +28,15 @@ from littrainer.distributed.launcher import (
         (Launch(2, nodes=0), "--nodes 0: give the number of machines"),
         (Launch(2, nodes=2, node_rank=2), "--node-rank 2: with --nodes 2 the machines are numbered from 0 to 1"),
         (Launch(2, main_port=0), "--main-port 0 is no port"),
-        (Launch(2, nodes=2), "--nodes 2 needs --main-address"),
+        (Launch(2, nodes=2, grace_seconds=7), "--nodes 2 needs --main-address"),
         (Launch(2, grace_seconds=-1), "--grace -1: give the seconds"),
+        (Launch(2), launcher.GRACE),
     ],
 )
-def test_what_cannot_be_started_is_refused_by_option(launch: Launch, complaint: str) -> None:
+def test_what_cannot_be_started_is_refused_by_option(
+    monkeypatch: pytest.MonkeyPatch, launch: Launch, complaint: str
+) -> None:
+    monkeypatch.setenv(launcher.GRACE, "soon")
     with pytest.raises(LaunchError, match=complaint):
         check(launch)
 
@@ -97,10 +101,3 @@ def test_processes_that_are_told_to_end_have_time_to_save_a_checkpoint(
     monkeypatch.setattr("torch.distributed.launcher.elastic_launch", start)
     assert launcher.run_processes(Launch(2, grace_seconds=given), ["python"]) == 0
     assert seen == [(seconds, str(seconds))]
-
-
-@pytest.mark.parametrize("outside", ["soon", "-1"])
-def test_a_time_to_end_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch, outside: str) -> None:
-    monkeypatch.setenv(launcher.GRACE, outside)
-    with pytest.raises(LaunchError, match=launcher.GRACE):
-        check(Launch(2))

@@ -65,12 +65,6 @@ def test_each_process_has_half_of_the_parameters_by_layers(found: list[dict[str,
     assert sum(parts) == found[0]["whole"]["elements"] and abs(parts[0] - parts[1]) < 0.1 * sum(parts)
 
 
-def test_decay_groups_go_by_names_as_those_of_a_whole_model(found: list[dict[str, Any]]) -> None:
-    decayed, others = found[0]["whole"]["groups"]
-    assert all("norm" in name for name in others) and not any("norm" in name for name in decayed)
-    assert len(decayed) + len(others) == len(list(llama().parameters()))
-
-
 def test_evaluations_before_within_and_after_training_agree_with_ddp(found: list[dict[str, Any]]) -> None:
     reference = found[0]["ddp"]["evaluated"]
     for one in found:
@@ -149,10 +143,6 @@ def test_adapters_are_sharded_saved_and_resumed(folder: Path, found: list[dict[s
     alone = trainer_of(tmp_path, adapter(), per_device_train_batch_size=4)
     alone.train(resume_from_checkpoint=str(folder / "adapter" / "checkpoint-2"))
     assert same_numbers(curve(alone), reference["curve"])
-
-
-def test_an_optimizer_made_beforehand_goes_on_with_the_shards(found: list[dict[str, Any]]) -> None:
-    assert [one["own optimizer"]["belongs"] for one in found] == [True, True]
 
 
 def test_from_pretrained_is_told_who_needs_weights_until_other_arguments_are_made(found: list[dict[str, Any]]) -> None:

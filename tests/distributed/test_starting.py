@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests.distributed.starting import FACTS, TRAINING, run, run_by_hand
-from tests.distributed.together import port_for_a_meeting
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are ended by signals of POSIX")
 
@@ -56,7 +55,7 @@ def test_processes_of_littrainer_run_work_together_from_their_arguments_on_and_a
 def test_when_a_process_is_killed_while_training_the_other_ends_with_an_error_that_names_it(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(TRAINING)
-    (first, output), (second, _) = run_by_hand(script, str(tmp_path / "out"), port=port_for_a_meeting())
+    (first, output), (second, _) = run_by_hand(script, str(tmp_path / "out"))
     assert second == -signal.SIGKILL
     assert first == 1
-    assert "LostProcess: Process 0 of 2 ends training: process 1 has ended without an error of its own" in output
+    assert "LostProcess: Process 0 of 2 ends training: process 1 has ended without reporting an error" in output

@@ -23,7 +23,7 @@ from tests.distributed.together import run_together
 from tests.scenarios.once_per_session import carried_out_once
 
 TOLERANCE = 1e-6
-TRAININGS = [name for name in CHECKS if name not in ("by plan", "loaded split", "streamed")]
+CURVES = [name for name in CHECKS if name not in ("loaded split", "streamed")]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name in ("alone", "together"):
             (folder / name).mkdir()
         run_together(tensor_parallel_process.__name__, folder / "together")
-        tensor_parallel_process.main(folder / "alone", [])
+        tensor_parallel_process.main(folder / "alone")
 
     return carried_out_once(tmp_path_factory, "computing-together", run)
 
@@ -53,26 +53,16 @@ def assert_equal_curves(curves: list[Any]) -> None:
         assert np.abs(one - alone).max() < TOLERANCE
 
 
-def test_losses_and_gradient_norms_are_those_of_one_process(found: list[dict[str, Any]]) -> None:
-    assert_equal_curves([one["by plan"]["curve"] for one in found])
+@pytest.mark.parametrize("name", CURVES)
+def test_losses_and_gradient_norms_are_those_of_one_process(found: list[dict[str, Any]], name: str) -> None:
+    assert_equal_curves([one[name]["curve"] if name == "by plan" else one[name] for one in found])
 
 
-@pytest.mark.parametrize("name", TRAININGS)
-def test_so_they_are_with_other_training_steps_models_and_optimizers(found: list[dict[str, Any]], name: str) -> None:
-    assert_equal_curves([one[name] for one in found])
-
-
-def test_the_layers_of_the_plan_are_split_and_the_others_are_whole(found: list[dict[str, Any]]) -> None:
-    alone, *together = (one["by plan"]["split"] for one in found)
-    assert alone == []
-    for names in together:
-        assert len(names) == 16 and not any("norm" in name for name in names)
-
-
-def test_the_two_processes_count_as_one_for_data_and_tokens(found: list[dict[str, Any]]) -> None:
+def test_the_layers_of_the_plan_are_split_and_the_two_processes_count_as_one(found: list[dict[str, Any]]) -> None:
     alone, *together = (one["by plan"] for one in found)
-    assert alone["sizes"] == (1, 1)
+    assert (alone["split"], alone["sizes"]) == ([], (1, 1))
     for one in together:
+        assert len(one["split"]) == 16 and not any("norm" in name for name in one["split"])
         assert one["sizes"] == (2, 1)
         for name in ("total batch", "tokens", "flos"):
             assert one[name] == alone[name]
@@ -85,13 +75,13 @@ def test_evaluations_count_each_sample_once(found: list[dict[str, Any]]) -> None
         assert one["metrics"] == pytest.approx(alone["metrics"], rel=TOLERANCE)
         assert one["predictions"].shape == alone["predictions"].shape
         assert np.allclose(one["predictions"], alone["predictions"], atol=TOLERANCE)
+    # A metric that is summed over processes.
+    alone, *together = (one["streamed"] for one in found)
+    assert together == [pytest.approx(alone)] * 2
 
 
-def test_both_processes_generate_what_one_generates(found: list[dict[str, Any]]) -> None:
+def test_generation_is_that_of_one_process_and_a_resumed_training_goes_on(found: list[dict[str, Any]]) -> None:
     assert len({str(one["by plan"]["generated"]) for one in found}) == 1
-
-
-def test_a_resumed_training_goes_on_as_one_that_was_not_broken_off(found: list[dict[str, Any]]) -> None:
     for one in found:
         assert np.abs(np.array(one["by plan"]["resumed"]) - np.array(one["by plan"]["curve"])).max() < TOLERANCE
 
@@ -128,12 +118,6 @@ def test_one_process_resumes_where_parameters_of_a_group_were_split_and_others_w
     trainer.train(resume_from_checkpoint=str(checkpoints[1]))
     # The dropout of another number of processes draws other numbers.
     assert curve(trainer)[:2] == found[1]["plain module"][:2] and len(curve(trainer)) == 4
-
-
-def test_metrics_that_are_summed_over_processes_count_each_sample_once(found: list[dict[str, Any]]) -> None:
-    alone, *together = (one["streamed"] for one in found)
-    for one in together:
-        assert one == pytest.approx(alone)
 
 
 def test_a_model_that_transformers_has_split_computes_and_trains_the_same(found: list[dict[str, Any]]) -> None:

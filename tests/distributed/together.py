@@ -68,32 +68,42 @@ def wait_for_all(processes: Sequence[subprocess.Popen[Any]], logs: Sequence[Path
     )
 
 
-def run_together(module: str, folder: Path, are_told_where_to_meet: bool = True) -> None:
-    """Run a module in two processes as a launcher would, with the folder as its argument.
+def start_processes(
+    command: Sequence[str],
+    folder: Path,
+    label: str = "",
+    processes: int = PROCESSES,
+    are_told_where_to_meet: bool = True,
+    environment: dict[str, str] | None = None,
+) -> tuple[list[subprocess.Popen[bytes]], list[Path]]:
+    """Start processes as a launcher would, and return them with the files of what they write on stderr.
 
     Parameters:
-        are_told_where_to_meet: as launchers do; else the module brings its process groups up by itself.
+        label: each writes to `outLABELRANK` and `logLABELRANK` in the folder.
+        are_told_where_to_meet: as by launchers; else they bring their process groups up by themselves.
+        environment: by default that of other runs.
+    """
+    shared = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    if are_told_where_to_meet:
+        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port_for_a_meeting())}
+    started = []
+    logs = [folder / f"log{label}{rank}" for rank in range(processes)]
+    for rank, file in enumerate(logs):
+        own = {**(environment or environment_of_runs()), **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        with (folder / f"out{label}{rank}").open("w") as out, file.open("w") as log:
+            started.append(subprocess.Popen(command, cwd=ROOT, env=own, stdout=out, stderr=log))
+    return started, logs
+
+
+def run_together(module: str, folder: Path, are_told_where_to_meet: bool = True) -> None:
+    """Run a module in two processes as a launcher would, with the folder as its argument.
 
     Raises:
         AssertionError: as `wait_for_all`.
     """
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port_for_a_meeting())} if are_told_where_to_meet else {}
-    sizes = {"WORLD_SIZE": str(PROCESSES), "LOCAL_WORLD_SIZE": str(PROCESSES)}
-    processes: list[subprocess.Popen[bytes]] = []
-    logs = [folder / f"log{rank}" for rank in range(PROCESSES)]
-    for rank in range(PROCESSES):
-        ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        with (folder / f"out{rank}").open("w") as out, logs[rank].open("w") as log:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", module, str(folder)],
-                    cwd=ROOT,
-                    env={**environment_of_runs(), **meeting, **sizes, **ranks},
-                    stdout=out,
-                    stderr=log,
-                )
-            )
-    wait_for_all(processes, logs, LONGEST_WAIT_SECONDS)
+    command = [sys.executable, "-m", module, str(folder)]
+    started, logs = start_processes(command, folder, are_told_where_to_meet=are_told_where_to_meet)
+    wait_for_all(started, logs, LONGEST_WAIT_SECONDS)
 
 
 def found_in(folder: Path) -> list[Any]:

@@ -1,125 +1,54 @@
-"""One of several processes that train together: `python -m tests.distributed.training_process FOLDER NAME ...`.
+"""One of several processes that train together: `python -m tests.distributed.training_process FOLDER`.
 
-Rank and world size come from the environment, as a launcher sets them. Each process writes what the named checks found
-to `FOLDER/RANK.pickle`.
+Rank and world size come from the environment, as a launcher sets them. Tried is what a training step does in two
+processes: which model it is handed, what is exchanged when, and who decides.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import lightning.pytorch as pl
+import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.utilities import rank_zero_only
-from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.nn.parallel import DistributedDataParallel
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint import writer
 from littrainer.checkpoint.weights import write_weights
+from littrainer.distributed.agreement import from_each
 from littrainer.training import batch_size_search
-from tests.scenarios.models import NoisyClassifier, PartlyTrainedClassifier, VectorClassifier
+from tests.distributed.checks import carry_out
+from tests.scenarios.models import PartlyTrainedClassifier, VectorClassifier
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
-RANK, PROCESSES = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-KINDS: dict[str, type[Trainer]] = {"automatic": Trainer, "manual": StepwiseTrainer}
+RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+KINDS: tuple[type[Trainer], ...] = (Trainer, StepwiseTrainer)
 # The optimizer step whose checkpoint is written while the next one is taken.
 SAVED_STEP = 3
 # What torch exchanges between processes by itself, outside of the backward pass.
 COLLECTIVES = ("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "broadcast", "barrier")
 
-Check = Callable[[Path], Any]
+
+def weights_of(trainer: Trainer) -> list[float]:
+    return torch.cat([one.detach().flatten() for one in trainer.model.parameters()]).tolist()
 
 
-class CountsBuckets(TrainerCallback):
-    """Counts the buckets of gradients that DDP exchanges, for each optimizer step."""
-
-    def __init__(self) -> None:
-        self.trainer: Any = None
-        self.counts: list[int] = []
-        self.buckets = 0
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.model_wrapped.register_comm_hook(None, lambda _, bucket: self.exchange(bucket))
-
-    def exchange(self, bucket: Any) -> Any:
-        self.buckets += 1
-        return allreduce_hook(dist.group.WORLD, bucket)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.counts.append(self.buckets)
-        self.buckets = 0
-
-
-def buckets_of_each_step(folder: Path, model: nn.Module | None = None, **changes: Any) -> list[int]:
-    counter = CountsBuckets()
-    trainer = quiet_trainer(folder, model, given={"callbacks": [counter], **changes.pop("given", {})}, **changes)
-    counter.trainer = trainer
-    trainer.train()
-    return counter.counts
-
-
-def what_a_subclass_is_handed(folder: Path) -> Any:
-    """The model in compute_loss and prediction_step, and what is left of its wrapping, in both modes."""
-    found = {}
-    for mode, kind in KINDS.items():
-        seen: list[Any] = []
-
-        class Watching(kind):  # type: ignore[misc, valid-type]
-            def compute_loss(self, model: Any, inputs: Any, **keywords: Any) -> Any:
-                seen.append(model)  # noqa: B023
-                return super().compute_loss(model, inputs, **keywords)
-
-        trainer = quiet_trainer(folder, kind=Watching, max_steps=2)
-        trainer.train()
-        (handed,) = {id(model): model for model in seen}.values()
-        first = trainer.model_wrapped
-        trainer.train()
-        seen.clear()
-        trainer.evaluate()
-        evaluated = list(seen)
-        trainer.model.inner.requires_grad_(False)
-        second = trainer.model_wrapped
-        trainer.train()
-        found[mode] = {
-            "is data parallel": isinstance(handed, DistributedDataParallel),
-            "module is the user's": handed.module is trainer.model,
-            "unwrapped is the user's": trainer.accelerator.unwrap_model(handed) is trainer.model,
-            "is model_wrapped": handed is first,
-            "is kept for a second training": second is first,
-            "is made anew for other parameters": trainer.model_wrapped is not first,
-            "evaluated": [model is trainer.model for model in evaluated],
-            "names": list(trainer.model.state_dict()),
-            "mode": trainer.lightning_trainer.lightning_module.automatic_optimization,
-            "rank to Lightning": rank_zero_only.rank,
-        }
+def alike(found: Any) -> Any:
+    """What this process has found, which is what each of them has."""
+    each = from_each(found)
+    assert each == [found] * PROCESSES
     return found
-
-
-def gradient_exchanges(folder: Path) -> Any:
-    """Buckets that are exchanged at each optimizer step of three micro-batches."""
-    each_batch = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
-    return {
-        mode: {
-            "last": buckets_of_each_step(folder, kind=kind, rows=64, gradient_accumulation_steps=3, max_steps=2),
-            "each": buckets_of_each_step(
-                folder, kind=kind, rows=64, gradient_accumulation_steps=3, max_steps=2, accelerator_config=each_batch
-            ),
-        }
-        for mode, kind in KINDS.items()
-    }
 
 
 class NotesCollectives(TrainerCallback):
@@ -169,15 +98,16 @@ class WritesUntilStep(TrainerCallback):
         write_weights(*args, **kwargs)
 
 
-def collectives_of_a_step(folder: Path) -> Any:
-    """What is exchanged beside gradients from one optimizer step to the next."""
+def beside_gradients_nothing_is_waited_for_between_two_steps_that_do_not_log(folder: Path) -> None:
     ways: dict[str, dict[str, Any]] = {
         "plain": {},
         "finding a size": {"auto_find_batch_size": True},
         "writing": {"async_save": True, "save_strategy": "steps", "save_steps": SAVED_STEP},
     }
-    found: dict[str, Any] = {}
-    for mode, kind in KINDS.items():
+    # One for each of the two micro-batches, for the flags of the control.
+    of_a_step = ["all_reduce in the background"] * 2
+    for kind in KINDS:
+        found: dict[str, Any] = {}
         for way, changes in ways.items():
             notes, writes = NotesCollectives(), WritesUntilStep(SAVED_STEP + 1)
             given = {"callbacks": [notes, writes]}
@@ -190,39 +120,23 @@ def collectives_of_a_step(folder: Path) -> Any:
                 mock.patch.object(batch_size_search, "STEPS_AGREED_ON", 1),
             ):
                 trainer.train()
-            found[f"{mode} {way}"] = notes.of_steps
-    return found
+            found[way] = notes.of_steps
+        assert found["plain"] == [of_a_step] * 4
+        # In the first steps the processes agree on whether the size fits.
+        first, *others = found["finding a size"]
+        assert first.count("all_gather_object") == 2 and others == [of_a_step] * 3
+        # The step after a save is taken while its checkpoint is written.
+        saved = found["writing"].pop(SAVED_STEP - 1)
+        assert "all_gather_object" in saved and found["writing"] == [of_a_step] * 3
 
 
-def ddp_arguments(folder: Path) -> Any:
-    """What the ddp_ arguments change in a training."""
-
-    def running_mean(**changes: Any) -> list[float]:
-        torch.manual_seed(RANK)
-        model = NoisyClassifier()
-        trainer = quiet_trainer(folder, model, max_steps=3, **changes)
-        trainer.train()
-        # As the last forward left it, which in DDP copies the buffers beforehand.
-        return model.batch_norm.running_mean.tolist()
-
-    def error(**changes: Any) -> Any:
-        model = PartlyTrainedClassifier()
-        try:
-            quiet_trainer(folder, model, max_steps=3, **changes).train()
-        except RuntimeError as failure:
-            return [str(failure), *getattr(failure, "__notes__", [])]
-        return None
-
-    return {
-        "buffers": running_mean(ddp_broadcast_buffers=True),
-        "own buffers": running_mean(ddp_broadcast_buffers=False),
-        "unused": error(),
-        "unused, not looked for": error(ddp_find_unused_parameters=False),
-    }
+def parameters_without_gradients_are_an_error_with_a_remedy_where_nobody_looks_for_them(folder: Path) -> None:
+    with pytest.raises(RuntimeError) as failed:
+        quiet_trainer(folder, PartlyTrainedClassifier(), max_steps=3, ddp_find_unused_parameters=False).train()
+    assert "ddp_find_unused_parameters=True" in "\n".join([str(failed.value), *getattr(failed.value, "__notes__", [])])
 
 
-def strategy_of_the_users(folder: Path) -> Any:
-    """A strategy that is handed over, with a hook for the exchange of gradients, for two trainings."""
+def a_strategy_of_the_users_keeps_its_hook_and_gradients_are_exchanged_once_in_a_window(folder: Path) -> None:
     calls: list[int] = []
 
     def exchange(bucket: Any) -> Any:
@@ -230,18 +144,17 @@ def strategy_of_the_users(folder: Path) -> Any:
         return allreduce_hook(dist.group.WORLD, bucket)
 
     strategy = DDPStrategy(ddp_comm_hook=lambda _, bucket: exchange(bucket), broadcast_buffers=False)
-    found: dict[str, Any] = {}
-    for mode, kind in KINDS.items():
-        calls.clear()
-        trainer = quiet_trainer(folder, kind=kind, given={"lightning": {"strategy": strategy}}, max_steps=2)
-        trainer.train()
-        used: Any = trainer.lightning_trainer.strategy  # type: ignore[union-attr]
-        found[mode] = {
-            "buckets": len(calls),
-            "broadcasts buffers": trainer.model_wrapped.broadcast_buffers,
-            "ranks": (used.global_rank, used.world_size),
-        }
-    return found
+    each_batch = {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
+    for kind in KINDS:
+        for buckets, changes in ((2, {}), (6, each_batch)):
+            calls.clear()
+            given = {"lightning": {"strategy": strategy}}
+            accumulated: Any = {"rows": 64, "gradient_accumulation_steps": 3, "max_steps": 2, **changes}
+            trainer = quiet_trainer(folder, kind=kind, given=given, **accumulated)
+            trainer.train()
+            used: Any = trainer.lightning_trainer.strategy  # type: ignore[union-attr]
+            assert len(calls) == buckets and trainer.model_wrapped.broadcast_buffers is False
+            assert (used.global_rank, used.world_size) == (RANK, PROCESSES)
 
 
 class Raises(TrainerCallback):
@@ -266,8 +179,7 @@ class Raises(TrainerCallback):
         self.seen.append(("end", state.global_step))
 
 
-def flags(folder: Path) -> Any:
-    """What happens when one process, or each of them, raises a flag."""
+def what_one_process_asks_for_all_do_one_step_later(folder: Path) -> None:
 
     def seen(flag: str, event: str, ranks: tuple[int, ...], **changes: Any) -> list[tuple[str, int]]:
         callback = Raises(flag, event, 2, ranks)
@@ -277,19 +189,20 @@ def flags(folder: Path) -> Any:
 
     everybody = tuple(range(PROCESSES))
     stop, later = "should_training_stop", {"num_train_epochs": 1, "max_steps": -1}
-    return {
-        "stop, all": seen(stop, "on_step_end", everybody),
-        "stop, one": seen(stop, "on_step_end", (1,)),
-        "stop when logging, one": seen(stop, "on_log", (1,), logging_strategy="steps", logging_steps=1),
-        "stop within a window, one": seen(stop, "on_substep_end", (1,), gradient_accumulation_steps=2),
-        "end of epoch, one": seen("should_epoch_stop", "on_step_end", (1,), **later),
-        "evaluate, all": seen("should_evaluate", "on_step_end", everybody),
-        "evaluate, one": seen("should_evaluate", "on_step_end", (1,)),
-    }
+    found = (
+        seen(stop, "on_step_end", everybody),
+        seen("should_evaluate", "on_step_end", everybody),
+        seen("should_evaluate", "on_step_end", (1,)),
+        seen(stop, "on_step_end", (1,)),
+        seen(stop, "on_log", (1,), logging_strategy="steps", logging_steps=1),
+        seen(stop, "on_substep_end", (1,), gradient_accumulation_steps=2),
+        seen("should_epoch_stop", "on_step_end", (1,), **later),
+    )
+    evaluated = ([("evaluate", step), ("end", 6)] for step in (2, 3))
+    assert found == ([("end", 2)], *evaluated, *[[("end", 3)]] * 4)
 
 
-def lightning_callbacks(folder: Path) -> Any:
-    """Lightning's own callbacks, and one that stops in one process only."""
+def lightning_callbacks_decide_alike_in_all_processes(folder: Path) -> None:
     from lightning.pytorch.callbacks import EarlyStopping, StochasticWeightAveraging
 
     class StopsAlone(pl.Callback):
@@ -305,26 +218,25 @@ def lightning_callbacks(folder: Path) -> Any:
             **{"max_steps": 6, "eval_strategy": "steps", "eval_steps": 1, **changes},
         )
         trainer.train()
-        weights = torch.cat([one.detach().flatten() for one in trainer.model.parameters()])
-        return trainer.state.global_step, weights.tolist()
+        return trainer.state.global_step, weights_of(trainer)
 
     stopping = EarlyStopping("eval_loss", mode="max", patience=1)
-    return {
-        "alone": steps(StopsAlone()),
-        "early": steps(stopping),
-        "averaging": steps(StochasticWeightAveraging(0.01, swa_epoch_start=1), max_steps=-1, num_train_epochs=3),
-    }
+    alone, early, _ = alike(
+        [
+            steps(StopsAlone()),
+            steps(stopping),
+            steps(StochasticWeightAveraging(0.01, swa_epoch_start=1), max_steps=-1, num_train_epochs=3),
+        ]
+    )
+    # It stops where the evaluation of that step has come to its end, and each process knows what the other one wants.
+    assert alone[0] == 2 and early[0] < 6
 
 
-def refusals(folder: Path) -> Any:
-    """A model that DDP cannot train."""
+def a_model_that_ddp_cannot_train_is_refused_by_name(folder: Path) -> None:
     spread: Any = VectorClassifier()
     spread.hf_device_map = {"inner": "cpu", "head": "disk"}
-    try:
+    with pytest.raises(ValueError, match=r"VectorClassifier was loaded onto several devices \(cpu, disk\)"):
         quiet_trainer(folder, spread, max_steps=1).train()
-    except ValueError as failure:
-        return str(failure)
-    return ""
 
 
 class Unfreezes(TrainerCallback):
@@ -334,10 +246,8 @@ class Unfreezes(TrainerCallback):
         kwargs["model"].inner.requires_grad_(state.global_step > 0)
 
 
-def unfrozen_parameters(folder: Path) -> Any:
-    """Weights of a layer that a callback unfreezes, and what it was before."""
-    found = {}
-    for mode, kind in KINDS.items():
+def gradients_of_parameters_that_a_callback_unfreezes_are_exchanged(folder: Path) -> None:
+    for kind in KINDS:
         torch.manual_seed(0)
         model = VectorClassifier()
         model.inner.requires_grad_(False)
@@ -348,8 +258,7 @@ def unfrozen_parameters(folder: Path) -> Any:
         trainer.create_optimizer()
         trainer.optimizer.add_param_group({"params": list(model.inner.parameters())})
         trainer.train()
-        found[mode] = (before, model.inner.weight.flatten().tolist())
-    return found
+        assert alike(model.inner.weight.flatten().tolist()) != before
 
 
 class NeedsMemory(VectorClassifier):
@@ -361,24 +270,18 @@ class NeedsMemory(VectorClassifier):
         return super().forward(x, labels)
 
 
-def memory(folder: Path) -> Any:
-    """The sizes of micro-batches that are found where memory runs out in one process only."""
-    found = {}
-    for mode, kind in KINDS.items():
+def all_processes_start_over_where_memory_runs_out_in_one(folder: Path) -> None:
+    for kind in KINDS:
         torch.manual_seed(0)
         trainer = quiet_trainer(
             folder, NeedsMemory(), kind=kind, rows=24, auto_find_batch_size=True, max_steps=3, ddp_timeout=60
         )
         trainer.train()
-        weights = torch.cat([one.detach().flatten() for one in trainer.model.parameters()])
-        found[mode] = (trainer._train_batch_size, trainer.state.global_step, weights.tolist())
-    return found
+        assert alike((trainer._train_batch_size, trainer.state.global_step, weights_of(trainer)))[:2] == (2, 3)
 
 
-def trial_steps(folder: Path) -> Any:
-    """What finders find, what is left of them, and how much of the data limits leave of a training."""
-    found = {}
-    for mode, kind in KINDS.items():
+def finders_and_limits_are_those_of_all_processes(folder: Path) -> None:
+    for kind in KINDS:
         torch.manual_seed(0)
         trainer = quiet_trainer(
             folder,
@@ -391,39 +294,31 @@ def trial_steps(folder: Path) -> Any:
             num_train_epochs=1,
             ddp_timeout=60,
         )
-        before = [one.detach().clone() for one in trainer.model.parameters()]
+        before = weights_of(trainer)
         curve = trainer.lr_find(num_training=6).results
         size = trainer.scale_batch_size(steps_per_trial=1)
-        is_unchanged = all(map(torch.equal, before, trainer.model.parameters()))
+        is_unchanged = weights_of(trainer) == before
         steps = trainer.train().global_step
         samples = trainer.evaluation_loop(trainer.get_eval_dataloader(), "Evaluation").num_samples
-        found[mode] = {"curve": curve, "size": size, "is_unchanged": is_unchanged, "steps": steps, "samples": samples}
-    return found
+        alike((curve, size, steps, samples))
+        assert len(curve["loss"]) == len(set(curve["loss"])) == 6
+        # Memory runs out with four samples, in the second process only.
+        assert (size, steps, samples, is_unchanged) == (2, 3, 4, True)
 
 
-CHECKS: tuple[Check, ...] = (
-    what_a_subclass_is_handed,
-    gradient_exchanges,
-    collectives_of_a_step,
-    ddp_arguments,
-    strategy_of_the_users,
-    flags,
-    lightning_callbacks,
-    refusals,
-    memory,
-    trial_steps,
-    unfrozen_parameters,
+CHECKS = (
+    beside_gradients_nothing_is_waited_for_between_two_steps_that_do_not_log,
+    parameters_without_gradients_are_an_error_with_a_remedy_where_nobody_looks_for_them,
+    a_strategy_of_the_users_keeps_its_hook_and_gradients_are_exchanged_once_in_a_window,
+    what_one_process_asks_for_all_do_one_step_later,
+    lightning_callbacks_decide_alike_in_all_processes,
+    a_model_that_ddp_cannot_train_is_refused_by_name,
+    all_processes_start_over_where_memory_runs_out_in_one,
+    finders_and_limits_are_those_of_all_processes,
+    gradients_of_parameters_that_a_callback_unfreezes_are_exchanged,
 )
 
 
-def main(folder: Path, wanted: list[str]) -> None:
-    torch.set_num_threads(1)
-    found = {}
-    for check in CHECKS:
-        if not wanted or check.__name__ in wanted:
-            found[check.__name__] = check(folder / "runs")
-    (folder / f"{RANK}.pickle").write_bytes(pickle.dumps(found))
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    torch.set_num_threads(1)
+    carry_out(CHECKS, Path(sys.argv[1]))

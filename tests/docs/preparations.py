@@ -226,11 +226,11 @@ PREPARATIONS: dict[str, Callable[[Path], Names]] = {
     "README.md": script_and_data,
     "docs/callbacks.md": model_and_data,
     "docs/checkpoints.md": lightning_module_and_checkpoint,
-    "docs/command-line.md": script_for_several_processes,
+    "docs/api/command-line.md": script_for_several_processes,
     "docs/errors.md": script,
     "docs/hub.md": hub_on_this_machine,
     "docs/index.md": script_and_data,
-    "docs/lightning-users.md": command_line_of_lightning,
+    "docs/lightning.md": command_line_of_lightning,
     "docs/search.md": model_on_the_disk_for_a_search,
     "docs/tracking.md": runs_offline,
 }

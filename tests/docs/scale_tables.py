@@ -48,8 +48,8 @@ MEANING: dict[str, tuple[str, str, str]] = {
 }
 # Size of the layout -> what differs between the processes of that dimension.
 DIMENSIONS: dict[str, str] = {
-    "dp_replicate_size": "copies of the model, each with data of its own",
-    "dp_shard_size": "parts of one copy's parameters, each with data of its own (`fsdp`)",
+    "dp_replicate_size": "copies of the model, each on different data",
+    "dp_shard_size": "parts of one copy's parameters, each on different data (`fsdp`)",
     "tp_size": "slices of each layer, on the same data",
 }
 
@@ -58,7 +58,7 @@ def strategy_tables() -> str:
     """The tables as Markdown, made from what carries the arguments out."""
     return "\n".join(
         [
-            "The first row that is asked for is taken.\n",
+            "The first row that matches decides.\n",
             _table(
                 ("strategy", "asked for by", "in Lightning", "each process holds"),
                 ((name, *MEANING[name]) for name in STRATEGIES),
@@ -70,7 +70,7 @@ def strategy_tables() -> str:
             ),
             "### DeepSpeed\n",
             "The configuration, completed, is `DeepSpeedStrategy(config=)`; `ddp_backend` and `ddp_timeout` are its\n"
-            "`process_group_backend` and `timeout`. Where a value is `auto`, the arguments fill it in:\n",
+            "`process_group_backend` and `timeout`. The arguments fill in values that are `auto`:\n",
             _table(
                 ("key", '`"auto"` becomes', "another value"),
                 [
@@ -100,8 +100,8 @@ def strategy_tables() -> str:
                 ((f"`{argument}`", f"`{keyword}`") for argument, (keyword, _) in MODEL_PARALLEL_KEYWORDS.items()),
             ),
             _table(
-                ("style of a plan", "for", "in torch"),
-                ((f"`{name}`", f"`{style.layer.__name__}`", _in_torch(name)) for name, style in STYLES.items()),
+                ("style of a plan", "for"),
+                ((f"`{name}`", f"`{style.layer.__name__}`") for name, style in STYLES.items()),
             ).rstrip("\n"),
         ]
     )
@@ -117,16 +117,6 @@ def with_tables(page: str) -> str:
 
 def _refusal(name: str) -> str:
     return f"refused above 1: {REFUSED_SIZES[name]}"
-
-
-def _in_torch(name: str) -> str:
-    made = STYLES[name].make()
-    settings = [
-        f"{setting}={value[0]!r}"
-        for setting, value in vars(made).items()
-        if setting in ("input_layouts", "output_layouts") and value
-    ]
-    return f"`{type(made).__name__}({', '.join(settings)})`"
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

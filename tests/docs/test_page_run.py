@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import blocks_of, pages
-from tests.docs.command_lines import command_lines_of, is_synopsis
+from tests.docs.command_lines import is_synopsis
 from tests.docs.forks import Forks
 from tests.docs.page_run import run_page
 
@@ -110,12 +110,6 @@ def test_a_fence_without_an_end_is_refused(page: Path) -> None:
     page.write_text("```python\n1\n")
     with pytest.raises(ValueError, match=r"GUIDE.md:1: a fence without an end"):
         blocks_of("GUIDE.md", page.parent)
-
-
-def test_continued_lines_are_one_command_and_output_is_none(page: Path) -> None:
-    (_, console, *_) = blocks_of("GUIDE.md", page.parent)
-    (line,) = command_lines_of(console)
-    assert line.text == "littrainer run script.py --learning_rate 0.1" and len(line.shown) == 1
 
 
 @pytest.mark.parametrize("text", ["littrainer report DIR", "littrainer run [-h] x.py", "littrainer run x.py ..."])

@@ -130,6 +130,10 @@ def test_a_callback_that_hears_of_training_alone_keeps_evaluations_inside_it_sho
     listening("on_train_batch_end")(trainer)
     trainer.train()
     assert passes == [False]
+    # Outside of training each evaluation sets callbacks up.
+    trainer.evaluate()
+    trainer.evaluate()
+    assert passes == [False]
 
 
 def test_a_debug_log_of_lightning_has_every_hook(
@@ -177,24 +181,6 @@ def test_errors_leave_an_evaluation_as_they_are(tmp_path: Path, passes: list[boo
     trainer.error = None  # type: ignore[attr-defined]
     assert trainer.evaluate()["eval_loss"] == before["eval_loss"]
     assert torch.is_grad_enabled()
-
-
-def test_an_error_inside_fit_that_the_script_catches_leaves_fit_as_it_was(tmp_path: Path, passes: list[bool]) -> None:
-    states: list[Any] = []
-
-    class Trying(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            lightning: Any = trainer.lightning_trainer
-            before = (lightning.state.stage, lightning.lightning_module._current_fx_name)
-            trainer.error = OverflowError()  # type: ignore[attr-defined]
-            with pytest.raises(OverflowError):
-                trainer.evaluate()
-            trainer.error = None  # type: ignore[attr-defined]
-            states.append((lightning.state.stage, lightning.lightning_module._current_fx_name) == before)
-
-    trainer = quiet_trainer(tmp_path, kind=Failing, given={"callbacks": [Trying()]}, max_steps=2)
-    trainer.train()
-    assert states == [True, True] and passes == [False, False] and trainer.state.global_step == 2
 
 
 class LoggingValue(Trainer):
@@ -271,27 +257,3 @@ def test_an_evaluation_outside_fit_begins_with_nothing_logged(
     trainer.evaluate()
     assert dict(trainer.lightning_trainer.callback_metrics) == {}
     assert passes == [False, False] * is_fast
-
-
-def test_a_callback_that_lightning_has_been_given_is_set_up_for_each_evaluation(
-    tmp_path: Path, passes: list[bool]
-) -> None:
-    class SetUp(pl.Callback):
-        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-            heard.append("setup")
-
-        def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-            heard.append("teardown")
-
-        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-            heard.append("error")
-
-    heard: list[str] = []
-    trainer: Any = quiet_trainer(tmp_path, kind=Failing)
-    trainer.evaluate()
-    trainer.lightning_trainer.callbacks.append(SetUp())
-    trainer.evaluate()
-    trainer.error = OverflowError()
-    with pytest.raises(OverflowError):
-        trainer.evaluate()
-    assert heard == ["setup", "teardown", "setup", "error"] and passes == []

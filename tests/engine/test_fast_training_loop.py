@@ -16,7 +16,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import Profiler
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.engine import fast_training_loop, lightning_trainer
+from littrainer.engine import fast_training_loop
 from littrainer.engine.fast_training_loop import HOOKS, FastEpochLoop
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
@@ -120,16 +120,6 @@ def test_callbacks_hear_and_see_the_same_in_both_loops(tmp_path: Path, kind: typ
     assert fast[1:] == own[1:]
 
 
-def test_hooks_that_no_callback_has_are_not_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[str] = []
-    for hook in HOOKS[1:-1]:
-        monkeypatch.setattr(pl.Callback, hook, lambda *_, name=hook: called.append(name))
-    listening = Listening(("on_after_backward",))
-    run(tmp_path, True, Trainer, [listening])
-    assert called == []
-    assert [entry[0] for entry in listening.heard] == ["on_after_backward"] * 14
-
-
 IN_BOTH_LOOPS = pytest.mark.parametrize("is_fast", [True, False], ids=["fast", "Lightning's own"])
 
 
@@ -156,16 +146,6 @@ def test_a_hook_that_a_callback_gets_in_the_middle_of_an_epoch_is_called(tmp_pat
     heard = Mock()
     trainer = run(tmp_path, True, Trainer, [Waiting()], num_train_epochs=1)
     assert heard.append_batch.call_count == trainer.state.global_step - 3 == 4
-
-
-def test_a_hook_that_is_set_on_the_module_is_called(tmp_path: Path) -> None:
-    class Setting(pl.Callback):
-        def on_fit_start(self, trainer: Any, module: Any) -> None:
-            module.on_before_optimizer_step = heard.step
-
-    heard = Mock()
-    trainer = run(tmp_path, True, Trainer, [Setting()])
-    assert heard.step.call_count == trainer.state.global_step == 14
 
 
 @BOTH_MODES
@@ -270,8 +250,3 @@ def test_a_stop_iteration_of_the_script_is_an_error(tmp_path: Path, is_fast: boo
 
     with pytest.raises(StopIteration, match="in the loss"):
         run(tmp_path, is_fast, Broken, [])
-
-
-def test_evaluations_go_through_lightnings_own_loops(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path)
-    assert type(lightning_trainer.build_lightning_trainer(trainer, run=None).fit_loop.epoch_loop) is _TrainingEpochLoop

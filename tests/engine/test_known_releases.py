@@ -6,17 +6,14 @@ import ast
 import hashlib
 import inspect
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.strategies import DDPStrategy
 
-import littrainer
 from littrainer.engine.fast_training_loop import KNOWN_RELEASES
 
-PACKAGE = Path(littrainer.__file__).parent
 ADVICE = (
     f"Lightning {pl.__version__} is no release that the fast loops were written for: trainings and evaluations take "
     "Lightning's own, slower loops. Compare what differs, let engine/fast_training_loop.py and fast_evaluation_loop.py "
@@ -97,30 +94,6 @@ pytorch.utilities.combined_loader:CombinedLoader
 pytorch.utilities.combined_loader:_MaxSizeCycle
     __next__ b8bfd20ef75f
 """
-# File -> the protected names of Lightning in it.
-PROTECTED: dict[str, set[str]] = {
-    "engine/fast_training_loop.py": {
-        *("_MaxSizeCycle", "_PrefetchDataFetcher", "_TrainingEpochLoop"),
-        *("_first_loop_iter", "_iterator", "_logger_connector"),
-    },
-    "engine/fast_evaluation_loop.py": {
-        *("_current_fx", "_current_fx_name", "_first_loop_iter", "_logger_connector", "_results"),
-    },
-    "engine/lightning_internals.py": {
-        *("_EvaluationLoop", "_data_fetcher", "_data_source", "_logger_connector", "_first_loop_iter"),
-        *("_signal_connector", "_on_evaluation_epoch_end", "_call_callback_hooks", "_checkpoint_connector"),
-        *("_user_managed", "_ckpt_path", "_batches_that_stepped", "_broadcast_sigterm_tensor"),
-        *("_lightning_optimizers", "_on_before_step", "_on_after_step"),
-    },
-    "engine/module.py": set(),
-    "engine/lightning_trainer.py": set(),
-    "engine/run_lightning.py": set(),
-    "engine/bridge.py": set(),
-    "strategies/data_parallel.py": set(),
-    "strategies/user_strategy.py": set(),
-    "strategies/single_device.py": set(),
-    "checkpoint/lightning_format.py": set(),
-}
 
 
 def digest(function: Any) -> str:
@@ -169,23 +142,3 @@ def test_what_a_ddp_strategy_was_given_is_found_on_it() -> None:
     given: Any = DDPStrategy(ddp_comm_state="state", ddp_comm_hook=print, ddp_comm_wrapper=abs)
     assert (given._ddp_comm_state, given._ddp_comm_hook, given._ddp_comm_wrapper) == ("state", print, abs)
     assert given._layer_sync is None and given._start_method == "popen"
-
-
-def protected_names_in(path: Path) -> set[str]:
-    """Names with one leading underscore that are imported from Lightning, or read from anything but `self` or `cls`."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lightning"):
-            names.update(alias.name for alias in node.names)
-        if isinstance(node, ast.Attribute) and not (
-            isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-        ):
-            names.add(node.attr)
-    return {name for name in names if name.startswith("_") and not name.startswith("__")}
-
-
-@pytest.mark.parametrize("file", PROTECTED)
-def test_the_protected_names_of_lightning_in_a_file_are_those_that_are_known(file: str) -> None:
-    # The Trainer's own protected methods are overridable in transformers too, so the module calls them by name.
-    own = {name for name in dir(littrainer.Trainer) if name.startswith("_")}
-    assert protected_names_in(PACKAGE / file) - own == PROTECTED[file], "tests of what they do have to follow"

@@ -1,4 +1,7 @@
-"""What engine/lightning_internals.py does with protected names of Lightning, in the release that is installed."""
+"""What engine/lightning_internals.py does with protected names of Lightning, in the release that is installed.
+
+If a test fails, the function that it calls has to follow, or pyproject.toml has to hold this release back.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,6 @@ QUIET: dict[str, Any] = {
     "enable_progress_bar": False,
     "enable_model_summary": False,
 }
-ADVICE = "lightning_internals.evaluate_inside_fit has to follow, or pyproject.toml has to hold this release back"
 
 
 class Probe(pl.LightningModule):
@@ -65,7 +67,7 @@ def test_accumulate_grad_batches() -> None:
 
     # Lightning steps at the last batch of an epoch whatever the number is, so the second of three says it.
     fit(never_step)
-    assert steps[:2] == [1, 1], "engine/module.py has to follow: accumulate_grad_batches is not read for each batch"
+    assert steps[:2] == [1, 1]
 
 
 def test_an_evaluation_inside_fit_sees_each_batch_as_a_validation_and_leaves_fit_as_it_was() -> None:
@@ -79,8 +81,8 @@ def test_an_evaluation_inside_fit_sees_each_batch_as_a_validation_and_leaves_fit
         states.append((before == after, trainer.training, module.training, torch.is_grad_enabled()))
 
     module = fit(evaluate)
-    assert module.seen == [("a", 0, True, False, False), ("b", 1, True, False, False)] * 3, ADVICE
-    assert states == [(True, True, True, True)] * 3, ADVICE
+    assert module.seen == [("a", 0, True, False, False), ("b", 1, True, False, False)] * 3
+    assert states == [(True, True, True, True)] * 3
     assert module.trainer.global_step == 3
 
 
@@ -106,18 +108,17 @@ def test_an_evaluation_that_fails_inside_fit_says_so_and_leaves_fit_as_it_was() 
 def test_signal_connector(monkeypatch: pytest.MonkeyPatch) -> None:
     handlers: list[Any] = []
     trainer = pl.Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False)
-    advice = "lightning_internals.leave_signals_alone has to follow, or pyproject.toml has to hold this release back"
     connector = getattr(trainer, "_signal_connector", None)
-    assert callable(getattr(connector, "register_signal_handlers", None)), advice
+    assert callable(getattr(connector, "register_signal_handlers", None))
     # Another name would be asked at each micro-batch of several processes, and waited for.
-    assert callable(getattr(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", None)), advice
+    assert callable(getattr(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", None))
     before = signal.getsignal(signal.SIGTERM)
     for leave_alone in (False, True):
         if leave_alone:
             lightning_internals.leave_signals_alone(trainer)
         trainer.fit_loop.epoch_progress.reset()
         trainer.fit(Probe(lambda _: handlers.append(signal.getsignal(signal.SIGTERM))), DataLoader(torch.ones(1, 1)))
-    assert handlers[0] is not before and handlers[1] is before, advice
+    assert handlers[0] is not before and handlers[1] is before
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -149,7 +150,7 @@ def test_call_callback_hooks() -> None:
 
     fit(evaluate, callbacks=[others, monitoring], enable_checkpointing=True, limit_train_batches=1)
     ended = ["end True False"]
-    assert states == [(["epoch end"], ["epoch end"]), (ended, []), (ended, ended, True)], ADVICE
+    assert states == [(["epoch end"], ["epoch end"]), (ended, []), (ended, ended, True)]
 
 
 def test_max_batches() -> None:
@@ -175,13 +176,11 @@ def test_max_batches() -> None:
     module = Showing()
     trainer.validate(module, Endless("abc"), verbose=False)
     trainer.predict(module, Endless("abc"))
-    assert shown == [[7], [7]] and len(module.seen) == 3, ADVICE
+    assert shown == [[7], [7]] and len(module.seen) == 3
 
 
 def test_checkpoint_connector_user_managed_and_ckpt_path(tmp_path: Path) -> None:
     from lightning.pytorch.callbacks import OnExceptionCheckpoint
-
-    advice = "lightning_internals.resume_nothing has to follow, or pyproject.toml has to hold this release back"
 
     def fail(_: Probe) -> None:
         raise OverflowError
@@ -200,11 +199,10 @@ def test_checkpoint_connector_user_managed_and_ckpt_path(tmp_path: Path) -> None
             lightning_internals.resume_nothing(one)
         one.fit(Probe(lambda module: steps.append(module.trainer.global_step)), DataLoader(torch.ones(2, 1)))
     # Lightning by itself goes on behind the first of two steps.
-    assert steps == [2, 1, 2], advice
+    assert steps == [2, 1, 2]
 
 
 def test_batches_that_stepped() -> None:
-    advice = "lightning_internals.count_from has to follow, or pyproject.toml has to hold this release back"
     trainer = pl.Trainer(accelerator="cpu", max_epochs=3, **QUIET)
     lightning_internals.count_from(trainer, epochs=2, optimizer_steps=6)
     seen: list[Any] = []
@@ -214,12 +212,11 @@ def test_batches_that_stepped() -> None:
         seen.append((trainer.current_epoch, trainer.global_step, steps))
 
     trainer.fit(Probe(note), DataLoader(torch.ones(3, 1)))
-    assert seen == [(2, 7, 6), (2, 8, 7), (2, 9, 8)], advice
+    assert seen == [(2, 7, 6), (2, 8, 7), (2, 9, 8)]
 
 
 @pytest.mark.parametrize("automatic", [True, False])
 def test_lightning_optimizers_on_before_step_and_on_after_step(automatic: bool) -> None:
-    advice = "lightning_internals.replace_optimizer has to follow, or pyproject.toml has to hold this release back"
     replacements: list[torch.optim.Optimizer] = []
 
     class Replacing(Probe):
@@ -251,9 +248,9 @@ def test_lightning_optimizers_on_before_step_and_on_after_step(automatic: bool) 
     module = Replacing()
     trainer = pl.Trainer(accelerator="cpu", max_epochs=1, **QUIET)
     trainer.fit(module, DataLoader(torch.ones(3, 1)))
-    assert trainer.optimizers == replacements and trainer.global_step == 3, advice
+    assert trainer.optimizers == replacements and trainer.global_step == 3
     # A rate of 0 leaves the weight as the first optimizer left it.
-    assert module.seen[0] == module.seen[1] == module.seen[2], advice
+    assert module.seen[0] == module.seen[1] == module.seen[2]
 
 
 def test_validations_are_announced_while_callbacks_are_set_up() -> None:

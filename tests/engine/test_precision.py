@@ -112,27 +112,6 @@ def test_scaling_is_the_same_in_lightnings_own_loop(
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
-def test_a_step_whose_gradients_overflow_is_left_out_with_its_step_of_the_schedule(
-    tmp_path: Path, kind: type[Trainer]
-) -> None:
-    model = Overflowing(1)
-    trainer = scaled_trainer(tmp_path, model, kind)
-    seen: list[torch.Tensor] = []
-
-    def note(*_: Any) -> None:
-        seen.append(model.head.weight.detach().clone())
-
-    trainer.callback_handler.on_step_end = _after(trainer.callback_handler.on_step_end, note)  # type: ignore[method-assign]
-    trainer.train()
-    assert not torch.equal(seen[1], seen[2]) and torch.equal(seen[0], seen[1])
-    rates = values(trainer, "learning_rate")
-    assert rates[1] == rates[2] and rates[0] > rates[1] and rates[2] > rates[3]
-    assert trainer.accelerator.scaler is not None
-    assert trainer.accelerator.scaler.get_scale() == SCALE / 2
-    assert trainer.state.global_step == 5
-
-
 @pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
 def test_a_step_that_overflows_keeps_the_schedule_where_it_does_under_transformers(tmp_path: Path, optim: str) -> None:
     import transformers
@@ -150,14 +129,6 @@ def test_a_step_that_overflows_keeps_the_schedule_where_it_does_under_transforme
     assert ours == rates(transformers, "scaler")
     # Fused, torch leaves the update out within the optimizer's step, which is counted as one.
     assert (ours[0] == ours[1] == ours[2]) is (optim == "adamw_torch")
-
-
-def _after(method: Any, then: Any) -> Any:
-    def both(*arguments: Any) -> Any:
-        then()
-        return method(*arguments)
-
-    return both
 
 
 def test_the_scale_is_saved_in_checkpoints_and_resumed(tmp_path: Path) -> None:

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import inspect
-import logging
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -12,18 +9,11 @@ import pytest
 import torch
 from lightning.pytorch.profilers import SimpleProfiler
 
-from littrainer import Trainer, TrainerCallback
-from littrainer.engine.lightning_trainer import DERIVED_KEYWORDS, FIXED_KEYWORDS, lightning_keywords
+from littrainer import Trainer
+from littrainer.engine.lightning_trainer import lightning_keywords
 from tests.compat.processes import run_python
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import StepwiseTrainer, quiet_arguments, quiet_trainer
-
-KEYWORDS_OF_LIGHTNING = set(inspect.signature(pl.Trainer.__init__).parameters)
-
-
-def test_every_keyword_in_the_tables_is_one_of_lightnings_and_stands_in_one_table() -> None:
-    assert {*FIXED_KEYWORDS, *DERIVED_KEYWORDS} <= KEYWORDS_OF_LIGHTNING
-    assert not set(FIXED_KEYWORDS) & set(DERIVED_KEYWORDS)
 
 
 def test_keywords_follow_from_the_arguments_and_the_users_own_have_the_last_word(tmp_path: Path) -> None:
@@ -33,14 +23,6 @@ def test_keywords_follow_from_the_arguments_and_the_users_own_have_the_last_word
     args.lightning = {"profiler": "simple", "enable_model_summary": True}
     changed = lightning_keywords(args)
     assert changed == {**keywords, "profiler": "simple", "enable_model_summary": True}
-
-
-@pytest.mark.parametrize(
-    ("device", "accelerator"), [("cpu", "cpu"), ("cuda", "gpu"), ("cuda:1", "gpu"), ("mps", "mps"), ("xla", "xla")]
-)
-def test_a_device_is_lightnings_accelerator_of_that_kind(device: str, accelerator: str) -> None:
-    args: Any = SimpleNamespace(device=torch.device(device))
-    assert DERIVED_KEYWORDS["accelerator"](args) == accelerator
 
 
 @pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
@@ -68,25 +50,6 @@ def test_lightning_callbacks_may_come_by_the_keyword_too(tmp_path: Path) -> None
     one, other = Counter(), Counter()
     quiet_trainer(tmp_path, given={"callbacks": [one], "lightning": {"callbacks": other}}, max_steps=2).train()
     assert (one.steps, other.steps) == (2, 2)
-
-
-def test_callbacks_are_parted_by_library_in_their_order(tmp_path: Path) -> None:
-    class Other(TrainerCallback): ...
-
-    first, second, ours = pl.Callback(), pl.Callback(), TrainerCallback()
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [first, ours, Other, second]})
-    assert trainer.lightning_callbacks == [first, second]
-    assert trainer.callback_handler.callbacks[1] is ours and type(trainer.callback_handler.callbacks[2]) is Other
-
-
-def test_each_training_has_a_lightning_trainer_of_its_own(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, max_steps=1)
-    assert trainer.lightning_trainer is None
-    used = []
-    for _ in range(2):
-        trainer.train()
-        used.append(trainer.lightning_trainer)
-    assert used[0] is not used[1] and all(isinstance(one, pl.Trainer) for one in used)
 
 
 @pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
@@ -127,29 +90,6 @@ def test_a_run_writes_nothing_of_lightnings_to_the_terminal_or_the_disk(tmp_path
     assert done.returncode == 0, done.stderr
     assert (done.stdout, done.stderr) == ("", "")
     assert {path.name for path in tmp_path.iterdir()} == {"script.py", "out"}
-
-
-def test_levels_of_lightnings_loggers_and_warning_filters_are_put_back(tmp_path: Path) -> None:
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [logger.level for logger in loggers]
-
-    class Failing(TrainerCallback):
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            raise ZeroDivisionError
-
-    trainer = quiet_trainer(tmp_path, max_steps=1)
-    try:
-        loggers[0].setLevel(logging.DEBUG)
-        before = [logger.level for logger in loggers], [logger.filters[:] for logger in loggers], warnings.filters[:]
-        trainer.train()
-        trainer.evaluate()
-        trainer.add_callback(Failing)
-        with pytest.raises(ZeroDivisionError):
-            trainer.train()
-        after = [logger.level for logger in loggers], [logger.filters[:] for logger in loggers], warnings.filters[:]
-    finally:
-        loggers[0].setLevel(levels[0])
-    assert before == after
 
 
 @pytest.mark.parametrize("method", ["train", "evaluate"])

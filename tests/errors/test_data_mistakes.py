@@ -22,7 +22,6 @@ def renamed(row: dict[str, Any], **names: str) -> dict[str, Any]:
 # Situation -> the columns of a sample, and what is said of them.
 TOLD: dict[str, tuple[dict[str, Any], list[str]]] = {
     "label is text": ({**TOKENS, "label": "good"}, ["'label' is text ('good')", NUMBER_THEM]),
-    "labels are text": ({**TOKENS, "labels": "good"}, ["'labels' is text ('good')", NUMBER_THEM]),
     "a text for each token": ({**TOKENS, "labels": ["B", "O"]}, ["'labels' is text ('B')", NUMBER_THEM]),
     "label is None": ({**TOKENS, "label": None}, ["'label' is None in the data"]),
     "labels go by another name": (
@@ -54,13 +53,6 @@ def test_what_is_wrong_with_the_data_is_named_with_what_to_do(tmp_path: Path, si
     message = told(quiet_trainer(tmp_path, tiny_bert_classifier(), given={"train_dataset": Rows([row] * 4)}))
     assert [part for part in parts if part not in message] == []
     assert ("tokenize the dataset" in message) is (situation == "texts were not tokenized")
-
-
-def test_a_batch_that_keeps_all_columns_is_told_of_its_names_too(tmp_path: Path) -> None:
-    row = renamed({**TOKENS, "label": 1}, input_ids="ids", attention_mask="mask")
-    given = {"train_dataset": Rows([row] * 4)}
-    message = told(quiet_trainer(tmp_path, tiny_bert_classifier(), given=given, remove_unused_columns=False))
-    assert "rename_column('ids', 'input_ids')" in message
 
 
 @pytest.mark.parametrize("method", ["train", "evaluate"])

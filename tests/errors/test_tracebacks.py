@@ -65,14 +65,6 @@ def test_an_error_of_our_own_ends_at_the_method_that_was_called(tmp_path: Path) 
     assert [name for _, name in frames_of(error)] == ["error_of", "with_earlier_keywords", "train"]
 
 
-@pytest.mark.parametrize("returned", [None, 3])
-def test_a_collator_that_returns_no_dict_is_told_what_to_return(tmp_path: Path, returned: Any) -> None:
-    trainer = quiet_trainer(tmp_path, given={"data_collator": lambda samples: returned})
-    error = error_of(trainer, kind=TypeError)
-    assert "let data_collator return a dict such as" in str(error)
-    assert "lightning" not in {package for package, _ in frames_of(error)}
-
-
 def test_ctrl_c_ends_where_the_script_was(tmp_path: Path) -> None:
     class Interrupted(VectorClassifier):
         def forward(self, x: Any, labels: Any = None) -> Any:
@@ -80,20 +72,6 @@ def test_ctrl_c_ends_where_the_script_was(tmp_path: Path) -> None:
 
     frames = frames_of(error_of(quiet_trainer(tmp_path, Interrupted()), kind=KeyboardInterrupt))
     assert frames[-1] == ("tests", "forward") and "lightning" not in {package for package, _ in frames}
-
-
-def test_all_frames_of_the_users_stay_where_calls_go_to_and_fro(tmp_path: Path) -> None:
-    class OwnTrainer(Trainer):
-        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            return super().compute_loss(*args, **kwargs)
-
-    error = error_of(quiet_trainer(tmp_path, Failing(), kind=OwnTrainer))
-    assert [name for package, name in frames_of(error) if package == "tests"] == [
-        "error_of",
-        "compute_loss",
-        "forward",
-        "raise_here",
-    ]
 
 
 @pytest.mark.parametrize("way", ["variable", "log level"])

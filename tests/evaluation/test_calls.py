@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,54 +21,50 @@ LIBRARIES = ("littrainer", "transformers")
 COUNTED_CALL = 3
 
 
-class CountedCalls:
-    """The number of Python calls within it."""
+@contextmanager
+def counted(numbers: list[int]) -> Iterator[None]:
+    """Add the number of Python calls in the block."""
+    calls = 0
 
-    number = 0
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
 
-    def __enter__(self) -> CountedCalls:
-        sys.setprofile(self._count)
-        return self
-
-    def __exit__(self, *_: Any) -> None:
+    sys.setprofile(count)
+    try:
+        yield
+    finally:
         sys.setprofile(None)
-
-    def _count(self, frame: FrameType, event: str, argument: Any) -> None:
-        self.number += event == "call"
+    numbers.append(calls)
 
 
 def counting_trainer(library: str, folder: Path, batches: int) -> Any:
-    """A Trainer of one side that counts its third evaluation or prediction."""
+    """A Trainer of one side that counts the calls of each evaluation and prediction."""
     module = __import__(library)
 
     class Counting(module.Trainer):  # type: ignore[misc, name-defined]
-        begun = 0
-        counted: CountedCalls | None = None
+        calls: list[int]
 
         def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-            return self._counted(super().evaluate, *args, **kwargs)
+            with counted(self.calls):
+                return super().evaluate(*args, **kwargs)
 
         def predict(self, *args: Any, **kwargs: Any) -> Any:
-            return self._counted(super().predict, *args, **kwargs)
-
-        def _counted(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            self.begun += 1
-            if self.begun != COUNTED_CALL:
-                return method(*args, **kwargs)
-            self.counted = CountedCalls()
-            with self.counted:
-                return method(*args, **kwargs)
+            with counted(self.calls):
+                return super().predict(*args, **kwargs)
 
     arguments = quiet_arguments(
         folder / library, module.TrainingArguments, max_steps=COUNTED_CALL, eval_strategy="steps", eval_steps=1
     )
-    return Counting(
+    trainer = Counting(
         model=VectorClassifier(),
         args=arguments,
         train_dataset=Rows(vector_rows(4)),
         eval_dataset=Rows(vector_rows(3 * batches, seed=1)),
         compute_metrics=accuracy,
     )
+    trainer.calls = []
+    return trainer
 
 
 def outside(trainer: Any) -> None:
@@ -92,7 +89,7 @@ def test_neither_a_call_nor_a_batch_costs_more_than_under_transformers(
         for library in LIBRARIES:
             trainer = counting_trainer(library, tmp_path, batches)
             work(trainer)
-            counts[library] = trainer.counted.number
+            counts[library] = trainer.calls[COUNTED_CALL - 1]
     ours, theirs = LIBRARIES
     assert short[ours] <= short[theirs], f"calls of one batch: {short}"
     of_a_batch = {library: (long[library] - short[library]) / 40 for library in LIBRARIES}
@@ -112,6 +109,6 @@ def test_a_model_of_many_modules_is_walked_no_more_often_than_under_transformers
         trainer = counting_trainer(library, tmp_path, 1)
         trainer.model = trainer.model_wrapped = Deep()
         outside(trainer)
-        counts[library] = trainer.counted.number
+        counts[library] = trainer.calls[COUNTED_CALL - 1]
     ours, theirs = LIBRARIES
     assert counts[ours] <= counts[theirs], f"calls of one batch: {counts}"

@@ -81,6 +81,7 @@ def written(pieces: list[torch.Tensor], expected_rows: int | None = None) -> np.
 
 PIECES = {
     "one row each": [numbered(1), numbered(1)],
+    "single numbers": [torch.tensor(2.5), torch.tensor(1.0)],
     "rows of numbers": [numbered(3), numbered(2)],
     "wider later": [numbered(2, 3), numbered(1, 5), numbered(2, 4), numbered(1, 6)],
     "narrower later": [numbered(2, 5, 2), numbered(3, 2, 2)],
@@ -104,11 +105,6 @@ def test_rows_are_those_of_all_batches_whatever_number_was_expected(
     assert (found.dtype, found.shape) == (joined.numpy().dtype, joined.numpy().shape)
     assert np.array_equal(found, joined.numpy())
     assert found.flags.c_contiguous and found.flags.writeable
-
-
-def test_a_single_number_stays_one_and_several_make_a_row() -> None:
-    assert written([torch.tensor(2.5)]).shape == ()
-    assert written([torch.tensor(2.5), torch.tensor(1.0)]).tolist() == [2.5, 1.0]
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 5), (2, 3), (2,)])

@@ -4,7 +4,6 @@ import copy
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -17,36 +16,7 @@ from tests.scenarios.models import NoisyClassifier, VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 
 
-class LightningWatcher(pl.Callback):
-    """Counts the batches that Lightning's own loops finish."""
-
-    def __init__(self) -> None:
-        self.batches = {"train": 0, "validation": 0, "predict": 0}
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        self.batches["train"] += 1
-
-    def on_validation_batch_end(self, *_: Any) -> None:
-        self.batches["validation"] += 1
-
-    def on_predict_batch_end(self, *_: Any) -> None:
-        self.batches["predict"] += 1
-
-
-def test_training_evaluation_and_prediction_all_run_on_lightnings_loops(tmp_path: Path) -> None:
-    watcher = LightningWatcher()
-    during = {"eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True}
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [watcher]}, max_steps=2, **during)
-    trainer.train()
-    assert watcher.batches == {"train": 2, "validation": 2 * 3, "predict": 0}
-    trainer.evaluate()
-    assert watcher.batches == {"train": 2, "validation": 3 * 3, "predict": 0}
-    trainer.predict(Rows(vector_rows(5)))
-    assert watcher.batches == {"train": 2, "validation": 3 * 3, "predict": 2}
-
-
 def test_a_prediction_made_by_a_callback_during_training_is_an_evaluation_to_lightning(tmp_path: Path) -> None:
-    watcher = LightningWatcher()
     predicted: list[Any] = []
     modes: list[bool] = []
 
@@ -57,28 +27,11 @@ def test_a_prediction_made_by_a_callback_during_training_is_an_evaluation_to_lig
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             predicted.append(trainer.predict(Rows(vector_rows(5))))
 
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [watcher, Predicting()]}, max_steps=2)
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [Predicting()]}, max_steps=2)
     trainer.train()
     assert [output.predictions.shape for output in predicted] == [(5, 3), (5, 3)]
-    assert watcher.batches["train"] == 2
+    assert trainer.lightning_trainer.global_step == 2
     assert modes == [True, True]
-
-
-def test_preparing_the_model_is_timed_in_the_first_evaluation_and_not_after_training(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, max_steps=1)
-    trainer.train()
-    assert "eval_model_preparation_time" not in trainer.evaluate()
-
-
-def test_several_datasets_are_named_in_their_metrics(tmp_path: Path) -> None:
-    datasets = {"near": Rows(vector_rows(4)), "far": Rows(vector_rows(5, seed=3))}
-    trainer = quiet_trainer(tmp_path, given={"eval_dataset": datasets})
-    metrics = trainer.evaluate()
-    assert {"eval_near_loss", "eval_far_loss"} <= set(metrics) and "eval_loss" not in metrics
-    named = trainer.evaluate("far", metric_key_prefix="only")
-    assert named["only_loss"] == metrics["eval_far_loss"]
-    given = trainer.evaluate({"again": datasets["near"]})
-    assert given["eval_again_loss"] == metrics["eval_near_loss"]
 
 
 class LossesOf(VectorClassifier):
@@ -90,22 +43,6 @@ class LossesOf(VectorClassifier):
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
         return {"loss": torch.tensor(next(self.losses)), "logits": self.logits(x)}
-
-
-@pytest.mark.parametrize(
-    ("filtered", "losses", "mean"),
-    [
-        (True, [1.0, float("nan"), 4.0], 1.75),
-        (True, [1.0, float("inf"), 4.0], 1.75),
-        (True, [float("nan")] * 3, float("nan")),
-        (False, [1.0, float("inf"), 4.0], float("inf")),
-    ],
-)
-def test_losses_that_are_no_numbers_are_left_out_of_the_mean_where_asked(
-    tmp_path: Path, filtered: bool, losses: list[float], mean: float
-) -> None:
-    trainer = quiet_trainer(tmp_path, LossesOf(losses), logging_nan_inf_filter=filtered)
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(mean, nan_ok=True)
 
 
 def test_a_prediction_keeps_its_outputs_also_with_batch_metrics(tmp_path: Path) -> None:
@@ -153,17 +90,6 @@ def test_gradients_optimizer_and_schedule_stay_and_modes_are_left_in_evaluation(
     getattr(trainer, work)(Rows(vector_rows(3)))
     assert first_difference(before, found()) is None
     assert not any(module.training for module in model.modules()) and optimizer.mode == "eval"
-
-
-def test_an_evaluation_leaves_the_lightning_trainer_of_the_training_in_place(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, max_steps=1)
-    trainer.evaluate()
-    assert trainer.lightning_trainer is not None
-    trainer.train()
-    fitted = trainer.lightning_trainer
-    trainer.evaluate()
-    trainer.predict(Rows(vector_rows(3)))
-    assert trainer.lightning_trainer is fitted
 
 
 def test_all_that_is_collected_goes_through_the_trainers_gather_function_once(tmp_path: Path) -> None:
@@ -218,6 +144,8 @@ def test_a_dataset_given_for_once_is_evaluated_although_workers_of_another_are_k
     trainer = quiet_trainer(tmp_path, dataloader_num_workers=1, dataloader_persistent_workers=True)
     kept = trainer.get_eval_dataloader()
     assert trainer.get_eval_dataloader() is kept
+    passing = quiet_trainer(tmp_path)
+    assert passing.get_eval_dataloader() is not passing.get_eval_dataloader()
     other = Rows(vector_rows(4, seed=5))
     assert len(trainer.get_eval_dataloader(other).dataset) == 4
     assert trainer.get_eval_dataloader() is kept

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from littrainer import Trainer
 from tests.evaluation.test_loop import LossesOf
 from tests.scenarios.collators import pad_tokens
-from tests.scenarios.data import Rows, Stream, language_rows, vector_rows
+from tests.scenarios.data import Rows, language_rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_gpt2
 from tests.scenarios.trainers import quiet_trainer
 
@@ -41,32 +41,17 @@ def test_the_mean_is_that_over_the_whole_set_however_it_is_divided_into_batches(
     assert evaluated_in_batches(by_batches, rows, UNEQUAL) != pytest.approx(whole, rel=1e-4)
 
 
-@pytest.mark.parametrize("weighting", ["batches", "samples", "labels"])
-def test_a_shorter_last_batch_of_a_dataset_with_a_length_counts_as_it_is_either_way(
-    tmp_path: Path, weighting: str
-) -> None:
-    trainer = quiet_trainer(tmp_path, eval_loss_weighting=weighting)
-    whole = loss_of_one_batch(trainer, vector_rows(7, seed=1))
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(whole, rel=1e-6)
-    assert trainer.predict(Stream(vector_rows(7, seed=1))).metrics["test_loss"] == pytest.approx(whole, rel=1e-6)
-
-
-@pytest.mark.parametrize("inside_fit", [False, True])
-def test_by_labels_the_loss_of_a_language_model_is_the_mean_over_its_tokens(tmp_path: Path, inside_fit: bool) -> None:
+def test_by_labels_the_loss_of_a_language_model_is_the_mean_over_its_tokens(tmp_path: Path) -> None:
     rows = [{**row, "labels": [-100, *row["labels"][1:]]} for row in language_rows(7, seed=1)]
     torch.manual_seed(0)
     model = tiny_gpt2()
     given = {"data_collator": pad_tokens, "train_dataset": Rows(rows), "eval_dataset": Rows(rows)}
+    arguments: Any = {"eval_on_start": True, "learning_rate": 0.0}
     losses = {}
     for weighting in ("samples", "labels"):
-        trainer = quiet_trainer(
-            tmp_path, model, given=given, eval_loss_weighting=weighting, eval_on_start=inside_fit, learning_rate=0.0
-        )
-        losses[weighting] = (
-            (trainer.train() and trainer.state.log_history[0]["eval_loss"])
-            if inside_fit
-            else trainer.evaluate()["eval_loss"]
-        )
+        trainer = quiet_trainer(tmp_path, model, given=given, eval_loss_weighting=weighting, **arguments)
+        trainer.train()
+        losses[weighting] = trainer.state.log_history[0]["eval_loss"]
     batch = pad_tokens(rows)
     with torch.no_grad():
         logits = model.eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
@@ -76,19 +61,25 @@ def test_by_labels_the_loss_of_a_language_model_is_the_mean_over_its_tokens(tmp_
 
 
 @pytest.mark.parametrize(
-    ("losses", "filtered", "mean"),
+    ("weighting", "losses", "filtered", "mean"),
     [
-        ([1.0, 8.0, 2.0], True, (4 * 1 + 8 + 2 * 2) / 7),
-        ([1.0, math.nan, 2.0], True, (4 * 1 + 2 * 2) / 6),
-        ([1.0, math.inf, 2.0], False, math.inf),
-        ([math.nan, math.nan, math.nan], True, math.nan),
+        ("samples", [1.0, 8.0, 2.0], True, (4 * 1 + 8 + 2 * 2) / 7),
+        ("samples", [1.0, math.nan, 2.0], True, (4 * 1 + 2 * 2) / 6),
+        ("samples", [1.0, math.inf, 2.0], False, math.inf),
+        ("samples", [math.nan, math.nan, math.nan], True, math.nan),
+        # As by default: seven rows, three in each batch but the last.
+        ("batches", [1.0, math.nan, 4.0], True, 1.75),
+        ("batches", [1.0, math.inf, 4.0], True, 1.75),
+        ("batches", [math.nan, math.nan, math.nan], True, math.nan),
+        ("batches", [1.0, math.inf, 4.0], False, math.inf),
     ],
 )
 def test_losses_that_are_not_finite_count_as_the_filter_says(
-    tmp_path: Path, losses: list[float], filtered: bool, mean: float
+    tmp_path: Path, weighting: str, losses: list[float], filtered: bool, mean: float
 ) -> None:
-    trainer = quiet_trainer(tmp_path, LossesOf(losses), eval_loss_weighting="samples", logging_nan_inf_filter=filtered)
-    found = evaluated_in_batches(trainer, vector_rows(7), UNEQUAL)
+    trainer = quiet_trainer(tmp_path, LossesOf(losses), eval_loss_weighting=weighting, logging_nan_inf_filter=filtered)
+    by_batches = weighting == "batches"
+    found = trainer.evaluate()["eval_loss"] if by_batches else evaluated_in_batches(trainer, vector_rows(7), UNEQUAL)
     assert found == pytest.approx(mean, rel=1e-6, nan_ok=True)
 
 

@@ -76,6 +76,7 @@ def ints(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.int64)
 
 
+SEVERAL_LABELS = "multi_label_classification"
 NEXT, OWN, UNKNOWN = TaskFacts(True), TaskFacts(False), TaskFacts(None)
 GUESSES = {
     "one class each": (torch.rand(4, 3), ints(4), UNKNOWN, "classification"),
@@ -87,16 +88,11 @@ GUESSES = {
     "one number": (torch.rand(4, 1), torch.rand(4), UNKNOWN, "regression"),
     "one number, whole labels": (torch.rand(4, 1), ints(4), UNKNOWN, "regression"),
     "numbers": (torch.rand(4, 2), torch.rand(4, 2), UNKNOWN, "regression"),
-    "several labels": (
-        torch.rand(4, 2),
-        torch.rand(4, 2),
-        TaskFacts(False, "multi_label_classification"),
-        "multi_label_logits",
-    ),
+    "several labels": (torch.rand(4, 2), torch.rand(4, 2), TaskFacts(False, SEVERAL_LABELS), "multi_label_logits"),
     "several labels, preprocessed": (
         torch.rand(4, 2),
         torch.rand(4, 2),
-        TaskFacts(False, "multi_label_classification", keeps_scores=False),
+        TaskFacts(False, SEVERAL_LABELS, keeps_scores=False),
         "multi_label",
     ),
     "several whole labels": (torch.rand(4, 2), ints(4, 2), UNKNOWN, "multi_label"),
@@ -128,36 +124,25 @@ def test_a_conversion_that_cannot_be_told_is_asked_for(logits: Any, labels: Any,
     assert all(name in str(caught.value) for name in CONVERSIONS)
 
 
-def task_facts(trainer: Trainer) -> TaskFacts:
+def task_facts(model: Any, folder: Path, kind: type[Trainer] = Trainer, **given: Any) -> TaskFacts:
+    trainer = quiet_trainer(folder, model, kind=kind, given=given)
     has_own_step = bool(trainer._own_methods("prediction_step"))
     loader = trainer.get_eval_dataloader()
     return EvaluationPass(trainer, loader, "Evaluation", False, None, "eval", has_own_step).task_facts()
 
 
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        (VectorClassifier, None),
-        (tiny_bert_tagger, False),
-        (tiny_llama, True),
-        (tiny_gpt2, True),
-    ],
-)
-def test_what_a_models_labels_belong_to_is_known_of_the_models_of_transformers(
-    tmp_path: Path, model: Any, expected: bool | None
-) -> None:
-    assert task_facts(quiet_trainer(tmp_path, model())).predicts_next_token is expected
-
-
-def test_the_problem_is_read_from_the_models_config(tmp_path: Path) -> None:
-    model = tiny_bert_classifier(problem_type="multi_label_classification")
-    facts = task_facts(quiet_trainer(tmp_path, model))
-    assert facts.problem_type == "multi_label_classification" and facts.has_multi_label_logits
-    given = {"preprocess_logits_for_metrics": lambda logits, labels: logits.sigmoid()}
-    assert not task_facts(quiet_trainer(tmp_path, model, given=given)).has_multi_label_logits
+def test_what_labels_belong_to_and_the_problem_are_known_of_the_models_of_transformers(tmp_path: Path) -> None:
+    for new, expected in ((VectorClassifier, None), (tiny_bert_tagger, False), (tiny_llama, True), (tiny_gpt2, True)):
+        assert task_facts(new(), tmp_path).predicts_next_token is expected  # type: ignore[operator]
+    model = tiny_bert_classifier(problem_type=SEVERAL_LABELS)
+    facts = task_facts(model, tmp_path)
+    assert facts.problem_type == SEVERAL_LABELS and facts.has_multi_label_logits
 
     class OwnStep(Trainer):
         def prediction_step(self, *given: Any, **keywords: Any) -> Any:
             return super().prediction_step(*given, **keywords)
 
-    assert not task_facts(quiet_trainer(tmp_path, model, kind=OwnStep)).has_multi_label_logits
+    # Code of the script may have made probabilities of them.
+    assert not task_facts(model, tmp_path, OwnStep).has_multi_label_logits
+    facts = task_facts(model, tmp_path, preprocess_logits_for_metrics=lambda logits, labels: logits.sigmoid())
+    assert not facts.has_multi_label_logits

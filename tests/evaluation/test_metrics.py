@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections import UserDict, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +69,6 @@ def test_a_metric_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, given={"compute_metrics": lambda _: {"all": 0.5, 3: 0.5}})
     with pytest.raises(TypeError, match=r"the name 3 \(an int\).*Names of metrics are texts"):
         trainer.evaluate()
-
-
-@pytest.mark.parametrize("kind", [UserDict, lambda items: defaultdict(float, items)], ids=["mapping", "defaultdict"])
-def test_metrics_may_be_any_mapping(tmp_path: Path, kind: Any) -> None:
-    trainer = quiet_trainer(tmp_path, given={"compute_metrics": lambda _: kind({"half": np.float32(0.5)})})
-    found = trainer.evaluate()["eval_half"]
-    assert found == 0.5 and type(found) is float
 
 
 @pytest.mark.parametrize("value", [np.arange(3), {1, 2}], ids=lambda value: type(value).__name__)

@@ -7,59 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from littrainer.evaluation.prediction import predict_batch
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import FEATURES
 from tests.scenarios.trainers import quiet_trainer
 
 ROWS = 3
-
-
-class Talkative(nn.Module):
-    """Returns more than logits, as a dictionary or as a tuple, with a loss where there are labels."""
-
-    def __init__(self, as_tuple: bool = False) -> None:
-        super().__init__()
-        self.head = nn.Linear(FEATURES, 2)
-        self.as_tuple = as_tuple
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
-        logits = self.head(x)
-        outputs: dict[str, Any] = {} if labels is None else {"loss": logits.sum()}
-        outputs |= {"logits": logits, "hidden": logits * 2, "past_key_values": logits * 3}
-        return tuple(outputs.values()) if self.as_tuple else outputs
-
-
-def batch(**further: Any) -> dict[str, Any]:
-    return {"x": torch.ones(ROWS, FEATURES), "labels": torch.arange(ROWS), **further}
-
-
-def predicted(folder: Path, model: nn.Module, inputs: Any, ignore_keys: Any = None, only_loss: bool = False) -> Any:
-    trainer = quiet_trainer(folder, model)
-    return predict_batch(trainer, trainer.model, inputs, only_loss, ignore_keys)
-
-
-def test_without_a_config_all_outputs_but_the_loss_are_predictions(tmp_path: Path) -> None:
-    loss, logits, labels = predicted(tmp_path, Talkative(), batch())
-    assert loss.dim() == 0 and not loss.requires_grad
-    assert [torch.equal(value, logits[0] * factor) for factor, value in enumerate(logits, 1)] == [True] * 3
-    assert torch.equal(labels, torch.arange(ROWS))
-
-
-def test_a_tuple_of_outputs_begins_with_the_loss_where_there_are_labels(tmp_path: Path) -> None:
-    _, with_labels, _ = predicted(tmp_path, Talkative(as_tuple=True), batch())
-    loss, without_labels, labels = predicted(tmp_path, Talkative(as_tuple=True), {"x": torch.ones(ROWS, FEATURES)})
-    assert len(with_labels) == len(without_labels) == 3
-    assert loss is None and labels is None
-
-
-def test_labels_are_taken_before_the_loss_may_take_them_out_of_the_batch(tmp_path: Path) -> None:
-    def summed(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
-        return outputs["logits"].sum() * labels.sum()
-
-    trainer = quiet_trainer(tmp_path, Talkative(), given={"compute_loss_func": summed})
-    loss, _, labels = predict_batch(trainer, trainer.model, batch(), False, None)
-    assert torch.equal(labels, torch.arange(ROWS)) and loss is not None
 
 
 @pytest.mark.parametrize("asked", [None, False])
@@ -78,7 +30,8 @@ def test_a_model_that_returns_a_loss_without_labels_is_asked_for_it_unless_the_b
     inputs: dict[str, Any] = {"x": torch.ones(ROWS, FEATURES)}
     if asked is not None:
         inputs["return_loss"] = asked
-    loss, logits, labels = predicted(tmp_path, Contrastive(), inputs)
+    trainer = quiet_trainer(tmp_path, Contrastive())
+    loss, logits, labels = trainer.prediction_step(trainer.model, inputs, False)
     assert (loss is None) is (asked is False)
     assert logits.shape == (ROWS, 2)
     assert labels == (() if asked is None else None)
@@ -101,19 +54,25 @@ def measured(folder: Path, model: nn.Module, **given: Any) -> Any:
     return trainer.evaluate()
 
 
-@pytest.mark.parametrize(
-    ("reduce", "shape"),
-    [
-        (lambda logits: {"logits": logits.mean(dim=0)}, r"\(2,\)"),
-        (lambda logits: {"logits": logits[:1]}, r"\(1, 2\)"),
-        (lambda logits: {"logits": logits.repeat(2, 1)[1:]}, r"\(5, 2\)"),
-        (lambda logits: {"logits": logits[:1], "other": logits.sum()}, r"\(1, 2\), other of shape \(\)"),
-    ],
-    ids=["mean over the batch", "first row", "more rows", "a number beside it"],
-)
-def test_predictions_that_lose_the_batch_are_named_with_their_shape(tmp_path: Path, reduce: Any, shape: str) -> None:
-    with pytest.raises(ValueError, match=rf"logits of shape {shape}.*'labels' have 3 rows.*first dimension"):
-        measured(tmp_path, Reducing(reduce))
+# What the model returns -> what is said of it; None if that is enough.
+REDUCED: dict[str, tuple[Any, str | None]] = {
+    "mean over the batch": (lambda logits: {"logits": logits.mean(dim=0)}, r"logits of shape \(2,\)"),
+    "first row": (lambda logits: {"logits": logits[:1]}, r"logits of shape \(1, 2\)"),
+    "more rows": (lambda logits: {"logits": logits.repeat(2, 1)[1:]}, r"logits of shape \(5, 2\)"),
+    "a number beside it": (lambda logits: {"logits": logits[:1], "other": logits.sum()}, r"other of shape \(\)"),
+    "one number beside logits": (lambda logits: {"auxiliary": logits.mean(), "logits": logits}, None),
+    "nested beside": (lambda logits: {"logits": logits.mean(dim=0), "states": (logits,)}, None),
+}
+
+
+@pytest.mark.parametrize("kind", REDUCED)
+def test_predictions_that_lose_the_batch_are_named_with_their_shape(tmp_path: Path, kind: str) -> None:
+    reduce, told = REDUCED[kind]
+    if told is None:
+        assert "eval_loss" in measured(tmp_path, Reducing(reduce))
+    else:
+        with pytest.raises(ValueError, match=rf"{told}.*'labels' have 3 rows.*first dimension"):
+            measured(tmp_path, Reducing(reduce))
 
 
 def test_labels_of_another_length_than_the_predictions_are_refused(tmp_path: Path) -> None:
@@ -125,27 +84,13 @@ def test_labels_of_another_length_than_the_predictions_are_refused(tmp_path: Pat
         measured(tmp_path, Reducing(lambda logits: {"logits": logits}), data_collator=too_many_labels)
 
 
-@pytest.mark.parametrize(
-    "reduce",
-    [
-        lambda logits: {"auxiliary": logits.mean(), "logits": logits},
-        lambda logits: {"logits": logits.mean(dim=0), "states": (logits,)},
-    ],
-    ids=["one number beside logits", "nested beside"],
-)
-def test_one_output_with_a_row_for_each_label_is_enough(tmp_path: Path, reduce: Any) -> None:
-    assert "eval_loss" in measured(tmp_path, Reducing(reduce))
-
-
-def test_parts_of_the_loss_come_as_one_number_for_each_batch(tmp_path: Path) -> None:
+def test_predictions_may_have_any_shape_if_the_script_shapes_them_or_measures_nothing(tmp_path: Path) -> None:
     def shapes(prediction: Any) -> dict[str, Any]:
         return {"shapes": [part.shape for part in prediction.predictions]}
 
+    # Parts of the loss come as one number for each batch.
     parts = Reducing(lambda logits: {"cross_entropy": logits.mean(), "penalty": logits.abs().mean()})
     assert measured(tmp_path, parts, compute_metrics=shapes)["eval_shapes"] == [(3,), (3,)]
-
-
-def test_predictions_may_have_any_shape_where_the_script_shapes_them_or_measures_nothing(tmp_path: Path) -> None:
     model = Reducing(lambda logits: {"logits": logits.mean()})
     assert "eval_loss" in measured(tmp_path, model, preprocess_logits_for_metrics=lambda logits, labels: logits)
     assert "eval_loss" in measured(tmp_path, model, compute_metrics=None)

@@ -21,9 +21,9 @@ from torchmetrics.classification import (
 from torchmetrics.text import Perplexity
 from torchmetrics.wrappers import ClasswiseWrapper
 
-from littrainer import EvalPrediction, StreamingMetrics, TrainerCallback
+from littrainer import EvalPrediction, StreamingMetrics
 from littrainer.evaluation.gathering import BatchCollection
-from littrainer.evaluation.streaming import streaming_metrics
+from littrainer.evaluation.streaming import TaskFacts
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows, vector_rows
 from tests.scenarios.metrics import accuracy
@@ -116,10 +116,7 @@ def test_metrics_over_thresholds_are_given_scores_that_do_not_depend_on_the_batc
 
 
 @pytest.mark.parametrize("batch_size", [1, 7])
-@pytest.mark.parametrize("inputs", [None, "multi_label_logits"])
-def test_scores_of_several_labels_do_not_depend_on_the_batches(
-    tmp_path: Path, batch_size: int, inputs: str | None
-) -> None:
+def test_scores_of_several_labels_do_not_depend_on_the_batches(tmp_path: Path, batch_size: int) -> None:
     class Logits(torch.nn.Module):
         """Hands its inputs on as logits, and finds out about its problem as models of transformers do."""
 
@@ -136,10 +133,8 @@ def test_scores_of_several_labels_do_not_depend_on_the_batches(
     # Taken for probabilities, those of the first rows lie below one half.
     logits = torch.tensor([[0.2, 0.3], [0.4, 0.1], [-2.0, 3.0], [0.6, -1.0]])
     rows = [{"x": row, "labels": torch.ones(2)} for row in logits]
-    metric: Any = StreamingMetrics({"accuracy": MultilabelAccuracy(2)}, inputs=inputs)
-    found = evaluated(
-        tmp_path, metric, Logits(), given={"eval_dataset": Rows(rows)}, per_device_eval_batch_size=batch_size
-    )
+    given, metric = {"eval_dataset": Rows(rows)}, {"accuracy": MultilabelAccuracy(2)}
+    found = evaluated(tmp_path, metric, Logits(), given=given, per_device_eval_batch_size=batch_size)
     assert found["eval_accuracy"] == pytest.approx(0.75)
 
 
@@ -205,14 +200,6 @@ def test_a_result_that_is_no_number_is_refused_by_name(tmp_path: Path) -> None:
 # ---- What counts as a metric ----------------------------------------------------------------------------------------
 
 
-def test_what_can_be_called_is_a_function_unless_it_is_of_torchmetrics() -> None:
-    assert streaming_metrics(accuracy) is None and streaming_metrics(None) is None
-    for metrics in (micro_accuracy(), MetricCollection([micro_accuracy()]), {"acc": micro_accuracy()}, Seen()):
-        assert isinstance(streaming_metrics(metrics), StreamingMetrics)
-    chosen = StreamingMetrics(Seen())
-    assert streaming_metrics(chosen) is chosen
-
-
 @pytest.mark.parametrize(
     ("compute_metrics", "error", "message"),
     [
@@ -261,14 +248,14 @@ def rows_kept(patch: pytest.MonkeyPatch) -> list[int]:
     return kept
 
 
-@pytest.mark.parametrize(("samples", "metrics", "number"), [(7, accuracy, 14), (7, 0, 0), (70, 0, 0)])
 def test_an_evaluation_with_metrics_keeps_no_predictions_however_many_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samples: int, metrics: Any, number: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = rows_kept(monkeypatch)
-    given = {"eval_dataset": Rows(vector_rows(samples))}
-    evaluated(tmp_path, metrics or {"accuracy": micro_accuracy()}, given=given)
-    assert sum(kept) == number
+    evaluated(tmp_path, {"accuracy": micro_accuracy()}, given={"eval_dataset": Rows(vector_rows(70))})
+    assert kept == []
+    evaluated(tmp_path, accuracy, given={"eval_dataset": Rows(vector_rows(7))})
+    assert sum(kept) == 14
 
 
 def test_without_labels_there_are_no_metrics(tmp_path: Path) -> None:
@@ -292,39 +279,25 @@ def test_each_evaluation_begins_anew_and_datasets_do_not_leak_into_each_other(tm
 
 
 @pytest.mark.parametrize("wrap", [lambda metric: metric, lambda metric: MetricCollection([metric])])
-def test_a_metric_of_the_users_own_gets_what_the_model_returned_and_its_labels_and_a_derived_one_what_its_update_takes(
+def test_a_metric_with_an_update_of_the_user_gets_what_the_model_returned_and_a_derived_one_what_update_takes(
     tmp_path: Path, wrap: Any
 ) -> None:
-    class Own(Metric):
-        def __init__(self) -> None:
-            super().__init__()
-            self.seen: list[Any] = []
-
-        def update(self, predictions: torch.Tensor, labels: torch.Tensor) -> None:
-            self.seen.append((predictions.clone(), labels.clone()))
-
-        def compute(self) -> torch.Tensor:
-            return torch.tensor(float(len(self.seen)))
-
-        def reset(self) -> None:
-            """Keep what was seen."""
-
     class Derived(MulticlassAccuracy):
         """Takes what torchmetrics' own update takes."""
 
     torch.manual_seed(0)
-    model, own = tiny_llama(), Own()
-    given = {"eval_dataset": Rows(language_rows(3)), "data_collator": pad_tokens}
-    metrics = {"own": wrap(own), "accuracy": wrap(Derived(VOCABULARY_SIZE, average="micro"))}
-    found = evaluated(tmp_path, metrics, model, given=given)
+    model, own = tiny_llama(), Seen()
     batch = pad_tokens(language_rows(3))
-    ((predictions, labels),) = own.seen
-    assert torch.equal(labels, batch["labels"]) and (labels == -100).any()
+    metrics = StreamingMetrics({"own": wrap(own), "accuracy": wrap(Derived(VOCABULARY_SIZE, average="micro"))})
+    metrics.begin(torch.device("cpu"), lambda: TaskFacts(predicts_next_token=True))
     with torch.no_grad():
-        assert torch.equal(predictions, model.eval()(**batch).logits)
-    counted = labels[:, 1:] != -100
-    right = (predictions[:, :-1].argmax(-1) == labels[:, 1:])[counted].float().mean().item()
-    assert right == pytest.approx(next(value for name, value in found.items() if name.startswith("eval_accuracy")))
+        logits = model.eval()(**batch).logits
+    metrics.update(EvalPrediction(logits, batch["labels"]))
+    (((predictions, labels), _),) = own.calls
+    assert predictions is logits and labels is batch["labels"] and (labels == -100).any()
+    right = (logits[:, :-1].argmax(-1) == labels[:, 1:])[labels[:, 1:] != -100].float().mean().item()
+    found = metrics.compute()
+    assert right == pytest.approx(next(value for name, value in found.items() if name.startswith("accuracy")))
 
 
 def test_a_batch_without_any_label_that_counts_is_left_out() -> None:
@@ -332,19 +305,6 @@ def test_a_batch_without_any_label_that_counts_is_left_out() -> None:
     metrics = StreamingMetrics(seen, "classification")
     metrics.update(EvalPrediction(torch.rand(2, 3, CLASSES), torch.full((2, 3), -100)))
     assert seen.calls == [] and metrics.batches == 1
-
-
-def test_metrics_move_to_the_device_of_the_model(tmp_path: Path) -> None:
-    moved: list[Any] = []
-
-    class Moving(MulticlassAccuracy):
-        def to(self, *arguments: Any, **keywords: Any) -> Any:
-            moved.append(arguments)
-            return super().to(*arguments, **keywords)
-
-    trainer = quiet_trainer(tmp_path, given={"compute_metrics": Moving(CLASSES)})
-    trainer.evaluate()
-    assert moved == [(trainer.args.device,)]
 
 
 # ---- Errors ---------------------------------------------------------------------------------------------------------
@@ -356,7 +316,7 @@ def test_a_metric_that_does_not_fit_is_named_with_the_shapes_and_the_ways_of_inp
     message = str(caught.value)
     assert "'perplexity' (Perplexity)" in message
     assert f"predictions float32 (3, {CLASSES}) and labels int64 (3,)" in message
-    assert "inputs='classification' (told from their shapes and the model)" in message
+    assert "inputs='classification' (chosen by their shapes and the model)" in message
     assert "what update was called with: tuple of [int64 (3,), int64 (3,)]." in message
     assert "StreamingMetrics takes as inputs also 'class_scores'" in message and "'regression'" in message
     assert isinstance(caught.value.__cause__, ValueError)
@@ -378,28 +338,3 @@ def test_a_metric_that_fails_in_a_training_is_noted_with_the_optimizer_step(tmp_
     with pytest.raises((ValueError, RuntimeError), match="broken") as caught:
         trainer.train()
     assert "at optimizer step 2 of 3" in " ".join(caught.value.__notes__)
-
-
-# ---- In a training --------------------------------------------------------------------------------------------------
-
-
-def test_a_metrics_state_is_no_part_of_the_models(tmp_path: Path) -> None:
-    class Persistent(MulticlassAccuracy):
-        def __init__(self) -> None:
-            super().__init__(CLASSES)
-            self.persistent(True)
-
-    names: list[str] = []
-
-    class Looking(TrainerCallback):
-        def on_evaluate(self, *arguments: Any, **keywords: Any) -> None:
-            names.extend(trainer.lightning_module.state_dict())
-
-    trainer = quiet_trainer(
-        tmp_path,
-        given={"compute_metrics": Persistent(), "callbacks": [Looking()]},
-        max_steps=1,
-        eval_strategy="epoch",
-    )
-    trainer.train()
-    assert names and {name.removeprefix("model.") for name in names} == set(VectorClassifier().state_dict())

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from littrainer.cli import main
 from littrainer.search.record import best_of, read_record
 
 
@@ -54,8 +53,7 @@ def the_search_is_recorded(folder: Path, printed: str) -> None:
     (best,) = best_of(stored.trials, stored.directions)
     assert len(stored.trials) == 3 and stored.backend == "optuna"
     assert found == (f"{best.parameters['learning_rate']:.2e}", best.id)
-    assert main(["report", str(folder / "out")]) == 0
-    assert f"Best trial: {best.id}" in (folder / "out" / "report.html").read_text()
+    assert f"trial {best.id}" in (folder / "out" / "report.html").read_text()
 
 
 def the_adapters_are_those_that_were_trained(folder: Path, printed: str) -> None:
@@ -80,7 +78,7 @@ PROCESSES: dict[str, tuple[Example, ...]] = {
             "causal_language_model.py",
             "--max_steps 4 --characters 60000 --vocabulary 400 --block 32",
             rows=("unigram model", "this model"),
-            prints=(r"^def read\(self,", r"^model: out "),
+            prints=(r"^def read\(self,", r"^model: +out "),
         ),
         Example(
             "masked_language_model.py",
@@ -97,14 +95,14 @@ PROCESSES: dict[str, tuple[Example, ...]] = {
             "multiple_choice.py",
             "--max_steps 4 --questions 40 --vocabulary 400",
             rows=("guessing", "most words in common", "this model"),
-            prints=(r" \(right\)$", r"^model: out "),
+            prints=(r" \(right\)$", r"^model: +out "),
         ),
         Example(
             "hyperparameter_search.py",
             "--trials 3 --labels 2 --texts 160 --epochs 1",
             rows=("5.00e-05 (default)",),
             leaves=(),
-            prints=(r"^trials: out ",),
+            prints=(r"^trials: out$",),
             also=the_search_is_recorded,
         ),
     ),
@@ -114,21 +112,21 @@ PROCESSES: dict[str, tuple[Example, ...]] = {
             "--max_steps 4 --questions 60 --vocabulary 400",
             rows=("most frequent answer", "this model"),
             columns=2,
-            prints=(r"^  What .+\?  .*\(right: .+\)$", r"^model: out "),
+            prints=(r"^  What .+\?  .*\(right: .+\)$", r"^model: +out "),
         ),
         Example(
             "summarization.py",
             "--max_steps 4 --docstrings 120 --vocabulary 400",
             rows=("beginning of the text", "this model"),
             columns=2,
-            prints=(r"^  written: ", r"^model: out "),
+            prints=(r"^  written: ", r"^model: +out "),
         ),
         Example(
             "translation.py",
             "--max_steps 4 --messages 120 --test_messages 20 --vocabulary 400",
             rows=("left in English", "this model"),
             columns=2,
-            prints=(r"^Unicode names of Korean syllables .*: 120 messages to train on", r"^model: out "),
+            prints=(r"^Unicode names of Korean syllables .*: 120 messages to train on", r"^model: +out "),
         ),
         Example(
             "lora.py",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from littrainer.cli import main
 from tests.compat.processes import run_python
 from tests.examples.small_settings import PROCESSES, Example, rows_of
 
@@ -26,6 +27,8 @@ def check(example: Example, folder: Path) -> None:
         assert re.search(pattern, printed, re.MULTILINE), (pattern, printed)
     missing = [name for name in example.leaves if not (folder / "out" / name).exists()]
     assert not missing, missing
+    assert re.search(r"^charts: +littrainer report out", printed, re.MULTILINE), printed
+    assert main(["report", str(folder / "out")]) == 0
     if example.also:
         example.also(folder, printed)
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from littrainer.cli import main
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -40,6 +42,8 @@ def test_the_command_line_trains_and_validates_from_its_checkpoint(
     run("fit", "--model.args.learning_rate=1e-3", "--trainer.max_epochs=1")
     (written,) = tmp_path.glob("runs/lightning_cli/**/config.yaml")
     assert "learning_rate: 0.001" in written.read_text()
+    assert "charts: littrainer report runs/lightning_cli" in capsys.readouterr().out
+    assert main(["report", "runs/lightning_cli", "--no-png"]) == 0
     checkpoint = tmp_path / "runs" / "lightning_cli" / "checkpoints" / "last.ckpt"
     capsys.readouterr()
     run("validate", "--ckpt_path", str(checkpoint))

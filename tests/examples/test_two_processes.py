@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from littrainer.cli import main
 from tests.compat.processes import run_python
 
 pytest.importorskip("sklearn")
@@ -57,6 +58,7 @@ def test_two_processes_have_the_losses_of_one_under_transformers_and_hold_half_a
     assert re.search(r"^this model +[01]\.\d{3}$", table, re.MULTILINE), table
     assert printed["data_parallel.py", 1] == "process 1 of 2: batches of 16 from 64 images\n"
     assert (tmp_path / "copies" / "model.safetensors").is_file()
+    assert main(["report", str(tmp_path / "copies"), str(tmp_path / "shards"), "-o", str(tmp_path / "both.html")]) == 0
 
     shares = []
     for rank in range(2):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +13,6 @@ import pytest
 import torch
 
 from littrainer import Trainer, TrainerCallback, TrainingArguments
-from littrainer.checkpoint.verification import get_last_checkpoint
 from tests.faults.failing import Fuse, in_event
 from tests.faults.signals import SignalIn
 from tests.scenarios.models import NoisyClassifier
@@ -294,65 +290,3 @@ def test_lightning_on_a_cluster_takes_no_signal_and_writes_no_checkpoint_of_its_
     stopped = make(tmp_path, SignalIn("on_step_end", 2, signal.SIGUSR1), jit_checkpoint_signals="SIGUSR1")
     assert stopped.train().global_step == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "littrainer_run.json"]
-
-
-SCRIPT = """
-import os, sys, time
-from littrainer import TrainerCallback
-from littrainer.engine.run_lightning import import_lightning
-from tests.scenarios.trainers import quiet_trainer
-
-class Telling(TrainerCallback):
-    def on_step_end(self, args, state, control, **kwargs):
-        print("step", state.global_step, flush=True)
-        time.sleep(0.05)
-
-def train(name, switch):
-    folder = os.path.join(sys.argv[1], name)
-    callbacks = [Telling()]
-    return quiet_trainer(folder, given={"callbacks": callbacks}, max_steps=2000, enable_jit_checkpoint=switch).train()
-
-# A fork, since importing takes longer than all else here.
-import_lightning()
-plain = os.fork()
-if not plain:
-    train("plain", False)
-    os._exit(0)
-print("plain", plain, flush=True)
-print("ended with", os.waitstatus_to_exitcode(os.waitpid(plain, 0)[1]), flush=True)
-print("returned", train("saving", True).global_step, flush=True)
-"""
-
-
-def wait_for(process: subprocess.Popen[str], beginning: str) -> str:
-    """The rest of the first further line of the process's output that begins so."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith(beginning):
-            return line.removeprefix(beginning).strip()
-    raise AssertionError("the process ended before")
-
-
-def test_a_process_told_to_end_saves_goes_on_after_train_and_ends_with_status_0(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
-    plain = None
-    try:
-        plain = int(wait_for(process, "plain "))
-        wait_for(process, "step 3")
-        os.kill(plain, signal.SIGTERM)
-        status = int(wait_for(process, "ended with "))
-        plain = None
-        wait_for(process, "step 3")
-        process.terminate()
-        output = process.communicate(timeout=300)[0]
-    finally:
-        process.kill()
-        if plain is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(plain, signal.SIGKILL)
-    assert (process.returncode, status) == (0, -signal.SIGTERM)
-    last = output.splitlines()[-1]
-    checkpoint = get_last_checkpoint(tmp_path / "saving")
-    assert checkpoint is not None and last == f"returned {checkpoint.rpartition('-')[2]}"
-    assert get_last_checkpoint(tmp_path / "plain") is None

@@ -32,6 +32,7 @@ from tests.fidelity.cases import (  # noqa: F401 (importing them registers their
     search_overrides,
     seq2seq,
     several_processes,
+    several_processes_accelerator,
     several_processes_data,
     several_processes_saving,
     several_processes_search,

@@ -6,12 +6,10 @@ writes them to `FOLDER/RANK.pickle`. The same functions run on the CPU in `test_
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 import pickle
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,19 +110,6 @@ def overflowing(side: ModuleType, folder: Path, **changes: Any) -> Any:
 
 
 @contextmanager
-def syncs_counted(found: list[str]) -> Iterator[None]:
-    """Collect where the host waits for the GPU within the block."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    found += [f"{one.filename}:{one.lineno}" for one in caught if "synchroniz" in str(one.message)]
-
-
-@contextmanager
 def syncs_profiled(found: list[str]) -> Iterator[None]:
     """Collect the calls of the CUDA runtime within the block by which the host waits for the GPU."""
     with torch.profiler.profile(activities=torch.profiler.supported_activities()) as profiler:  # noqa: SIM117
@@ -145,11 +130,8 @@ def calls_that_wait(events: Iterable[Any]) -> list[str]:
     ]
 
 
-def waits_in_whole_steps(side: ModuleType, folder: Path, counted: Any = syncs_profiled, **changes: Any) -> Any:
-    """Calls at which the host waited from the end of one step to that of the second one after it.
-
-    Unlike `waits_between_logs` it sees what is done between two steps: drawing the next batches and copying them.
-    """
+def waits_in_whole_steps(side: ModuleType, folder: Path, **changes: Any) -> Any:
+    """Calls at which the host waited from the end of one step to that of the second one after it."""
     found: list[str] = []
     steps: list[int] = []
 
@@ -158,41 +140,13 @@ def waits_in_whole_steps(side: ModuleType, folder: Path, counted: Any = syncs_pr
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == STEPS_OF_SETTING_UP:
-                self.block = counted(found)
+                self.block = syncs_profiled(found)
                 self.block.__enter__()
             elif self.block is not None:
                 steps.append(state.global_step)
                 if len(steps) == 2:
                     self.block.__exit__(None, None, None)
                     self.block = None
-
-    settings = {"logging_steps": 1000, "accelerator_config": {"non_blocking": True}, **changes}
-    trainer_of(side, folder, [Watcher()], **settings).train()
-    return {"steps": steps, "waits": found}
-
-
-def waits_between_logs(side: ModuleType, folder: Path, counted: Any = syncs_counted, **changes: Any) -> Any:
-    """Places or calls at which the host waited for the device in steps at whose end nothing is logged.
-
-    Parameters:
-        counted: what collects them, `syncs_counted` or `syncs_profiled`.
-    """
-    found: list[str] = []
-    steps = []
-
-    class Watcher(side.TrainerCallback):  # type: ignore[name-defined]
-        block: Any = None
-
-        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if STEPS_OF_SETTING_UP <= state.global_step < STEPS - 1:
-                steps.append(state.global_step)
-                self.block = counted(found)
-                self.block.__enter__()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if self.block is not None:
-                self.block.__exit__(None, None, None)
-                self.block = None
 
     settings = {"logging_steps": 1000, "accelerator_config": {"non_blocking": True}, **changes}
     trainer_of(side, folder, [Watcher()], **settings).train()
@@ -266,9 +220,7 @@ def spread(name: str) -> Callable[..., Any]:
 TRAININGS: dict[str, Callable[..., Any]] = {
     **{precision: training_in(precision) for precision in PRECISIONS},
     "overflowing": overflowing,
-    "waits between logs": waits_between_logs,
-    "profiled waits between logs": functools.partial(waits_between_logs, counted=syncs_profiled),
-    "profiled waits in whole steps": waits_in_whole_steps,
+    "waits in whole steps": waits_in_whole_steps,
     "batches": evaluating_batches,
     "memory reserved by evaluations": reserved_by_evaluations,
     "peak memory": peak_memory,

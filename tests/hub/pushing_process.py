@@ -13,12 +13,7 @@ os.environ["HF_HUB_OFFLINE"] = "0"
 assert os.environ["HF_ENDPOINT"].startswith("http://127.0.0.1:")
 
 from littrainer import Trainer  # noqa: E402
-from littrainer.hub import push_to_hub as pushing  # noqa: E402
-from littrainer.hub.uploads import Upload  # noqa: E402
 from tests.hub.runs import pushing_trainer  # noqa: E402
-from tests.scenarios.other_processes import wait_until  # noqa: E402
-
-SIGNS = 3
 
 
 class Counting(Trainer):
@@ -32,31 +27,8 @@ class Counting(Trainer):
         return commit
 
 
-def wait_for_signs(folder: Path, rank: int) -> None:
-    """Let the last push end only when the second process has heard several times that the first one still pushes."""
-    told = folder / "told"
-    agreed, send = pushing.agreed, Upload.send
-    heard: list[bool] = []
-
-    def hearing(flag: bool) -> bool:
-        heard.append(agreed(flag))
-        if rank == 1 and heard.count(True) == SIGNS:
-            told.touch()
-        return heard[-1]
-
-    def slow_send(self: Upload) -> Any:
-        if self.message.endswith("step 6, checkpoint"):
-            wait_until(told.exists, "the second process has heard several times that the first one still pushes")
-        return send(self)
-
-    pushing.LONGEST_SILENCE_SECONDS = 0.05
-    pushing.agreed = hearing
-    Upload.send = slow_send  # type: ignore[method-assign]
-
-
 def main(folder: Path) -> None:
     """Train, save and push, and write what this process saw."""
-    wait_for_signs(folder, int(os.environ["RANK"]))
     trainer = pushing_trainer(folder, kind=Counting, hub_strategy="checkpoint")
     assert isinstance(trainer, Counting)
     trainer.commits = []

@@ -60,20 +60,6 @@ def test_a_program_whose_training_died_ends_when_what_was_on_its_way_is_there(
     assert not (tmp_path / "run" / ".littrainer_push").exists()
 
 
-def test_a_push_that_fails_after_its_training_died_is_told_of_without_the_promise_of_another_one(
-    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    answer = threading.Event()
-    hub.faults.append(Fault("POST .*/commit/", 403, until=answer))
-    trainer = pushing_trainer(tmp_path, given={"callbacks": [AtStep(3, die)]})
-    with pytest.raises(Died):
-        trainer.train()
-    answer.set()
-    trainer.push_in_progress.wait_until_done()
-    assert "What was saved last is in output_dir; push_to_hub() pushes the model" in caplog.text
-    assert "Training goes on" not in caplog.text
-
-
 def test_a_push_that_failed_before_its_training_died_is_told_of_once_more(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

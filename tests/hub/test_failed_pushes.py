@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ COMMIT, PREUPLOAD = "POST .*/commit/", "POST .*/preupload/"
 
 # Name -> what goes wrong with every request of one kind, and what the error says to do.
 LASTING: dict[str, tuple[Fault, str]] = {
-    "500 at the commit": (Fault(COMMIT, 500), "push again later"),
     "403 for a full storage": (Fault(PREUPLOAD, 403, body={"error": "Private storage limit reached"}), "free storage"),
     "cut while files are sent": (Fault(COMMIT, cuts=True), "connection was cut"),
 }
@@ -97,28 +95,6 @@ def test_a_checkpoint_that_was_not_pushed_comes_later_where_all_of_them_are_want
     assert below("checkpoint-2/", files).keys() == below("checkpoint-6/", files).keys()
     assert below("checkpoint-6/", files) == files_below(tmp_path / "run" / "checkpoint-6")
     assert not (tmp_path / "run" / SNAPSHOT_DIR).exists()
-
-
-def test_what_a_training_that_has_ended_waits_for_is_told_now_and_then(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("littrainer.hub.uploads.SECONDS_BETWEEN_LINES", 0.01)
-    answer, told = threading.Event(), list[str]()
-
-    class Answering(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            told.append(record.getMessage())
-            answer.set()
-
-    hub.faults.append(Fault(COMMIT, until=answer))
-    handler, logger = Answering(logging.WARNING), logging.getLogger("littrainer.hub.uploads")
-    logger.addHandler(handler)
-    try:
-        pushing_trainer(tmp_path, max_steps=2).train()
-    finally:
-        logger.removeHandler(handler)
-    assert 'The push of "Training in progress, step 2" to someone/run is on its way, and is waited for, ' in told[0]
-    assert hub.repository().messages() == SAVES[:1]
 
 
 def test_a_push_by_hand_that_fails_in_the_background_is_a_warning_and_the_error_of_its_future(

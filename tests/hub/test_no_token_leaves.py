@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
 
 from littrainer import Trainer
-from littrainer.hub.repository import PushError, secrets_of, shows_token, text_of, without_tokens
+from littrainer.hub.repository import PushError, shows_token, without_tokens
 from tests.hub.runs import files_below, pushing_trainer
 from tests.hub.server import GOOD_TOKEN, USER, Fault, Hub
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
@@ -144,23 +143,6 @@ def test_a_trainer_that_is_sent_to_another_process_takes_no_pushes_along(hub: Hu
     trainer.train()
     again = pickle.loads(pickle.dumps(trainer.push_in_progress))
     assert again.is_done() and not has_token(pickle.dumps(trainer.push_in_progress))
-
-
-def test_the_token_that_is_logged_in_is_in_no_text_of_an_error(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "home" / "token"))
-    error = ValueError("Bearer by-variable and by-file are not welcome")
-    assert not shows_token(str(error)) and "by-file" in text_of(error)
-    monkeypatch.setenv("HF_TOKEN", "by-variable")
-    assert shows_token(str(error)) and text_of(error) == "ValueError: Bearer <HUB_TOKEN> and by-file are not welcome"
-    monkeypatch.delenv("HF_TOKEN")
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "token").write_text("by-file\n")
-    assert (
-        shows_token(str(error)) and text_of(error) == "ValueError: Bearer by-variable and <HUB_TOKEN> are not welcome"
-    )
-    assert secrets_of("given\n", None) == (b"given", b"by-file")
 
 
 def test_what_looks_like_a_token_is_in_no_text_of_an_error_whosever_it_is() -> None:

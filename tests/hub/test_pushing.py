@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.checkpoint.storage import WholeStorage
 from littrainer.hub.snapshot import SNAPSHOT_DIR
 from tests.hub.runs import PUSHING, AtEnd, AtStep, files_below, pushing_trainer
 from tests.hub.server import GOOD_TOKEN, MAIN, Fault, Hub
-from tests.scenarios.data import Rows, tag_rows, vector_rows
-from tests.scenarios.models import VectorClassifier, tiny_lora_tagger
+from tests.scenarios.data import Rows, vector_rows
+from tests.scenarios.models import VectorClassifier
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_arguments
 
@@ -136,35 +135,6 @@ def test_pushing_by_hand_gives_the_commit_or_a_future_of_it_and_sends_what_lay_t
     pushed = {name: content for name, content in repository.files().items() if name != ".gitattributes"}
     assert pushed == {name: content for name, content in before.items() if not name.startswith(SNAPSHOT_DIR)}
     assert not (run / SNAPSHOT_DIR).exists()
-
-
-def test_of_an_adapter_each_save_has_the_adapter_alone(hub: Hub, tmp_path: Path) -> None:
-    pytest.importorskip("peft")
-    rows = Rows(tag_rows(1) * 10)
-    pushing_trainer(
-        tmp_path, model=tiny_lora_tagger(), given={"train_dataset": rows}, hub_strategy="checkpoint"
-    ).train()
-    assert hub.repository().messages() == WITH_CHECKPOINTS
-    written, files = files_below(tmp_path / "run" / "checkpoint-6"), hub.repository().files()
-    loads = {"adapter_config.json", "adapter_model.safetensors", "training_args.bin"}
-    assert {name for name in files if "/" not in name} == loads | {".gitattributes"}
-    assert {name: files[name] for name in loads} == {name: written[name] for name in loads}
-    assert below("last-checkpoint/", files) == written
-
-
-def test_a_push_by_hand_writes_the_model_whole_also_where_checkpoints_have_it_in_parts(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def write_nothing(self: Any, output_dir: str) -> None:
-        """As for the checkpoints of FSDP in parts, whose weights follow with the optimizer's state."""
-        Path(output_dir).mkdir(parents=True, exist_ok=True)
-
-    monkeypatch.setattr(WholeStorage, "save_model_of_checkpoint", write_nothing)
-    trainer = pushing_trainer(tmp_path, max_steps=2)
-    trainer.train()
-    assert "model.safetensors" not in hub.repository().files()
-    trainer.push_to_hub()
-    assert hub.repository().files()["model.safetensors"] == (tmp_path / "run" / "model.safetensors").read_bytes()
 
 
 def test_trials_of_a_search_push_as_trainings_do(hub: Hub, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from littrainer import TrainingArguments
 from tests.hub.runs import pushing_trainer
 from tests.hub.server import GOOD_TOKEN, Hub
 from tests.hub.test_pushing import SAVES
@@ -38,18 +37,6 @@ def test_pushes_go_to_the_branch_of_hub_revision_which_is_made(hub: Hub, tmp_pat
     assert "release" in hub.repository().branches
 
 
-def test_set_push_to_hub_is_enough(hub: Hub, tmp_path: Path) -> None:
-    args = TrainingArguments(str(tmp_path / "run"), report_to="none", use_cpu=True, disable_tqdm=True)
-    args.set_push_to_hub("chosen", strategy="end", token=GOOD_TOKEN, private_repo=True)
-    from littrainer import Trainer
-    from tests.scenarios.models import VectorClassifier
-
-    trainer = Trainer(VectorClassifier(), args)
-    trainer.save_model()
-    assert hub.repository("chosen").asked_visibility == "private"
-    assert hub.repository("chosen").messages() == ["Model save"]
-
-
 def test_the_token_that_is_logged_in_is_taken_where_none_is_given(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,14 +54,6 @@ def test_without_a_valid_token_making_the_trainer_is_an_error_that_says_how_to_s
     with pytest.raises(HfHubHTTPError) as caught:
         pushing_trainer(tmp_path, hub_token=token)
     assert any("hf auth login" in note for note in getattr(caught.value, "__notes__", []))
-
-
-def test_a_namespace_that_the_token_may_not_write_to_is_an_error_before_training(hub: Hub, tmp_path: Path) -> None:
-    from huggingface_hub.errors import HfHubHTTPError
-
-    with pytest.raises(HfHubHTTPError) as caught:
-        pushing_trainer(tmp_path, hub_model_id="others/run")
-    assert any("hub_model_id" in note for note in getattr(caught.value, "__notes__", []))
 
 
 def test_without_push_to_hub_nothing_is_asked_of_any_hub(hub: Hub, tmp_path: Path) -> None:

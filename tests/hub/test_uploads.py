@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import functools
-import gc
 import logging
 import shutil
 import threading
@@ -113,18 +111,6 @@ def test_pushes_that_are_cancelled_leave_nothing_on_the_disk(sending: type[Sendi
     assert sending.sent == []
 
 
-def test_what_nobody_can_send_any_more_is_removed(sending: type[Sending], tmp_path: Path) -> None:
-    sending.error = OSError("refused")
-    pushes = failed_pushes(tmp_path, 1, deletes=True)
-    pushes.finish()
-    # The checkpoint waits for a push by hand.
-    assert set_aside(tmp_path) == names(1)
-    sending.error = None
-    del pushes
-    gc.collect()
-    assert set_aside(tmp_path) == []
-
-
 def test_snapshots_of_a_push_that_goes_on_are_left_alone_and_those_of_a_killed_run_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,51 +128,7 @@ def test_snapshots_of_a_push_that_goes_on_are_left_alone_and_those_of_a_killed_r
     assert not (tmp_path / SNAPSHOT_DIR).exists()
 
 
-def test_a_link_where_pushes_are_set_aside_is_refused_before_training_and_not_followed(
-    hub: Hub, tmp_path: Path
-) -> None:
-    trainer = pushing_trainer(tmp_path)
-    (tmp_path / "elsewhere" / "thesis").mkdir(parents=True)
-    (tmp_path / "run" / SNAPSHOT_DIR).symlink_to("../elsewhere")
-    for use in (trainer.train, lambda: trainer.push_to_hub(blocking=False)):
-        with pytest.raises(OSError, match=rf"is a link to \.\./elsewhere.*{SNAPSHOT_DIR}"):
-            use()
-        assert trainer.state.global_step == 0
-        assert list((tmp_path / "elsewhere").iterdir()) == [tmp_path / "elsewhere" / "thesis"]
-
-
 # ---- The thread ----
-
-
-def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "push to the Hub"]
-
-
-def test_pieces_of_work_are_done_one_after_the_other_also_after_an_error() -> None:
-    work, done, may_begin = PushInProgress(), list[int](), threading.Event()
-    failing = work.run(lambda: may_begin.wait(LONGEST_WAIT_SECONDS) / 0)
-
-    def note(number: int) -> int:
-        done.append(number)
-        return number
-
-    jobs = [work.run(functools.partial(note, number)) for number in range(5)]
-    assert not work.is_done() and done == []
-    may_begin.set()
-    assert [job.result(LONGEST_WAIT_SECONDS) for job in jobs] == done == [0, 1, 2, 3, 4]
-    assert isinstance(failing.exception(), ZeroDivisionError)
-    assert work.wait_until_done() and work.is_done()
-
-
-def test_a_thread_without_an_owner_ends() -> None:
-    before = threads()
-    work = PushInProgress()
-    work.run(lambda: None).result(60)
-    (thread,) = [one for one in threads() if one not in before]
-    del work
-    gc.collect()
-    thread.join(LONGEST_WAIT_SECONDS)
-    assert not thread.is_alive()
 
 
 def test_an_interruption_ends_the_wait_and_what_is_not_done_is_told_of(caplog: pytest.LogCaptureFixture) -> None:

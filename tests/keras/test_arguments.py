@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from littrainer import HfArgumentParser, TFTrainingArguments
+from littrainer import TFTrainingArguments
 from littrainer.arguments.choices import SchedulerType
 
 
@@ -21,12 +21,6 @@ def test_a_power_of_the_decay_chooses_the_polynomial_schedule(tmp_path: Path) ->
     assert TFTrainingArguments(str(tmp_path)).lr_scheduler_type is SchedulerType.LINEAR
 
 
-@pytest.mark.parametrize("power", [0.0, float("nan"), "two"])
-def test_a_power_that_is_none_is_refused(tmp_path: Path, power: object) -> None:
-    with pytest.raises(ValueError, match=r"poly_power.* has to be a number above 0"):
-        TFTrainingArguments(str(tmp_path), poly_power=power)  # type: ignore[arg-type]
-
-
 def test_a_power_and_another_schedule_contradict_each_other(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"poly_power=2.0.*lr_scheduler_type is 'cosine'"):
         TFTrainingArguments(str(tmp_path), poly_power=2.0, lr_scheduler_type="cosine")
@@ -37,10 +31,3 @@ def test_a_model_can_be_made_in_the_scope_of_the_strategy(tmp_path: Path) -> Non
     with args.strategy.scope():
         pass
     assert args.strategy.num_replicas_in_sync == args.n_replicas == 1
-
-
-def test_the_command_line_takes_the_first_editions_arguments(tmp_path: Path) -> None:
-    (args,) = HfArgumentParser(TFTrainingArguments).parse_args_into_dataclasses(
-        ["--output_dir", str(tmp_path), "--poly_power", "2", "--per_device_train_batch_size", "3"]
-    )
-    assert (args.poly_power, args.per_device_train_batch_size, args.xla) == (2.0, 3, False)

@@ -11,7 +11,6 @@ from littrainer.keras.model import (
     count_instances,
     mean_over_window,
     run_keras_model,
-    stable_names,
 )
 
 
@@ -26,17 +25,6 @@ def test_a_second_model_of_the_process_has_the_same_names(make_model: Any) -> No
     ]
     assert list(first.state_dict()) == list(second.state_dict())
     assert {"sequential/dense/kernel", "sequential/dense_1/kernel"} < set(first.state_dict())
-
-
-def test_layers_that_a_script_has_named_alike_keep_apart(keras: Any) -> None:
-    layers = [keras.layers.Dense(1, name=f"block_{number}") for number in (7, 3)]
-    model = keras.Sequential([keras.layers.Input((1,)), *layers], name="whole")
-    assert list(stable_names(model)) == [
-        "whole/block/kernel",
-        "whole/block/bias",
-        "whole/block_1/kernel",
-        "whole/block_1/bias",
-    ]
 
 
 def test_buffers_of_a_torch_module_inside_are_kept_and_moved(keras: Any) -> None:
@@ -90,24 +78,10 @@ def test_a_model_whose_call_takes_labels_returns_its_own_loss(keras: Any, featur
     assert run_keras_model(WithLabels(), inputs, None, False)[0] is None
 
 
-def test_a_compute_loss_of_an_earlier_keras_is_called_without_training(keras: Any, features: np.ndarray) -> None:
-    class Earlier(keras.Sequential):
-        def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
-            return y_pred.sum() * 0 + 7
-
-    model = Earlier([keras.layers.Input((4,)), keras.layers.Dense(2)])
-    assert run_keras_model(model, torch.tensor(features), torch.zeros(12), True)[0] == 7
-
-
 def test_a_model_without_a_loss_is_an_error_that_says_where_one_comes_from(keras: Any, features: np.ndarray) -> None:
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
     with pytest.raises(ValueError, match=r"Sequential has no loss.*model.compile\(loss=\.\.\.\).*run_model"):
         run_keras_model(model, torch.tensor(features), torch.zeros(12), True)
-
-
-def test_training_without_labels_is_an_error(make_model: Any, features: np.ndarray) -> None:
-    with pytest.raises(ValueError, match=r"no labels: let each sample of train_dataset be a pair"):
-        module_of(make_model())(torch.tensor(features))
 
 
 def test_instances_are_labels_that_count_or_rows() -> None:

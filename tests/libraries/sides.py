@@ -1,7 +1,7 @@
 """Runs an unchanged script on both sides, `python script.py` and `littrainer run script.py`, and reads what it left.
 
 A side's record is made of files that any training script writes: the log histories in `trainer_state.json`, weights in
-`*.safetensors`, numbers in `*results.json`. `python -m tests.libraries.sides SCRIPT ...` prints how far apart they are.
+`*.safetensors`, numbers in `*results.json`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import math
 import os
 import shutil
 import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,17 +169,6 @@ def _flat(content: Any, name: str = "") -> list[tuple[str, Any]]:
     return [] if any(part in name for part in TIMES) else [(name, content)]
 
 
-def differences(both: Both) -> dict[str, float]:
-    """How far apart the two sides are: path of a file -> the largest difference of its values.
-
-    It is infinite where a file, a name or a shape is there on one side only, or where text differs.
-    """
-    found = dict.fromkeys(both.ours.files ^ both.theirs.files, math.inf)
-    for path in both.ours.values.keys() & both.theirs.values.keys():
-        found[path] = max((amount for _, amount in compared(both, path)), default=0.0)
-    return found
-
-
 def compared(both: Both, path: str) -> list[tuple[str, float]]:
     """Each value of a file with its difference."""
     ours, theirs = both.ours.values[path], both.theirs.values[path]
@@ -203,34 +190,16 @@ def distance(one: Any, other: Any) -> float:
     return 0.0 if one == other else math.inf
 
 
-def described(both: Both, tolerance: float = 0.0) -> list[str]:
-    """A line for each value that differs by more than `tolerance`, with both values where they are short."""
+def described(both: Both) -> list[str]:
+    """A line for each value that differs, with both values if they are short."""
     lines = [
         f"{path}: only {'ours' if path in both.ours.files else 'theirs'}"
         for path in sorted(both.ours.files ^ both.theirs.files)
     ]
     for path in sorted(both.ours.values.keys() & both.theirs.values.keys()):
         for name, amount in compared(both, path):
-            if amount > tolerance or math.isnan(amount):
+            if amount:
                 pair = [side.values[path].get(name, "absent") for side in both]
                 shown = "" if any(hasattr(value, "shape") for value in pair) else f": ours {pair[0]}, theirs {pair[1]}"
                 lines.append(f"{path}: {name}: {amount:g}{shown}")
     return lines
-
-
-def main(scripts: list[str]) -> None:
-    """Print a table of the largest difference of each run of each script."""
-    for script in scripts:
-        with tempfile.TemporaryDirectory() as folder:
-            both = run_both(script, Path(folder))
-        per_run: dict[str, float] = {}
-        for path, amount in differences(both).items():
-            run = path.partition("/")[0]
-            per_run[run] = max(amount, per_run.get(run, 0.0))
-        for run, amount in sorted(per_run.items()):
-            print(f"| {script} | {run} | {amount:g} |", flush=True)
-        print("\n".join(described(both)[:40]), flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

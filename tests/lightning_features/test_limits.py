@@ -38,19 +38,6 @@ def test_a_limited_epoch_is_one_over_less_data(tmp_path: Path, kind: type[Traine
     assert plan == expected
 
 
-def test_a_limit_may_come_with_the_trainer_and_draws_from_all_of_the_data(tmp_path: Path) -> None:
-    seen: set[float] = set()
-
-    class Noting(Trainer):
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            seen.update(inputs["x"][:, 0].tolist())
-            return super().compute_loss(model, inputs, *args, **kwargs)
-
-    given = {"lightning": {"limit_train_batches": 1}}
-    trainer = quiet_trainer(tmp_path, rows=20, kind=Noting, given=given, num_train_epochs=4)
-    assert trainer.train().global_step == 4 and len(seen) > 4
-
-
 def test_a_limited_epoch_resumes_where_it_stood(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"lightning": {"limit_train_batches": 3}, "num_train_epochs": 3, **EACH_STEP}
     saving = {"save_strategy": "steps", "save_steps": 4, "save_total_limit": None}
@@ -93,17 +80,6 @@ def test_a_limited_evaluation_is_one_of_the_first_samples(tmp_path: Path, limit:
     }
     assert found["eval_loss"] == losses(limited, "eval_loss")[0][1]
     assert output.num_samples == 6 and len(output.predictions) == 6
-
-
-def test_a_metric_of_single_batches_gives_its_result_at_the_last_that_is_read(tmp_path: Path) -> None:
-    counts: list[int] = []
-
-    def count(predictions: Any, compute_result: bool) -> Any:
-        counts.append(len(predictions.label_ids))
-        return {"samples": sum(counts)} if compute_result else None
-
-    changes: dict[str, Any] = {"lightning": {"limit_val_batches": 2}, "batch_eval_metrics": True}
-    assert quiet_trainer(tmp_path, given={"compute_metrics": count}, **changes).evaluate()["eval_samples"] == 6
 
 
 @pytest.mark.parametrize(
@@ -171,13 +147,6 @@ def test_overfitting_sees_the_same_batches_in_each_epoch_and_in_evaluations(tmp_
     assert losses(trainer, "eval_loss")[0][1] == pytest.approx(
         trainer.evaluate(Rows(vector_rows(7, seed=1)[:6]))["eval_loss"]
     )
-
-
-def test_limits_that_are_none_limit_nothing(tmp_path: Path) -> None:
-    unset = {"limit_train_batches": None, "overfit_batches": 0, "fast_dev_run": None, "detect_anomaly": False}
-    kept = dict(unset)
-    assert quiet_trainer(tmp_path, lightning=unset, rows=12, num_train_epochs=1).train().global_step == 3
-    assert unset == kept
 
 
 @pytest.mark.parametrize("shuffle", [True, False])

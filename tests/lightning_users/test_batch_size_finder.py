@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import DataLoader
 
-from littrainer import Trainer
+from littrainer import Trainer, default_data_collator
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
@@ -37,9 +36,11 @@ class Bounded(VectorClassifier):
         return list(dict.fromkeys(self.sizes))
 
 
+@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
 @pytest.mark.parametrize(
     ("keywords", "size", "tried"),
     [
+        ({}, 8, [2, 4, 8, 16]),
         ({"mode": "binsearch", "margin": 0.0}, 11, [2, 4, 8, 16, 12, 10, 11]),
         ({"mode": "binsearch", "margin": 0.2}, 8, [2, 4, 8, 16, 12, 10, 11]),
         ({"init_val": 40}, 10, [40, 20, 10]),
@@ -49,21 +50,14 @@ class Bounded(VectorClassifier):
     ],
 )
 def test_it_finds_the_largest_size_that_fits(
-    tmp_path: Path, keywords: dict[str, Any], size: int, tried: list[int]
+    tmp_path: Path, kind: type[Trainer], keywords: dict[str, Any], size: int, tried: list[int]
 ) -> None:
     model = Bounded(11)
-    trainer = quiet_trainer(tmp_path, model, rows=480)
+    trainer = quiet_trainer(tmp_path, model, rows=480, kind=kind)
     assert trainer.scale_batch_size(**keywords) == size and model.tried == tried
     # Three optimizer steps with each.
     assert all(model.sizes.count(one) == 3 for one in tried if one <= 11)
     assert trainer._train_batch_size == 4 and not trainer.args.auto_find_batch_size
-
-
-@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
-def test_by_default_it_doubles_until_memory_runs_out(tmp_path: Path, kind: type[Trainer]) -> None:
-    model = Bounded(11)
-    assert quiet_trainer(tmp_path, model, rows=480, kind=kind).scale_batch_size() == 8
-    assert model.tried == [2, 4, 8, 16]
 
 
 def test_it_stops_at_the_samples_that_there_are(tmp_path: Path) -> None:
@@ -74,13 +68,11 @@ def test_it_stops_at_the_samples_that_there_are(tmp_path: Path) -> None:
     assert quiet_trainer(tmp_path, Bounded(20), given=given, max_steps=1).scale_batch_size() == 16
 
 
-@pytest.mark.parametrize("by_schedule", [False, True])
-def test_accumulated_gradients_take_their_memory_also_where_they_come_later(tmp_path: Path, by_schedule: bool) -> None:
-    model, accumulation = Bounded(7), 1 if by_schedule else 5
-    given = {"callbacks": [GradientAccumulationScheduler({2: 5})] if by_schedule else []}
-    trainer = quiet_trainer(tmp_path, model, rows=100, given=given, gradient_accumulation_steps=accumulation)
+def test_accumulated_gradients_take_their_memory(tmp_path: Path) -> None:
+    model = Bounded(7)
+    trainer = quiet_trainer(tmp_path, model, rows=100, gradient_accumulation_steps=5)
     assert trainer.scale_batch_size(steps_per_trial=1) == 4
-    assert model.sizes.count(4) == 2 and trainer.args.gradient_accumulation_steps == accumulation
+    assert model.sizes.count(4) == 2 and trainer.args.gradient_accumulation_steps == 5
 
 
 def test_memory_for_nothing_is_an_error_with_what_to_do(tmp_path: Path) -> None:
@@ -89,40 +81,14 @@ def test_memory_for_nothing_is_an_error_with_what_to_do(tmp_path: Path) -> None:
         trainer.scale_batch_size(init_val=8)
 
 
-def test_another_error_is_passed_on(tmp_path: Path) -> None:
-    class Broken(VectorClassifier):
-        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
-            raise RuntimeError("a shape that does not fit")
-
-    trainer = quiet_trainer(tmp_path, Broken())
-    with pytest.raises(RuntimeError, match="a shape that does not fit"):
-        trainer.scale_batch_size()
-    assert trainer._train_batch_size == 4
-
-
 @pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("tells", [True, False])
-def test_a_loader_of_ones_own_has_to_take_the_size(tmp_path: Path, tells: bool, accumulation: int) -> None:
+def test_a_loader_of_ones_own_has_to_take_the_size(tmp_path: Path, accumulation: int) -> None:
     class Own(Trainer):
         def get_train_dataloader(self) -> Any:
-            rows = [{"x": row["x"], "labels": torch.tensor(row["labels"])} for row in vector_rows(12)]
-            if tells:
-                return DataLoader(Rows(rows), batch_size=3)
-            return DataLoader(Rows(rows), batch_sampler=BatchSampler(SequentialSampler(rows), 3, drop_last=False))
+            return DataLoader(Rows(vector_rows(12)), batch_size=3, collate_fn=default_data_collator)
 
     with pytest.raises(ValueError, match=r"asked for micro-batches of 2 samples, and .* made some of 3: let it read"):
         quiet_trainer(tmp_path, kind=Own, gradient_accumulation_steps=accumulation).scale_batch_size()
-
-
-def test_a_loader_of_ones_own_that_takes_the_size_may_end_with_a_smaller_batch(tmp_path: Path) -> None:
-    class Own(Trainer):
-        def get_train_dataloader(self) -> Any:
-            rows = [{"x": row["x"], "labels": torch.tensor(row["labels"])} for row in vector_rows(13)]
-            batches = BatchSampler(SequentialSampler(rows), self._train_batch_size, drop_last=False)
-            return DataLoader(Rows(rows), batch_sampler=batches)
-
-    trainer = quiet_trainer(tmp_path, Bounded(9), kind=Own, rows=13, gradient_accumulation_steps=2)
-    assert trainer.scale_batch_size() == 8
 
 
 def test_a_trial_of_the_script_keeps_the_size(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

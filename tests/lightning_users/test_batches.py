@@ -67,72 +67,37 @@ def interrupted_and_resumed(
     return whole.heard, rest.heard
 
 
-@pytest.mark.parametrize("kind", [CountingModule, PlainModule])
-@pytest.mark.parametrize(("accumulation", "number", "goes_on_behind"), [(1, 4, 4), (1, 6, 6), (4, 8, 6), (4, 10, 10)])
-def test_a_resumed_training_gets_the_batches_and_random_draws_of_one_that_was_not_interrupted(
-    tmp_path: Path, kind: Any, accumulation: int, number: int, goes_on_behind: int
-) -> None:
-    whole, rest = interrupted_and_resumed(
-        tmp_path, "on_train_batch_end", number, kind=kind, accumulate_grad_batches=accumulation
-    )
-    assert len(whole) == 3 * EPOCH
-    assert rest == whole[goes_on_behind:]
+ALL_COLUMNS = {"remove_unused_columns": False}
+LENGTHS = [{"x": float(index), "input_ids": [0] * (index % 5 + 1)} for index in range(ROWS)]
+WITH_LENGTHS = {"rows": LENGTHS, "arguments": {"train_sampling_strategy": "group_by_length", **ALL_COLUMNS}}
+UNSEEDED = {"arguments": {"accelerator_config": {"use_seedable_sampler": False}}}
+STREAM, LATE = {"rows": StreamOfNumbers(ROWS)}, {"loads_late": True}
+BY_STEPS = {**STREAM, "max_epochs": -1, "max_steps": 8}
+WORKERS = {"arguments": {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}, "max_epochs": 2}
 
 
-@pytest.mark.parametrize("number", [3, 5])
-def test_a_checkpoint_within_an_optimizer_step_resumes_at_its_beginning_since_gradients_are_not_kept(
-    tmp_path: Path, number: int
-) -> None:
-    whole, rest = interrupted_and_resumed(tmp_path, "on_train_batch_end", number, accumulate_grad_batches=2)
-    assert rest == whole[number - 1 :]
-
-
-@pytest.mark.parametrize("hook", ["on_train_epoch_start", "on_train_epoch_end", "on_validation_end"])
-@pytest.mark.parametrize("limit", [{}, {"max_epochs": -1, "max_steps": 3 * EPOCH}])
-def test_a_checkpoint_between_epochs_resumes_with_the_next_one(tmp_path: Path, hook: str, limit: Any) -> None:
-    number = 2 if hook == "on_train_epoch_start" else 1
-    whole, rest = interrupted_and_resumed(tmp_path, hook, number, evaluated=Numbers(3), **limit)
-    assert len(whole) == 3 * EPOCH
-    assert rest == whole[EPOCH:]
-
-
+# Gradients are not kept, so a checkpoint within an optimizer step resumes at its beginning.
 @pytest.mark.parametrize(
-    "arguments",
+    ("number", "goes_on_behind", "accumulation", "given"),
     [
-        {"train_sampling_strategy": "group_by_length"},
-        {"accelerator_config": {"use_seedable_sampler": False}},
+        *((number, number, 1, {"kind": kind}) for kind in (CountingModule, PlainModule) for number in (4, EPOCH)),
+        *((number, behind, 4, {}) for number, behind in ((8, 6), (10, 10))),
+        *((number, number - 1, 2, {}) for number in (3, 5)),
+        (6, 5, 2, {"limit_train_batches": 5}),
+        *((EPOCH + 2, EPOCH + 2, 1, given) for given in (WITH_LENGTHS, UNSEEDED)),
+        (2, 2, 1, WORKERS),
+        *((number, number, 1, {**LATE, **given}) for given in ({}, STREAM) for number in (2, EPOCH)),
+        *((number, number, 1, given) for given in (STREAM, BY_STEPS) for number in (3, EPOCH, EPOCH + 1)),
+        *((3, 2, 2, given) for given in (STREAM, BY_STEPS)),
     ],
 )
-def test_a_resumed_training_goes_on_in_an_order_that_follows_from_the_generators(
-    tmp_path: Path, arguments: Any
-) -> None:
-    rows = [{"x": float(index), "input_ids": [0] * (index % 5 + 1)} for index in range(ROWS)]
-    whole, rest = interrupted_and_resumed(
-        tmp_path, "on_train_batch_end", EPOCH + 2, rows=rows, arguments={**arguments, "remove_unused_columns": False}
-    )
-    assert rest == whole[EPOCH + 2 :]
-
-
-def test_a_resumed_training_goes_on_with_the_draws_of_workers_that_live_on(tmp_path: Path) -> None:
-    workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
-    whole, rest = interrupted_and_resumed(tmp_path, "on_train_batch_end", 2, arguments=workers, max_epochs=2)
-    assert rest == whole[2:]
-
-
-@pytest.mark.parametrize("limit", [{}, {"max_epochs": -1, "max_steps": 8}])
-@pytest.mark.parametrize(("accumulation", "number"), [(1, 3), (2, 3), (1, 6), (1, 7)])
-def test_a_training_on_a_stream_of_unknown_length_is_resumed_exactly(
-    tmp_path: Path, limit: Any, accumulation: int, number: int
+def test_a_resumed_training_gets_the_batches_and_random_draws_of_one_that_was_not_interrupted(
+    tmp_path: Path, number: int, goes_on_behind: int, accumulation: int, given: dict[str, Any]
 ) -> None:
     whole, rest = interrupted_and_resumed(
-        tmp_path,
-        "on_train_batch_end",
-        number,
-        rows=StreamOfNumbers(ROWS),
-        accumulate_grad_batches=accumulation,
-        **limit,
+        tmp_path, "on_train_batch_end", number, accumulate_grad_batches=accumulation, **given
     )
-    assert rest == whole[number - number % accumulation :]
+    assert rest and rest == whole[goes_on_behind:]
 
 
 class Counted(CountingModule):
@@ -144,38 +109,43 @@ class Counted(CountingModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         steps = not self.trainer.fit_loop._should_accumulate()
-        closes = self.trainer.train_dataloader.handed_out[batch_idx].closes_window
+        micro_batch = self.trainer.train_dataloader.handed_out.get(batch_idx)
+        closes = micro_batch is not None and micro_batch.closes_window
         self.counts.append((self.trainer.current_epoch, batch_idx, steps, closes, self.trainer.global_step))
         return super().training_step(batch, batch_idx)
 
 
 @pytest.mark.parametrize("is_limited_by_steps", [False, True])
 @pytest.mark.parametrize("accumulation", [1, 4])
-@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_validation_end", "on_train_epoch_end"])
-def test_a_stream_resumed_at_the_end_of_an_epoch_begins_the_next_one_for_lightning_too(
-    tmp_path: Path, hook: str, accumulation: int, is_limited_by_steps: bool
+@pytest.mark.parametrize("rows", [Numbers(ROWS), StreamOfNumbers(ROWS)])
+@pytest.mark.parametrize(
+    ("hook", "number", "is_evaluated"),
+    [
+        ("on_train_batch_end", EPOCH, False),
+        ("on_validation_end", 1, True),
+        ("on_train_epoch_end", 1, False),
+        ("on_train_epoch_end", 1, True),
+        ("on_train_epoch_start", 2, False),
+    ],
+)
+def test_a_training_resumed_between_epochs_begins_the_next_one_for_lightning_too(
+    tmp_path: Path, hook: str, number: int, is_evaluated: bool, rows: Any, accumulation: int, is_limited_by_steps: bool
 ) -> None:
     checkpoint, steps = tmp_path / "one.ckpt", 3 * EPOCH if accumulation == 1 else 6
     keywords: dict[str, Any] = {"max_epochs": -1, "max_steps": steps} if is_limited_by_steps else {"max_epochs": 3}
 
     def trained(**others: Any) -> tuple[list[Any], list[Any]]:
         module = Counted()
-        evaluated = Numbers(3) if hook == "on_validation_end" else None
-        data = numbers_module(StreamOfNumbers(ROWS), collate_with_noise, evaluated)
+        evaluated = Numbers(3) if is_evaluated else None
+        data = numbers_module(rows, collate_with_noise, evaluated)
         heard = fit(module, data, accumulate_grad_batches=accumulation, **keywords, **others).heard
         return heard, module.counts
 
-    number = EPOCH if hook == "on_train_batch_end" else 1
     heard, counts = trained(callbacks=[SavingOnce(checkpoint, hook, number)])
     assert len(counts) == 3 * EPOCH
-    assert trained(checkpoint=checkpoint, seed=77) == (heard[EPOCH:], counts[EPOCH:])
-
-
-@pytest.mark.parametrize("rows", [Numbers(ROWS), StreamOfNumbers(ROWS)])
-@pytest.mark.parametrize("number", [2, EPOCH])
-def test_strategies_that_load_a_checkpoint_late_resume_exactly_too(tmp_path: Path, rows: Any, number: int) -> None:
-    whole, rest = interrupted_and_resumed(tmp_path, "on_train_batch_end", number, rows=rows, loads_late=True)
-    assert rest == whole[number:]
+    rest, counted = trained(checkpoint=checkpoint, seed=77)
+    assert rest == heard[EPOCH:]
+    assert counted == counts[EPOCH:]
 
 
 def test_a_resumed_training_shuffles_as_before_whatever_its_seed_without_a_word_of_lightning(
@@ -239,36 +209,6 @@ def test_with_other_sizes_training_goes_on_behind_as_many_samples_and_reads_all_
     assert ("written with other data: there are now" in caplog.text) is not is_between_epochs
     place = torch.load(again, weights_only=True)["TrainerDataModule"]["processes"][0]
     assert (place["epoch"], place["micro_batches"]) == (number // -(-ROWS // then) + 1, 0)
-
-
-@pytest.mark.parametrize(
-    "hook", ["on_train_epoch_start", "on_train_batch_end", "on_validation_end", "on_train_epoch_end"]
-)
-@pytest.mark.parametrize("sizes", [(2, 4), (4, 2)])
-@pytest.mark.parametrize("is_limited_by_steps", [False, True])
-def test_with_another_batch_size_the_epoch_behind_a_checkpoint_is_read_from_its_beginning(
-    tmp_path: Path, hook: str, sizes: tuple[int, int], is_limited_by_steps: bool
-) -> None:
-    checkpoint, (in_epoch, in_epoch_now) = tmp_path / "one.ckpt", (ROWS // 2, EPOCH) if sizes[0] == 2 else (EPOCH, 11)
-    number = {"on_train_batch_end": in_epoch, "on_train_epoch_start": 2}.get(hook, 1)
-    saves = SavingOnce(checkpoint, hook, number)
-
-    def data(size: int) -> Any:
-        return numbers_module(Numbers(ROWS), collate, Numbers(2), per_device_train_batch_size=size)
-
-    fit(PlainModule(), data(sizes[0]), callbacks=[saves], max_epochs=2)
-    length: Any = {"max_epochs": -1, "max_steps": in_epoch + in_epoch_now} if is_limited_by_steps else {"max_epochs": 2}
-    read = fit(PlainModule(), data(sizes[1]), checkpoint=checkpoint, **length).numbers
-    assert len(read) == in_epoch_now
-    assert sorted(value for numbers in read for value in numbers) == list(range(ROWS))
-
-
-def test_a_training_on_a_part_of_each_epoch_is_resumed_exactly(tmp_path: Path) -> None:
-    whole, rest = interrupted_and_resumed(
-        tmp_path, "on_train_batch_end", 6, accumulate_grad_batches=2, limit_train_batches=5
-    )
-    assert len(whole) == 15
-    assert rest == whole[5:]
 
 
 def test_windows_close_where_lightning_steps_also_where_accumulation_or_length_change() -> None:

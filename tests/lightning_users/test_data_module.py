@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from collections import UserDict
 from pathlib import Path
 from typing import Any
@@ -153,15 +152,13 @@ def test_columns_that_forward_does_not_take_go_unless_they_are_to_stay(caplog: p
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return self.listener(**batch)["loss"]
 
-    module, data = Modelless(), numbers_module(Numbers(2), names)
-    with caplog.at_level(logging.WARNING, "littrainer"):
+    for columns, model in ((2.0, None), (1.0, Listener())):
+        module, data = Modelless(), numbers_module(Numbers(2), names)
+        data.model = model
+        caplog.clear()
         lightning(max_epochs=1).fit(module, datamodule=data)
-    assert module.listener.numbers == [[2.0, 2.0]]
-    assert "has no `model` whose forward says which columns it takes" in caplog.text
-    told, module = Modelless(), Modelless()
-    data.model = told.listener
-    lightning(max_epochs=1).fit(module, datamodule=data)
-    assert module.listener.numbers == [[1.0, 1.0]]
+        assert module.listener.numbers == [[columns, columns]]
+        assert ("has no `model` whose forward says which columns it takes" in caplog.text) is (model is None)
 
 
 def test_an_error_that_misses_a_column_that_was_left_out_says_so() -> None:
@@ -172,15 +169,6 @@ def test_an_error_that_misses_a_column_that_was_left_out_says_so() -> None:
         fit(PlainModule(), numbers_module(Numbers(2), read_unused), max_epochs=1)
     notes: Any = caught.value.__notes__  # type: ignore[attr-defined]
     assert "remove_unused_columns has left 'unused' out of the training set: Listener.forward takes x" in notes[-1]
-
-
-def test_a_subclass_may_make_its_datasets_in_setup() -> None:
-    class Own(TrainerDataModule):
-        def setup(self, stage: str) -> None:
-            self.train_dataset, self.data_collator = Numbers(3), collate
-            super().setup(stage)
-
-    assert len(fit(PlainModule(), Own(), max_epochs=2).heard) == 2
 
 
 def test_without_an_eval_dataset_nothing_is_validated_and_nothing_is_said(recwarn: pytest.WarningsRecorder) -> None:
@@ -252,9 +240,6 @@ def test_a_fit_that_fails_before_it_reads_leaves_no_place_to_the_next_one(tmp_pa
     with pytest.raises(RuntimeError, match="too early"):
         fit(PlainModule(), again, checkpoint=checkpoint, callbacks=[Fails()])
     assert len(fit(PlainModule(), again, max_epochs=1).heard) == 6
-    # What a program loads itself is for the next fit.
-    again.load_state_dict(torch.load(checkpoint, weights_only=True)["TrainerDataModule"])
-    assert len(fit(PlainModule(), again, max_epochs=1).heard) == 3
 
 
 def test_a_state_of_another_version_is_refused_and_one_loaded_for_an_evaluation_is_passed_over() -> None:

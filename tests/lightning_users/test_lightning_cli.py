@@ -80,15 +80,6 @@ def test_options_and_a_file_set_arguments_of_the_model_and_its_data(tmp_path: Pa
     assert written["model"]["args"]["learning_rate"] == 2e-3 and written["data"]["rows"] == 12
 
 
-def test_a_saved_run_is_validated_from_its_checkpoint_on_the_command_line(tmp_path: Path, model_folder: str) -> None:
-    options = [f"--model.model={model_folder}", "--model.args.learning_rate=0.02"]
-    trained = cli(tmp_path, "fit", *options)
-    loss = trained.trainer.callback_metrics["val_loss"].item()
-    (checkpoint,) = (tmp_path / "checkpoints").glob("*.ckpt")
-    again = cli(tmp_path, "validate", *options, "--ckpt_path", str(checkpoint))
-    assert again.trainer.callback_metrics["val_loss"].item() == loss
-
-
 class SmallBert(TransformersModule):
     """A module of a user's own, with options of its own."""
 
@@ -108,8 +99,3 @@ def test_a_subclass_brings_options_of_its_own(tmp_path: Path) -> None:
     again = cli(tmp_path, "validate", "--ckpt_path", str(checkpoint), module=SmallBert)
     assert again.model.model.config.hidden_size == 8
     assert again.trainer.callback_metrics["val_loss"] == done.trainer.callback_metrics["val_loss"]
-
-
-def test_an_unknown_argument_ends_the_command_line_with_its_name(tmp_path: Path, model_folder: str) -> None:
-    with pytest.raises(TypeError, match=r"learing_rate.*learning_rate"):
-        cli(tmp_path, "fit", f"--model.model={model_folder}", "--model.args.learing_rate=0.1")

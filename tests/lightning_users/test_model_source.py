@@ -5,14 +5,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 
 from littrainer import Trainer, TransformersCheckpointIO, TransformersModule, set_seed
 from littrainer.checkpoint.lightning_format import MARK
-from littrainer.lightning.model_source import description_of, made_at_once, made_by
-from tests.lightning_users.fitting import fitted, loader, module_of, trainer_for
+from littrainer.lightning.model_source import made_at_once, made_by
+from tests.lightning_users.fitting import fitted, loader, module_of
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier, tiny_gpt2
@@ -45,20 +44,11 @@ def test_a_configuration_without_a_class_asks_for_one(tmp_path: Path) -> None:
         made_at_once(str(tmp_path), "AutoModle")
 
 
-def test_a_model_of_a_script_has_no_description() -> None:
-    class Own(type(tiny_gpt2())):  # type: ignore[misc]
-        pass
-
-    assert description_of(VectorClassifier()) is None and description_of(None) is None
-    assert description_of(Own(tiny_gpt2().config)) is None
-
-
 @pytest.mark.parametrize(
     ("source", "kind", "message"),
     [
         (None, ValueError, r"needs a model.*load_from_checkpoint\(path, model=\.\.\.\)"),
         (3, TypeError, "The model is an int; give a torch.nn.Module"),
-        ({"class": "GPT2LMHeadModel"}, ValueError, "needs 'class'.*and 'config'.*this one has 'class'"),
     ],
 )
 def test_anything_else_is_no_model(source: Any, kind: type[Exception], message: str) -> None:
@@ -101,14 +91,6 @@ def test_a_checkpoint_says_in_plain_values_how_to_make_the_module_and_holds_no_t
     # What loggers show and LightningCLI reads.
     assert checkpoint["hyper_parameters"] == {"args": ARGS}
     json.dumps(mark)
-
-
-def test_a_checkpoint_is_written_without_a_training_too(tmp_path: Path) -> None:
-    module, trainer = module_of(tiny_gpt2()), trainer_for()
-    trainer.validate(module, loader(language_rows(4), 2, pad_tokens), verbose=False)
-    trainer.save_checkpoint(tmp_path / "x.ckpt")
-    assert torch.load(tmp_path / "x.ckpt", weights_only=True)[MARK]["max_steps"] is None
-    assert same_weights(TransformersModule.load_from_checkpoint(tmp_path / "x.ckpt"), module)
 
 
 def test_a_checkpoint_of_a_scripts_own_model_needs_the_model(tmp_path: Path) -> None:
@@ -163,25 +145,6 @@ def test_a_checkpoint_that_would_run_code_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"weights_only|Weights only"):
         TransformersModule.load_from_checkpoint(tmp_path / "x.ckpt")
     assert not (tmp_path / "was-run").exists()
-
-
-def test_a_training_goes_on_from_a_checkpoint_of_its_module(tmp_path: Path) -> None:
-    class Stops(Exception):
-        pass
-
-    class SavesAndStops(pl.Callback):
-        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-            trainer.save_checkpoint(tmp_path / "half.ckpt")
-            raise Stops
-
-    whole, half, resumed = (module_of(args={**ARGS, "optim": "adamw_torch"}) for _ in range(3))
-    rows = loader(vector_rows(8))
-    fitted(whole, rows, max_epochs=2)
-    with pytest.raises(Stops):
-        fitted(half, rows, max_epochs=2, callbacks=[SavesAndStops()])
-    trainer = trainer_for(max_epochs=2)
-    trainer.fit(resumed, rows, ckpt_path=tmp_path / "half.ckpt", weights_only=True)
-    assert same_weights(resumed, whole) and trainer.global_step == 4
 
 
 # ---- Folders ---------------------------------------------------------------------------------------------------------

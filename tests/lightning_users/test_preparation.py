@@ -42,12 +42,6 @@ def test_an_optimizer_with_a_backward_pass_of_its_own_is_refused() -> None:
         module_of(optimizer_cls_and_kwargs=(Fused, {"lr": 0.1})).optimizer_and_schedule(3)
 
 
-def test_unfit_options_of_a_schedule_are_refused_as_in_a_trainer() -> None:
-    module = module_of(args={"lr_scheduler_kwargs": {"num_cycles": 2}})
-    with pytest.raises(TypeError, match="num_cycles"):
-        module.optimizer_and_schedule(3)
-
-
 BOUND = 0.05
 
 

@@ -40,6 +40,15 @@ def test_with_the_trainers_data_numbers_are_equal_bit_for_bit(tmp_path: Path, jo
     assert curve_of_lightning(job, accumulation, data_module) == ours
 
 
+def test_arguments_that_change_the_loss_change_it_as_in_a_trainer(tmp_path: Path) -> None:
+    changes = {"label_smoothing_factor": 0.3, "neftune_noise_alpha": 50.0}
+    job = JOBS["language model"]
+    ours = curve_of_our_trainer(tmp_path, job, 4, **changes)
+    assert curve_of_lightning(job, 4, data_module, **changes) == ours
+    for name in changes:
+        assert curve_of_lightning(job, 4, data_module, **{**changes, name: 0}).losses != ours.losses
+
+
 @each_accumulation
 @each_job
 def test_with_anybodys_loader_numbers_are_equal_within_rounding(tmp_path: Path, job: Job, accumulation: int) -> None:

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,6 +17,7 @@ from tests.scenarios.models import (
     tiny_bert_config,
     tiny_bert_for_masked_tokens,
     tiny_gpt2,
+    tiny_lora_tagger,
 )
 from tests.scenarios.trainers import quiet_arguments
 
@@ -90,30 +89,9 @@ def test_facts_are_those_that_transformers_trainer_reads(tmp_path: Path, build: 
 
 
 def test_an_adapter_is_looked_through() -> None:
-    inner = VectorClassifier()
-
-    class Adapter(nn.Module):
-        def get_base_model(self) -> nn.Module:
-            return inner
-
-        def forward(self, *args: Any, **kwargs: Any) -> None: ...
-
-    class MixedAdapter(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.base_model = nn.Module()
-            self.base_model.model = inner
-
-    names = {"peft.peft_model": ("PeftModel", Adapter), "peft.mixed_model": ("PeftMixedModel", MixedAdapter)}
-    with pytest.MonkeyPatch.context() as patch:
-        for module_name, (class_name, kind) in names.items():
-            module: Any = ModuleType(module_name)
-            setattr(module, class_name, kind)
-            patch.setitem(sys.modules, module_name, module)
-        assert base_model(Adapter()) is inner and base_model(MixedAdapter()) is inner
-        assert facts_about(Adapter()) == facts_about(inner)
-    assert base_model(inner) is inner
-    assert facts_about(TwoLabels()).forward_arguments == ("label_a", "x", "my_labels", "start_positions")
+    adapted = tiny_lora_tagger()
+    assert base_model(adapted) is adapted.base_model.model and base_model(base_model(adapted)) is base_model(adapted)
+    assert facts_about(adapted) == facts_about(base_model(adapted))
 
 
 def test_parameters_that_deepspeed_has_sharded_count_in_whole() -> None:

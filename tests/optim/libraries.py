@@ -45,18 +45,10 @@ class Recording(torch.optim.Optimizer):
                         parameter.add_(parameter.grad, alpha=-group["lr"])
 
 
-class OverridesOfModules:
-    """What bitsandbytes' manager is told to keep in 32 bits."""
-
-    def __init__(self) -> None:
-        self.told: list[Any] = []
-
-    def register_module_override(self, module: Any, name: str, config: dict[str, Any]) -> None:
-        self.told.append((module, name, config))
-
-
-def install(monkeypatch: pytest.MonkeyPatch, library: str) -> OverridesOfModules:
+def install(monkeypatch: pytest.MonkeyPatch, library: str) -> list[Any]:
     """Put a stand-in for a library into this process, for us and for transformers, until the test ends.
+
+    What bitsandbytes' manager is told to keep in 32 bits comes into the list that is returned.
 
     Make training arguments and models beforehand: transformers looks around for libraries while it makes them.
 
@@ -69,10 +61,11 @@ def install(monkeypatch: pytest.MonkeyPatch, library: str) -> OverridesOfModules
         module = add_module(monkeypatch, name)
         for class_name in classes:
             setattr(module, class_name, type(class_name, (Recording,), {"__module__": name}))
-    overrides = OverridesOfModules()
-    manager = SimpleNamespace(get_instance=lambda: overrides)
+    overrides: list[Any] = []
+    manager = SimpleNamespace(register_module_override=lambda *given: overrides.append(given))
     if library == "bitsandbytes":
-        sys.modules["bitsandbytes.optim"].GlobalOptimManager = manager  # type: ignore[attr-defined]
+        found: Any = sys.modules["bitsandbytes.optim"]
+        found.GlobalOptimManager = SimpleNamespace(get_instance=lambda: manager)
     theirs = transformers.trainer_optimizer
     for name in vars(theirs).copy():
         if name.startswith("is_") and name.endswith("_available"):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +14,19 @@ from tests.compat.processes import facts_of
 
 WAYS = {
     "from transformers import Trainer": "Trainer",
-    "from transformers import TrainingArguments": "TrainingArguments",
     "from transformers import TrainerCallback": "TrainerCallback",
-    "from transformers import set_seed": "set_seed",
     "import transformers": "transformers.Trainer",
     "import transformers as hf": "hf.trainer_utils.set_seed",
-    "import transformers.trainer": "transformers.trainer.Trainer",
     "import transformers.trainer as t": "t.Trainer",
     "from transformers import trainer": "trainer.Trainer",
     "import importlib": "importlib.import_module('transformers.trainer').Trainer",
     "from importlib import import_module as load": "load('.training_args', 'transformers').TrainingArguments",
-    "from transformers.trainer import Trainer as Direct": "Direct",
     "from transformers.trainer import TrainerCallback as Reexported": "Reexported",
-    "from transformers.trainer import TrainingArguments as FromTrainer": "FromTrainer",
     "from transformers.trainer_callback import IntervalStrategy as ForCallbacks": "ForCallbacks",
-    "from transformers.trainer_seq2seq import Seq2SeqTrainer as Generating": "Generating",
-    "from transformers.training_args_seq2seq import Seq2SeqTrainingArguments as ForGenerating": "ForGenerating",
     "from transformers.trainer_seq2seq import Trainer as ForSeq2Seq": "ForSeq2Seq",
-    "from transformers.training_args_seq2seq import TrainingArguments as Seq2SeqBase": "Seq2SeqBase",
     "from transformers.integrations.integration_utils import TrainerCallback as Base": "Base",
     "from transformers.integrations import WandbCallback": "WandbCallback",
     "from transformers import TFTrainer": "TFTrainer",
-    "from transformers import TFTrainingArguments": "TFTrainingArguments",
     "import transformers as first_edition": "first_edition.TFTrainer",
     "from transformers.trainer_tf import TFTrainer as InItsModule": "InItsModule",
     "from transformers.training_args_tf import TFTrainingArguments as InTheirs": "InTheirs",
@@ -42,10 +34,9 @@ WAYS = {
 
 COLLECT = """
 import littrainer.auto
-import inspect, json, os, pickle, sys, warnings
-from dataclasses import dataclass, field
+import inspect, json, os, pickle, sys
 
-WAYS = json.loads(sys.argv[1]) if len(sys.argv) > 1 else __WAYS__
+WAYS = __WAYS__
 facts = {}
 
 def home(value):
@@ -73,8 +64,7 @@ facts["package object was replaced"] = sys.modules["transformers"] is not first_
 facts["ways once the package object is replaced"] = homes_of_all_ways()
 facts["ways through the replaced object"] = home(first_package_object.Trainer)
 
-from transformers import (AutoModelForSequenceClassification, BertConfig, DataCollatorWithPadding, HfArgumentParser,
-                          PreTrainedTokenizerFast, get_scheduler, pipeline)
+from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, get_scheduler, pipeline
 
 from littrainer.redirection.names import REPLACED
 from littrainer.redirection.shim import ShimLoader
@@ -83,8 +73,7 @@ facts["reexports"] = [trainer.is_sagemaker_mp_enabled is transformers.utils.is_s
                       trainer.DataCollatorWithPadding is DataCollatorWithPadding,
                       trainer.OPTIMIZER_NAME_BIN == "optimizer.bin", trainer.logger.name == "transformers.trainer",
                       trainer.np is sys.modules["numpy"], trainer.__version__ == transformers.__version__]
-facts["file of transformers.trainer"] = trainer.__file__
-facts["spec of transformers.trainer"] = trainer.__spec__.name
+facts["transformers.trainer"] = [trainer.__file__, trainer.__spec__.name]
 facts["dir"] = [name in dir(trainer) for name in ("Trainer", "TrainingArguments", "OPTIMIZER_NAME", "unwrap_model")]
 facts["made-up name"] = [hasattr(trainer, "made_up"), hasattr(transformers, "made_up"), hasattr(trainer, "__made_up__")]
 facts["keras is loaded"] = "keras" in sys.modules
@@ -108,16 +97,6 @@ exec("from transformers.trainer import *", stars)
 facts["star"] = [home(stars["Trainer"]), home(stars["set_seed"]),
                  stars["TrainerMemoryTracker"] is TrainerMemoryTracker, "_re_checkpoint" in stars]
 
-@dataclass
-class Own(TrainingArguments):
-    margin: float = field(default=0.5, metadata={"help": "own field"})
-
-command_line = ["--output_dir", "out", "--learning_rate", "3e-4", "--lr_scheduler_type", "cosine", "--eval_strategy",
-                "steps", "--logging_steps", "7", "--margin", "2", "--do_train"]
-(own,) = HfArgumentParser(Own).parse_args_into_dataclasses(command_line)
-facts["parsed"] = [own.output_dir, own.learning_rate, own.lr_scheduler_type.value, own.eval_strategy.value,
-                   own.logging_steps, own.margin, own.do_train]
-facts["parsed is"] = home(type(own).__mro__[1])
 from transformers.trainer_utils import SchedulerType
 import torch
 optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
@@ -179,9 +158,8 @@ def test_modules_and_package_objects_answer_as_transformers_own(facts: Any) -> N
     unwanted = {"trainer", "trainer_callback", "trainer_seq2seq", "training_args", "training_args_seq2seq"}
     assert unwanted.isdisjoint(name.partition(".")[2] for name in facts["executed originals"])
     assert facts["reexports"] == [True] * 6 and facts["dir"] == [True] * 4
-    path = Path(facts["file of transformers.trainer"])
-    assert (path.parent.name, path.name) == ("transformers", "trainer.py")
-    assert facts["spec of transformers.trainer"] == "transformers.trainer"
+    path, name = facts["transformers.trainer"]
+    assert path.endswith(os.path.join("transformers", "trainer.py")) and name == "transformers.trainer"
     assert facts["made-up name"] == [False, False, False]
     kind, message = facts["import of a made-up name"]
     assert kind == "ImportError" and "cannot import name 'made_up' from 'transformers.trainer'" in message
@@ -193,8 +171,6 @@ def test_classes_of_transformers_work_with_ours(facts: Any) -> None:
     for home, derives_from_ours in facts["derived"].values():
         assert home.startswith("transformers.") and derives_from_ours
     assert facts["adafactor"]
-    assert facts["parsed"] == ["out", 3e-4, "cosine", "steps", 7, 2.0, True]
-    assert facts["parsed is"].startswith("littrainer.arguments")
     assert facts["get_scheduler"] == ["LambdaLR", "LambdaLR"]
 
 
@@ -213,10 +189,17 @@ import transformers as current
 from transformers import Trainer, TrainerCallback
 from transformers.integrations import WandbCallback
 
-class Mine(transformers.EarlyStoppingCallback):
-    pass
+class Mine(TrainerCallback):
+    events = []
+    def on_init_end(self, args, state, control, **given):
+        self.events.append("init_end")
+    def on_step_end(self, args, state, control, model, optimizer, **given):
+        control.should_log = state.global_step == 2
+        return control
+    def on_log(self, args, state, control, logs, **given):
+        self.events.append(sorted(name for name in logs if "_" not in name))
 
-old_trainer = Trainer
+callbacks = early, mine = transformers.EarlyStoppingCallback(2), Mine()
 from littrainer.redirection.redirect import install
 facts = {}
 with warnings.catch_warnings(record=True) as caught:
@@ -233,6 +216,29 @@ import transformers.trainer
 facts["homes"] = [Trainer.__module__, transformers.Trainer.__module__, current.Trainer.__module__,
                   transformers.trainer.Trainer.__module__, sys.modules["transformers.trainer"].Trainer.__module__,
                   WandbCallback.__mro__[1].__module__]
+
+import torch
+
+class Model(torch.nn.Linear):
+    steps = 0
+    def forward(self, x, labels=None):
+        logits = super().forward(x)
+        # The loss gets worse with each step, so that patience ends.
+        self.steps += 1
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels) * self.steps, "logits": logits}
+
+rows = [{"x": torch.ones(2), "labels": 1}] * 8
+args = transformers.TrainingArguments(
+    "out", per_device_train_batch_size=1, max_steps=8, logging_steps=50, eval_strategy="steps", eval_steps=1,
+    save_strategy="steps", save_steps=1, load_best_model_at_end=True, metric_for_best_model="eval_loss",
+    report_to="none", disable_tqdm=True, use_cpu=True,
+)
+trainer = Trainer(Model(2, 2), args, train_dataset=rows, eval_dataset=rows[:1], callbacks=list(callbacks))
+trainer.train()
+facts["callbacks"] = [trainer.state.global_step, early.early_stopping_patience_counter,
+                      "EarlyStoppingCallback" in trainer.state.stateful_callbacks,
+                      [one in trainer.callback_handler.callbacks for one in callbacks]]
+facts["events"] = mine.events
 print(json.dumps(facts))
 """
 
@@ -247,7 +253,7 @@ def test_names_taken_before_the_redirection_are_listed_in_one_warning(late: Any)
     (message,) = late["warnings"]
     assert "Trainer (in __main__)" in message
     assert "TrainerCallback (in __main__)" in message
-    assert "EarlyStoppingCallback (base of __main__.Mine)" in message
+    assert "TrainerCallback (base of __main__.Mine)" in message
     assert "import littrainer.auto" in message
 
 
@@ -255,6 +261,11 @@ def test_later_imports_get_ours_although_transformers_own_were_loaded(late: Any)
     assert {home.partition(".")[0] for home in late["homes"]} == {"littrainer"}
     assert late["withdrawn"] == ["littrainer.keras.arguments", True]
     assert late["twice changes nothing"]
+
+
+def test_callbacks_of_transformers_own_classes_get_every_event_steer_and_have_their_state_saved(late: Any) -> None:
+    assert late["callbacks"] == [3, 2, True, [True, True]]
+    assert late["events"][0] == "init_end" and ["epoch", "loss"] in late["events"]
 
 
 def test_other_names_of_a_module_that_a_release_still_has_are_its_own(tmp_path: Path) -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import re
-import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,67 +74,11 @@ def test_callbacks_hear_of_each_trial_and_can_end_the_search(tmp_path: Path) -> 
     best = searched(searched_trainer(tmp_path), 0.02, 0.01, 0.03, n_trials=None, callbacks=[stop_after_two])
     assert [number for number, _ in heard] == [0, 1]
     assert best.objective == min(value for _, value in heard)
-
-
-def test_a_search_without_time_for_a_trial_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="ended before any trial: give it more time"):
         searched(searched_trainer(tmp_path), 0.01, timeout=0)
 
 
 # ---- Studies ---------------------------------------------------------------------------------------------------------
-
-
-def lock(file: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(file)
-    connection.execute("BEGIN EXCLUSIVE")
-    return connection
-
-
-def address(file: Path, damage: Callable[[Path], object]) -> str:
-    """The address of a study in a file that has been damaged."""
-    url = f"sqlite:///{file}?timeout=0.1&note=//me:secret@here"
-    optuna.create_study(study_name="rates", storage=url, direction="minimize")
-    held.append(damage(file))
-    return url
-
-
-def journal(file: Path) -> Any:
-    """A journal whose file is damaged after it was opened."""
-    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(file)))
-    file.write_text("garbage\n" * 2)
-    return storage
-
-
-def locked_database(file: Path) -> Any:
-    storage = optuna.storages.RDBStorage(f"sqlite:///{file}?timeout=0.1")
-    held.append(lock(file))
-    return storage
-
-
-held: list[Any] = []
-# What storage is given, or how its file was damaged -> what is said of it; the file is <folder>/me@host/study.
-STORAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "locked": (lambda file: address(file, lock), "sqlite:///{file}, cannot .*database is locked.*Another process"),
-    "cut off": (lambda file: address(file, lambda _: os.truncate(file, 5000)), "malformed.*The file is damaged"),
-    "none": (lambda file: (file.mkdir(), f"sqlite:///{file}")[1], "{file}, cannot .*unable to open.*See whether its"),
-    "object": (locked_database, "sqlite:///{file}, cannot be used .*Another process"),
-    "journal": (journal, "{file}, cannot be used .*Expecting value.*The file is damaged"),
-    "server": (lambda file: "sqlite://me:secret@here/study", r"sqlite://me:\*\*\*@here/study, cannot"),
-}
-
-
-@pytest.mark.parametrize("kind", STORAGES)
-def test_a_storage_that_cannot_be_used_is_named_without_its_password_and_with_what_to_do(
-    tmp_path: Path, kind: str
-) -> None:
-    file = tmp_path / "me@host" / "study"
-    file.parent.mkdir()
-    make, told = STORAGES[kind]
-    keywords = {"storage": make(file), "study_name": "rates", "load_if_exists": True}
-    with pytest.raises(RuntimeError, match=told.format(file=re.escape(str(file)))) as raised:
-        searched(searched_trainer(tmp_path / "out"), 0.01, **keywords)
-    held.clear()
-    assert "secret" not in str(raised.value)
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit])

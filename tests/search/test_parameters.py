@@ -60,11 +60,8 @@ CONVERTED: list[tuple[str, Any, Any]] = [
 def test_a_value_becomes_what_it_was_before(args: Any, name: str, given: Any, expected: Any) -> None:
     set_parameters(args, {name: given})
     found = getattr(args, name)
-    assert found == expected
-    assert type(found) is type(expected)
-
-
-def test_a_fraction_stays_one_if_the_script_wrote_a_whole_number(args: Any) -> None:
+    assert found == expected and type(found) is type(expected)
+    # A fraction stays one if the script wrote a whole number.
     args.weight_decay = 0
     assert converted(args, "weight_decay", 0.1) == 0.1
 
@@ -121,18 +118,14 @@ def test_what_follows_from_values_is_filled_in(args: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:warmup_ratio:FutureWarning")
-def test_a_warmup_that_the_arguments_were_made_with_does_not_come_back(tmp_path: Path) -> None:
+def test_earlier_names_count_as_what_they_mean_today_and_a_warmup_does_not_come_back(tmp_path: Path) -> None:
     args = quiet_arguments(tmp_path, warmup_ratio=0.5)
     for given, steps in (({"warmup_steps": 3}, 3), ({"warmup_ratio": 0.2}, 2), ({"learning_rate": 0.1}, 2)):
         set_parameters(args, given)
         assert args.get_warmup_steps(10) == steps
-
-
-def test_earlier_names_count_as_what_they_mean_today(args: Any) -> None:
     with pytest.warns(FutureWarning, match="per_gpu_train_batch_size"):
         set_parameters(args, {"per_gpu_train_batch_size": 2, "gradient_checkpointing": True})
-    assert args.per_device_train_batch_size == 2
-    assert args.activation_checkpointing is True
+    assert args.per_device_train_batch_size == 2 and args.activation_checkpointing is True
 
 
 def test_what_a_trainer_reads_once_follows_the_trial_and_what_ray_keeps_for_wandb_is_no_parameter(

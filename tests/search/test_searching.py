@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,11 @@ import optuna
 import pytest
 
 from littrainer import BestRun, Trainer, TrainerCallback
-from littrainer.arguments.choices import HPSearchBackend
-from littrainer.search.searching import checked_direction, checked_number_of_trials
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 from tests.search.trainers import rate_space, searched_trainer
+
+NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
 
 def search(trainer: Any, **keywords: Any) -> Any:
@@ -36,9 +37,14 @@ def test_a_trainer_without_model_init_is_refused(tmp_path: Path) -> None:
         ({"direction": ["minimize", "up"]}, ValueError, "'up'. is neither"),
         ({"direction": []}, ValueError, "direction is an empty list"),
         ({"direction": None}, ValueError, "direction=None"),
-        ({"direction": ["minimize", "maximize"], "backend": "ray"}, ValueError, "only Optuna searches with several"),
+        pytest.param(
+            {"direction": ["minimize", "maximize"], "backend": "ray"},
+            ValueError,
+            "only Optuna searches with several",
+            marks=NEEDS_RAY,
+        ),
         ({"direction": ["minimize", "maximize"], "backend": "wandb"}, ValueError, "only Optuna searches with several"),
-        ({"n_trials": None, "backend": "ray"}, TypeError, "n_trials=None"),
+        pytest.param({"n_trials": None, "backend": "ray"}, TypeError, "n_trials=None", marks=NEEDS_RAY),
         ({"hp_space": {"learning_rate": 0.1}}, TypeError, "hp_space is a dict, and has to be a function"),
         ({"compute_objective": "eval_loss"}, TypeError, "compute_objective is a str"),
         ({"hp_name": "trial"}, TypeError, "hp_name is a str"),
@@ -87,13 +93,6 @@ def test_a_search_in_a_search_and_in_a_training_is_refused(tmp_path: Path) -> No
     assert len(caught) == 2
 
 
-def test_directions_and_numbers_that_are_taken() -> None:
-    assert checked_direction(("minimize", "Maximize")) == ["minimize", "maximize"]
-    assert checked_direction(optuna.study.StudyDirection.MAXIMIZE) == "maximize"
-    assert checked_number_of_trials(None, HPSearchBackend.OPTUNA) is None
-    assert checked_number_of_trials(-1, HPSearchBackend.RAY) == -1
-
-
 # ---- `apply_best` ----------------------------------------------------------------------------------------------------
 
 
@@ -118,8 +117,7 @@ def test_training_afterwards_repeats_the_best_trial_exactly(tmp_path: Path) -> N
     trainer.apply_best(best)
     other = searched_trainer(tmp_path / "other")
     other.apply_best(best, hp_space=space)
-    for one in (trainer, other):
-        assert one.args.learning_rate == 10 ** best.hyperparameters["exponent"]
+    assert other.args.learning_rate == trainer.args.learning_rate == 10 ** best.hyperparameters["exponent"]
     trainer.train()
     assert trainer.evaluate()["eval_loss"] == best.objective
     assert trainer.state.is_hyper_param_search is False
@@ -160,14 +158,9 @@ def test_a_model_init_that_takes_the_trial_gets_the_best_one_from_then_on(tmp_pa
 
 
 def test_what_ray_or_a_sweep_has_drawn_is_set_by_its_names(tmp_path: Path) -> None:
-    def new(trial: Any) -> VectorClassifier:
-        return VectorClassifier(8 if trial is None else trial["hidden"])
-
-    trainer = searched_trainer(tmp_path, model_init=new)
-    trainer.apply_best(BestRun("a1b2", 0.5, {"learning_rate": 0.05, "seed": 3.7, "hidden": 5, "wandb": {}}))
+    trainer = searched_trainer(tmp_path)
+    trainer.apply_best(BestRun("a1b2", 0.5, {"learning_rate": 0.05, "seed": 3.7, "wandb": {}}))
     assert (trainer.args.learning_rate, trainer.args.seed) == (0.05, 3)
-    trainer.train()
-    assert trainer.model.inner.out_features == 5
 
 
 def test_what_does_not_fit_is_refused_and_nothing_is_set(tmp_path: Path) -> None:

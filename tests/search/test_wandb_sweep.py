@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import threading
 from collections.abc import Iterator
@@ -151,14 +150,11 @@ def test_each_run_of_the_sweep_is_a_trial_and_the_best_one_is_found(server: Serv
     assert sorted(path.name for path in tmp_path.glob("run-*")) == ["run-r0", "run-r1"]
 
 
-def test_a_sweep_goes_by_the_objective_where_that_is_its_metric(
+def test_a_metric_that_no_run_logs_is_warned_of(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer = searched_trainer(tmp_path)
     with caplog.at_level("WARNING"):
-        assert searched(trainer, metric="objective", compute_objective=lambda metrics: 3.5).objective == 3.5
-        assert "which no run logs" not in caplog.text
-        searched(trainer, metric="eval/f1")
+        searched(searched_trainer(tmp_path), metric="eval/f1")
     assert "metric='eval/f1', which no run logs" in caplog.text and "eval/loss" in caplog.text
 
 
@@ -182,15 +178,10 @@ def test_objectives_are_those_of_transformers(server: Server, tmp_path: Path) ->
     assert server.sweeps[0] == server.sweeps[1]
 
 
-def test_runs_of_a_sweep_that_is_there_are_taken(server: Server, tmp_path: Path) -> None:
-    best = searched(searched_trainer(tmp_path), space={}, sweep_id="sweep7")
-    assert server.sweeps == [] and best.hyperparameters == {"learning_rate": RATES[0]}
-
-
 class Failing(littrainer.Trainer):
     """Fails in trials with the first learning rate."""
 
-    error: Exception
+    error: Exception = RuntimeError("out of memory")
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         if self.args.learning_rate == RATES[0]:
@@ -198,19 +189,18 @@ class Failing(littrainer.Trainer):
         return super().compute_loss(*args, **kwargs)
 
 
-def test_a_trial_that_fails_is_recorded_and_the_sweep_goes_on(server: Server, tmp_path: Path) -> None:
-    class OutOfMemory(Failing):
-        error = RuntimeError("out of memory")
-
-    best = searched(searched_trainer(tmp_path, kind=OutOfMemory), 2)
+def test_a_trial_that_fails_is_recorded_and_an_error_of_the_script_ends_the_sweep(
+    server: Server, tmp_path: Path
+) -> None:
+    best = searched(searched_trainer(tmp_path, kind=Failing), 2)
     first, second = read_record(tmp_path).trials
     assert (first.state, first.error) == ("failed", "RuntimeError: out of memory")
     assert best.run_id == second.id == "r1" and server.errors == []
+    # The runs of a sweep that is there are taken.
     with pytest.raises(RuntimeError, match=r"No trial of the sweep sweep7 is complete.*RuntimeError: out of memory"):
-        searched(searched_trainer(tmp_path, kind=OutOfMemory))
+        searched(searched_trainer(tmp_path, kind=Failing), space={}, sweep_id="sweep7")
+    assert len(server.sweeps) == 1
 
-
-def test_an_error_of_the_script_ends_the_sweep(server: Server, tmp_path: Path) -> None:
     class Misspelled(Failing):
         error = NameError("name 'logit' is not defined")
 
@@ -250,8 +240,3 @@ def test_what_is_no_sweep_is_refused_before_there_is_one(
         searched(searched_trainer(tmp_path), space=space, **keywords)
     assert message in str(raised.value)
     assert server.sweeps == []
-
-
-def test_the_agent_that_stands_in_here_takes_what_wandbs_takes() -> None:
-    ours, theirs = (inspect.signature(agent).parameters for agent in (Server.agent, wandb.agent))
-    assert set(ours) - {"self"} <= set(theirs)

@@ -39,14 +39,6 @@ def test_restoring_puts_back_a_forward_that_its_user_had_set_on_the_model() -> N
     assert torch.equal(model(BATCH), torch.zeros_like(of_class(BATCH)["logits"]))
 
 
-def test_asking_twice_wraps_once_and_restoring_undoes_it() -> None:
-    model = in_bf16(in_bf16(VectorClassifier()))
-    assert not torch.equal(model(BATCH)["logits"], VectorClassifier.forward(model, BATCH)["logits"])
-    restore_forward(model)
-    assert torch.equal(model(BATCH)["logits"], VectorClassifier.forward(model, BATCH)["logits"])
-    restore_forward(model)
-
-
 def test_a_copy_runs_its_own_weights() -> None:
     model = in_bf16(VectorClassifier())
     copied = copy.deepcopy(model)
@@ -66,34 +58,12 @@ def test_a_model_can_still_be_saved_whole() -> None:
     torch.testing.assert_close(loaded(BATCH)["logits"], VectorClassifier.forward(model, BATCH)["logits"])
 
 
-def test_fused_adamw_with_clipping_trains_in_bf16(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, bf16=True, optim="adamw_torch_fused", max_grad_norm=0.1, max_steps=2)
-    trainer.train()
-    assert trainer.lightning_trainer is not None
-    assert trainer.lightning_trainer.precision == "bf16-mixed"
-    assert trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False) is trainer.model
-    assert "forward" not in vars(trainer.model)
-
-
 def test_fp16_on_a_cpu_says_that_it_changes_nothing(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="fp16 has no effect on a CPU"):
         trainer = quiet_trainer(tmp_path, fp16=True, max_steps=1)
     trainer.train()
     assert "forward" not in vars(trainer.model)
     assert trainer.accelerator.scaler is None
-
-
-@pytest.mark.parametrize(("name", "dtype"), [("bf16_full_eval", torch.bfloat16), ("fp16_full_eval", torch.float16)])
-def test_full_evaluation_casts_the_model_outside_of_training_only(
-    tmp_path: Path, name: str, dtype: torch.dtype
-) -> None:
-    trainer = quiet_trainer(tmp_path, max_steps=1, eval_strategy="steps", **{name: True})
-    trainer.train()
-    assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float32}
-    with pytest.raises(RuntimeError):
-        # Its float32 vectors do not fit a model that is wholly in half precision.
-        trainer.evaluate()
-    assert {parameter.dtype for parameter in trainer.model.parameters()} == {dtype}
 
 
 def test_a_second_model_that_a_script_prepares_runs_in_the_same_precision(tmp_path: Path) -> None:

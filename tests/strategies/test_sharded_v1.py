@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import BackwardPrefetch, ShardingStrategy
-from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy, size_based_auto_wrap_policy
+from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
 
 from littrainer.strategies.choice import strategy_name
 from littrainer.strategies.sharded_v1 import first_version_strategy
-from tests.scenarios.models import VectorClassifier, tiny_llama
+from tests.scenarios.models import tiny_llama
 from tests.scenarios.trainers import quiet_arguments
 
 
@@ -37,6 +36,43 @@ def test_defaults_are_those_of_transformers() -> None:
     assert "ignored_modules" not in made.kwargs and made._activation_checkpointing_kwargs == {}
 
 
+@pytest.mark.parametrize(
+    ("config", "look", "wanted"),
+    [
+        (
+            {"backward_prefetch": "backward_pre"},
+            lambda made: made.kwargs["backward_prefetch"],
+            BackwardPrefetch.BACKWARD_PRE,
+        ),
+        (
+            {"backward_prefetch": "BACKWARD_POST"},
+            lambda made: made.kwargs["backward_prefetch"],
+            BackwardPrefetch.BACKWARD_POST,
+        ),
+        ({"forward_prefetch": "true"}, lambda made: made.kwargs["forward_prefetch"], True),
+        ({"limit_all_gathers": False}, lambda made: made.kwargs["limit_all_gathers"], False),
+        ({"use_orig_params": False}, lambda made: made.kwargs["use_orig_params"], False),
+        ({"sync_module_states": False}, lambda made: made.kwargs["sync_module_states"], False),
+        ({"auto_wrap_policy": "NO_WRAP"}, lambda made: made.kwargs.get("auto_wrap_policy"), None),
+        ({"min_num_params": 50}, lambda made: made.kwargs["auto_wrap_policy"].keywords, {"min_num_params": 50}),
+        (
+            {"ignored_modules": "lm_head"},
+            lambda made: made.kwargs["ignored_modules"][0].out_features,
+            tiny_llama().config.vocab_size,
+        ),
+        ({"cpu_offload": True}, lambda made: made.cpu_offload.offload_params, True),
+        ({"state_dict_type": "SHARDED_STATE_DICT"}, lambda made: made._state_dict_type, "sharded"),
+        (
+            {"activation_checkpointing": True},
+            lambda made: made._activation_checkpointing_kwargs["auto_wrap_policy"] is not None,
+            True,
+        ),
+    ],
+)
+def test_each_key_reaches_lightnings_strategy(config: dict[str, Any], look: Any, wanted: Any) -> None:
+    assert look(strategy(**config)) == wanted
+
+
 @pytest.mark.parametrize("name", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"])
 def test_each_sharding_strategy_is_handed_on_by_either_spelling(name: str) -> None:
     wanted = ShardingStrategy[name]
@@ -45,48 +81,9 @@ def test_each_sharding_strategy_is_handed_on_by_either_spelling(name: str) -> No
     assert strategy(sharding_strategy=wanted.value).sharding_strategy is wanted
 
 
-@pytest.mark.parametrize(
-    ("config", "name", "wanted"),
-    [
-        ({"backward_prefetch": "backward_pre"}, "backward_prefetch", BackwardPrefetch.BACKWARD_PRE),
-        ({"backward_prefetch": "BACKWARD_POST"}, "backward_prefetch", BackwardPrefetch.BACKWARD_POST),
-        ({"forward_prefetch": "true"}, "forward_prefetch", True),
-        ({"limit_all_gathers": False}, "limit_all_gathers", False),
-        ({"use_orig_params": False}, "use_orig_params", False),
-        ({"sync_module_states": False}, "sync_module_states", False),
-        ({"auto_wrap_policy": "NO_WRAP"}, "auto_wrap_policy", None),
-    ],
-)
-def test_each_key_becomes_a_keyword(config: dict[str, Any], name: str, wanted: Any) -> None:
-    assert strategy(**config).kwargs.get(name) == wanted
-
-
-def test_offloading_and_the_form_of_checkpoints_are_handed_on() -> None:
-    assert strategy(cpu_offload=True).cpu_offload.offload_params is True
-    assert strategy(state_dict_type="SHARDED_STATE_DICT")._state_dict_type == "sharded"
-
-
-def test_modules_are_wrapped_by_size() -> None:
-    policy = strategy(min_num_params=50).kwargs["auto_wrap_policy"]
-    assert isinstance(policy, functools.partial) and policy.func is size_based_auto_wrap_policy
-    assert policy.keywords == {"min_num_params": 50}
-
-
-def test_layers_recompute_what_is_wrapped() -> None:
-    assert strategy(activation_checkpointing=True)._activation_checkpointing_kwargs["auto_wrap_policy"]
-
-
-def test_ignored_modules_are_found_by_name() -> None:
-    model = VectorClassifier()
-    assert strategy(model, ignored_modules="inner").kwargs["ignored_modules"] == [model.inner]
-
-
-def test_half_precision_becomes_a_policy_unless_one_is_given() -> None:
+def test_half_precision_becomes_a_policy() -> None:
     policy = strategy(given={"bf16": True}).mixed_precision
     assert policy.param_dtype is policy.reduce_dtype is policy.buffer_dtype is torch.bfloat16
-    policy = strategy(mixed_precision_policy={"param_dtype": "bf16", "cast_forward_inputs": False}).mixed_precision
-    assert policy.param_dtype is torch.bfloat16 and policy.reduce_dtype is None
-    assert policy.cast_root_forward_inputs is False
 
 
 def test_weights_that_only_the_first_process_has_are_sent() -> None:

@@ -10,7 +10,7 @@ from lightning.pytorch.accelerators import CPUAccelerator
 
 from littrainer.strategies.data_parallel import ResidentDDPStrategy
 from littrainer.strategies.single_device import ResidentSingleDeviceStrategy
-from tests.scenarios.models import FEATURES, VectorClassifier
+from tests.scenarios.models import VectorClassifier
 
 # Stands for a GPU: what is moved there loses its values.
 GPU = torch.device("meta")
@@ -45,17 +45,3 @@ def test_a_model_that_a_device_map_has_spread_is_not_moved(
     strategy.connect(Module(**marks))
     strategy.setup(SimpleNamespace(state=SimpleNamespace(fn="validate"), local_rank=0))
     assert {parameter.device.type for parameter in strategy.model.parameters()} == {device}
-
-
-def test_states_of_an_optimizer_stay_with_the_parameters_of_a_model_that_is_spread() -> None:
-    module = Module(hf_device_map={"inner": 0, "head": 1})
-    optimizer = torch.optim.AdamW(module.parameters())
-    module.model(torch.ones(1, FEATURES), torch.zeros(1, dtype=torch.long))["loss"].backward()
-    optimizer.step()
-    strategy: Any = ResidentSingleDeviceStrategy(GPU, accelerator=CPUAccelerator())
-    strategy.connect(module)
-    strategy.setup_optimizers = lambda trainer: setattr(strategy, "optimizers", [optimizer])
-    strategy.setup(SimpleNamespace(state=SimpleNamespace(fn="fit"), local_rank=0))
-    states = list(optimizer.state.values())
-    assert len(states) == len(list(module.parameters()))
-    assert {tensor.device.type for state in states for tensor in state.values()} == {"cpu"}

@@ -20,17 +20,6 @@ def llama(**changes: Any) -> Any:
     return tiny_llama(**{"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, **changes})
 
 
-def test_wildcards_stand_for_the_numbers_of_layers() -> None:
-    model = llama()
-    styles = styles_by_layer(model, plan_of(model), PROCESSES)
-    for number in range(2):
-        layer = f"model.layers.{number}"
-        assert styles[f"{layer}.self_attn.q_proj"] == styles[f"{layer}.mlp.up_proj"] == "colwise"
-        assert styles[f"{layer}.self_attn.o_proj"] == styles[f"{layer}.mlp.down_proj"] == "rowwise"
-    assert styles["lm_head"] == "colwise_gather_output"
-    assert not any("norm" in name for name in styles)
-
-
 def test_a_model_without_a_plan_is_refused_with_what_to_do() -> None:
     for model in (VectorClassifier(), tiny_bert_classifier()):
         with pytest.raises(
@@ -48,39 +37,24 @@ def test_a_model_with_adapters_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("model", "plan", "words"),
     [
-        ({"num_key_value_heads": 1}, "num_key_value_heads=1"),
-        ({"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 12}, "num_attention_heads=3"),
+        (llama(num_key_value_heads=1), {}, "does not divide the num_key_value_heads=1 of LlamaForCausalLM"),
+        (
+            llama(num_attention_heads=3, num_key_value_heads=3, hidden_size=12),
+            {},
+            "tp_size=2, which does not divide the num_attention_heads=3",
+        ),
+        (llama(intermediate_size=25), None, r"the out_features=25 of model\.layers\.0\.mlp\.gate_proj"),
+        (nn.ModuleDict({"down": nn.Linear(25, 4)}), {"down": "rowwise"}, "the in_features=25 of down"),
+        (VectorClassifier(), {"inner": "packed_colwise"}, r"inner by the style '\w+', .* knows .*DistributedConfig"),
+        (VectorClassifier(), {"inner.weight": "grouped_gemm"}, r"inner.weight by the style '\w+', .* knows colwise"),
+        (VectorClassifier(), {"norm": "colwise"}, "norm by the style 'colwise', which is for Linear, .* a LayerNorm"),
     ],
 )
-def test_heads_that_do_not_divide_are_refused_with_both_numbers(changes: dict[str, int], named: str) -> None:
-    model = llama(**changes)
-    with pytest.raises(ValueError, match=rf"tp_size=2, which does not divide the {named} of LlamaForCausalLM"):
-        styles_by_layer(model, plan_of(model), PROCESSES)
-
-
-def test_a_layer_whose_features_do_not_divide_is_refused_by_name() -> None:
-    model = llama(intermediate_size=25)
-    with pytest.raises(ValueError, match=r"does not divide the out_features=25 of model\.layers\.0\.mlp\.gate_proj"):
-        styles_by_layer(model, plan_of(model), PROCESSES)
-    with pytest.raises(ValueError, match=r"does not divide the in_features=25 of down"):
-        styles_by_layer(nn.ModuleDict({"down": nn.Linear(25, 4)}), {"down": "rowwise"}, PROCESSES)
-
-
-@pytest.mark.parametrize("plan", [{"inner": "packed_colwise"}, {"inner.weight": "grouped_gemm"}])
-def test_an_unknown_style_is_refused_with_the_way_that_transformers_offers(plan: dict[str, str]) -> None:
-    with pytest.raises(
-        ValueError, match=r"inner.* by the style '\w+', and littrainer knows colwise.*DistributedConfig"
-    ):
-        styles_by_layer(VectorClassifier(), plan, PROCESSES)
-
-
-def test_a_style_for_another_kind_of_layer_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match="splits norm by the style 'colwise', which is for Linear, and it is a LayerNorm"
-    ):
-        styles_by_layer(VectorClassifier(), {"norm": "colwise"}, PROCESSES)
+def test_what_cannot_be_split_is_refused_by_name(model: Any, plan: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        styles_by_layer(model, plan_of(model) if plan is None else plan, PROCESSES)
 
 
 def test_rules_for_layers_that_are_not_there_are_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy
 
 from littrainer.engine.lightning_trainer import build_lightning_trainer
 from littrainer.strategies.data_parallel import ModelInDDP
@@ -19,12 +19,6 @@ from tests.scenarios.trainers import quiet_trainer
 
 def test_auto_is_what_the_arguments_ask_for(tmp_path: Path) -> None:
     assert isinstance(fitted_strategy("auto", quiet_trainer(tmp_path)), ResidentSingleDeviceStrategy)
-
-
-def test_a_name_that_lightning_does_not_know_is_lightnings_to_refuse(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, given={"lightning": {"strategy": "no such strategy"}})
-    with pytest.raises(ValueError, match="no such strategy"):
-        trainer.train()
 
 
 @pytest.mark.parametrize("given", ["ddp_spawn", "ddp_notebook", DDPStrategy(start_method="fork")])
@@ -77,18 +71,3 @@ def test_lightning_takes_the_gpu_that_the_arguments_have_found_however_many_are_
     ours: Any = build_lightning_trainer(trainer, None)
     assert trainer.args.device == ours.strategy.root_device == torch.device("cuda", index)
     assert (ours.world_size, ours.global_rank, ours.local_rank, ours.num_devices) == (2, 1, 1, 2)
-
-
-def test_the_model_stays_where_a_given_strategy_has_put_it(tmp_path: Path) -> None:
-    moved: list[Any] = []
-
-    class Own(SingleDeviceStrategy):
-        def setup(self, trainer: Any) -> None:
-            super().setup(trainer)
-            moved.append(trainer)
-
-    given = Own(device=torch.device("cpu"))
-    trainer = quiet_trainer(tmp_path, given={"lightning": {"strategy": given}}, max_steps=1)
-    for _ in range(2):
-        trainer.train()
-    assert len(moved) == 2 and trainer.state.global_step == 1

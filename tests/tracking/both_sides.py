@@ -62,11 +62,6 @@ def same_on_both_machines(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if not name.endswith(TIMED)}
 
 
-def comparable_arguments(shown: dict[str, Any]) -> dict[str, Any]:
-    """What both sides show of a run's parameters, without the folder that differs between them."""
-    return {name: value for name, value in shown.items() if name not in ("output_dir", "logging_dir")}
-
-
 def assert_token_is_masked(place: Path) -> None:
     """A tracker's file, or the files below its folder, have the arguments of a run, and not the token among them."""
     contents = [path.read_bytes() for path in (place, *place.rglob("*")) if path.is_file()]

@@ -11,6 +11,7 @@ from trackio.sqlite_storage import SQLiteStorage
 from littrainer import TrainerCallback
 from littrainer.tracking.trackio import TrackioCallback, static_space_name
 from tests.scenarios.trainers import quiet_trainer
+from tests.tracking.services.stand_ins import Calls, Recorder
 from tests.tracking.stores import kept_in
 
 
@@ -20,97 +21,65 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def test_an_evaluation_after_training_belongs_to_its_run_and_a_second_training_has_its_own(tmp_path: Path) -> None:
+def test_a_training_has_a_run_with_the_evaluation_after_it_and_one_that_fails_ends_it(tmp_path: Path) -> None:
+    class Breaks(TrainerCallback):
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            raise ZeroDivisionError("broken")
+
     trainer = quiet_trainer(tmp_path, report_to="trackio", project="unnamed", max_steps=1)
     trainer.train()
     trainer.evaluate()
     assert len(SQLiteStorage.get_runs("unnamed")) == 1
     trainer.train()
     assert len(SQLiteStorage.get_runs("unnamed")) == 2
-
-
-def test_a_training_that_fails_finishes_its_run(tmp_path: Path) -> None:
-    class Breaks(TrainerCallback):
-        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            raise ZeroDivisionError("broken")
-
-    trainer = quiet_trainer(tmp_path, report_to="trackio", max_steps=2, given={"callbacks": [Breaks()]})
+    trainer.add_callback(Breaks())
     with pytest.raises(ZeroDivisionError):
         trainer.train()
     assert trackio.context_vars.current_run.get() is None
 
 
-class FakeHub:
+class FakeHub(Recorder):
     """Trackio on a Space, without the Hub: notes what is asked of it."""
 
     def __init__(self, space_id: str | None) -> None:
-        self.calls: list[tuple[str, dict[str, Any]]] = []
+        super().__init__(Calls())
         variable = SimpleNamespace(get=lambda: space_id)
         self.context_vars = SimpleNamespace(current_space_id=variable, current_project=SimpleNamespace(get=lambda: "p"))
-        self.config: dict[str, Any] = _Config()
+        self.config = SimpleNamespace(update=lambda values, allow_val_change: None)
+        self.init = self.calls.recorder("init", SimpleNamespace(name="a run"))
+        self.freeze = self.calls.recorder("freeze", "me/frozen")
+        self.sync = self.calls.recorder("sync", "me/synced")
 
-    def init(self, **keywords: Any) -> Any:
-        self.calls.append(("init", keywords))
-        return SimpleNamespace(name="a run")
-
-    def log(self, values: dict[str, Any]) -> None:
-        pass
-
-    def finish(self) -> None:
-        self.calls.append(("finish", {}))
-
-    def freeze(self, **keywords: Any) -> str:
-        self.calls.append(("freeze", keywords))
-        return "me/frozen"
-
-    def sync(self, **keywords: Any) -> str:
-        self.calls.append(("sync", keywords))
-        return "me/synced"
+    def asked(self) -> dict[str, dict[str, Any]]:
+        return {name: keywords for name, _, keywords in self.calls if name != "log"}
 
 
-class _Config(dict[str, Any]):
-    def update(self, values: dict[str, Any], allow_val_change: bool = False) -> None:  # type: ignore[override]
-        super().update(values)
+def trained(folder: Path, space_id: str | None, **changes: Any) -> tuple[Any, TrackioCallback, FakeHub]:
+    callback = TrackioCallback()
+    callback._trackio = hub = FakeHub(space_id)
+    trainer = quiet_trainer(folder, given={"callbacks": [callback]}, max_steps=1, project="p", **changes)
+    trainer.train()
+    return trainer, callback, hub
 
 
 def test_arguments_name_the_space_its_bucket_and_the_static_one(tmp_path: Path) -> None:
-    callback = TrackioCallback()
-    callback._trackio = hub = FakeHub("me/space")
-    trainer = quiet_trainer(
-        tmp_path,
-        given={"callbacks": [callback]},
-        max_steps=1,
-        project="p",
-        trackio_space_id="space",
-        trackio_bucket_id="bucket",
-        trackio_static_space_id="me/static",
-    )
-    trainer.train()
-    names = [name for name, _ in hub.calls]
-    assert names == ["init", "finish", "freeze"]
-    asked = hub.calls[0][1]
-    assert (asked["space_id"], asked["bucket_id"], asked["project"]) == ("space", "bucket", "p")
-    assert hub.calls[2][1]["new_space_id"] == "me/static"
+    names = {"trackio_space_id": "space", "trackio_bucket_id": "bucket", "trackio_static_space_id": "me/static"}
+    trainer, _, hub = trained(tmp_path, "me/space", **names)
+    asked = hub.asked()
+    assert list(asked) == ["init", "finish", "freeze"]
+    assert [asked["init"][name] for name in ("space_id", "bucket_id", "project")] == ["space", "bucket", "p"]
+    assert asked["freeze"]["new_space_id"] == "me/static"
     assert trainer.model.model_tags == ["trackio", "trackio:https://huggingface.co/spaces/me/frozen"]
-
-
-def test_no_static_space_is_made_where_the_argument_is_false(tmp_path: Path) -> None:
-    callback = TrackioCallback()
-    callback._trackio = hub = FakeHub("me/space")
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [callback]}, max_steps=1, trackio_static_space_id=False)
-    trainer.train()
-    assert [name for name, _ in hub.calls] == ["init", "finish"]
+    _, _, without = trained(tmp_path, "me/space", trackio_static_space_id=False)
+    assert list(without.asked()) == ["init", "finish"]
 
 
 def test_local_results_are_published_with_a_push(tmp_path: Path) -> None:
-    callback = TrackioCallback()
-    callback._trackio = hub = FakeHub(None)
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [callback]}, max_steps=1)
-    trainer.train()
+    trainer, callback, hub = trained(tmp_path, None)
     assert callback.card_badge() is None
     trainer.callback_handler.on_push_begin(trainer.args, trainer.state, trainer.control)
-    name, asked = hub.calls[-1]
-    assert (name, asked["project"], asked["sdk"]) == ("sync", "p", "static")
+    asked = hub.asked()["sync"]
+    assert (asked["project"], asked["sdk"]) == ("p", "static")
     assert trainer.model.model_tags[-1].endswith("me/synced")
     assert "(https://huggingface.co/spaces/me/synced)" in str(callback.card_badge())
 

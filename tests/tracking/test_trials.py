@@ -12,7 +12,6 @@ import wandb
 from trackio.sqlite_storage import SQLiteStorage
 
 from littrainer import TrainerCallback
-from littrainer.tracking.base import TrackerCallback
 from tests.scenarios.models import tiny_bert_classifier
 from tests.scenarios.pruners import prunes_the_second_trial
 from tests.tracking.both_sides import SIDES, trainer_of
@@ -125,22 +124,3 @@ def test_trials_inside_a_run_of_mlflow_are_nested_where_the_environment_asks(
         assert active is not None and active.info.run_id == mine.info.run_id
         parents = {run.info.run_name: run.data.tags.get("mlflow.parentRunId") for run in runs_in(client)}
     assert parents == {"search": None, **dict.fromkeys(TRIALS, mine.info.run_id)}
-
-
-def test_a_tracker_is_told_where_the_trial_saves_and_forgets_it_afterwards(tmp_path: Path) -> None:
-    seen: list[Any] = []
-
-    class Watching(TrackerCallback):
-        service = "tensorboard"
-
-        def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
-            seen.append((self.trial_folder, self.run_name(args, state)))
-
-        def end_trial(self) -> None:
-            seen.append("ended")
-
-    trainer = searched("littrainer", tmp_path, callbacks=[Watching()], run_name="mine")
-    trainer.train()
-    runs = [(tmp_path / f"run-{number}", f"mine-run-{number}") for number in range(3)]
-    # The one that was pruned is ended at once, and not again.
-    assert seen == [runs[0], "ended", runs[1], "ended", runs[2], "ended", (None, "mine")]

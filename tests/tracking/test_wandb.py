@@ -7,7 +7,6 @@ import pytest
 import wandb
 from lightning.pytorch.callbacks import LearningRateMonitor
 
-from littrainer import TrainerCallback
 from littrainer.tracking import WandbCallback
 from tests.scenarios.trainers import quiet_trainer
 from tests.tracking.stores import finished_run, kept_in
@@ -67,19 +66,18 @@ def test_the_environment_names_the_project_and_uploads_models(tmp_path: Path, mo
     ]
 
 
-def test_a_badge_links_to_an_online_run_whose_models_stand_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = SimpleNamespace(url="https://wandb.ai/me/mine/runs/1")
-    assert _badge(monkeypatch, "false", run) is None
-    assert _badge(monkeypatch, "end", None) is None
-    assert _badge(monkeypatch, "end", SimpleNamespace(url=None)) is None
-    assert str(_badge(monkeypatch, "end", run)).endswith("(https://wandb.ai/me/mine/runs/1)")
-
-
-def _badge(monkeypatch: pytest.MonkeyPatch, log_model: str, run: object) -> str | None:
+@pytest.mark.parametrize(
+    ("log_model", "url", "badge"),
+    [("false", "https://w", None), ("end", None, None), ("end", "https://w", "(https://w)")],
+)
+def test_a_badge_links_to_an_online_run_with_models(
+    monkeypatch: pytest.MonkeyPatch, log_model: str, url: str | None, badge: str | None
+) -> None:
     monkeypatch.setenv("WANDB_LOG_MODEL", log_model)
     callback = WandbCallback()
-    callback._wandb = SimpleNamespace(run=run)
-    return callback.card_badge()
+    callback._wandb = SimpleNamespace(run=SimpleNamespace(url=url))
+    found = callback.card_badge()
+    assert found is badge is None or str(found).endswith(str(badge))
 
 
 def test_an_unknown_wish_for_models_is_told_and_uploads_none(
@@ -109,24 +107,3 @@ def test_a_subclass_sets_the_run_up_in_its_own_way(tmp_path: Path) -> None:
     run = finished_run()
     assert run.project == "of the subclass"
     assert "max_steps" not in run.config
-
-
-def test_a_run_that_is_finished_during_training_is_told_and_training_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Finishes(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 1:
-                wandb.finish()
-
-    trainer = quiet_trainer(
-        tmp_path / "out",
-        report_to="wandb",
-        max_steps=3,
-        logging_strategy="steps",
-        logging_steps=1,
-        given={"callbacks": [Finishes()]},
-    )
-    assert trainer.train().global_step == 3
-    told = [record for record in caplog.records if "Reporting to wandb failed" in record.getMessage()]
-    assert len(told) == 1

@@ -97,22 +97,8 @@ def outcome(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def differences(one: Any, other: Any, where: str = "") -> list[str]:
-    """Where two outcomes differ."""
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return [] if torch.equal(one, other) else [where]
-    if where == ".random states":
-        return [] if first_difference(one, other) is None else [where]
-    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        return [found for key in one for found in differences(one[key], other[key], f"{where}.{key}")]
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        pairs = enumerate(zip(one, other, strict=True))
-        return [found for place, pair in pairs for found in differences(*pair, f"{where}[{place}]")]
-    return [] if one == other else [f"{where}: {one} != {other}"]
-
-
-def differences_after_resuming(folder: Path, build: Callable[[], Trainer], *steps: int) -> dict[int, list[str]]:
-    """Train without a break, then resume from the checkpoints of some steps; what differs at the end, by step.
+def differences_after_resuming(folder: Path, build: Callable[[], Trainer], *steps: int) -> dict[int, str]:
+    """Train without a break, then resume from the checkpoints of some steps; what differs first at the end, by step.
 
     Parameters:
         build: makes a Trainer over new model and data, whose checkpoints lie in `folder`.
@@ -125,5 +111,5 @@ def differences_after_resuming(folder: Path, build: Callable[[], Trainer], *step
     for step in steps:
         resumed = build()
         resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
-        found[step] = differences(expected, outcome(resumed))
-    return found
+        found[step] = first_difference(expected, outcome(resumed))
+    return {step: difference for step, difference in found.items() if difference is not None}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,44 +10,21 @@ import pytest
 import torch
 
 from littrainer import Trainer, TrainerCallback, TrainingArguments
-from littrainer.training.checks import check_args, check_is_dataset, check_is_trainable, check_model_kind
+from littrainer.training.checks import (
+    check_args,
+    check_is_dataset,
+    check_is_trainable,
+    check_model_kind,
+    checked_lightning_keywords,
+    checked_optimizers,
+)
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        ({"output_dir": "out"}, r"is a dict\. Make TrainingArguments\(\*\*args\) of it"),
-        ("out", r"is text \('out'\)\. Make TrainingArguments\('out'\)"),
-        (TrainingArguments, r"is the class TrainingArguments\. Make an instance"),
-        (VectorClassifier(), r"is a VectorClassifier\. Give the Trainer's parameters by their names"),
-    ],
-)
-def test_arguments_of_another_kind(args: Any, words: str) -> None:
-    with pytest.raises(TypeError, match=words):
-        check_args(args)
-
-
-def test_any_object_with_the_fields_of_training_arguments_will_do() -> None:
-    check_args(types.SimpleNamespace(per_device_train_batch_size=8))
-
-
-@pytest.mark.parametrize(
-    ("model", "model_init", "words"),
-    [
-        ("bert", None, r"model has to be a torch\.nn\.Module, and is text \('bert'\).*from_pretrained\('bert'\)"),
-        (VectorClassifier, None, r"is the class VectorClassifier.*model_init=VectorClassifier"),
-        (types.SimpleNamespace(model_type="bert"), None, "is a configuration"),
-        ([1], None, "is a list.*by their names"),
-        (None, VectorClassifier(), "model_init has to be a function.*pass it as model"),
-        (None, "bert", r"model_init has to be a function that makes the model, and is text \('bert'\)"),
-    ],
-)
-def test_models_of_another_kind(model: Any, model_init: Any, words: str) -> None:
-    with pytest.raises(TypeError, match=words):
-        check_model_kind(model, model_init)
+def check_train_dataset(dataset: Any) -> None:
+    check_is_dataset(dataset, "train_dataset", "get_train_dataloader")
 
 
 def quantized(**changes: Any) -> Any:
@@ -58,61 +34,43 @@ def quantized(**changes: Any) -> Any:
     return model
 
 
-def test_a_quantized_model_needs_adapters_or_a_quantization_that_can_be_trained() -> None:
-    method = types.SimpleNamespace(quant_method="gptq")
-    quantizer = types.SimpleNamespace(is_trainable=False, quantization_config=method)
-    with pytest.raises(ValueError, match=r"is quantized by gptq, and .* Add adapters"):
-        check_is_trainable(quantized(hf_quantizer=quantizer))
-    with pytest.raises(ValueError, match=r"through which no gradients pass"):
-        check_is_trainable(quantized(hf_quantizer=quantizer, peft_config={}))
+QUANTIZER = types.SimpleNamespace(
+    is_trainable=False, quantization_config=types.SimpleNamespace(quant_method="gptq"), is_qat_trainable=False
+)
+
+
+@pytest.mark.parametrize(
+    ("check", "given", "words"),
+    [
+        (check_args, ("out",), r"is text \('out'\)\. Make TrainingArguments\('out'\)"),
+        (check_args, (TrainingArguments,), r"is the class TrainingArguments\. Make an instance"),
+        (check_model_kind, (VectorClassifier, None), r"is the class VectorClassifier.*model_init=VectorClassifier"),
+        (check_model_kind, (types.SimpleNamespace(model_type="bert"), None), "is a configuration"),
+        (check_model_kind, (None, VectorClassifier()), "model_init has to be a function.*pass it as model"),
+        (check_model_kind, (None, "bert"), r"a function that makes the model, and is text \('bert'\)"),
+        (check_is_trainable, (quantized(hf_quantizer=QUANTIZER),), "is quantized by gptq, and .* Add adapters"),
+        (check_is_trainable, (quantized(hf_quantizer=QUANTIZER, peft_config={}),), "through which no gradients pass"),
+        (check_train_dataset, ((row for row in vector_rows(2)),), r"is a generator, .*list\(\.\.\.\)"),
+        (check_train_dataset, ({"x": [1.0], "labels": [0]},), "is a dict with 'x', 'labels'.*from_dict"),
+        (check_train_dataset, (type("DataFrame", (), {"iloc": None})(),), "is a DataFrame.*from_pandas"),
+        (checked_optimizers, (torch.optim.SGD([torch.ones(1)], 0.1),), r"pair \(optimizer, schedule\), and is a SGD"),
+        (checked_optimizers, ((1,),), r"pair \(optimizer, schedule\), and is a tuple"),
+        (checked_optimizers, ((torch.optim.SGD, None),), "the class SGD.*optimizer_cls_and_kwargs"),
+        (checked_lightning_keywords, ("simple",), r"lightning has to be a dict .* is text \('simple'\)"),
+    ],
+)
+def test_what_is_of_another_kind_is_named_with_what_to_give(check: Any, given: Any, words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        check(*given)
+
+
+def test_what_will_do_is_taken() -> None:
+    check_args(types.SimpleNamespace(per_device_train_batch_size=8))
     check_is_trainable(quantized(_hf_peft_config_loaded=True))
     check_is_trainable(quantized(hf_quantizer=types.SimpleNamespace(is_qat_trainable=True)))
-    check_is_trainable(VectorClassifier())
-
-
-class DataFrame:
-    """A table as pandas has it, by its name and one of its members."""
-
-    iloc = None
-
-
-@pytest.mark.parametrize(
-    ("dataset", "words"),
-    [
-        ("data.csv", r"train_dataset is text \('data\.csv'\)"),
-        ((row for row in vector_rows(2)), r"is a generator, which can be gone through only once.*list\(\.\.\.\)"),
-        ({"x": [1.0], "labels": [0]}, "is a dict with 'x', 'labels'.*from_dict"),
-        (DataFrame(), "is a DataFrame.*from_pandas"),
-    ],
-)
-def test_datasets_of_another_kind(dataset: Any, words: str) -> None:
-    with pytest.raises(TypeError, match=words):
-        check_is_dataset(dataset, "train_dataset", "get_train_dataloader")
-
-
-def test_lists_streams_and_dicts_of_numbered_samples_are_datasets() -> None:
     rows = vector_rows(2)
     for dataset in (rows, Rows(rows), Stream(rows), dict(enumerate(rows))):
-        check_is_dataset(dataset, "train_dataset", "get_train_dataloader")
-
-
-def optimizer_alone() -> Any:
-    return torch.optim.SGD(VectorClassifier().parameters(), 0.1)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (lambda: {"optimizers": optimizer_alone()}, r"pair \(optimizer, schedule\), and is a SGD"),
-        (lambda: {"optimizers": (optimizer_alone(),)}, r"pair \(optimizer, schedule\), and is a tuple"),
-        (lambda: {"optimizers": (torch.optim.SGD, None)}, "the class SGD.*optimizer_cls_and_kwargs"),
-        (lambda: {"lightning": "simple"}, r"lightning has to be a dict .* is text \('simple'\)"),
-        (lambda: {"data_collator": "pad"}, "data_collator has to be callable, and is a str"),
-    ],
-)
-def test_keywords_of_another_kind(tmp_path: Path, given: Callable[[], Any], words: str) -> None:
-    with pytest.raises(TypeError, match=words):
-        quiet_trainer(tmp_path, given=given())
+        check_train_dataset(dataset)
 
 
 class LosesTheLoss(Trainer):

@@ -112,20 +112,6 @@ def test_nothing_is_read_but_where_losses_are_logged(
     assert all(found[step] for step in found if step % LOGGING_STEPS == 0)
 
 
-def test_a_read_of_a_scripts_own_is_noticed(tmp_path: Path) -> None:
-    class Reading(Trainer):
-        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            loss: Any = super().compute_loss(*args, **kwargs)
-            assert loss.item() > 0
-            return loss
-
-    assert all(
-        reads == {"_local_scalar_dense": 1}
-        for step, reads in reads_by_step(tmp_path, Reading).items()
-        if step % LOGGING_STEPS
-    )
-
-
 def sentences(count: int) -> list[Any]:
     """Rows of equal length, as both models here take them."""
     return [

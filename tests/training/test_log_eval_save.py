@@ -49,20 +49,6 @@ def test_the_best_evaluation_is_the_one_that_transformers_remembers(
     assert histories[0] == histories[1]
 
 
-def test_a_metric_may_be_named_with_its_prefix(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, metric_for_best_model="eval_loss", greater_is_better=False)
-    assert trainer._determine_best_metric({"eval_loss": 2.0}, trial=None)
-    assert trainer.state.best_metric == 2.0
-
-
-def test_a_metric_that_no_evaluation_gives_is_named_with_those_there_are(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, max_steps=1, eval_strategy="steps", metric_for_best_model="accuracy")
-    with pytest.raises(
-        KeyError, match=r"metric_for_best_model='accuracy'.*'eval_accuracy'.*eval_loss.*compute_metrics"
-    ):
-        trainer.train()
-
-
 @pytest.mark.parametrize("value", ["good", [0.5]], ids=str)
 def test_a_best_metric_that_is_no_number_is_named_with_its_value_and_step(tmp_path: Path, value: Any) -> None:
     trainer = quiet_trainer(

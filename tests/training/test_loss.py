@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from littrainer import TrainerCallback
 from littrainer.training.loss import (
     LabelSmoother,
     RunningLoss,
@@ -17,41 +16,15 @@ from littrainer.training.loss import (
     items_in_window,
     loss_and_outputs,
     normalised,
-    predicts_next_token,
 )
 from tests.scenarios.models import (
-    CountingClassifier,
-    KeywordClassifier,
     LogitsOnly,
     LosslessClassifier,
-    TupleClassifier,
     VectorClassifier,
-    tiny_bert_classifier,
-    tiny_llama,
 )
 from tests.scenarios.trainers import quiet_trainer
 
 BATCH = {"x": torch.ones(2, 6), "labels": torch.tensor([0, 2])}
-
-
-@pytest.mark.parametrize(
-    ("value", "filtered", "expected"),
-    [
-        (1.5, True, 7.5),
-        (1.5, False, 7.5),
-        (float("nan"), True, 8.0),
-        (float("-inf"), True, 8.0),
-        (float("inf"), False, float("inf")),
-        (float("nan"), False, float("nan")),
-    ],
-)
-def test_a_loss_that_is_no_number_counts_as_the_mean_so_far_where_filtered(
-    value: float, filtered: bool, expected: float
-) -> None:
-    running = torch.tensor(6.0)
-    same = running
-    add_to_running_loss(running, torch.tensor(value), 2, filtered)
-    assert same.item() == pytest.approx(expected, nan_ok=True)
 
 
 def added(losses: list[torch.Tensor], waiting: bool, filtered: bool, running: torch.Tensor) -> torch.Tensor:
@@ -85,27 +58,6 @@ def test_a_loss_that_is_changed_after_it_was_noted_counts_as_it_was() -> None:
     record.add(loss, 0, True)
     loss.fill_(100.0)
     assert record.since_last_log.item() == 3.0
-
-
-def test_whoever_asks_for_the_sum_in_training_gets_all_of_it(tmp_path: Path) -> None:
-    sums: list[float] = []
-
-    class Asking(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step in (2, 5):
-                sums.append(trainer._tr_loss.item())
-
-    trainer = quiet_trainer(
-        tmp_path, given={"callbacks": [Asking()]}, max_steps=6, logging_strategy="steps", logging_steps=1
-    )
-    trainer.train()
-    one_by_one = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    other = quiet_trainer(tmp_path, given={"callbacks": [Asking()]}, max_steps=6)
-    trainer, sums_of_one = other, sums[:]
-    sums.clear()
-    other.train()
-    assert sums_of_one == [one_by_one[1], one_by_one[4]]
-    assert sums == pytest.approx([sum(one_by_one[:2]), sum(one_by_one[:5])])
 
 
 def facts(**changes: Any) -> Any:
@@ -149,15 +101,6 @@ def test_a_loss_is_divided_by_the_window_exactly_once(changes: Any, items: int |
     assert normalised(facts(**changes), loss, items).item() == (8.0 if divided else 2.0)
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [({}, None), ({"model_accepts_loss_kwargs": True}, 4), ({"compute_loss_func": print}, 4)],
-)
-def test_label_tokens_are_counted_where_the_loss_is_divided_by_them(changes: Any, expected: int | None) -> None:
-    number = items_in_window(facts(**changes), [BATCH, BATCH], torch.device("cpu"))
-    assert number is None if expected is None else number == expected
-
-
 @pytest.mark.parametrize("window", [[], [{"x": torch.ones(1)}], [{"labels": ["a"]}]])
 def test_a_window_without_labels_that_can_be_counted_has_no_number(window: Any) -> None:
     assert items_in_window(facts(model_accepts_loss_kwargs=True), window, torch.device("cpu")) is None
@@ -166,33 +109,6 @@ def test_a_window_without_labels_that_can_be_counted_has_no_number(window: Any) 
 def loss_of(folder: Path, model: nn.Module, inputs: Any = BATCH, items: Any = None, **given: Any) -> Any:
     trainer = quiet_trainer(folder, model, given=given)
     return loss_and_outputs(trainer, trainer.model, dict(inputs), items)
-
-
-@pytest.mark.parametrize("kind", [VectorClassifier, TupleClassifier, KeywordClassifier])
-def test_the_loss_is_taken_from_a_dictionary_or_the_front_of_a_tuple(tmp_path: Path, kind: Any) -> None:
-    model = kind()
-    loss, outputs = loss_of(tmp_path, model)
-    expected = nn.functional.cross_entropy(model.logits(BATCH["x"]), BATCH["labels"])
-    assert torch.equal(loss, expected)
-    assert len(outputs) == 2
-
-
-def test_a_model_that_divides_by_the_count_is_told_it(tmp_path: Path) -> None:
-    model = CountingClassifier()
-    loss, _ = loss_of(tmp_path, model, items=5)
-    summed = nn.functional.cross_entropy(model.logits(BATCH["x"]), BATCH["labels"], reduction="sum")
-    assert torch.equal(loss, summed / 5)
-
-
-def test_a_loss_function_is_given_outputs_labels_and_count_and_the_model_no_labels(tmp_path: Path) -> None:
-    given: list[Any] = []
-
-    def own(outputs: Any, labels: Any, num_items_in_batch: Any) -> torch.Tensor:
-        given.extend((outputs["logits"].shape, labels.tolist(), num_items_in_batch))
-        return outputs["logits"].sum()
-
-    loss_of(tmp_path, LogitsOnly(), items=9, compute_loss_func=own)
-    assert given == [(2, 3), [0, 2], 9]
 
 
 def test_a_loss_function_without_labels_to_give_it_is_warned_about(
@@ -246,44 +162,6 @@ def test_the_loss_is_torchs_smoothed_cross_entropy_over_labels_that_count(epsilo
     expected = nn.functional.cross_entropy(logits.view(-1, 5), labels.view(-1), label_smoothing=epsilon)
     torch.testing.assert_close(LabelSmoother(epsilon)({"logits": logits}, labels), expected)
     torch.testing.assert_close(LabelSmoother(epsilon)((logits,), labels.unsqueeze(-1)), expected)
-
-
-def test_a_given_number_of_labels_divides_the_sum() -> None:
-    logits, labels = scores(3, 5), torch.tensor([1, 2, 4])
-    mean = LabelSmoother(0.2)((logits,), labels)
-    for number in (6, torch.tensor(6.0)):
-        torch.testing.assert_close(LabelSmoother(0.2)((logits,), labels, num_items_in_batch=number), mean / 2)
-
-
-def test_shifted_labels_are_compared_with_the_position_before() -> None:
-    logits, labels = scores(2, 4, 5), torch.tensor([[1, 0, 4, 0], [2, 2, 3, 3]])
-    shifted = LabelSmoother(0.2)((logits,), labels, shift_labels=True)
-    assert shifted == LabelSmoother(0.2)((logits[:, :-1],), labels[:, 1:])
-
-
-def test_only_causal_language_models_predict_the_next_token() -> None:
-    assert predicts_next_token(tiny_llama())
-    assert not predicts_next_token(tiny_bert_classifier())
-    assert not predicts_next_token(VectorClassifier())
-
-
-def test_a_compiled_causal_model_still_predicts_the_next_token(tmp_path: Path) -> None:
-    model = tiny_llama()
-    trainer = quiet_trainer(tmp_path, model, label_smoothing_factor=0.3)
-    batch = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "labels": torch.tensor([[5, 6, 7, 8]])}
-    compiled: Any = torch.compile(model, backend="eager")
-    losses = [trainer.compute_loss(one, dict(batch)) for one in (model, compiled)]
-    assert losses[0] == losses[1]
-
-
-def test_a_trainer_smooths_the_labels_of_a_model_without_a_config(tmp_path: Path) -> None:
-    batch = {"x": torch.ones(2, 6), "labels": torch.tensor([0, 2])}
-    plain = quiet_trainer(tmp_path)
-    smoothed = quiet_trainer(tmp_path, plain.model, label_smoothing_factor=0.3)
-    loss: Any = smoothed.compute_loss(smoothed.model, dict(batch))
-    logits = plain.model.logits(batch["x"])
-    torch.testing.assert_close(loss, nn.functional.cross_entropy(logits, batch["labels"], label_smoothing=0.3))
-    assert loss != plain.compute_loss(plain.model, dict(batch))
 
 
 def test_several_true_labels_at_once_are_not_smoothed_and_a_warning_says_so(tmp_path: Path) -> None:

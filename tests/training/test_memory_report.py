@@ -27,21 +27,6 @@ def test_what_a_stage_keeps_and_what_it_only_held_for_a_while_are_told_apart() -
     assert metrics["train_mem_cpu_peaked_delta"] > 60 * MIB
 
 
-def test_the_first_report_tells_about_the_construction_too() -> None:
-    report = MemoryReport(True)
-    report.start("init")
-    report.stop("init")
-    first: dict[str, Any] = {}
-    second: dict[str, Any] = {}
-    for stage, metrics in (("eval", first), ("test", second)):
-        with report.measuring(stage):
-            report.stop(stage, metrics)
-    deltas = [f"{stage}_mem_cpu_{kind}_delta" for stage in ("init", "eval") for kind in ("alloc", "peaked")]
-    assert list(first) == [*deltas, "before_init_mem_cpu"]
-    assert list(second) == ["test_mem_cpu_alloc_delta", "test_mem_cpu_peaked_delta"]
-    assert first["before_init_mem_cpu"] > MIB
-
-
 def test_a_stage_within_another_one_is_part_of_it() -> None:
     report = MemoryReport(True)
     inner: dict[str, Any] = {}

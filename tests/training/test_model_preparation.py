@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from transformers.trainer_utils import align_special_tokens as their_alignment
 
 from littrainer.training.model_preparation import (
     align_special_tokens,
     enable_activation_checkpointing,
-    noisy_embeddings,
 )
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows, tiny_tokenizer
@@ -154,59 +152,11 @@ def test_a_missing_library_is_named_with_the_way_to_install_it(tmp_path: Path, m
         trainer.train()
 
 
-IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
-
-
-class Embedder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(8, 4)
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.words
-
-
-def test_the_noise_is_uniform_within_alpha_over_the_root_of_a_rows_length() -> None:
-    model, alpha = Embedder(), 6.0
-    clean = model.words(IDS)
-    bound = alpha / (3 * 4) ** 0.5
-    with noisy_embeddings(model, alpha):
-        noise = torch.stack([model.words(IDS) - clean for _ in range(500)])
-    assert noise.abs().max() <= bound + 1e-6
-    assert noise.abs().max() > 0.95 * bound
-    assert noise.mean().abs() < 0.05 * bound
-
-
-def test_there_is_no_noise_in_evaluation_mode_nor_after_the_block() -> None:
-    model = Embedder()
-    clean = model.words(IDS)
-    with pytest.raises(KeyError), noisy_embeddings(model, 6.0):
-        model.eval()
-        assert torch.equal(model.words(IDS), clean)
-        model.train()
-        assert not torch.equal(model.words(IDS), clean)
-        raise KeyError
-    assert torch.equal(model.words(IDS), clean)
-    assert not hasattr(model.words, "neftune_noise_alpha")
-
-
 def test_a_model_that_does_not_name_its_embeddings_is_refused_before_training(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, neftune_noise_alpha=5.0)
     with pytest.raises(ValueError, match=r"neftune_noise_alpha=5\.0.*VectorClassifier.*get_input_embeddings"):
         trainer.train()
     assert trainer.state.global_step == 0
-
-
-def test_debug_stops_a_training_at_the_first_number_that_is_not_finite(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = VectorClassifier()
-    with torch.no_grad():
-        model.norm.weight[2] = float("inf")
-    trainer = quiet_trainer(tmp_path, model, debug="underflow_overflow")
-    with pytest.raises(ValueError, match="inf/nan detected"):
-        trainer.train()
-    assert trainer.state.global_step == 0 and "norm LayerNorm" in capsys.readouterr().out
 
 
 def test_debug_without_transformers_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,15 +216,3 @@ def test_a_change_is_announced_and_agreement_is_not(caplog: pytest.LogCaptureFix
     caplog.clear()
     align_special_tokens(model, tokenizer)
     assert caplog.records == []
-
-
-def test_without_a_tokenizer_or_a_config_nothing_changes() -> None:
-    untouched = model_with({}, {})
-    before = tokens_of(untouched)
-    for processing_class in (None, object()):
-        align_special_tokens(untouched, processing_class)
-    assert tokens_of(untouched) == before
-    align_special_tokens(VectorClassifier(), tiny_tokenizer())
-    model = tiny_bert_classifier()
-    align_special_tokens(model, tiny_tokenizer())
-    assert model.config.pad_token_id == 0

@@ -11,12 +11,10 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 
 from littrainer import Seq2SeqTrainer, Trainer
-from littrainer.training.overrides import CALLED_IN_TRANSFORMERS_4, NEVER_CALLED
-from tests.scenarios.models import VectorClassifier
-from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
+from littrainer.training.overrides import NEVER_CALLED
+from tests.scenarios.trainers import quiet_trainer
 
 
 def losses_of(trainer: Trainer) -> list[Any]:
@@ -60,70 +58,6 @@ def test_a_method_that_is_set_on_the_instance_is_called_with_what_it_takes(tmp_p
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trainer.evaluate()
-
-
-def of_an_earlier_release(self: Any, model: Any, inputs: Any, return_outputs: bool = False) -> Any:
-    outputs = model(**inputs)
-    return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
-
-
-class Dividing(VectorClassifier):
-    """Takes num_items_in_batch, as language models do."""
-
-    def forward(self, x: Any, labels: Any = None, num_items_in_batch: Any = None) -> Any:
-        outputs = super().forward(x, labels)
-        if num_items_in_batch is not None:
-            outputs["loss"] = outputs["loss"] * len(x) / num_items_in_batch
-        return outputs
-
-
-def losses_of_the_dividing_model(folder: Path, kind: Any, method: Any = None) -> list[Any]:
-    torch.manual_seed(0)
-    given = {"gradient_accumulation_steps": 2, **LOGGING}
-    trainer: Any = quiet_trainer(folder / f"{id(kind)}", Dividing(), kind=kind, rows=16, **given)
-    if method is not None:
-        trainer.compute_loss = types.MethodType(method, trainer)
-    return losses_of(trainer)
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("place", ["subclass", "instance"])
-def test_the_mean_that_such_a_method_returns_is_divided_by_the_micro_batches_of_the_window(
-    tmp_path: Path, place: str
-) -> None:
-    class Mean(Trainer):
-        loss_is_scaled_for_ga = False
-
-        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
-            return of_an_earlier_release(self, model, inputs, return_outputs)
-
-    expected = losses_of_the_dividing_model(tmp_path, Mean)
-    if place == "instance":
-        assert losses_of_the_dividing_model(tmp_path, Trainer, of_an_earlier_release) == expected
-    else:
-        earlier = type("Earlier", (Trainer,), {"compute_loss": of_an_earlier_release})
-        assert losses_of_the_dividing_model(tmp_path, earlier) == expected
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_what_a_parent_in_an_earlier_spelling_returns_says_nothing_of_its_heirs_loss(tmp_path: Path) -> None:
-    earlier: Any = type("Earlier", (Trainer,), {"compute_loss": of_an_earlier_release})
-
-    class Today(earlier):
-        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            return Trainer.compute_loss(self, *args, **kwargs)
-
-    assert losses_of_the_dividing_model(tmp_path, Today) == losses_of_the_dividing_model(tmp_path, Trainer)
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_a_class_that_says_how_its_loss_is_scaled_is_believed(tmp_path: Path) -> None:
-    parent = type("Scaled", (Trainer,), {"loss_is_scaled_for_ga": True})
-    heir = type("Earlier", (parent,), {"compute_loss": of_an_earlier_release})
-    mean = type("Mean", (Trainer,), {"compute_loss": of_an_earlier_release})
-    scaled, divided = (losses_of_the_dividing_model(tmp_path, kind) for kind in (heir, mean))
-    assert scaled[0] == pytest.approx(2 * divided[0])
-    assert losses_of_the_dividing_model(tmp_path, parent, of_an_earlier_release) == scaled
 
 
 def test_parameters_that_are_given_by_place_may_have_other_names() -> None:
@@ -171,21 +105,9 @@ def on_the_class_with_wraps(called: list[str], patch: pytest.MonkeyPatch) -> typ
     return Trainer
 
 
-def with_a_mock(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
-    patch.setattr(Trainer, "training_step", mock.create_autospec(STEP, side_effect=noting(called)))
-    return Trainer
-
-
 def with_a_partial_method(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
     patch.setattr(Trainer, "training_step", functools.partialmethod(noting(called)))
     return Trainer
-
-
-def executed_without_a_module_name(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
-    names: dict[str, Any] = {"Trainer": Trainer, "note": noting(called)}
-    code = "class Mine(Trainer):\n def training_step(self, *args, **kwargs):\n  return note(self, *args, **kwargs)"
-    exec(code, names)
-    return names["Mine"]
 
 
 def of_a_mixin(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
@@ -198,9 +120,7 @@ def of_a_mixin(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
     [
         in_a_subclass_with_wraps,
         on_the_class_with_wraps,
-        with_a_mock,
         with_a_partial_method,
-        executed_without_a_module_name,
         of_a_mixin,
     ],
 )
@@ -216,12 +136,6 @@ def test_a_training_step_is_called_however_it_was_made(
 @pytest.mark.parametrize("kind", [Trainer, Seq2SeqTrainer, type("Plain", (Seq2SeqTrainer,), {"log": Trainer.log})])
 def test_what_the_package_has_is_no_override(tmp_path: Path, kind: type[Trainer]) -> None:
     assert quiet_trainer(tmp_path, kind=kind)._own_methods(*METHODS) == []
-
-
-def test_what_a_subclass_or_an_instance_has_is_named_in_the_order_asked_for(tmp_path: Path) -> None:
-    trainer: Any = quiet_trainer(tmp_path, kind=StepwiseTrainer)
-    trainer.log = types.MethodType(Trainer.log, trainer)
-    assert trainer._own_methods(*METHODS) == ["training_step", "log"]
 
 
 def test_a_method_put_back_on_the_class_is_ours_again(tmp_path: Path) -> None:
@@ -253,13 +167,3 @@ def test_one_that_is_set_on_a_trainer_is_refused_when_it_trains(tmp_path: Path) 
 
 def test_no_method_that_is_refused_is_there_to_be_called() -> None:
     assert [name for name in NEVER_CALLED if hasattr(Trainer, name)] == []
-
-
-def test_overrides_that_only_transformers_4_calls_are_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    quiet_trainer(tmp_path, kind=type("Plain", (Trainer,), {"compute_loss": Trainer.compute_loss}))
-    assert caplog.text == ""
-    quiet_trainer(tmp_path, kind=type("ForBoth", (Trainer,), dict.fromkeys(CALLED_IN_TRANSFORMERS_4, nothing)))
-    assert "ForBoth overrides methods that only transformers 4 calls" in caplog.text
-    assert all(f"{name} ({instead})" in caplog.text for name, instead in CALLED_IN_TRANSFORMERS_4.items())

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import transformers
 from torch.utils.data import DataLoader
 
-from littrainer import Trainer
 from littrainer.training.plan import plan_training
 from tests.scenarios.data import Rows, SizedStream, Stream, vector_rows
 from tests.scenarios.models import VectorClassifier
@@ -85,26 +83,3 @@ def test_fewer_samples_than_a_batch_are_named_as_the_reason_where_incomplete_bat
 def test_an_empty_loader_of_the_users_own_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="empty"):
         plan_training(quiet_trainer(tmp_path), [], 8, len)
-
-
-def test_an_overridden_length_of_the_training_is_followed(tmp_path: Path) -> None:
-    class Shorter(Trainer):
-        def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
-            return (*super().set_initial_training_values(args, dataloader)[:-1], 2)
-
-    assert quiet_trainer(tmp_path, kind=Shorter, max_steps=9).train().global_step == 2
-
-
-@pytest.mark.parametrize("name", ["get_tp_size", "get_cp_size", "get_sp_size"])
-def test_processes_that_share_a_sample_count_once(trainers: tuple[Any, Any], name: str) -> None:
-    args = SimpleNamespace(world_size=8, gradient_accumulation_steps=3)
-    found = []
-    for trainer in trainers:
-        kind = type(trainer)
-        sharing = type("Sharing", (kind,), {name: lambda self: 2})
-        trainer.__class__ = sharing
-        try:
-            found.append(trainer.get_total_train_batch_size(args))
-        finally:
-            trainer.__class__ = kind
-    assert found == [48, 48]

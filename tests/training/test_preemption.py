@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
 
-import pytest
-
-from littrainer.training import preemption
-from littrainer.training.preemption import Preemption, listed_callbacks
 from tests.fidelity.conftest import environment_of_runs
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
@@ -57,35 +48,3 @@ def test_a_signal_to_one_of_two_processes_stops_both_at_the_same_step(tmp_path: 
     outputs = [process.communicate(timeout=LONGEST_WAIT_SECONDS)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert [json.loads(output.splitlines()[-1]) for output in outputs] == [[3, "SIGUSR1", True]] * 2
-
-
-def test_a_process_on_its_own_needs_no_agreement() -> None:
-    preemption = Preemption([signal.SIGUSR1])
-    preemption.start()
-    try:
-        preemption.agree()
-        assert preemption.agreed is None
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert preemption.agreed is None
-        preemption.agree()
-        assert preemption.agreed is signal.SIGUSR1
-    finally:
-        preemption.stop()
-
-
-@pytest.mark.parametrize("is_loaded", [True, False])
-def test_no_callback_is_listed_where_transformers_has_none_or_is_not_loaded(
-    monkeypatch: pytest.MonkeyPatch, is_loaded: bool
-) -> None:
-    monkeypatch.setattr(preemption, "is_installed", lambda: True)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
-        monkeypatch.delitem(sys.modules, name)
-    if is_loaded:
-        # As a package of transformers 4, which is without that module.
-        package = ModuleType("transformers")
-        package.__path__ = []
-        package.__spec__ = ModuleSpec("transformers", None, is_package=True)
-        monkeypatch.setitem(sys.modules, "transformers", package)
-    trainer: Any = SimpleNamespace(args=SimpleNamespace(enable_jit_checkpoint=True))
-    assert listed_callbacks(trainer) == []
-    assert ("transformers" in sys.modules) == is_loaded

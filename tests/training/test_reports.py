@@ -2,20 +2,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from transformers import trainer_pt_utils as theirs
 
 from littrainer.training import reports
-from littrainer.training.reports import InputTokenCounter
-from tests.scenarios.collators import pad_tokens
-from tests.scenarios.data import Rows, token_rows
-from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
+from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 METRICS: dict[str, Any] = {
@@ -101,11 +96,6 @@ def test_results_files_are_those_that_transformers_writes(trainers: tuple[Any, A
     assert combined["epoch"] == 3.0 and combined["train_samples"] == 1200 and "test_loss" not in combined
 
 
-def test_results_are_written_to_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
-    reports.save_metrics(str(tmp_path / "a" / "b"), "train", {"x": 1}, combined=True)
-    assert (tmp_path / "a" / "b" / "all_results.json").is_file()
-
-
 def test_other_processes_neither_print_nor_write(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,66 +122,3 @@ def test_a_metric_that_json_cannot_hold_is_named_before_anything_is_written(tmp_
     with pytest.raises(TypeError, match=r"eval_results\.json cannot hold the metric 'eval_f1'.* float32"):
         reports.save_metrics(str(tmp_path), "eval", {"a": 1, "eval_f1": np.float32(0.5)}, combined=True)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
-
-
-CPU = torch.device("cpu")
-IDS = torch.tensor([[5, 6, 0], [7, 0, 0]])
-
-
-def counted(wanted: str, inputs: Any, *, name: str | None = None, pad: int | None = None) -> int:
-    args: Any = SimpleNamespace(include_num_input_tokens_seen=wanted, device=CPU)
-    model = SimpleNamespace() if name is None else SimpleNamespace(main_input_name=name)
-    processing_class = None if pad is None else SimpleNamespace(pad_token_id=pad)
-    return InputTokenCounter().count(inputs, args, model, processing_class, tp_size=1)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "inputs", "options", "expected"),
-    [
-        ("all", {"input_ids": IDS}, {}, 6),
-        ("all", {"pixels": torch.ones(4)}, {"name": "pixels"}, 4),
-        ("non_padding", {"input_ids": IDS, "attention_mask": (IDS > 0).long()}, {}, 3),
-        ("non_padding", {"input_ids": IDS}, {"pad": 0}, 3),
-        ("non_padding", {"input_ids": IDS, "attention_mask": torch.ones(2, 3)}, {"pad": 0}, 6),
-        ("non_padding", {"input_ids": IDS}, {}, 6),
-        ("all", {"x": IDS}, {}, 0),
-    ],
-)
-def test_tokens_are_counted_as_asked(wanted: str, inputs: Any, options: Any, expected: int) -> None:
-    assert counted(wanted, inputs, **options) == expected
-
-
-def test_what_cannot_be_counted_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
-    counter = InputTokenCounter()
-    args: Any = SimpleNamespace(include_num_input_tokens_seen="non_padding", device=CPU)
-    for _ in range(3):
-        for name in ("x", "input_ids"):
-            counter.count({name: IDS}, args, model=None, processing_class=None, tp_size=1)
-    first, second = caplog.messages
-    assert "'input_ids'" in first and "pad_token_id" in second
-
-
-def test_tokens_are_logged_with_their_speed_and_kept_over_a_resume(tmp_path: Path) -> None:
-    rows = token_rows(8, shortest=4, longest=4)
-
-    def trainer() -> Any:
-        return quiet_trainer(
-            tmp_path,
-            tiny_bert_classifier(),
-            given={"train_dataset": Rows(rows), "data_collator": pad_tokens},
-            include_num_input_tokens_seen="all",
-            max_steps=4,
-            logging_strategy="steps",
-            logging_steps=1,
-            save_strategy="steps",
-            save_steps=2,
-        )
-
-    first = trainer()
-    first.train()
-    logs = first.state.log_history
-    assert [log["num_input_tokens_seen"] for log in logs] == [16, 32, 48, 64, 64]
-    assert all(log["train_tokens_per_second"] > 0 for log in logs[:4])
-    resumed = trainer()
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert [log["num_input_tokens_seen"] for log in resumed.state.log_history] == [16, 32, 48, 64, 64]

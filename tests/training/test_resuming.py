@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import json
-import logging
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +8,11 @@ import pytest
 import torch
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.checkpoint.layout import RESUME_RECORD_NAME, TRAINER_STATE_NAME
+from littrainer.checkpoint.layout import RESUME_RECORD_NAME
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.redirection.redirect import RedirectFinder
 from littrainer.training.resuming import read_resume_record
-from tests.scenarios.data import AugmentedRows, Stream, vector_rows
+from tests.scenarios.data import Stream, vector_rows
 from tests.scenarios.trainers import quiet_trainer
-from tests.training.exact_resume import noisy_trainer
 
 SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1}
 
@@ -109,25 +104,6 @@ def test_what_differs_from_the_training_that_wrote_the_checkpoint_is_said_once(
         assert word in caplog.text
 
 
-def test_scripts_that_mean_transformers_hear_of_differing_arguments_where_transformers_tells_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import transformers
-
-    checkpoint = broken_off(tmp_path, 3)
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    monkeypatch.setattr(handler, "emit", records.append)
-    transformers.utils.logging.add_handler(handler)
-    monkeypatch.setattr(sys, "meta_path", [RedirectFinder(), *sys.meta_path])
-    try:
-        resumed(tmp_path, checkpoint, save_steps=2, logging_steps=3)
-    finally:
-        transformers.utils.logging.remove_handler(handler)
-    (record,) = [one for one in records if "from args" in one.getMessage()]
-    assert (record.name, record.levelname) == ("transformers.trainer", "WARNING")
-
-
 @pytest.mark.parametrize("as_transformers", [False, True])
 @pytest.mark.parametrize(
     "changes",
@@ -160,31 +136,19 @@ def test_a_stream_is_no_other_data_because_training_is_longer(tmp_path: Path, ca
 
 
 @pytest.mark.parametrize("changes", [{"max_steps": 2}, {"num_train_epochs": 0.4}], ids=str)
-def test_a_training_that_is_finished_takes_no_further_step(
+def test_a_training_that_is_finished_says_that_no_step_is_left(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any]
 ) -> None:
     checkpoint = broken_off(tmp_path, 3)
-    trainer = quiet_trainer(tmp_path, rows=18, **changes)
-    output = trainer.train(resume_from_checkpoint=checkpoint)
+    output = quiet_trainer(tmp_path, rows=18, **changes).train(resume_from_checkpoint=checkpoint)
     assert output.global_step == 3 and "train_loss" in output.metrics
     assert "No step is left" in caplog.text and "has 3 optimizer steps" in caplog.text
-    weights = resumed_weights(checkpoint)
-    assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
 
 
 def resumed_weights(checkpoint: str) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     return load_file(Path(checkpoint) / "model.safetensors")
-
-
-def test_a_state_that_counts_fewer_than_no_steps_is_refused(tmp_path: Path) -> None:
-    # Under a name that says no step, which the number would contradict.
-    checkpoint = str(Path(without_record(broken_off(tmp_path, 3))).rename(tmp_path / "kept"))
-    path = Path(checkpoint) / TRAINER_STATE_NAME
-    path.write_text(json.dumps({**json.loads(path.read_text()), "global_step": -1}))
-    with pytest.raises(ValueError, match=rf"{TRAINER_STATE_NAME} has global_step=-1.*another checkpoint"):
-        resumed(tmp_path, checkpoint)
 
 
 BEST: dict[str, Any] = {
@@ -254,26 +218,3 @@ def test_a_stop_at_the_evaluation_that_was_due_ends_the_training(tmp_path: Path)
     checkpoint = broken_off(tmp_path, 5, **settings)
     trainer = resumed(tmp_path, checkpoint, given={"callbacks": [StopAtEvaluation()]}, **settings)
     assert trainer.state.global_step == 5
-
-
-def test_a_checkpoint_of_transformers_goes_on_where_transformers_would(tmp_path: Path) -> None:
-    settings = {"num_train_epochs": 2}
-    whole = noisy_trainer(tmp_path, **settings)
-    whole.train()
-    checkpoint = without_record(str(tmp_path / "checkpoint-7"))
-    again = noisy_trainer(tmp_path, **settings)
-    again.train(resume_from_checkpoint=checkpoint)
-    weights = whole.model.state_dict()
-    assert all(torch.equal(value, weights[name]) for name, value in again.model.state_dict().items())
-
-
-def test_random_data_is_resumed_exactly_with_the_record_only(tmp_path: Path) -> None:
-    losses = []
-    for with_record in (True, False):
-        whole = noisy_trainer(tmp_path, AugmentedRows(vector_rows(18)))
-        whole.train()
-        checkpoint = str(tmp_path / "checkpoint-3")
-        again = noisy_trainer(tmp_path, AugmentedRows(vector_rows(18)))
-        again.train(resume_from_checkpoint=checkpoint if with_record else without_record(checkpoint))
-        losses.append(whole.state.log_history[3]["loss"] == again.state.log_history[3]["loss"])
-    assert losses == [True, False]

@@ -18,8 +18,7 @@ BETWEEN = frozenset({"<string>", enum.__file__, os.path.join(os.path.dirname(os.
 
 
 def stacklevel_of_script() -> int:
-    """`stacklevel` for a `warnings.warn` in the function that calls this: how far away the first frame is that is not
-    this package's; 1 where there is none."""
+    """Return the `stacklevel` for `warnings.warn` in the calling function: the first frame outside littrainer."""
     frame: FrameType | None = sys._getframe(1)
     level = 1
     while frame is not None:
@@ -152,8 +151,8 @@ class OptimizerNames(ExplicitEnum):
         today = EARLIER_OPTIMIZERS.get(value) if isinstance(value, str) else None
         if today is None:
             return super()._missing_(value)
-        told = f"optim={value!r} is an earlier spelling: write {today!r}."
-        warnings.warn(told, FutureWarning, stacklevel=stacklevel_of_script())
+        message = f"optim={value!r} is an earlier spelling: write {today!r}."
+        warnings.warn(message, FutureWarning, stacklevel=stacklevel_of_script())
         return cls(today)
 
 

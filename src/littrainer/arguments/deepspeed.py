@@ -1,13 +1,10 @@
-"""DeepSpeed's configuration: read, filled in from the arguments, checked against them, and read by libraries."""
+"""DeepSpeed's configuration: it is read, filled in from the arguments, checked, and shown to libraries."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import contextlib
 import copy
 import importlib
-import json
 import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -72,11 +69,10 @@ WITHOUT_AN_ARGUMENT: dict[str, Any] = {
 
 
 class DeepSpeedConfig:
-    """What DeepSpeed is to do, with the names that libraries ask transformers' object of this kind by.
+    """DeepSpeed's configuration, with the members of transformers' class of this kind.
 
     Parameters:
-        config_file_or_dict: the configuration as a dict (which is not changed), the path of a JSON file, JSON text, or
-            that text in base64.
+        config_file_or_dict: the configuration as a dict (which is not changed), the path of a JSON file, or JSON text.
 
     Raises:
         ValueError: it is none of these, or has no section `zero_optimization`.
@@ -101,7 +97,7 @@ class DeepSpeedConfig:
     # ---- Asking ------------------------------------------------------------------------------------------------------
 
     def find_config_node(self, ds_key_long: str) -> tuple[dict[str, Any] | None, str]:
-        """The section that a key with dots stands in, None where there is none, and the key within it."""
+        """Return the section of a key with dots, None if there is none, and the key within it."""
         *sections, key = ds_key_long.split(".")
         node: Any = self.config
         for section in sections:
@@ -111,7 +107,7 @@ class DeepSpeedConfig:
         return node, key
 
     def get_value(self, ds_key_long: str, default: Any = None) -> Any:
-        """The value at a key with dots, or `default`."""
+        """Return the value at a key with dots, or `default`."""
         node, key = self.find_config_node(ds_key_long)
         return default if node is None else node.get(key, default)
 
@@ -129,7 +125,7 @@ class DeepSpeedConfig:
         return self.get_value(ds_key_long) == AUTO
 
     def set_stage_and_offload(self) -> None:
-        """Look again at the stage of ZeRO, and at where it keeps optimizer and parameters."""
+        """Read the stage of ZeRO, and where it keeps optimizer and parameters."""
         self._stage = self.get_value("zero_optimization.stage", -1)
         places = {self.get_value(f"zero_optimization.{part}.device") for part in ("offload_optimizer", "offload_param")}
         self._offload = self._stage in (2, 3) and not places.isdisjoint(OFFLOADED_TO)
@@ -147,7 +143,7 @@ class DeepSpeedConfig:
         return self._offload
 
     def dtype(self) -> torch.dtype:
-        """What the engine computes in."""
+        """Return the number format that the engine computes in."""
         import torch
 
         if self.is_true("bf16.enabled"):
@@ -157,7 +153,7 @@ class DeepSpeedConfig:
     # ---- Filling in --------------------------------------------------------------------------------------------------
 
     def fill_match(self, ds_key_long: str, hf_val: Any, hf_key: str | None = None, must_match: bool = True) -> None:
-        """Fill in a value that is "auto", and note where another one stands than the arguments say.
+        """Fill in a value that is "auto", and note one that differs from the arguments.
 
         Parameters:
             ds_key_long: key of the value, with dots.
@@ -185,7 +181,7 @@ class DeepSpeedConfig:
 
         Parameters:
             args: training arguments.
-            auto_find_batch_size: the size of a micro-batch is looked for, so another one in here is none to refuse.
+            auto_find_batch_size: the size of a micro-batch changes, so another one is not noted.
             micro_batch_size: samples of one process in a micro-batch; by default as the arguments say.
         """
         self.mismatches = []
@@ -194,19 +190,19 @@ class DeepSpeedConfig:
             self.fill_match(key, value(args, size), argument, not (auto_find_batch_size and key in BATCH_SIZES))
         if args.save_on_each_node:
             self.config.setdefault("checkpoint", {})["use_node_local_storage"] = True
-        # DeepSpeed needs two of the three sizes, and takes 1 for what it is not told.
+        # DeepSpeed needs two of the three sizes, and takes 1 for a missing one.
         for key, number in (
             ("gradient_accumulation_steps", args.gradient_accumulation_steps),
             ("train_micro_batch_size_per_gpu", size),
         ):
             if self.config.setdefault(key, number) == number:
                 self._filled.setdefault(key, number)
-        # Nothing is printed at intervals of DeepSpeed's own.
+        # DeepSpeed prints nothing in between.
         self.config["steps_per_print"] = float("inf")
         self.set_mixed_precision(args.mixed_precision)
 
     def set_mixed_precision(self, mixed_precision: str) -> None:
-        """Let the engine compute in what the arguments ask for, where the configuration has no section about it.
+        """Let the engine compute in what the arguments ask for, if the configuration has no section about it.
 
         Parameters:
             mixed_precision: `no`, `bf16` or `fp16`.
@@ -218,7 +214,7 @@ class DeepSpeedConfig:
                 section["enabled"] = name == mixed_precision
 
     def trainer_config_finalize(self, args: Any, model: Any, num_training_steps: int) -> None:
-        """Fill in what only a training that begins says, and refuse what contradicts itself.
+        """Fill in what is known when a training begins, and refuse what contradicts itself.
 
         Parameters:
             args: training arguments.
@@ -226,7 +222,7 @@ class DeepSpeedConfig:
             num_training_steps: optimizer steps of the training.
 
         Raises:
-            ValueError: values that differ from the arguments, all of them; or that nothing fills in.
+            ValueError: names all values that differ from the arguments, or that nothing fills in.
         """
         self._fill_from_hidden_size(model)
         for key, (source, value) in FROM_LENGTH.items():
@@ -257,7 +253,7 @@ class DeepSpeedConfig:
             if self.is_zero3() or not only_in_stage_3:
                 self.fill_only(key, value(size))
             elif self.is_auto(key):
-                # It has no effect in this stage, and DeepSpeed would take no text for it.
+                # It has no effect in this stage, and DeepSpeed refuses text.
                 self.del_config_sub_tree(key)
 
     def del_config_sub_tree(self, ds_key_long: str, must_exist: bool = False) -> None:
@@ -274,10 +270,10 @@ class DeepSpeedConfig:
 
 
 def read_config(given: Any) -> dict[str, Any]:
-    """The configuration as a dict of its own.
+    """Return the configuration as a new dict.
 
     Parameters:
-        given: a dict, the path of a JSON file, JSON text, or that text in base64.
+        given: a dict, the path of a JSON file, or JSON text.
 
     Raises:
         ValueError: it is none of these.
@@ -287,31 +283,21 @@ def read_config(given: Any) -> dict[str, Any]:
     text = os.fspath(given)
     if text.lstrip().startswith("{"):
         return parse_json_object(text, "deepspeed")
-    if Path(text).exists():
-        return read_json_object(text, f"deepspeed: the file {text}")
-    try:
-        decoded = json.loads(base64.urlsafe_b64decode(text.encode()))
-    except (binascii.Error, ValueError):
-        decoded = None
-    if not isinstance(decoded, dict):
+    if not Path(text).exists():
         raise ValueError(
             f"deepspeed: there is no file {text}. Give the path of a JSON file, or the configuration itself as a dict "
             "or as JSON text."
         )
-    return decoded
+    return read_json_object(text, f"deepspeed: the file {text}")
 
 
 def hidden_size_of(model: Any) -> int | None:
-    """The hidden size in a model's config, the largest of several; None where it names none."""
+    """Return the hidden size in a model's config, the largest of several; None if it names none."""
     config: Any = getattr(model, "config", None)
-    for place in (config, getattr(config, "text_config", None)):
-        size = getattr(place, "hidden_size", None)
-        if size is not None:
-            return size
-        sizes = getattr(place, "hidden_sizes", None)
-        if sizes is not None:
-            return max(sizes)
-    return None
+    places = (config, getattr(config, "text_config", None))
+    found = (getattr(place, name, None) for place in places for name in ("hidden_size", "hidden_sizes"))
+    size: Any = next((size for size in found if size is not None), None)
+    return max(size) if isinstance(size, list | tuple) else size
 
 
 def _entries(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -340,16 +326,15 @@ PLUGIN_VALUES: dict[str, tuple[str, Any]] = {
 
 
 class DeepSpeedPlugin:
-    """Stands where libraries expect accelerate's DeepSpeedPlugin.
+    """Takes the place of accelerate's DeepSpeedPlugin, for libraries.
 
     Parameters:
-        hf_ds_config: the configuration; what is written into its dict, `deepspeed_config`, counts.
+        hf_ds_config: the configuration; changes of its dict, `deepspeed_config`, count.
         zero3_init: whether stage 3 shards models while `from_pretrained` loads them.
     """
 
     def __init__(self, hf_ds_config: DeepSpeedConfig, zero3_init: bool = True):
         self.hf_ds_config = hf_ds_config
-        # Whether models are sharded while they are loaded.
         self.zero3_init_flag: bool = hf_ds_config.is_zero3() and zero3_init
         self.transformer_moe_cls_names = os.environ.get(MOE_LAYERS)
 
@@ -367,19 +352,15 @@ class DeepSpeedPlugin:
             return self.hf_ds_config.get_value(*PLUGIN_VALUES[name])
         if name in ("get_value", "is_auto", "fill_match", "set_mixed_precision"):
             return getattr(self.hf_ds_config, name)
-        raise AttributeError(f"the DeepSpeed plugin has no {name!r}; its deepspeed_config has what DeepSpeed is told.")
+        raise AttributeError(f"the DeepSpeed plugin has no {name!r}; deepspeed_config is DeepSpeed's configuration.")
 
     def is_zero3_init_enabled(self) -> bool:
-        """Return whether models are sharded while they are loaded."""
+        """Whether models are sharded while they are loaded."""
         return self.zero3_init_flag
 
     @contextlib.contextmanager
     def zero3_init_context_manager(self, enable: bool = False) -> Iterator[None]:
-        """Load models within the block sharded, or whole.
-
-        Parameters:
-            enable: whether they are sharded.
-        """
+        """Choose whether models that are loaded within the block are sharded."""
         before = self.zero3_init_flag
         self.zero3_init_flag = enable
         self.set_deepspeed_weakref()
@@ -404,7 +385,7 @@ class DeepSpeedPlugin:
         self.set_deepspeed_weakref()
 
     def set_moe_leaf_modules(self, model: Any) -> None:
-        """Gather mixtures of experts as a whole, by the class names in `transformer_moe_cls_names`.
+        """Let DeepSpeed gather each mixture of experts as a whole; `transformer_moe_cls_names` names the classes.
 
         Raises:
             ValueError: the model has no module of such a class.
@@ -425,7 +406,7 @@ class DeepSpeedPlugin:
 def set_up_deepspeed(args: Any) -> None:
     """Give arguments that ask for DeepSpeed their `hf_deepspeed_config` and `deepspeed_plugin`.
 
-    Stage 3 shards a model while `from_pretrained` of transformers loads it, as long as the arguments live.
+    While the arguments live, `from_pretrained` of transformers shards models in stage 3.
 
     Parameters:
         args: training arguments whose other fields are settled.
@@ -434,7 +415,6 @@ def set_up_deepspeed(args: Any) -> None:
         ValueError: the configuration cannot be read.
         ImportError: DeepSpeed is not installed.
     """
-    args.deepspeed_plugin = args.hf_deepspeed_config = None
     launched = launcher_settings()
     given = args.deepspeed or launched.get("deepspeed")
     if not given:
@@ -449,14 +429,14 @@ def set_up_deepspeed(args: Any) -> None:
 
 
 def adopt_config(args: Any, config: DeepSpeedConfig, zero3_init: bool = True) -> None:
-    """Let a configuration be the one that arguments stand for."""
+    """Make a configuration that of the arguments."""
     config.trainer_config_process(args, args.auto_find_batch_size)
     args.hf_deepspeed_config, args.deepspeed_plugin = config, DeepSpeedPlugin(config, zero3_init)
     args.deepspeed_plugin.select()
 
 
 def settle_deepspeed(args: Any) -> None:
-    """Follow what a script has set since the arguments were made: another configuration, or accelerate's plugin."""
+    """Read what a script has set since the arguments were made: another configuration, or accelerate's plugin."""
     plugin = args.deepspeed_plugin
     if plugin is not None and not isinstance(plugin, DeepSpeedPlugin):
         _check_installed()
@@ -491,6 +471,6 @@ def asks_for_deepspeed(args: Any) -> bool:
 def _check_installed() -> None:
     if find_spec("deepspeed") is None:
         raise ImportError(
-            "`deepspeed` is asked for, and DeepSpeed is not installed: pip install littrainer[deepspeed], or leave "
+            "`deepspeed` is asked for, and DeepSpeed is not installed: run `pip install deepspeed`, or leave "
             f"`deepspeed` (and the environment variable {USE_DEEPSPEED}) unset."
         )

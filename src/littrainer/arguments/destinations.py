@@ -34,9 +34,6 @@ class Place(str, Enum):
     SCRIPT = "the script"
 
 
-NO_KEYWORDS: Mapping[str, Callable[[Any], Any]] = MappingProxyType({})
-
-
 class Destination(NamedTuple):
     """Where one argument goes.
 
@@ -48,7 +45,7 @@ class Destination(NamedTuple):
 
     place: Place
     sentence: str
-    keywords: Mapping[str, Callable[[Any], Any]] = NO_KEYWORDS
+    keywords: Mapping[str, Callable[[Any], Any]] = MappingProxyType({})
 
 
 def _accelerator(args: Any) -> str:
@@ -61,7 +58,7 @@ FULL_PRECISION = "32-true"
 
 
 def lightning_precision(args: Any) -> str:
-    """The `precision` of `lightning.Trainer` that bf16 and fp16 stand for.
+    """Return the `precision` of `lightning.Trainer` for bf16 and fp16.
 
     float16 needs its losses scaled, for which torch has nothing on a CPU, so there fp16 trains in full precision.
     """
@@ -75,14 +72,14 @@ DESTINATIONS: dict[str, Destination] = {
     "output_dir": Destination(Place.CHECKPOINT, "Checkpoints, the final model and metrics files are written below it."),
     "per_device_train_batch_size": Destination(Place.LOADER, "`batch_size` of the training DataLoader."),
     "num_train_epochs": Destination(Place.PLAN, "Times the optimizer steps of an epoch; rounded up, `max_epochs`."),
-    "max_steps": Destination(Place.FLOW, "Training is told to stop after this optimizer step."),
+    "max_steps": Destination(Place.FLOW, "Training stops after this optimizer step."),
     "learning_rate": Destination(Place.OPTIMIZER, "`lr` of each parameter group."),
     "lr_scheduler_type": Destination(Place.SCHEDULE, "Chooses the schedule, which Lightning steps with the optimizer."),
     "lr_scheduler_kwargs": Destination(Place.SCHEDULE, "Further settings of the schedule's formula."),
     "warmup_steps": Destination(Place.SCHEDULE, "Optimizer steps of the rise from 0, or their share of all steps."),
     # Optimizer and optimizer step
     "optim": Destination(Place.OPTIMIZER, "Chooses the optimizer class."),
-    "optim_args": Destination(Place.OPTIMIZER, "Further settings of the optimizer class, where it takes some."),
+    "optim_args": Destination(Place.OPTIMIZER, "Further settings of the optimizer class, if it takes some."),
     "weight_decay": Destination(Place.OPTIMIZER, "`weight_decay` of the group without biases and norms."),
     "adam_beta1": Destination(Place.OPTIMIZER, "First of `betas`, for optimizers of the Adam family."),
     "adam_beta2": Destination(Place.OPTIMIZER, "Second of `betas`, for optimizers of the Adam family."),
@@ -92,7 +89,7 @@ DESTINATIONS: dict[str, Destination] = {
     ),
     "gradient_accumulation_steps": Destination(
         Place.KEYWORD,
-        "`accumulate_grad_batches`; set anew for each micro-batch, since the last window of an epoch may be shorter.",
+        "`accumulate_grad_batches`; set for each micro-batch, since the last window of an epoch may be shorter.",
         {"accumulate_grad_batches": lambda args: args.gradient_accumulation_steps},
     ),
     "average_tokens_across_devices": Destination(
@@ -151,10 +148,10 @@ DESTINATIONS: dict[str, Destination] = {
         Place.TRACKER, "Names the trackers, each a callback; Lightning loggers are taken too (see tracking.md)."
     ),
     "run_name": Destination(Place.TRACKER, "Name of the run in Weights & Biases, MLflow, Comet, Trackio and others."),
-    "project": Destination(Place.TRACKER, "Read by the Trackio callback."),
-    "trackio_space_id": Destination(Place.TRACKER, "Read by the Trackio callback."),
-    "trackio_bucket_id": Destination(Place.TRACKER, "Read by the Trackio callback."),
-    "trackio_static_space_id": Destination(Place.TRACKER, "Read by the Trackio callback."),
+    **dict.fromkeys(
+        ("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
+        Destination(Place.TRACKER, "Read by the Trackio callback."),
+    ),
     # Evaluation
     "eval_strategy": Destination(Place.FLOW, "Says when an evaluation is due; it runs inside fit."),
     "eval_steps": Destination(Place.FLOW, "Optimizer steps between two evaluations."),
@@ -177,12 +174,10 @@ DESTINATIONS: dict[str, Destination] = {
         Place.CHECKPOINT, "A signal makes training save at the next optimizer step, and stop."
     ),
     "push_to_hub": Destination(Place.HUB, "Saved models are uploaded."),
-    "hub_token": Destination(Place.HUB, "Read when `push_to_hub` is on."),
-    "hub_private_repo": Destination(Place.HUB, "Read when `push_to_hub` is on."),
-    "hub_model_id": Destination(Place.HUB, "Read when `push_to_hub` is on."),
-    "hub_strategy": Destination(Place.HUB, "Read when `push_to_hub` is on."),
-    "hub_always_push": Destination(Place.HUB, "Read when `push_to_hub` is on."),
-    "hub_revision": Destination(Place.HUB, "Read when `push_to_hub` is on."),
+    **dict.fromkeys(
+        ("hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision"),
+        Destination(Place.HUB, "Read when `push_to_hub` is on."),
+    ),
     "load_best_model_at_end": Destination(Place.CHECKPOINT, "The best checkpoint's weights are loaded after training."),
     "metric_for_best_model": Destination(Place.CHECKPOINT, "The evaluation metric that ranks checkpoints."),
     "greater_is_better": Destination(Place.CHECKPOINT, "Which of two metrics is the better one."),
@@ -195,7 +190,7 @@ DESTINATIONS: dict[str, Destination] = {
     "seed": Destination(Place.SEED, "Seeds Python, NumPy and torch when the Trainer is made and at `model_init`."),
     "data_seed": Destination(Place.SAMPLER, "Seed of the random training sampler."),
     "use_cpu": Destination(
-        Place.KEYWORD, "`accelerator` is the CPU, even where there is a GPU.", {"accelerator": _accelerator}
+        Place.KEYWORD, "`accelerator` is the CPU, even if there is a GPU.", {"accelerator": _accelerator}
     ),
     "accelerator_config": Destination(Place.LOADER, "How batches are drawn and dispatched."),
     "parallelism_config": Destination(
@@ -204,7 +199,7 @@ DESTINATIONS: dict[str, Destination] = {
     # Data
     "dataloader_drop_last": Destination(Place.LOADER, "`drop_last` of the DataLoader."),
     "dataloader_num_workers": Destination(Place.LOADER, "`num_workers` of the DataLoader."),
-    "dataloader_pin_memory": Destination(Place.LOADER, "`pin_memory` of the DataLoader, where the device is no CPU."),
+    "dataloader_pin_memory": Destination(Place.LOADER, "`pin_memory` of the DataLoader, if the device is no CPU."),
     "dataloader_persistent_workers": Destination(Place.LOADER, "`persistent_workers` of the DataLoader."),
     "dataloader_prefetch_factor": Destination(Place.LOADER, "`prefetch_factor` of the DataLoader."),
     "dataloader_multiprocessing_context": Destination(Place.LOADER, "`multiprocessing_context` of the DataLoader."),
@@ -226,16 +221,16 @@ DESTINATIONS: dict[str, Destination] = {
     # Debugging and scripts
     "debug": Destination(Place.MODEL, "Hooks watch the model's outputs for overflow."),
     "skip_memory_metrics": Destination(Place.LOGS, "Memory use is measured and added to the metrics."),
-    "do_train": Destination(Place.SCRIPT, "The Trainer does not read it."),
-    "do_eval": Destination(Place.SCRIPT, "The Trainer does not read it."),
-    "do_predict": Destination(Place.SCRIPT, "The Trainer does not read it."),
-    "resume_from_checkpoint": Destination(Place.SCRIPT, "The Trainer does not read it; `train()` has it as parameter."),
+    **dict.fromkeys(("do_train", "do_eval", "do_predict"), Destination(Place.SCRIPT, "The Trainer does not read it.")),
+    "resume_from_checkpoint": Destination(
+        Place.SCRIPT, "The Trainer does not read it; `train()` takes it as a parameter."
+    ),
     "local_rank": Destination(Place.SCRIPT, "The Trainer does not read it; ranks come from the environment."),
     # Generation
     "sortish_sampler": Destination(Place.SAMPLER, "Training samples are grouped by length, as `group_by_length` does."),
     "predict_with_generate": Destination(Place.EVALUATION, "Predictions are what the model's `generate` returns."),
-    "generation_max_length": Destination(Place.EVALUATION, "`max_length` of `generate`, where a call gives no length."),
-    "generation_num_beams": Destination(Place.EVALUATION, "`num_beams` of `generate`, where a call gives none."),
+    "generation_max_length": Destination(Place.EVALUATION, "`max_length` of `generate`, if a call gives no length."),
+    "generation_num_beams": Destination(Place.EVALUATION, "`num_beams` of `generate`, if a call gives none."),
     "generation_config": Destination(Place.MODEL, "Becomes `model.generation_config` when the Trainer is made."),
     # Additional
     "warmup_ratio": Destination(Place.SCHEDULE, "Becomes `warmup_steps`."),
@@ -245,7 +240,7 @@ DESTINATIONS: dict[str, Destination] = {
         "Its entries are further keywords of `lightning.Trainer`; those that arguments decide are refused.",
     ),
     "async_save": Destination(
-        Place.CHECKPOINT, "Files are written by a thread; its end is waited for at the next save and when train() ends."
+        Place.CHECKPOINT, "A thread writes files; the next save, and the end of train(), wait for it."
     ),
     "jit_checkpoint_signals": Destination(Place.CHECKPOINT, "The signals whose handler asks for a checkpoint."),
     "eval_loss_weighting": Destination(Place.EVALUATION, "How the losses of batches are weighted in their mean."),
@@ -256,5 +251,5 @@ DESTINATIONS: dict[str, Destination] = {
 
 
 def derived_keywords() -> dict[str, Callable[[Any], Any]]:
-    """Keywords of `lightning.Trainer` that follow from arguments, each with how its value is found."""
+    """Return the keywords of `lightning.Trainer` that follow from arguments, each with a function for its value."""
     return {name: find for destination in DESTINATIONS.values() for name, find in destination.keywords.items()}

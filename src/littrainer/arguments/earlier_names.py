@@ -29,8 +29,8 @@ class EarlierName:
 
     Parameters:
         advice: what to write instead, as the end of the sentence "X is no longer an argument: ...".
-        meaning: takes a value and the current values of today's arguments, returns those of today's arguments that
-            follow; None refuses every value but the `idle` ones.
+        meaning: takes a value and the current values of today's arguments, returns the arguments of today that it
+            sets; None refuses every value but the `idle` ones.
         replaced_by: the argument that took over, None if there is none.
         idle: values that ask for nothing, the former default first.
         kind: how a command line reads the value.
@@ -131,10 +131,8 @@ EARLIER_NAMES: Mapping[str, EarlierName] = MappingProxyType(
         "per_gpu_eval_batch_size": _renamed("per_device_eval_batch_size", int),
         "push_to_hub_token": _renamed("hub_token"),
         "torchdynamo": _renamed("torch_compile_backend"),
-        "xpu_backend": _renamed("ddp_backend"),
         "no_cuda": _switch("use use_cpu", "use_cpu", True),
         # A value of another argument today.
-        "evaluate_during_training": _switch('use eval_strategy="steps"', "eval_strategy", "steps"),
         "adafactor": _switch('use optim="adafactor"', "optim", "adafactor"),
         "group_by_length": _switch(
             'use train_sampling_strategy="group_by_length"', "train_sampling_strategy", "group_by_length"
@@ -183,12 +181,10 @@ EARLIER_NAMES: Mapping[str, EarlierName] = MappingProxyType(
         "fp16_backend": _gone(_TORCH_PRECISION, "auto", "amp", "cuda_amp", "cpu_amp"),
         "half_precision_backend": _gone(_TORCH_PRECISION, "auto", "amp", "cuda_amp", "cpu_amp"),
         "jit_mode_eval": _gone("evaluation is not traced any more, use torch_compile=True", False, kind=bool),
-        "use_ipex": _gone("use bf16 and torch_compile, which torch has for Intel processors", False, kind=bool),
         "save_safetensors": _gone("drop it, weights are always saved as safetensors", True, kind=bool),
         "past_index": _gone(_NO_REPLACEMENT, -1, kind=int),
         "use_legacy_prediction_loop": _gone("drop it, evaluation_loop does that work", False, kind=bool),
         "mp_parameters": _gone("drop it, there is no SageMaker model parallelism any more", ""),
-        "sharded_ddp": _gone("use fsdp", "", False, []),
         "_n_gpu": _gone("drop it, each process uses one GPU", -1, 0, 1, kind=int),
         # Nothing to set any more.
         "overwrite_output_dir": _harmless("drop it, an existing folder is never an error", False, bool),
@@ -203,7 +199,7 @@ EARLIER_NAMES: Mapping[str, EarlierName] = MappingProxyType(
 
 
 def earlier_names_of(cls: type, names: Any) -> list[str]:
-    """Return those of `names` that mean something to a class under an earlier spelling, in the order of their table."""
+    """Return the earlier names among `names` that are no fields of a class, in the order of their table."""
     own: Any = cls.__dataclass_fields__  # type: ignore[attr-defined]
     return [name for name in EARLIER_NAMES if name in names and name not in own]
 
@@ -216,7 +212,7 @@ def translated(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
         given: keywords under any mixture of names.
 
     Raises:
-        ValueError: names what asks for something that is gone, or contradicts a keyword that is given besides.
+        ValueError: names what asks for something that is gone, or contradicts another keyword.
     """
     names = earlier_names_of(cls, given)
     today = {name: value for name, value in given.items() if name not in names}
@@ -226,7 +222,7 @@ def translated(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
         try:
             found = _meaning(rule, name, value, functools.partial(_current, cls, today))
             for new, meant in found.items():
-                # Command-line parsers give every argument, so one that is at its default may not have been meant.
+                # Command-line parsers give every argument, so a default may not have been meant.
                 present = _current(cls, today, new)
                 if not rule.extends and present not in (meant, _default(cls, new)):
                     raise ValueError(f"{_shown(name, value)} contradicts {_shown(new, present)}; {rule.advice} alone")
@@ -275,7 +271,7 @@ class EarlierAttribute:
         self.name = name
 
     def __get__(self, args: Any, owner: type) -> Any:
-        # A dataclass would take what the class answers here for the default of a subclass's field.
+        # A dataclass would read an answer of the class as the default of a subclass's field.
         if args is None:
             raise AttributeError(f"type object {owner.__name__!r} has no attribute {self.name!r}")
         if self.name in vars(args):
@@ -306,10 +302,9 @@ class EarlierAttribute:
 class UnderstandsEarlierNames:
     """Base of argument classes whose constructors and attributes take earlier names too, and refuse unknown ones.
 
-    A subclass's dataclass decorator generates a constructor that calls no other one, after the class was made. So names
-    are checked, and constructors prepared, in `__new__`, which each instance passes first and which pickling and
-    copying call without arguments. A constructor that takes `**kwargs` is left alone: it does its own sorting, and
-    hands on what it does not know.
+    A subclass's dataclass decorator generates a constructor that calls no other one, after the class was made. So
+    `__new__`, which is called before it, checks the names and prepares the constructors. A constructor that takes
+    `**kwargs` sorts them itself, and is left alone.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:

@@ -61,9 +61,9 @@ def argument(
 class ScheduleFields:
     """Output folder, micro-batch size, duration, learning rate and its schedule."""
 
-    # None becomes the default folder at construction: whoever reads the field finds a string.
+    # None becomes the default folder at construction, so readers find a string.
     output_dir: str = argument(
-        cast("str", None), "Folder for checkpoints and the final model; `trainer_output` where none is given."
+        cast("str", None), "Folder for checkpoints and the final model; `trainer_output` if none is given."
     )
     per_device_train_batch_size: int = argument(8, "Samples in one training micro-batch on each device.")
     num_train_epochs: float = argument(
@@ -220,7 +220,8 @@ class EvaluationFields:
         None, "Evaluation batches after which predictions move to host memory; unset moves them at the end."
     )
     include_for_metrics: list[str] = argument(
-        help="What `compute_metrics` gets besides predictions and labels: `inputs`, `loss`.", default_factory=list
+        help="What `compute_metrics` gets with predictions and labels: `inputs`, `loss`.",
+        default_factory=list,
     )
     batch_eval_metrics: bool = argument(
         False, "Call `compute_metrics` batch by batch and let it sum up, so that predictions are not kept."
@@ -245,9 +246,7 @@ class SavingFields:
         None,
         "Checkpoints to keep, the newest and the best among them; older ones are deleted, with 0 or below none is.",
     )
-    enable_jit_checkpoint: bool = argument(
-        False, "Write a checkpoint and end training when the process is told to stop (SIGTERM)."
-    )
+    enable_jit_checkpoint: bool = argument(False, "Write a checkpoint and end training when the process gets SIGTERM.")
     push_to_hub: bool = argument(False, "Push the model to the Hub when it is saved.")
     hub_token: str | None = argument(None, "Token for pushing to the Hub; unset takes the one of `hf auth login`.")
     hub_private_repo: bool | None = argument(
@@ -266,7 +265,7 @@ class SavingFields:
     )
     metric_for_best_model: str | None = argument(
         None,
-        "Evaluation metric that ranks checkpoints, with or without `eval_`; the loss where it is needed and unset.",
+        "Evaluation metric that ranks checkpoints, with or without `eval_`; unset, the loss if one is needed.",
     )
     greater_is_better: bool | None = argument(
         None, "Whether a larger metric is better; unset it is true for names that do not end in `loss`."
@@ -290,7 +289,7 @@ class EnvironmentFields:
     )
     seed: int = argument(42, "Random seed set before training.")
     data_seed: int | None = argument(None, "Random seed of the training sampler; unset takes `seed`.")
-    use_cpu: bool = argument(False, "Run on the CPU even where there is a GPU.")
+    use_cpu: bool = argument(False, "Run on the CPU even if there is a GPU.")
     accelerator_config: dict[str, Any] | str | AcceleratorConfig | None = argument(
         None,
         "Settings of batches as a dict or the path of a JSON file; `split_batches`, `even_batches` and "
@@ -307,7 +306,7 @@ class EnvironmentFields:
 class DataFields:
     """Loader workers, which columns the model gets, how training samples are ordered."""
 
-    dataloader_drop_last: bool = argument(False, "Leave out the last batch of an epoch where it is not full.")
+    dataloader_drop_last: bool = argument(False, "Leave out the last batch of an epoch if it is not full.")
     dataloader_num_workers: int = argument(0, "Processes that load data; 0 loads in the training process.")
     dataloader_pin_memory: bool = argument(True, "Load batches into page-locked memory, for faster copies to a GPU.")
     dataloader_persistent_workers: bool = argument(
@@ -331,8 +330,8 @@ class DataFields:
     )
     length_column_name: str = argument(
         "length",
-        "Column with sample lengths, where samples are ordered by length; `remove_unused_columns=False` keeps one "
-        "that the model does not take.",
+        "Column with sample lengths, for an order by length; `remove_unused_columns=False` keeps one that the model "
+        "does not take.",
     )
 
 
@@ -345,7 +344,7 @@ class DistributedFields:
     )
     ddp_bucket_cap_mb: int | None = argument(None, "Size of DDP's gradient buckets in MiB; unset takes torch's.")
     ddp_broadcast_buffers: bool | None = argument(
-        None, "DDP copies the main process's buffers at each forward, as it does where this is unset."
+        None, "DDP copies the main process's buffers at each forward; unset does too."
     )
     ddp_static_graph: bool | None = argument(
         None, "Tell DDP that each step uses the same parameters in the same order."
@@ -410,8 +409,8 @@ class AdditionalFields:
     eval_loss_weighting: str = argument(
         EVAL_LOSS_WEIGHTINGS[0],
         "What a batch's mean loss counts for in the evaluation loss: `batches`, as in transformers, for the batch "
-        "size, or for its samples where it is the last one of a dataset with a length; `samples` for the samples "
-        "in it; `labels` for its labels other than -100, which is exact where each token has one.",
+        "size, or for its samples if it is the last one of a dataset with a length; `samples` for the samples "
+        "in it; `labels` for its labels other than -100, which is exact if each token has one.",
         choices=list(EVAL_LOSS_WEIGHTINGS),
     )
     save_minutes: float | None = argument(None, "Save a checkpoint if the last one is so many minutes old.")
@@ -424,7 +423,7 @@ class AdditionalFields:
 
 @runtime_checkable
 class GenerationConfig(Protocol):
-    """What is read of transformers' class of this name, which may not be there to be imported."""
+    """What is read of transformers' class of this name, which may not be installed."""
 
     def validate(self, strict: bool = False) -> Any:
         """Refuse settings that contradict each other."""
@@ -436,7 +435,7 @@ class GenerationConfig(Protocol):
         """Settings that an older model's configuration holds."""
 
 
-# Without a representation of its own, which would show tokens.
+# A generated representation would show tokens.
 @dataclass(repr=False)
 class GenerationFields:
     """Batches of similar length, and what `Seq2SeqTrainer` generates in evaluation (`Seq2SeqTrainingArguments`)."""

@@ -77,7 +77,7 @@ class GroupedSetters(ArgumentFields):
             strategy: `no`, `steps` or `epoch`.
             steps: optimizer steps between two evaluations.
             batch_size: samples in an evaluation batch on each device.
-            accumulation_steps: batches after which predictions move to host memory; None moves them at the end.
+            accumulation_steps: batches after which predictions move to host memory; None: at the end.
             delay: epochs or steps before the first evaluation; None is no delay.
             loss_only: keep only the loss.
             jit_mode: accepted when false; evaluation is not traced any more.
@@ -145,7 +145,7 @@ class GroupedSetters(ArgumentFields):
             level: log level of the main process.
             first_step: log after the first step too.
             nan_inf_filter: leave nan and infinite losses out of the logged mean.
-            on_each_node: let the first process of each node log.
+            on_each_node: the first process of each node logs.
             replica_level: log level of the other processes.
         """
         return self._set_together(

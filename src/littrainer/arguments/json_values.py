@@ -1,4 +1,4 @@
-"""Arguments that hold a dict may come as JSON: text on the command line, or a file."""
+"""Arguments as text: a dict may come as JSON, on the command line or in a file, and a truth value as a word."""
 
 from __future__ import annotations
 
@@ -7,15 +7,25 @@ import os
 from pathlib import Path
 from typing import Any
 
-
-def plain_values(values: dict[str, Any]) -> dict[str, Any]:
-    """A copy in which strings that spell a boolean or a plain non-negative number have become one, at every depth."""
-    return {key: _plain_value(value) for key, value in values.items()}
+from littrainer.distributed.environment import FALSE_WORDS, TRUE_WORDS
 
 
-def _plain_value(value: Any) -> Any:
+def truth(value: Any) -> bool:
+    """True or false, as JSON, Python and environment variables write them.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    text = str(value).strip().lower()
+    if value is None or text not in (*TRUE_WORDS, *FALSE_WORDS):
+        raise ValueError("give true or false")
+    return text in TRUE_WORDS
+
+
+def plain_values(value: Any) -> Any:
+    """Return a copy in which strings that spell a boolean or a plain non-negative number are one, at every depth."""
     if isinstance(value, dict):
-        return plain_values(value)
+        return {key: plain_values(item) for key, item in value.items()}
     if not isinstance(value, str):
         return value
     if value.lower() in ("true", "false"):
@@ -28,7 +38,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def parse_json_object(text: str, source: str) -> dict[str, Any]:
-    """The dict that a JSON text stands for; `source` names the text in errors.
+    """Return the dict that a JSON text stands for; `source` names the text in errors.
 
     Raises:
         ValueError: the text is not JSON, or JSON of something other than an object.
@@ -45,7 +55,7 @@ def parse_json_object(text: str, source: str) -> dict[str, Any]:
 
 
 def read_json_object(path: str | os.PathLike[str], source: str) -> dict[str, Any]:
-    """The dict in a JSON file; `source` names the file in errors.
+    """Return the dict in a JSON file; `source` names the file in errors.
 
     Raises:
         ValueError: the file cannot be read or holds no JSON object.

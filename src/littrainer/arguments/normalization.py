@@ -53,7 +53,7 @@ SCHEDULES_THAT_WATCH_A_METRIC = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.
 
 
 def normalize(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
-    """Bring every field of `args` into the one form that the rest of the package reads.
+    """Bring every field of `args` into the one form that other modules read.
 
     Parameters:
         args: changed in place.
@@ -62,49 +62,37 @@ def normalize(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
     Raises:
         ValueError: a choice, JSON text or configuration file is not valid.
     """
-    _normalize_paths(args)
-    _parse_json_text(args, dict_fields)
-    join_aliases(args)
-    apply_warmup_ratio(args)
-    _convert_choices(args)
-    _normalize_debug(args)
-    _normalize_report_to(args)
-    _normalize_console(args)
-    _derive_evaluation(args)
-    _derive_best_model(args)
-    _derive_switches(args)
-    _derive_loading(args)
-    args.accelerator_config = AcceleratorConfig.from_argument(args.accelerator_config)
-
-
-def was_normalized(args: ArgumentFields) -> bool:
-    """Whether arguments, not normalized yet, are a copy of others that are: by `dataclasses.replace` or `to_dict()`.
-
-    A copy is given everything, also what normalization has filled in: nobody asked for that.
-    """
-    settings: Any = args.accelerator_config
-    if isinstance(settings, AcceleratorConfig):
-        return all(isinstance(getattr(args, name), Enum) for name in CHOICE_FIELDS)
-    # `to_dict()` of the arguments leaves that one out.
-    all_settings = AcceleratorConfig().to_dict().keys() - {"use_configured_state"}
-    return isinstance(settings, dict) and settings.keys() >= all_settings
-
-
-def _normalize_paths(args: ArgumentFields) -> None:
     args.output_dir = os.path.expanduser(DEFAULT_OUTPUT_DIR if args.output_dir is None else args.output_dir)
     if args.logging_dir is not None:
         args.logging_dir = os.path.expanduser(args.logging_dir)
-
-
-def _parse_json_text(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
     for name in dict_fields:
         value = getattr(args, name)
         if isinstance(value, str) and (value.lstrip().startswith("{") or name in JSON_TEXT_ONLY_FIELDS):
             setattr(args, name, plain_values(parse_json_object(value, name)))
+    _join_aliases(args)
+    _apply_warmup_ratio(args)
+    _convert_choices(args)
+    _normalize_report_to(args)
+    _normalize_console(args)
+    _derive_evaluation(args)
+    _derive_switches(args)
+    args.accelerator_config = AcceleratorConfig.from_argument(args.accelerator_config)
 
 
-def join_aliases(args: ArgumentFields) -> None:
-    """Give both names of one thing the same value, that of the one known today where it has one."""
+def was_normalized(args: ArgumentFields) -> bool:
+    """Whether arguments are a copy, by `dataclasses.replace` or `to_dict()`, of others that are normalized.
+
+    A copy holds what normalization has filled in, which nobody asked for.
+    """
+    settings: Any = args.accelerator_config
+    if isinstance(settings, AcceleratorConfig):
+        return all(isinstance(getattr(args, name), Enum) for name in CHOICE_FIELDS)
+    # `to_dict()` of the arguments leaves `use_configured_state` out.
+    all_settings = AcceleratorConfig().to_dict().keys() - {"use_configured_state"}
+    return isinstance(settings, dict) and settings.keys() >= all_settings
+
+
+def _join_aliases(args: ArgumentFields) -> None:
     for alias, name in ALIASES.items():
         if getattr(args, name) is None:
             setattr(args, name, getattr(args, alias))
@@ -113,12 +101,11 @@ def join_aliases(args: ArgumentFields) -> None:
         args.activation_checkpointing = args.gradient_checkpointing = False
 
 
-def apply_warmup_ratio(args: ArgumentFields) -> None:
-    """Turn `warmup_ratio`, where it is given, into `warmup_steps`."""
+def _apply_warmup_ratio(args: ArgumentFields) -> None:
     ratio, steps = args.warmup_ratio, args.warmup_steps
     if ratio is None:
         return
-    # A ratio of 0 was the default once: scripts that give it beside their warmup_steps mean the steps.
+    # A ratio of 0 was the default once: scripts that give it with their warmup_steps mean the steps.
     decides = steps if ratio == 0 else ratio
     set_aside = f", and warmup_steps={steps} is set aside" if decides != steps and steps != 0 else ""
     warnings.warn(
@@ -131,19 +118,14 @@ def apply_warmup_ratio(args: ArgumentFields) -> None:
 
 
 def _convert_choices(args: ArgumentFields) -> None:
-    for name, choices in CHOICE_FIELDS.items():
+    debug = args.debug.split() if isinstance(args.debug, str) else args.debug or []
+    kinds: dict[str, type[Enum]] = {**CHOICE_FIELDS, "debug": DebugOption}
+    for name, kind in kinds.items():
         try:
-            setattr(args, name, choices(getattr(args, name)))
+            value: Any = [kind(one) for one in debug] if name == "debug" else kind(getattr(args, name))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-
-
-def _normalize_debug(args: ArgumentFields) -> None:
-    names = args.debug.split() if isinstance(args.debug, str) else args.debug or []
-    try:
-        args.debug = [DebugOption(name) for name in names]
-    except ValueError as error:
-        raise ValueError(f"debug: {error}") from None
+        setattr(args, name, value)
 
 
 def _normalize_report_to(args: ArgumentFields) -> None:
@@ -177,9 +159,6 @@ def _derive_evaluation(args: ArgumentFields) -> None:
                 f"got eval_steps={args.eval_steps} and logging_steps={args.logging_steps}."
             )
         args.eval_steps = args.logging_steps
-
-
-def _derive_best_model(args: ArgumentFields) -> None:
     watches_a_metric = args.load_best_model_at_end or args.lr_scheduler_type in SCHEDULES_THAT_WATCH_A_METRIC
     if watches_a_metric and args.metric_for_best_model is None:
         args.metric_for_best_model = "loss"
@@ -194,19 +173,12 @@ def _derive_switches(args: ArgumentFields) -> None:
         args.torch_compile = True
     if args.torch_compile and args.torch_compile_backend is None:
         args.torch_compile_backend = "inductor"
-
-
-def _derive_loading(args: ArgumentFields) -> None:
     if args.use_cpu:
         args.dataloader_pin_memory = False
-    if args.dataloader_multiprocessing_context is None and args.dataloader_num_workers > 1 and _has_apple_gpu():
-        # Metal does not survive the start of loader processes by any other method.
-        args.dataloader_multiprocessing_context = "fork"
+    is_open = args.dataloader_multiprocessing_context is None and args.dataloader_num_workers > 1
+    if is_open and sys.platform == "darwin":
+        import torch
 
-
-def _has_apple_gpu() -> bool:
-    if sys.platform != "darwin":
-        return False
-    import torch
-
-    return torch.backends.mps.is_available()
+        if torch.backends.mps.is_available():
+            # Metal does not survive the start of loader processes by any other method.
+            args.dataloader_multiprocessing_context = "fork"

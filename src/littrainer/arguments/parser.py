@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union
 
-from littrainer.arguments.did_you_mean import suggestion
+from littrainer.arguments.did_you_mean import suggestion, unrecognized
 from littrainer.arguments.earlier_names import EARLIER_NAMES, UnderstandsEarlierNames, earlier_names_of
 from littrainer.arguments.fields import default_of, topics_of
+from littrainer.arguments.json_values import parse_json_object
 
 
 def HfArg(
@@ -60,12 +60,9 @@ class HfArgumentParser(argparse.ArgumentParser):
     def __init__(self, dataclass_types: Any = None, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
         super().__init__(**kwargs)
-        if dataclass_types is None:
-            dataclass_types = []
-        elif isinstance(dataclass_types, type) or not isinstance(dataclass_types, Iterable):
-            dataclass_types = [dataclass_types]
-        self.dataclass_types: list[type] = list(dataclass_types)
-        # Those that became options; None until the first command line is parsed.
+        is_one = dataclasses.is_dataclass(dataclass_types)
+        self.dataclass_types: list[Any] = [dataclass_types] if is_one else list(dataclass_types or ())
+        # The earlier names that became options; None until the first command line is parsed.
         self._earlier_options: list[str] | None = None
         for dataclass_type in self.dataclass_types:
             self._add_dataclass_arguments(dataclass_type)
@@ -107,7 +104,7 @@ class HfArgumentParser(argparse.ArgumentParser):
             )
 
     def _add_earlier_names(self) -> None:
-        # Only now, so that a script's own options of the same name come first; and only once.
+        # At the first command line, since a script's own options of the same name come first.
         if self._earlier_options is not None:
             return
         self._earlier_options = []
@@ -143,11 +140,11 @@ class HfArgumentParser(argparse.ArgumentParser):
         Parameters:
             args: the texts to parse; by default the command line of the program.
             return_remaining_strings: return what no option took instead of refusing it.
-            look_for_args_file: read options from a file beside the program that has its name and the ending `.args`.
+            look_for_args_file: read options from the file of the program's name with the ending `.args`.
             args_filename: read options from this file instead.
             args_file_flag: option that names a file to read options from; it may be given several times.
 
-        Options of the command line decide over those of files, and later files over earlier ones.
+        The command line decides over files, and later files over earlier ones.
 
         Returns:
             the instances in the order of the dataclasses; a namespace of further options, if the parser has any; the
@@ -155,7 +152,7 @@ class HfArgumentParser(argparse.ArgumentParser):
 
         Raises:
             SystemExit: an option is unknown, or a value cannot be right.
-            FileNotFoundError: there is no file `args_filename`.
+            FileNotFoundError: a file that is named does not exist.
         """
         texts = self._with_files(args, look_for_args_file, args_filename, args_file_flag)
         namespace, remaining = self.parse_known_args(texts)
@@ -175,9 +172,6 @@ class HfArgumentParser(argparse.ArgumentParser):
         Parameters:
             args: the command line's texts; by default those of the process.
             namespace: an object to fill.
-
-        Returns:
-            the namespace, and the texts that no option took.
         """
         self._add_earlier_names()
         return super().parse_known_args(args, namespace)
@@ -188,12 +182,6 @@ class HfArgumentParser(argparse.ArgumentParser):
         Parameters:
             args: the command line's texts; by default those of the process.
             namespace: an object to fill.
-
-        Returns:
-            the namespace.
-
-        Raises:
-            SystemExit: an option is not known, missing or wrong; the status is 2.
         """
         found, remaining = self.parse_known_args(args, namespace)
         if remaining:
@@ -205,9 +193,6 @@ class HfArgumentParser(argparse.ArgumentParser):
 
         Parameters:
             message: what was wrong.
-
-        Raises:
-            SystemExit: always.
         """
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
 
@@ -222,10 +207,7 @@ class HfArgumentParser(argparse.ArgumentParser):
             self.error(str(error))
 
     def _refuse(self, remaining: Sequence[str]) -> typing.NoReturn:
-        known = [text for text in self._option_string_actions if text.startswith("--")]
-        names = [text.partition("=")[0] for text in remaining if text.startswith("--")]
-        hints = [f"{name}: {suggestion(name, known)}" for name in names]
-        self.error("; ".join([f"unrecognized arguments: {' '.join(remaining)}", *hints]))
+        self.error(unrecognized(remaining, [text for text in self._option_string_actions if text.startswith("--")]))
 
     def _with_files(
         self,
@@ -235,20 +217,15 @@ class HfArgumentParser(argparse.ArgumentParser):
         flag: str | None,
     ) -> list[str]:
         texts = list(sys.argv[1:] if args is None else args)
-        files: list[Path] = []
-        if filename is not None:
-            files.append(Path(filename))
-        elif look_beside_program and sys.argv and (beside := Path(sys.argv[0])).name:
-            beside = beside.with_suffix(".args")
-            files += [beside] if beside.is_file() else []
+        files = [] if filename is None else [Path(filename)]
+        if filename is None and look_beside_program and sys.argv and Path(sys.argv[0]).name:
+            file = Path(sys.argv[0]).with_suffix(".args")
+            files += [file] if file.is_file() else []
         if flag is not None:
             finder = argparse.ArgumentParser(prog=self.prog, add_help=False, allow_abbrev=False)
-            finder.add_argument(flag, action="append", dest="files", default=[])
+            finder.add_argument(flag, action="append", dest="files", default=[], type=Path)
             found, texts = finder.parse_known_args(texts)
-            for name in found.files:
-                if not Path(name).is_file():
-                    self.error(f"{flag} {name}: there is no such file")
-            files += [Path(name) for name in found.files]
+            files += found.files
         return [text for file in files for text in file.read_text(encoding="utf-8").split()] + texts
 
     # ---- Dicts and files --------------------------------------------------------------------------------------------
@@ -282,11 +259,9 @@ class HfArgumentParser(argparse.ArgumentParser):
             ValueError: the file holds no JSON object, or as in `parse_dict`.
             OSError: the file cannot be read.
         """
-        try:
-            values = json.loads(Path(json_file).read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{json_file} is not JSON: {error}.") from error
-        return self._from_mapping(values, allow_extra_keys, os.fspath(json_file))
+        source = os.fspath(json_file)
+        values = parse_json_object(Path(json_file).read_text(encoding="utf-8"), source)
+        return self._from_mapping(values, allow_extra_keys, source)
 
     def parse_yaml_file(self, yaml_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> tuple[Any, ...]:
         """Fill the dataclasses from a YAML file.
@@ -349,15 +324,9 @@ PARSER_OPTIONS = ("action", "choices", "const", "help", "metavar", "nargs", "req
 
 
 def truth(text: str) -> bool:
-    """Return the truth value that a word stands for."""
     if text.lower() not in TRUTHS:
         raise argparse.ArgumentTypeError(f"{text!r} is neither true (yes, y, t, 1) nor false (no, n, f, 0)")
     return TRUTHS[text.lower()]
-
-
-def truth_or_text(text: str) -> bool | str:
-    """Return a truth value for the words of one, else the text."""
-    return TRUTHS.get(text.lower(), text)
 
 
 def argparse_keywords(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
@@ -398,7 +367,7 @@ def argparse_keywords(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any
 
 
 def _read_as(hint: Any, field_name: str) -> Any:
-    """The one member of a union that a text is read as; which it is follows transformers."""
+    """Return the one member of a union that a text is read as, chosen as in transformers."""
     members = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
     plain = [member for member in members if member is not types.NoneType]
     if len(plain) == 1:
@@ -406,7 +375,7 @@ def _read_as(hint: Any, field_name: str) -> Any:
     if str not in plain:
         raise TypeError(f"field {field_name!r}: a command line cannot give a {hint!r}; use one type, or text too.")
     if bool in plain:
-        return truth_or_text
+        return lambda text: TRUTHS.get(text.lower(), text)
     if types.NoneType not in members:
         return next(member for member in plain if member is not str)
     return members[0] if members[1] is types.NoneType else members[1]

@@ -54,7 +54,7 @@ class ProcessFacts(ArgumentFields):
 
     @property
     def local_process_index(self) -> int:
-        """Rank of this process among those of its node."""
+        """Rank of this process on its node."""
         return environment.local_rank()
 
     @property
@@ -69,7 +69,7 @@ class ProcessFacts(ArgumentFields):
 
     @functools.cached_property
     def device(self) -> torch.device:
-        """Device of this process, found when first asked for: CUDA or Metal if there, and the CPU if wanted or else."""
+        """Device of this process, found when it is first read: CUDA or Metal, else or if wanted the CPU."""
         return self._find_device()
 
     def _find_device(self) -> torch.device:
@@ -92,20 +92,19 @@ class ProcessFacts(ArgumentFields):
 
     def _gpu_of_this_process(self, visible: int) -> int:
         index = self.local_process_index
-        # A launcher that shows each process a GPU of its own numbers it 0.
+        # A launcher may show each process one GPU alone, which has the number 0.
         if visible == 1:
             return 0
         if visible and index >= visible:
             raise ValueError(
-                f"{self.local_world_size} processes on this node share {visible} GPUs, and process {index} has none of "
-                f"its own. Start at most {visible} (littrainer run --devices, torchrun --nproc-per-node), or set "
-                "use_cpu=True."
+                f"{self.local_world_size} processes on this node share {visible} GPUs, and process {index} has none. "
+                f"Start at most {visible} (littrainer run --devices, torchrun --nproc-per-node), or set use_cpu=True."
             )
         return index
 
     @property
     def visible_device_count(self) -> int:
-        """How many of the devices of this node's processes this process sees: all of them, or its own GPU alone."""
+        """Number of devices of this node's processes that this process sees: all of them, or its GPU alone."""
         import torch
 
         count = self.local_world_size
@@ -119,7 +118,7 @@ class ProcessFacts(ArgumentFields):
             _warn_of_idle_gpus(torch.cuda.device_count())
 
     def _join_other_processes(self) -> None:
-        """Connect with the processes that a launcher has started together with this one, if it says where they meet."""
+        """Connect with the other processes of the launcher, if it says where they meet."""
         if environment.is_launched():
             # Scripts written for transformers 4 read it.
             self.local_rank = self.local_process_index
@@ -135,7 +134,7 @@ class ProcessFacts(ArgumentFields):
 
     @property
     def distributed_state(self) -> Any:
-        """accelerate's PartialState with the facts of this process; None where accelerate is not installed."""
+        """accelerate's PartialState with the facts of this process; None if accelerate is not installed."""
         return self.__dict__.get("_distributed_state") or partial_state(self, load=True)
 
     @distributed_state.setter
@@ -167,7 +166,7 @@ class ProcessFacts(ArgumentFields):
 
     @property
     def place_model_on_device(self) -> bool | None:
-        """Whether the Trainer moves the model; None lets the Trainer decide, subclasses may say."""
+        """Whether the Trainer moves the model; None lets the Trainer decide. Subclasses may override it."""
         return None
 
     @property
@@ -199,7 +198,7 @@ class ProcessFacts(ArgumentFields):
 
     @contextlib.contextmanager
     def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
-        """Run a block in the main process first and in the others after it, so that they find its cache.
+        """Run a block in the main process first and then in the others, so that they find its cache.
 
         Parameters:
             local: the first process of each node goes first; false: only that of the first node.
@@ -237,7 +236,7 @@ class ProcessFacts(ArgumentFields):
         return torch.distributed.barrier
 
     def __getstate__(self) -> dict[str, Any]:
-        # They belong to the process that found them.
+        # These belong to the process that found them.
         own = ("device", "_distributed_state", "_layout_of_model", "_checkpoint_places")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
@@ -246,7 +245,7 @@ class ProcessFacts(ArgumentFields):
 
 
 class DistributedType(str, Enum):
-    """Those of accelerate's kinds of set-ups that occur here; members equal accelerate's of the same name."""
+    """accelerate's kinds of set-ups, as far as they occur here; members equal accelerate's of the same name."""
 
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
@@ -276,13 +275,13 @@ def distributed_type(args: ProcessFacts) -> Any:
 
 
 def partial_state(args: ProcessFacts, load: bool = False) -> Any:
-    """accelerate's PartialState with the facts of these arguments; None where accelerate is not there.
+    """Return accelerate's PartialState with the facts of these arguments; None without accelerate.
 
-    A state that says otherwise is made anew, as transformers does with each TrainingArguments, unless
+    A state with other facts is replaced, as transformers does with each TrainingArguments, unless
     `use_configured_state` asks for the one that a script has set up.
 
     Parameters:
-        load: import accelerate if it is installed; else only what is loaded counts.
+        load: import accelerate if it is installed and not loaded yet.
     """
     if load:
         try:
@@ -310,7 +309,7 @@ def partial_state(args: ProcessFacts, load: bool = False) -> Any:
 def _needs_no_rendezvous(args: ProcessFacts) -> bool:
     import torch.distributed
 
-    # Where a launcher has set ranks, making the state brings the process group up, which waits for the others.
+    # If a launcher has set ranks, making the state starts the process group, which waits for the others.
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return True
     return args.world_size == 1 and ("LOCAL_RANK" not in os.environ or "MASTER_ADDR" in os.environ)
@@ -358,7 +357,8 @@ def _has_bf16() -> bool:
 def _set_tf32(args: Any) -> None:
     import torch
 
-    if not _has_tf32():
+    device = torch.cuda.current_device() if torch.cuda.is_available() and torch.version.cuda is not None else None
+    if device is None or torch.cuda.get_device_properties(device).major < TF32_CAPABILITY:
         if args.tf32:
             raise ValueError(
                 "tf32=True needs an NVIDIA GPU of the Ampere generation or newer, and there is none here; leave tf32 "
@@ -372,16 +372,8 @@ def _set_tf32(args: Any) -> None:
         logger.info("torch_compile=True lets matrix products run in TF32; set tf32=False to forbid it.")
         allowed = True
     if hasattr(torch.backends, "fp32_precision"):
-        # torch 2.9 and newer, where the older switches must not be set too.
+        # torch 2.9 and newer, which refuses the older switches in addition.
         torch.backends.fp32_precision = "tf32" if allowed else "ieee"
     else:
         torch.backends.cuda.matmul.allow_tf32 = allowed
         torch.backends.cudnn.allow_tf32 = allowed
-
-
-def _has_tf32() -> bool:
-    import torch
-
-    if not torch.cuda.is_available() or torch.version.cuda is None:
-        return False
-    return torch.cuda.get_device_properties(torch.cuda.current_device()).major >= TF32_CAPABILITY

@@ -22,9 +22,9 @@ class Service(NamedTuple):
     """An experiment tracker.
 
     Parameters:
-        callback: the callback that reports to it, as "module:class".
-        modules: what has to be importable; where an entry is a tuple, one of its modules is enough.
-        install: what to hand to `pip install`.
+        callback: the callback that reports to it, as "module:class" within `littrainer.tracking`.
+        modules: what has to be importable; of a tuple, one module is enough.
+        install: the arguments of `pip install`.
         about: the service and what is written to it, in half a sentence.
         switch: the environment variable that switches it off.
         in_all: whether `report_to="all"` includes it.
@@ -38,7 +38,7 @@ class Service(NamedTuple):
     in_all: bool = True
 
     def switched_off(self) -> str | None:
-        """Return why it is not to be used although its package is installed; None if it is to be."""
+        """Return why it is not used although its package is installed; None if it is used."""
         if self.switch is None or not environment_says(self.switch):
             return None
         return f"the environment variable {self.switch} switches it off"
@@ -46,42 +46,26 @@ class Service(NamedTuple):
 
 # In the order in which `report_to="all"` names them.
 SERVICES: dict[str, Service] = {
-    "azure_ml": Service(
-        "littrainer.tracking.services:AzureMLCallback",
-        ("azureml.core.run",),
-        "azureml-core",
-        "Azure Machine Learning",
-    ),
-    "comet_ml": Service("littrainer.tracking.services:CometCallback", ("comet_ml",), "comet-ml>=3.43.2", "Comet"),
-    "dagshub": Service(
-        "littrainer.tracking.mlflow:DagsHubCallback", ("dagshub", "mlflow"), "dagshub mlflow", "DagsHub, by MLflow"
-    ),
-    "dvclive": Service("littrainer.tracking.services:DVCLiveCallback", ("dvclive",), "dvclive", "DVCLive"),
-    "mlflow": Service(
-        "littrainer.tracking.mlflow:MLflowCallback", ("mlflow",), "mlflow", "MLflow", "DISABLE_MLFLOW_INTEGRATION"
-    ),
+    "azure_ml": Service("services:AzureMLCallback", ("azureml.core.run",), "azureml-core", "Azure Machine Learning"),
+    "comet_ml": Service("services:CometCallback", ("comet_ml",), "comet-ml>=3.43.2", "Comet"),
+    "dagshub": Service("mlflow:DagsHubCallback", ("dagshub", "mlflow"), "dagshub mlflow", "DagsHub, by MLflow"),
+    "dvclive": Service("services:DVCLiveCallback", ("dvclive",), "dvclive", "DVCLive"),
+    "mlflow": Service("mlflow:MLflowCallback", ("mlflow",), "mlflow", "MLflow", "DISABLE_MLFLOW_INTEGRATION"),
     "tensorboard": Service(
-        "littrainer.tracking.tensorboard:TensorBoardCallback",
-        (("tensorboard", "tensorboardX"),),
-        "tensorboard",
-        "TensorBoard event files",
+        "tensorboard:TensorBoardCallback", (("tensorboard", "tensorboardX"),), "tensorboard", "TensorBoard event files"
     ),
-    "wandb": Service(
-        "littrainer.tracking.wandb:WandbCallback", ("wandb",), "wandb", "Weights & Biases", "WANDB_DISABLED"
-    ),
-    "codecarbon": Service(
-        "littrainer.tracking.services:CodeCarbonCallback", ("codecarbon",), "codecarbon", "CodeCarbon emissions"
-    ),
-    "clearml": Service("littrainer.tracking.clearml:ClearMLCallback", ("clearml",), "clearml", "ClearML"),
-    "swanlab": Service("littrainer.tracking.services:SwanLabCallback", ("swanlab",), "swanlab", "SwanLab"),
-    "trackio": Service("littrainer.tracking.trackio:TrackioCallback", ("trackio",), "trackio", "Trackio"),
-    "flyte": Service("littrainer.tracking.services:FlyteCallback", ("flytekit",), "flytekit", "Flyte", in_all=False),
+    "wandb": Service("wandb:WandbCallback", ("wandb",), "wandb", "Weights & Biases", "WANDB_DISABLED"),
+    "codecarbon": Service("services:CodeCarbonCallback", ("codecarbon",), "codecarbon", "CodeCarbon emissions"),
+    "clearml": Service("clearml:ClearMLCallback", ("clearml",), "clearml", "ClearML"),
+    "swanlab": Service("services:SwanLabCallback", ("swanlab",), "swanlab", "SwanLab"),
+    "trackio": Service("trackio:TrackioCallback", ("trackio",), "trackio", "Trackio"),
+    "flyte": Service("services:FlyteCallback", ("flytekit",), "flytekit", "Flyte", in_all=False),
 }
 
 # Names that transformers takes, and what to do instead.
 TAKEN_ELSEWHERE: dict[str, str] = {
     "neptune": "Neptune has no callback here; log to it with Lightning's NeptuneLogger in report_to",
-    "kubeflow": "Kubeflow's progress server has no callback here; pass one of your own in callbacks=[...]",
+    "kubeflow": "Kubeflow's progress server has no callback here; pass your own callback in callbacks=[...]",
 }
 
 
@@ -118,22 +102,20 @@ def require_installed(name: str) -> None:
 
 
 def require_known(name: object) -> None:
-    """Refuse a name that is none of the services'.
+    """Refuse the name of no service.
 
     Raises:
-        ValueError: names what was meant most likely, or what there is.
+        ValueError: names the most similar service, or all of them.
     """
     if name in SERVICES:
         return
     if name in TAKEN_ELSEWHERE:
         raise ValueError(f"report_to={name!r}: {TAKEN_ELSEWHERE[str(name)]}.")
-    if isinstance(name, str) and "," in name:
-        raise ValueError(f"report_to={name!r} is one text; give each tracker as a word of its own, or a list of them.")
     if name in ("none", "all"):
-        raise ValueError(f"report_to has {name!r} beside other names; give it alone, or leave it out.")
-    hint = (
-        suggestion(name, SERVICES) if isinstance(name, str) else "trackers are given by name, or as Lightning loggers"
-    )
+        raise ValueError(f"report_to has {name!r} and other names; give it alone, or leave it out.")
+    if "," in str(name):
+        raise ValueError(f"report_to={name!r} is one text; give a list of names, or one word for each.")
+    hint = suggestion(str(name), SERVICES)
     raise ValueError(f"report_to={name!r} is no tracker ({hint}). Known: {', '.join(SERVICES)}, all, none.")
 
 

@@ -34,8 +34,8 @@ class Range(NamedTuple):
     """The values a number may have.
 
     Parameters:
-        low, high: the bounds, allowed themselves.
-        below: an upper bound that is not allowed itself.
+        low, high: the smallest and the largest value.
+        below: an upper bound that is not a value.
     """
 
     low: float = -math.inf
@@ -100,7 +100,7 @@ RANGES: dict[str, Range] = {
     "generation_num_beams": FROM_1,
 }
 
-# Values besides those that the annotations name, which are kept as command-line parsers need them.
+# Further values, which the annotations leave out for the sake of command-line parsers.
 ALSO_TAKEN: dict[str, tuple[Any, ...]] = {
     "output_dir": (os.PathLike, None),
     "logging_dir": (os.PathLike,),
@@ -113,10 +113,10 @@ ALSO_TAKEN: dict[str, tuple[Any, ...]] = {
     "deepspeed": (os.PathLike,),
 }
 
-# Fields whose value is checked where it is read, since it may be an object of another library.
+# Fields that are checked when they are read, since they may hold an object of another library.
 CHECKED_ELSEWHERE = ("accelerator_config", "parallelism_config", "report_to", *CHOICE_FIELDS)
 
-# What a field names, one or several, has to be among these. A context object may replace the name of a start method.
+# The names that a field may have, one or several. A context object may replace the name of a start method.
 TEXT_CHOICES: dict[str, tuple[str, ...]] = {
     **{
         field.name: tuple(field.metadata["choices"])
@@ -141,13 +141,13 @@ def check_values(args: Any) -> None:
     """
     for name, taken in _taken(args.__class__).items():
         value = getattr(args, name)
-        # A subclass may give a field a default of its own type, which it then knows how to read.
+        # A subclass may give a field a default of another type, which the subclass reads.
         if name in CHECKED_ELSEWHERE or value is getattr(type(args), name, dataclasses.MISSING):
             continue
         plain = _plain_number(value, taken)
         if not any(_is_taken(plain, member) for member in taken):
             error = ValueError if isinstance(plain, float) and int in taken else TypeError
-            raise error(f"{_named(name, value)} is {_kind(value)}; give {_expected(name, taken)}.{_hint(value)}")
+            raise error(f"{_named(name, value)} is not usable; give {_expected(name, taken)}.{_hint(value)}")
         _check_range(name, plain, taken)
         _check_text(name, plain)
         if plain is not value:
@@ -174,14 +174,14 @@ def _check_text(name: str, value: Any) -> None:
 
 @cache
 def _taken(cls: type) -> dict[str, tuple[Any, ...]]:
-    """Documented field of a class -> the types, values and annotations of list items that it takes."""
+    """Return the types, values and annotations of list items that each documented field of a class takes."""
     taken: dict[str, tuple[Any, ...]] = {}
     for topic in topics_of(cls):
         hints = typing.get_type_hints(topic)
         taken.update({name: (*_members(hint), *ALSO_TAKEN.get(name, ())) for name, hint in hints.items()})
         for field in dataclasses.fields(topic):
             if bool in taken[field.name] and field.default is False:
-                # Unset, which reads as false.
+                # None reads as false.
                 taken[field.name] += (None,)
     return taken
 
@@ -197,7 +197,7 @@ def _members(hint: Any) -> Iterable[Any]:
 
 
 def _plain_number(value: Any, taken: tuple[Any, ...]) -> Any:
-    """The Python number that another library's number, or 0 and 1 for a boolean, stand for; else the value itself."""
+    """Return Python's own number or boolean for a number of another library; anything else as it is."""
     if isinstance(value, bool):
         return value
     if bool in taken and type(value).__name__ in ("bool", "bool_"):
@@ -255,15 +255,6 @@ def _named(name: str, value: Any) -> str:
     return f"{name}={text if len(text) <= 60 else text[:60] + '...'}"
 
 
-def _kind(value: Any) -> str:
-    if value is None:
-        return "unset"
-    if isinstance(value, float):
-        return "a fraction" if math.isfinite(value) else "not finite"
-    words = {str: "text", bool: "a truth value", list: "a list that does not fit", dict: "a dict that does not fit"}
-    return words.get(type(value), f"a {type(value).__name__}")
-
-
 def _hint(value: Any) -> str:
     try:
         is_number = isinstance(value, str) and float(value) is not None
@@ -280,6 +271,9 @@ STEP_INTERVALS = {
     "eval_steps": "eval_strategy",
     "save_steps": "save_strategy",
 }
+
+# They need loader processes, and are checked when a Trainer is made.
+WORKER_FIELDS = ("dataloader_persistent_workers", "dataloader_multiprocessing_context")
 
 # Shares of all steps are compared in millionths, where floating point rounding no longer matters.
 MILLIONTHS = 1_000_000
@@ -308,7 +302,7 @@ def validate(args: ArgumentFields) -> None:
         raise ValueError(
             f"activation_checkpointing_kwargs={{'every_n_layers': {every!r}}} must be a whole number above 0."
         )
-    _check_loader_processes(args, "dataloader_prefetch_factor")
+    check_loader_processes(args, ("dataloader_prefetch_factor",))
     if getattr(args.accelerator_config, "use_configured_state", False):
         configured_device()
     strategy = args.train_sampling_strategy
@@ -353,19 +347,14 @@ def _check_best_model(args: ArgumentFields) -> None:
         )
 
 
-def check_loader_processes(args: ArgumentFields) -> None:
+def check_loader_processes(args: ArgumentFields, names: Iterable[str] = WORKER_FIELDS) -> None:
     """Refuse what torch refuses if the training process loads the data itself.
 
-    transformers lets a script set the number of processes after it made the arguments, so this is for whoever is about
-    to make loaders.
+    A script may set the number of processes after it made the arguments, so this is called when a Trainer is made.
 
     Raises:
         ValueError: names the argument and what to change.
     """
-    _check_loader_processes(args, "dataloader_persistent_workers", "dataloader_multiprocessing_context")
-
-
-def _check_loader_processes(args: ArgumentFields, *names: str) -> None:
     for name in names:
         value = getattr(args, name)
         if value is not None and value is not False and args.dataloader_num_workers == 0:
@@ -382,12 +371,10 @@ def _text(choice: Any) -> str:
 
 # Field -> its values that are carried out; every other value is refused.
 HONOURED_VALUES: dict[str, tuple[str, ...]] = {"debug": ("underflow_overflow",)}
-# Environment variable -> values that are carried out. Launchers set these, and a run under transformers obeys them.
-HONOURED_ENVIRONMENT: dict[str, tuple[str, ...]] = {"ACCELERATE_MIXED_PRECISION": ("", "no", "bf16", "fp16")}
 
 
 def refuse_unsupported(args: Any) -> None:
-    """Refuse every wish in `args` that would not be carried out, all of them in one message.
+    """Refuse all values in `args` that would not be carried out, in one message.
 
     Scripts set fields after construction too, so this is called again when training starts.
 
@@ -403,13 +390,7 @@ def refuse_unsupported(args: Any) -> None:
         texts = [getattr(item, "value", item) for item in (value if isinstance(value, list) else [value])]
         if any(text not in honoured for text in texts):
             refused.append(f"{name}={texts!r} (choose from {', '.join(honoured)})")
-    variables = {
-        name: os.environ[name]
-        for name, honoured in HONOURED_ENVIRONMENT.items()
-        if os.environ.get(name, "").lower() not in honoured
-    }
-    variables.update(refused_variables())
-    refused += [f"environment variable {name}={value} (unset it)" for name, value in variables.items()]
+    refused += [f"environment variable {name}={value} (unset it)" for name, value in refused_variables().items()]
     if refused:
         raise NotImplementedError(
             f"littrainer does not carry out {'; '.join(refused)}. "

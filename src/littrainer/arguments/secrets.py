@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import operator
 import re
 from collections.abc import Callable
 from typing import Any
 
-# Names that hold secrets, and endings of such names; `_` stands for any separator, and case does not count.
+# Names of secrets, and endings of such names; `_` stands for any separator, and case does not count.
 SECRET_NAMES = frozenset({"authorization", "credential", "credentials", "secret", "token"})
 SECRET_ENDINGS = (
     *("_token", "accesstoken", "authtoken", "_secret", "_credential", "_credentials", "connection_string"),
@@ -15,7 +16,7 @@ SECRET_ENDINGS = (
     *(f"{kind}_key" for kind in ("access", "account", "api", "auth", "private", "secret", "subscription")),
     *(f"{service}_key" for service in ("anthropic", "aws", "azure", "clearml", "comet", "hf", "openai", "wandb")),
 )
-# Parts of a vocabulary, and counts: names that end like those of access tokens.
+# Parts of a vocabulary, and counts: their names end like those of access tokens.
 NOT_SECRET_ENDINGS = tuple(
     f"{kind}_token"
     for kind in (
@@ -27,7 +28,7 @@ NOT_SECRET_ENDINGS = tuple(
 )
 WORD_BEGINS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 SEPARATORS = re.compile(r"[^a-z0-9]+")
-# Who signs in, in a URL: a name with a password at any service, a name or token alone where pages are fetched.
+# Who signs in, in a URL: a name with a password at any service, a name or token alone for web pages.
 SIGN_IN = re.compile(r"://[^\s/?#@:]*:[^\s/?#]*@|(?<=http)(s?)://[^\s/?#@:]+@", re.IGNORECASE)
 
 
@@ -41,19 +42,19 @@ def holds_a_secret(name: str) -> bool:
 
 
 def masked(name: str) -> str:
-    """What is shown in place of the secret of this name."""
+    """Return what is shown in place of the secret of this name."""
     return f"<{name.upper()}>"
 
 
 def without_secrets(value: Any, mask: Callable[[str], Any] = masked) -> Any:
-    """A value without secrets: those in dicts, however deep, by their names, and what signs in within URLs.
+    """Return a value without secrets: entries of dicts, by their names, and names and passwords in URLs.
 
     Parameters:
-        value: anything; dicts, lists, tuples and strings are looked through.
-        mask: gives what stands for the secret of a name.
+        value: anything; dicts, lists, tuples and strings are searched.
+        mask: returns what replaces the secret of a name.
 
     Returns:
-        The value itself where there is no secret in it, else a copy.
+        The value itself if there is no secret in it, else a copy.
     """
     if isinstance(value, str):
         text = SIGN_IN.sub(r"\1://", value) if "://" in value else value
@@ -61,7 +62,7 @@ def without_secrets(value: Any, mask: Callable[[str], Any] = masked) -> Any:
     if isinstance(value, dict):
         changed = {}
         for key, item in value.items():
-            # A switch, such as `token=True` for the one that is stored, tells nothing.
+            # A switch, such as `token=True` for the stored one, is no secret.
             if item is None or isinstance(item, bool) or item == "":
                 continue
             if isinstance(key, str) and holds_a_secret(key):
@@ -71,7 +72,7 @@ def without_secrets(value: Any, mask: Callable[[str], Any] = masked) -> Any:
         return {**value, **changed} if changed else value
     if isinstance(value, (list, tuple)):
         items = [without_secrets(item, mask) for item in value]
-        if all(item is given for item, given in zip(items, value, strict=True)):
+        if all(map(operator.is_, items, value)):
             return value
         return items if isinstance(value, list) else tuple(items)
     return value

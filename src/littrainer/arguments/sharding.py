@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.did_you_mean import suggestion
-from littrainer.arguments.json_values import read_json_object
+from littrainer.arguments.json_values import read_json_object, truth
 from littrainer.distributed.environment import FALSE_WORDS, TRUE_WORDS, USE_FSDP, is_launched
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ class ShardingPlan:
     limit_all_gathers: bool = True
     use_orig_params: bool = True
     ignored_modules: str | None = None
-    mixed_precision_policy: dict[str, Any] | None = None
 
     @property
     def saves_shards(self) -> bool:
@@ -63,7 +62,7 @@ class ShardingPlan:
 
 
 def sharding_plan(args: Any) -> ShardingPlan | None:
-    """The plan that arguments, as they stand now, or the environment of `accelerate launch` ask for; None for no FSDP.
+    """Return the plan that arguments or the environment of `accelerate launch` ask for; None for no FSDP.
 
     Raises:
         ValueError: a word, key or value that means nothing, or that the version cannot carry out.
@@ -97,37 +96,29 @@ def settle_sharding(args: ArgumentFields) -> None:
                 f"fsdp_config={args.fsdp_config!r} has no effect, since fsdp is not switched on. Set fsdp=True.",
                 stacklevel=1,
             )
-        attributes.fsdp = None if not args.fsdp else attributes.fsdp
+        attributes.fsdp = args.fsdp or None
     else:
         config = _with_words(read_config(args.fsdp_config), words)
         config.setdefault("min_num_params", 0)
         layers = config.get("transformer_layer_cls_to_wrap")
         if isinstance(layers, str):
             config["transformer_layer_cls_to_wrap"] = [name.strip() for name in layers.split(",")]
-        # As transformers has them.
+        # transformers sets them too.
         for name in TPU_KEYS[:3]:
             config.setdefault(name, False)
         attributes.fsdp, attributes.fsdp_config = True, config
     plan = sharding_plan(args)
     attributes.fsdp_plugin_args = None if plan is None or words is None else plugin_arguments(plan)
     if plan is not None:
-        _check_beside(args, plan)
+        _check_with_arguments(args, plan)
     ask_for_efficient_loading(plan)
 
 
 def plugin_arguments(plan: ShardingPlan) -> dict[str, Any]:
-    """What transformers calls `fsdp_plugin_args`: keywords of accelerate's plugin that mean the same."""
-    keywords: dict[str, Any] = {
-        "fsdp_version": plan.version,
-        "auto_wrap_policy": plan.auto_wrap_policy,
-        "cpu_ram_efficient_loading": plan.cpu_ram_efficient_loading,
-        "state_dict_type": plan.state_dict_type,
-        "reshard_after_forward": plan.reshard_after_forward,
-    }
-    if plan.cpu_offload:
-        keywords["cpu_offload"] = True
-    if plan.activation_checkpointing:
-        keywords["activation_checkpointing"] = True
+    """Return what transformers calls `fsdp_plugin_args`: keywords of accelerate's plugin that mean the same."""
+    always = ("auto_wrap_policy", "cpu_ram_efficient_loading", "state_dict_type", "reshard_after_forward")
+    keywords: dict[str, Any] = {"fsdp_version": plan.version, **{name: getattr(plan, name) for name in always}}
+    keywords.update({name: True for name in ("cpu_offload", "activation_checkpointing") if getattr(plan, name)})
     if plan.auto_wrap_policy == SIZE_BASED:
         keywords["min_num_params"] = plan.min_num_params
     if plan.transformer_layer_cls_to_wrap is not None:
@@ -140,7 +131,7 @@ def plugin_arguments(plan: ShardingPlan) -> dict[str, Any]:
 
 
 def ask_for_efficient_loading(plan: ShardingPlan | None) -> None:
-    """Let `from_pretrained`, which goes by the environment, read weights in the first process alone where planned."""
+    """Let `from_pretrained`, which reads the environment, load weights in the first process alone, if planned."""
     global _switched_on_here
     wanted = plan is not None and plan.cpu_ram_efficient_loading
     if wanted and not is_launched_with_fsdp():
@@ -153,7 +144,7 @@ def ask_for_efficient_loading(plan: ShardingPlan | None) -> None:
 
 
 def check_processes(args: Any) -> None:
-    """Refuse sharding where this process trains alone, and version 1 on a device that torch has it not for.
+    """Refuse sharding in a process that trains alone, and version 1 on a CPU.
 
     Raises:
         ValueError: either is asked for.
@@ -163,7 +154,7 @@ def check_processes(args: Any) -> None:
         return
     if args.world_size == 1 and not is_launched():
         raise ValueError(
-            "fsdp shards a model over several processes, and this one trains alone. Start the script with "
+            "fsdp shards a model over several processes, and this process trains alone. Start the script with "
             "`littrainer run --devices 2 script.py` or torchrun; or leave fsdp out."
         )
     if plan.version == 1 and args.device.type == "cpu":
@@ -189,14 +180,6 @@ def read_config(given: Any) -> dict[str, Any]:
 # ---- What a key may hold ---------------------------------------------------------------------------------------------
 
 
-def truth(value: Any) -> bool:
-    """True or false, as JSON, Python and environment variables write them."""
-    text = str(value).strip().lower()
-    if value is None or text not in (*TRUE_WORDS, *FALSE_WORDS):
-        raise ValueError("give true or false")
-    return text in TRUE_WORDS
-
-
 def _whole_number(value: Any) -> int:
     if isinstance(value, bool) or not str(value).strip().isdecimal():
         raise ValueError("give a whole number from 0 up")
@@ -204,7 +187,7 @@ def _whole_number(value: Any) -> int:
 
 
 def _one_of(*words: str) -> Callable[[Any], str]:
-    """Reads a word, or its number from 1 up, as enumerations of torch and accelerate have it."""
+    """Read a word, or its number from 1 up, as in enumerations of torch and accelerate."""
 
     def read(value: Any) -> str:
         text = str(value.name if isinstance(value, Enum) else value).strip().upper()
@@ -215,12 +198,6 @@ def _one_of(*words: str) -> Callable[[Any], str]:
         return text
 
     return read
-
-
-def _version(value: Any) -> int:
-    if str(value).strip() not in ("1", "2"):
-        raise ValueError("give 1 or 2")
-    return int(value)
 
 
 def _resharding(value: Any) -> bool | str:
@@ -246,39 +223,12 @@ def _pattern(value: Any) -> str | None:
     raise ValueError("give a regular expression that matches the names of modules")
 
 
-def _precision_policy(value: Any) -> dict[str, Any] | None:
-    if value is None:
-        return None
-    policy = dict.fromkeys(("param_dtype", "reduce_dtype"), value) if isinstance(value, str) else value
-    if not isinstance(policy, Mapping):
-        raise ValueError(
-            "give a dict with some of param_dtype, reduce_dtype and output_dtype, or the name of one format"
-        )
-    read: dict[str, Any] = {}
-    for entry, wanted in policy.items():
-        name = str(wanted).removeprefix("torch.")
-        if entry == "cast_forward_inputs":
-            read[entry] = truth(wanted)
-        else:
-            read[entry] = None if wanted is None else NUMBER_FORMATS.get(name, name)
-            if read[entry] not in (None, *NUMBER_FORMATS.values()):
-                raise ValueError(f"{entry} has to be one of {', '.join((*NUMBER_FORMATS, *NUMBER_FORMATS.values()))}")
-    return read
-
-
-# Short names of number formats in a mixed precision policy -> torch's, which are taken too.
-NUMBER_FORMATS: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-# Entries of a mixed precision policy, by the version that has them.
-POLICY_ENTRIES: Mapping[int, tuple[str, ...]] = {
-    1: ("param_dtype", "reduce_dtype", "buffer_dtype", "cast_forward_inputs"),
-    2: ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs"),
-}
 # Strategies of version 1 -> whether version 2 frees the parameters of a layer after its forward pass.
 RESHARDING: Mapping[str, bool] = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}
 # Key -> from what is given to what is meant; raises ValueError, which says what can be meant.
 KEYS: dict[str, Callable[[Any], Any]] = {
     **{field.name: truth for field in fields(ShardingPlan)},
-    "version": _version,
+    "version": lambda value: int(_one_of("1", "2")(value)),
     "reshard_after_forward": _resharding,
     "auto_wrap_policy": _one_of(TRANSFORMER_BASED, SIZE_BASED, NO_WRAP),
     "transformer_layer_cls_to_wrap": _class_names,
@@ -286,7 +236,6 @@ KEYS: dict[str, Callable[[Any], Any]] = {
     "state_dict_type": _one_of("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"),
     "backward_prefetch": _one_of("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"),
     "ignored_modules": _pattern,
-    "mixed_precision_policy": _precision_policy,
 }
 # Version -> key -> the values that it carries out, if not all of them.
 ONLY: Mapping[int, Mapping[str, tuple[Any, ...]]] = {
@@ -302,7 +251,7 @@ ONLY: Mapping[int, Mapping[str, tuple[Any, ...]]] = {
         "use_orig_params": (True,),
     },
 }
-# Other names of keys, as accelerate's configuration files have them.
+# Other names of keys, from accelerate's configuration files.
 OTHER_NAMES: Mapping[str, str] = {
     "offload_params": "cpu_offload",
     "sharding_strategy": "reshard_after_forward",
@@ -311,7 +260,7 @@ OTHER_NAMES: Mapping[str, str] = {
 }
 # Keys about TPUs, which no strategy of Lightning's carries out.
 TPU_KEYS = ("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt", "xla_fsdp_settings")
-# Environment variable of `accelerate launch` -> key; what no argument of the launcher says is left out.
+# Environment variable of `accelerate launch` -> key, as far as the launcher has an option for it.
 VARIABLES: Mapping[str, str] = {
     "FSDP_SHARDING_STRATEGY": "sharding_strategy",
     "FSDP_OFFLOAD_PARAMS": "cpu_offload",
@@ -319,10 +268,10 @@ VARIABLES: Mapping[str, str] = {
     **{
         f"FSDP_{key.upper()}": key
         for key in KEYS
-        if key not in ("cpu_offload", "transformer_layer_cls_to_wrap", "limit_all_gathers", "mixed_precision_policy")
+        if key not in ("cpu_offload", "transformer_layer_cls_to_wrap", "limit_all_gathers")
     },
 }
-# Keys that its environment holds whatever was asked for, and that mean nothing to version 2.
+# Keys that its environment always holds, and that mean nothing to version 2.
 MEANINGLESS_IN_2 = frozenset(
     {"sharding_strategy", "use_orig_params", "sync_module_states", "forward_prefetch", "backward_prefetch"}
 )
@@ -332,7 +281,7 @@ MEANINGLESS_IN_2 = frozenset(
 
 
 def _words(given: Any) -> list[str] | None:
-    """The words of `fsdp`, in lower case; None where it is off."""
+    """Return the words of `fsdp`, in lower case; None if it is off."""
     if given is True:
         return []
     if not given:
@@ -340,7 +289,7 @@ def _words(given: Any) -> list[str] | None:
     members = given.split() if isinstance(given, str) else list(given)
     words = [str(getattr(member, "value", member)).strip().lower() for member in members]
     if len(words) == 1 and words[0] in (*TRUE_WORDS, *FALSE_WORDS):
-        return [] if words[0] in TRUE_WORDS else None
+        return [] if truth(words[0]) else None
     for word in words:
         if word not in WORDS:
             raise ValueError(
@@ -414,7 +363,7 @@ def _plan(config: Mapping[str, Any], source: str) -> ShardingPlan:
     if asked.min_num_params > 0:
         values.setdefault("auto_wrap_policy", SIZE_BASED)
     plan = ShardingPlan(**values)
-    for is_wrong, message in _contradictions(plan):
+    for message, is_wrong in _contradictions(plan).items():
         if is_wrong:
             raise ValueError(f"{source} has {message}.")
     return plan
@@ -435,52 +384,36 @@ def _resharding_of(version: int, value: bool | str, source: str) -> bool | str:
     return RESHARDING[value]
 
 
-def _contradictions(plan: ShardingPlan) -> Iterator[tuple[bool, str]]:
-    """Whether a plan contradicts itself, and how, for each way to do so."""
+def _contradictions(plan: ShardingPlan) -> dict[str, bool]:
     policy, size, layers = plan.auto_wrap_policy, plan.min_num_params, plan.transformer_layer_cls_to_wrap
-    known = POLICY_ENTRIES[plan.version]
-    unknown = [name for name in plan.mixed_precision_policy or () if name not in known]
-    yield (
-        bool(size and layers),
+    return {
         f"min_num_params={size} and transformer_layer_cls_to_wrap: modules are wrapped by their size or by their "
-        "class. Leave one of them out",
-    )
-    yield (
-        policy == SIZE_BASED and not size,
-        f"auto_wrap_policy={SIZE_BASED}, which needs min_num_params; give a number above 0",
-    )
-    yield (
-        policy != SIZE_BASED and size > 0,
-        f"min_num_params={size}, which is for auto_wrap_policy={SIZE_BASED}, not {policy}",
-    )
-    yield (
-        policy != TRANSFORMER_BASED and layers is not None,
-        f"transformer_layer_cls_to_wrap, which is for auto_wrap_policy={TRANSFORMER_BASED}, not {policy}",
-    )
-    yield (
-        bool(unknown),
-        f"{', '.join(unknown)} in mixed_precision_policy, which FSDP version {plan.version} does not know; it knows "
-        f"{', '.join(known)}",
-    )
-    yield (
-        plan.activation_checkpointing_offload and not plan.activation_checkpointing,
-        "activation_checkpointing_offload without activation_checkpointing; set both",
-    )
-    yield (
-        plan.cpu_ram_efficient_loading and not plan.sync_module_states,
+        "class. Leave one of them out": bool(size and layers),
+        f"auto_wrap_policy={SIZE_BASED}, which needs min_num_params; give a number above 0": (
+            policy == SIZE_BASED and not size
+        ),
+        f"min_num_params={size}, which is for auto_wrap_policy={SIZE_BASED}, not {policy}": (
+            policy != SIZE_BASED and size > 0
+        ),
+        f"transformer_layer_cls_to_wrap, which is for auto_wrap_policy={TRANSFORMER_BASED}, not {policy}": (
+            policy != TRANSFORMER_BASED and layers is not None
+        ),
+        "activation_checkpointing_offload without activation_checkpointing; set both": (
+            plan.activation_checkpointing_offload and not plan.activation_checkpointing
+        ),
         "cpu_ram_efficient_loading, with which only the first process has weights, and sync_module_states=False, with "
-        "which it does not send them. Leave sync_module_states out",
-    )
+        "which it does not send them. Leave sync_module_states out": (
+            plan.cpu_ram_efficient_loading and not plan.sync_module_states
+        ),
+    }
 
 
-def _check_beside(args: Any, plan: ShardingPlan) -> None:
+def _check_with_arguments(args: Any, plan: ShardingPlan) -> None:
     if args.deepspeed:
-        raise ValueError(
-            "fsdp and deepspeed are both given, and each shards the model by itself. Leave one of them out."
-        )
+        raise ValueError("fsdp and deepspeed are both given, and each shards the model. Leave one of them out.")
     if plan.activation_checkpointing and args.activation_checkpointing:
         raise ValueError(
-            "activation_checkpointing is True in fsdp_config and in the arguments (or gradient_checkpointing is), and "
+            "activation_checkpointing is True in fsdp_config and in the arguments (or gradient_checkpointing is): "
             "layers would be recomputed twice. Leave the argument out."
         )
     if plan.saves_shards and args.save_only_model:

@@ -15,7 +15,7 @@ NOTHING = frozenset({"None", "[]", "{}", ""})
 
 
 def default_texts() -> dict[str, str]:
-    """The default of each documented argument as text, in their documented order; `output_dir` has none."""
+    """Return the default of each documented argument as text, in documented order; `output_dir` has none."""
     args = ArgumentFields()
     normalize(args, ())
     generation = {field.name: field.default for field in dataclasses.fields(GenerationFields)}
@@ -23,7 +23,7 @@ def default_texts() -> dict[str, str]:
 
 
 def away_from_defaults(texts: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
-    """The texts that mean something else than the defaults: documented names first, those of a subclass last."""
+    """Return the texts that differ from the defaults: documented names first, those of a subclass last."""
     names = [*(name for name in defaults if name in texts), *(name for name in texts if name not in defaults)]
     return {name: texts[name] for name in names if name not in defaults or not is_same(texts[name], defaults[name])}
 
@@ -39,7 +39,7 @@ def is_same(one: str, other: str) -> bool:
 
 
 def as_text(value: Any) -> str:
-    """A value as one line: a choice by its value, a configuration by what is set in it, at most 300 letters."""
+    """Return a value as one line of at most 300 letters: a choice's value, the entries that a configuration sets."""
     text = " ".join(_text(without_secrets(value), is_nested=False).split())
     return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 3]}..."
 

@@ -33,7 +33,7 @@ class Serialization(ProcessFacts):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        # The dataclass decorator would give each subclass a representation of its own, with tokens in clear.
+        # The dataclass decorator would give each subclass a representation that shows tokens.
         if cls.__repr__ is Serialization.__repr__:
             cls.__repr__ = Serialization.__repr__  # type: ignore[method-assign]
 
@@ -54,10 +54,7 @@ class Serialization(ProcessFacts):
         return json.dumps(self.to_dict(), indent=2, default=str)
 
     def to_sanitized_dict(self) -> dict[str, Any]:
-        """`to_dict` with the two batch sizes of this process, each value a number, a boolean or text.
-
-        Experiment trackers show these as hyperparameters.
-        """
+        """`to_dict` and the two batch sizes of this process, for trackers: each value a number, a boolean or text."""
         values = self.to_dict()
         values["train_batch_size"] = self.train_batch_size
         values["eval_batch_size"] = self.eval_batch_size
@@ -81,7 +78,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, AcceleratorConfig):
-        # What this process found set up says nothing about the training; those who compare two dicts would take it so.
+        # It is about the process, not about the training, so two dicts are compared without it.
         return {name: entry for name, entry in value.to_dict().items() if name != "use_configured_state"}
     if isinstance(value, list):
         return [_plain(item) for item in value]
@@ -110,7 +107,7 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
         NotImplementedError: a value is valid, and littrainer does not carry it out yet.
     """
 
-    # Fields that hold a dict and may come as JSON text; subclasses extend the list by their own.
+    # Fields that hold a dict and may come as JSON text; subclasses extend the list.
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [
         "lr_scheduler_kwargs",
         "activation_checkpointing_kwargs",
@@ -120,11 +117,11 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
         "deepspeed",
     ]
 
-    # Whether they decide where a training runs, and when it evaluates and saves; else something beside them does, and
-    # what they say about it is neither carried out nor held against the hardware.
+    # Whether they decide where a training runs, and when it evaluates and saves. If something else does, what they say
+    # about it is neither carried out nor checked against the hardware.
     decides_the_run: ClassVar[bool] = True
 
-    # What `optim` is where nobody chooses.
+    # What `optim` is if nobody chooses.
     default_optim: ClassVar[str] = "adamw_torch_fused"
 
     def __post_init__(self) -> None:
@@ -143,9 +140,8 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
         if self.decides_the_run:
             # Scripts call torch.distributed as soon as they have arguments.
             self._join_other_processes()
-        self.mixed_precision: str = self._chosen_precision()
-        # What subclasses and libraries on top read to learn which engine plugin is in use: none.
-        self.fsdp_plugin_args: dict[str, Any] | None = None
+        named = "fp16" if self.fp16 else "bf16" if self.bf16 else None
+        self.mixed_precision: str = named or os.environ.get("ACCELERATE_MIXED_PRECISION") or "no"
         settle_sharding(self)
         self.deepspeed_plugin: Any | None = None
         self.hf_deepspeed_config: Any | None = None
@@ -155,13 +151,6 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
         set_up_deepspeed(self)
         # Loggers and collectives of accelerate, which libraries on top use, refuse to work without it.
         partial_state(self)
-
-    def _chosen_precision(self) -> str:
-        if self.fp16:
-            return "fp16"
-        if self.bf16:
-            return "bf16"
-        return os.environ.get("ACCELERATE_MIXED_PRECISION") or "no"
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
         """Optimizer steps of the linear warmup.

@@ -31,7 +31,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         self.early_stopping_patience_counter = 0
 
     def check_metric_value(self, args: Any, state: TrainerState, control: TrainerControl, metric_value: float) -> None:
-        """Count one more evaluation without improvement, or start counting anew.
+        """Count one more evaluation without improvement, or start counting again.
 
         Parameters:
             args: whether greater is better.

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
-from littrainer.callbacks.base import EVENTS, TrainerCallback
+from littrainer.callbacks.base import TrainerCallback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
 from littrainer.errors.lazy_isinstance import is_a, known_classes
 from littrainer.errors.notes import add_note, kind_of
@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 # What each event is given by keyword, read from the handler.
 OFFERED = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
 read_offered = attrgetter(*OFFERED)
-# An object of no callback class is taken for a callback if it has these; of what else it lacks it is not told.
-NEEDED_EVENTS = ("on_train_begin", "on_step_end")
+# An object of no callback class is taken for a callback if it has this one; it is called for the events that it has.
+NEEDED_EVENT = "on_step_end"
 ENDED_FOR_CALLBACKS = "_has_ended_for_callbacks"
 """Set on an error before which the callbacks heard on_train_end, as when a search prunes its trial."""
 # How the note begins that an error of a callback is given.
@@ -128,11 +128,8 @@ class CallbackHandler(TrainerCallback):
         self.callbacks.append(added)
 
     def pop_callback(self, callback: Any) -> Any:
-        """Remove and return the first callback of a class, or this very one; None where there is no such callback."""
-        found = self._find(callback)
-        if found is not None:
-            self.callbacks.remove(found)
-        return found
+        """Remove and return the first callback of a class, or this very one; None if there is none."""
+        return popped(self.callbacks, callback)
 
     def remove_callback(self, callback: Any) -> None:
         """Remove the first callback of a class (if there is one), or this very one.
@@ -144,11 +141,6 @@ class CallbackHandler(TrainerCallback):
             self.pop_callback(callback)
         else:
             self.callbacks.remove(callback)
-
-    def _find(self, callback: Any) -> Any:
-        if isinstance(callback, type):
-            return next((present for present in self.callbacks if isinstance(present, callback)), None)
-        return next((present for present in self.callbacks if present == callback), None)
 
     @property
     def callback_list(self) -> str:
@@ -180,13 +172,15 @@ class CallbackHandler(TrainerCallback):
         nothing = getattr(TrainerCallback, event, None)
         # Not over a copy: a callback that another one adds is called for the same event.
         for callback in self.callbacks:
-            # What `listens_to` says, for the most frequent answer without the call.
+            # The usual answer: neither its class nor the callback itself overrides the event.
             if nothing is not None and getattr(type(callback), event, None) is nothing and event not in vars(callback):
                 continue
-            if not listens_to(callback, event):
+            # An object of its own class may lack an event, or make one up when it is asked for it.
+            method = getattr(callback, event, None)
+            if not callable(method):
                 continue
             try:
-                answer = getattr(callback, event)(
+                answer = method(
                     args,
                     state,
                     control,
@@ -198,17 +192,6 @@ class CallbackHandler(TrainerCallback):
                 _say_where(error, callback, event, state)
                 raise
         return control
-
-
-def listens_to(callback: Any, event: str) -> bool:
-    """Whether a callback does anything at an event, that is, overrides it."""
-    if event in getattr(callback, "__dict__", ()):
-        return True
-    own = getattr(type(callback), event, None)
-    if own is None:
-        # An object of a class of its own may lack an event, or make one up when it is asked for it.
-        return callable(getattr(callback, event, None))
-    return own is not getattr(TrainerCallback, event)
 
 
 def _say_where(error: Exception, callback: Any, event: str, state: Any) -> None:
@@ -245,21 +228,37 @@ def new_callback(callback: Any) -> Any:
             f"{kind.__name__} is a Lightning callback, which the Trainer's callback handler does not call: add it with "
             "trainer.add_callback(...), or give it in callbacks=[...]."
         )
-    own = [name for name in EVENTS if callable(getattr(callback, name, None))]
-    if not issubclass(kind, TrainerCallback) and not set(NEEDED_EVENTS) <= set(own):
+    if not issubclass(kind, TrainerCallback) and not callable(getattr(callback, NEEDED_EVENT, None)):
         what = f"the class {kind.__name__}" if is_class else f"{callback!r} ({kind_of(callback)})"
-        has = f" It has {', '.join(own)} only." if own else ""
         raise TypeError(
-            f"A callback was given that is neither a TrainerCallback nor a Lightning callback: {what}.{has} Derive its "
+            f"A callback was given that is neither a TrainerCallback nor a Lightning callback: {what}. Derive its "
             "class from TrainerCallback, and override the events of interest."
         )
-    if not is_class:
+    return made_of(callback)
+
+
+def made_of(callback: Any) -> Any:
+    """A callback as it was given, or made of a class.
+
+    Raises:
+        TypeError: the class takes arguments.
+    """
+    if not isinstance(callback, type):
         return callback
     try:
         return callback()
     except TypeError as error:
-        add_note(error, f"Of the class {kind.__name__} a callback is made without arguments; give an instance instead.")
+        add_note(error, f"The class {callback.__name__} is called without arguments; give an instance instead.")
         raise
+
+
+def popped(callbacks: list[Any], callback: Any) -> Any:
+    """Remove and return the first callback of a class in a list, or this very one; None if there is none."""
+    is_class = isinstance(callback, type)
+    for place, present in enumerate(callbacks):
+        if isinstance(present, callback) if is_class else present == callback:
+            return callbacks.pop(place)
+    return None
 
 
 # ---- Ends and beginnings ---------------------------------------------------------------------------------------------
@@ -267,10 +266,9 @@ def new_callback(callback: Any) -> Any:
 
 @contextmanager
 def callbacks_told_of_failure(handler: CallbackHandler, args: Any, state: Callable[[], TrainerState]) -> Iterator[None]:
-    """While a training runs: when it ends with an error or an interruption, tell the callbacks, and pass it on.
+    """Call `on_training_failed` of the callbacks if the training within ends with an error or an interruption.
 
-    A callback that has to close what `on_train_begin` opened has a method `on_training_failed(args, state, error)`.
-    An error in one is logged.
+    A callback has this method if it has to close what `on_train_begin` opened. An error in it is logged.
 
     Parameters:
         state: returns the state of the training.
@@ -279,18 +277,13 @@ def callbacks_told_of_failure(handler: CallbackHandler, args: Any, state: Callab
         yield
     except BaseException as error:
         if not getattr(error, ENDED_FOR_CALLBACKS, False):
-            _tell(list(handler.callbacks), args, state(), error)
+            for callback in list(handler.callbacks):
+                try:
+                    if callable(getattr(callback, "on_training_failed", None)):
+                        callback.on_training_failed(args, state(), error)
+                except Exception:
+                    logger.warning("%s.on_training_failed failed:", type(callback).__name__, exc_info=True)
         raise
-
-
-def _tell(callbacks: list[Any], args: Any, state: TrainerState, error: BaseException) -> None:
-    for callback in callbacks:
-        try:
-            told = getattr(callback, "on_training_failed", None)
-            if callable(told):
-                told(args, state, error)
-        except Exception:
-            logger.warning("%s.on_training_failed failed:", type(callback).__name__, exc_info=True)
 
 
 def restore_callbacks(handler: CallbackHandler, saved_states: dict[str, Any], control: Any) -> Any:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
-from littrainer.arguments.deepspeed import asks_for_deepspeed
-from littrainer.errors.notes import add_note
+from littrainer.callbacks.handler import made_of, popped
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -20,7 +19,7 @@ def _has_batch_norm(model: Any) -> bool:
 
 
 def backbone_of(model: Any) -> Any:
-    """The part of a model below its head, which `BackboneFinetuning` freezes and unfreezes; None where it has none."""
+    """The part of a model below its head, which `BackboneFinetuning` freezes and unfreezes; None if it has none."""
     candidates = (getattr(model, name, None) for name in ("backbone", "base_model"))
     return next((found for found in candidates if hasattr(found, "parameters") and found is not model), None)
 
@@ -41,49 +40,43 @@ class Refusal(NamedTuple):
     is_so: Callable[[Any, Any], bool] | None = None
 
 
-BEST_MODEL = "load_best_model_at_end=True loads the weights of a checkpoint in the place of the averaged ones"
-
 # docs/callbacks.md says of all others what they do.
 REFUSED: tuple[Refusal, ...] = (
     Refusal(
         "BatchSizeFinder",
-        "it trains on trial batches of a loader of its own, while the Trainer builds and counts its batches itself",
+        "it trains on trial batches of another loader, while the Trainer builds and counts its batches itself",
         "call trainer.scale_batch_size() before training, or set auto_find_batch_size=True",
     ),
     Refusal(
         "LearningRateFinder",
-        "it runs trial steps on a loader of its own before training, with a schedule of its own",
+        "it runs trial steps before training, on another loader and with another schedule",
         "call trainer.lr_find() before training, and set learning_rate to the suggestion()",
     ),
     Refusal(
         "BackboneFinetuning",
         "the model has neither a `backbone` nor a head on a base model",
-        "derive from BaseFinetuning, where the model is pl_module.model",
+        "derive from BaseFinetuning; the model is pl_module.model",
         lambda args, model: backbone_of(model) is None,
     ),
     Refusal(
         "GradientAccumulationScheduler",
-        "gradient_accumulation_steps asks for another number",
-        "leave that argument at 1",
-        lambda args, model: args.gradient_accumulation_steps != 1,
-    ),
-    Refusal(
-        "GradientAccumulationScheduler",
-        "DeepSpeed counts micro-batches by a number of its own",
-        "train without DeepSpeed",
-        lambda args, model: asks_for_deepspeed(args),
+        "the Trainer counts all optimizer steps before training, each with as many micro-batches",
+        "set gradient_accumulation_steps, or train a TransformersModule in a lightning.Trainer",
     ),
     Refusal(
         "ModelPruning",
-        "checkpoints written while it prunes hold masks beside weights, which from_pretrained does not load",
+        "checkpoints written while it prunes hold masks besides weights, which from_pretrained does not load",
         'set save_strategy="no" and save the model after training',
         lambda args, model: args.save_strategy != SaveStrategy.NO,
     ),
-    Refusal(
-        "StochasticWeightAveraging",
-        BEST_MODEL,
-        "set load_best_model_at_end=False",
-        lambda args, model: bool(args.load_best_model_at_end),
+    *(
+        Refusal(
+            name,
+            "load_best_model_at_end=True loads the weights of a checkpoint instead of the averaged ones",
+            "set load_best_model_at_end=False",
+            lambda args, model: bool(args.load_best_model_at_end),
+        )
+        for name in ("StochasticWeightAveraging", "WeightAveraging")
     ),
     Refusal(
         "StochasticWeightAveraging",
@@ -91,15 +84,7 @@ REFUSED: tuple[Refusal, ...] = (
         "use EMAWeightAveraging, which averages the statistics of batch norm too",
         lambda args, model: _has_batch_norm(model),
     ),
-    Refusal(
-        "WeightAveraging",
-        BEST_MODEL,
-        "set load_best_model_at_end=False",
-        lambda args, model: bool(args.load_best_model_at_end),
-    ),
 )
-# What they ask for the training does by itself, and Lightning does not call them.
-CARRIED_OUT_BY_TRAINING = ("GradientAccumulationScheduler",)
 # These change the model, and only a training is theirs: not the model that a later evaluation is asked about.
 ONLY_IN_TRAINING = ("BaseFinetuning", "ModelPruning", "StochasticWeightAveraging", "WeightAveraging")
 PACKAGES = ("lightning", "pytorch_lightning")
@@ -132,22 +117,7 @@ def add_lightning_callback(present: list[Any], callback: Any) -> None:
         TypeError: its class takes arguments.
     """
     refuse_what_cannot_work(callback)
-    if isinstance(callback, type):
-        try:
-            callback = callback()
-        except TypeError as error:
-            add_note(error, f"Of the class {callback.__name__} a callback is made without arguments; give an instance.")
-            raise
-    present.append(callback)
-
-
-def pop_lightning_callback(present: list[Any], callback: Any) -> Any:
-    """Remove and return a callback of Lightning's kind, or the first one of a class; None where there is none."""
-    is_meant = (lambda one: isinstance(one, callback)) if isinstance(callback, type) else (lambda one: one is callback)
-    found = next(filter(is_meant, present), None)
-    if found is not None:
-        present.remove(found)
-    return found
+    present.append(made_of(callback))
 
 
 def remove_lightning_callback(present: list[Any], callback: Any) -> None:
@@ -156,7 +126,7 @@ def remove_lightning_callback(present: list[Any], callback: Any) -> None:
     Raises:
         ValueError: an instance that the Trainer does not have.
     """
-    if pop_lightning_callback(present, callback) is None and not isinstance(callback, type):
+    if popped(present, callback) is None and not isinstance(callback, type):
         raise ValueError(f"This Trainer does not have the callback {callback!r}.")
 
 

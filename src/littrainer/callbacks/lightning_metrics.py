@@ -14,7 +14,7 @@ from littrainer.callbacks.lightning_callbacks import is_one_of
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
-# What progress bars of Lightning show beside the rate; they add the name of each value.
+# What progress bars of Lightning show besides the rate; they add the name of each value.
 SHOWN_IN_BARS = ("loss", "learning_rate", "eval_loss")
 
 # Names that Lightning's callbacks keep for its own counts of epochs and optimizer steps.
@@ -45,10 +45,10 @@ def is_number(value: Any) -> bool:
 def note_places(pl_trainer: pl.Trainer, places: list[int] | None) -> None:
     """Tell writers the places of the batch that was predicted last.
 
-    Lightning knows them for samplers of its own only, and writers look where it would note them.
+    Lightning knows them for its own samplers only, and writers look where it would note them.
 
     Parameters:
-        places: numbers of samples; None where they are not known.
+        places: numbers of samples; None if they are not known.
     """
     loop, known = pl_trainer.predict_loop, places or []
     loop.current_batch_indices = known
@@ -60,7 +60,7 @@ def note_places(pl_trainer: pl.Trainer, places: list[int] | None) -> None:
 class ValidationRounds:
     """Holds `on_validation_end` back until the metrics are known that callbacks look for in it.
 
-    Lightning's loop ends before metrics are computed, and a subclass may add metrics of its own after that. Several
+    Lightning's loop ends before metrics are computed, and a subclass may add metrics after that. Several
     datasets are one round: callbacks that monitor a metric hear of its end once, with the metrics of all datasets.
     """
 

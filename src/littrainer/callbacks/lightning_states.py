@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 # What Lightning's checkpoints hold that a callback may look at, or replace, in `on_save_checkpoint`.
 WEIGHTS = "state_dict"
-# Stands for the weights of the model at the checkpoint, which are in files of their own.
+# Stands for the weights of the model at the checkpoint, which are in other files.
 THE_MODELS_WEIGHTS = "the weights of the model"
 
 
@@ -28,7 +28,7 @@ def states_of_lightning_callbacks(module: pl.LightningModule | None) -> dict[str
     One that holds what could not be loaded safely is left out, and named in a warning.
 
     Parameters:
-        module: that of the training that runs; None where none does.
+        module: that of the training that runs; None if none does.
     """
     states = {}
     for callback in _callbacks(module):
@@ -72,7 +72,7 @@ def restore_lightning_callbacks(
     """Give Lightning callbacks what the checkpoint has for them.
 
     Parameters:
-        record: what `littrainer_resume.pt` holds; None where the checkpoint has none.
+        record: what `littrainer_resume.pt` holds; None if the checkpoint has none.
     """
     states = (record or {}).get("lightning_callbacks", {})
     additions = (record or {}).get("lightning_additions", {})
@@ -83,7 +83,7 @@ def restore_lightning_callbacks(
                 callback.load_state_dict(states[key])
             except Exception as error:
                 logger.warning(
-                    "%s does not take back its state from the checkpoint (%s: %s); it begins anew.",
+                    "%s does not take back its state from the checkpoint (%s: %s); it begins without one.",
                     type(callback).__name__,
                     type(error).__name__,
                     error,

@@ -27,11 +27,13 @@ class Point(NamedTuple):
         step: the optimizer step at which it was logged.
         value: the number; it may be nan or infinite.
         epoch: epochs done by then, None if that was not logged.
+        is_after_training: whether the training had ended, as with the evaluation of the best model.
     """
 
     step: int
     value: float
     epoch: float | None
+    is_after_training: bool = False
 
 
 @dataclass
@@ -61,12 +63,14 @@ def read_history(entries: list[Any]) -> History:
             f"{len(entries) - len(sound)} of {len(entries)} entries of log_history are left out: they have no step."
         )
     sources = evaluation_sources(sound)
-    found: dict[tuple[str, str], dict[int, Point]] = {}
+    found: dict[tuple[str, str], list[Point]] = {}
+    has_ended = False
     no_numbers: dict[str, None] = {}
     for entry in sound:
         epoch = entry["epoch"] if _is_number(entry.get("epoch")) else None
         history.last_epoch = history.last_epoch if epoch is None else epoch
         ends_training = OF_THE_WHOLE_TRAINING in entry
+        has_ended = ends_training or (has_ended and "loss" not in entry)
         for name, value in entry.items():
             if name in ("step", "epoch") or (name in NO_METRICS and not ends_training):
                 continue
@@ -75,9 +79,10 @@ def read_history(entries: list[Any]) -> History:
             elif ends_training:
                 history.summary[name] = value
             elif not any(part in name for part in MEMORY_PARTS):
-                # An evaluation after training takes the place of the one at the same step.
-                found.setdefault(_key_of(name, sources), {})[entry["step"]] = Point(entry["step"], value, epoch)
-    history.curves = {key: [points[step] for step in sorted(points)] for key, points in found.items()}
+                point = Point(entry["step"], value, epoch, has_ended)
+                found.setdefault(_key_of(name, sources), []).append(point)
+    # Several of one step stay in the order in which they were logged.
+    history.curves = {key: sorted(points, key=lambda point: point.step) for key, points in found.items()}
     if no_numbers:
         history.notes.append(f"Not drawn, since they hold no number: {_listed(no_numbers)}.")
     for (metric, source), points in history.curves.items():

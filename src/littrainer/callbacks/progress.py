@@ -1,9 +1,12 @@
-"""What a user sees while training runs: a progress bar, or the logs as lines."""
+"""What a user sees while training runs: labelled progress bars, and the logs as lines."""
 
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
+import textwrap
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -13,12 +16,22 @@ from littrainer.callbacks.base import TrainerCallback
 from littrainer.callbacks.state import TrainerControl, TrainerState
 from littrainer.data.loaders import has_length
 
-# Logged value -> its name beside the training's bar.
-BESIDE_THE_BAR = {"loss": "loss", "learning_rate": "lr"}
+# Logged value -> its name at the end of the training's bar.
+AFTER_THE_BAR = {"loss": "loss", "learning_rate": "lr"}
+TRAINING, SAVING = "training", "saving"
+# Prefix of metrics -> what they come from, as bars and lines of results call it.
+LABELS = {"eval": "evaluation", "test": "prediction"}
+# Speeds among the results -> their unit, which says enough without the name.
+UNITS = {"runtime": "s", "samples_per_second": "samples/s"}
+# What is left out of lines, since the bar shows it.
+SHOWN_BY_BARS = "steps_per_second"
+WIDEST_LINE = 100
+# Stands between a name and its value, where a line must not break.
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def readable(logs: dict[str, Any], max_str_len: int | None = None) -> dict[str, Any]:
-    """Logs for a terminal: numbers in four digits, no `total_flos`, long strings replaced by their length."""
+    """Return logs with numbers in four digits, without `total_flos`, and with the length in place of long strings."""
     shown: dict[str, Any] = {}
     for name, value in logs.items():
         if name == "total_flos":
@@ -31,8 +44,39 @@ def readable(logs: dict[str, Any], max_str_len: int | None = None) -> dict[str, 
     return shown
 
 
+def label_of(prefix: str, generates: bool = False) -> str:
+    """Return what a pass over data is called: metrics with the prefix `eval_german` come from `evaluation german`.
+
+    Parameters:
+        prefix: of the names of its metrics.
+        generates: whether it generates text, which takes most of its time.
+    """
+    split, _, name = prefix.partition("_")
+    label = "generation" if generates else LABELS.get(split)
+    return prefix if label is None else f"{label} {name}".rstrip()
+
+
+def result_line(logs: dict[str, Any], state: TrainerState, max_str_len: int | None = None) -> str:
+    """Return logs as one line in columns for a terminal; if it is too wide, it continues in the next line."""
+    shown = readable(logs, max_str_len)
+    # What takes time is logged with its duration.
+    prefix = next((name.removesuffix("_runtime") for name in shown if name.endswith("_runtime")), "")
+    label = {"": TRAINING, "train": "finished"}.get(prefix) or label_of(prefix)
+    step = f"step{NO_BREAK}{state.global_step:>{len(str(state.max_steps))}}/{state.max_steps}"
+    cells = [step, f"epoch{NO_BREAK}{shown.pop('epoch', ''):<5}", f"{label:<10}"]
+    for name, value in shown.items():
+        short = name.removeprefix(f"{prefix}_")
+        if short in UNITS:
+            cells.append(f"{value}{NO_BREAK}{UNITS[short]}")
+        elif short != SHOWN_BY_BARS:
+            cells.append(f"{name if prefix == 'train' else short}{NO_BREAK}{value!s:<9}")
+    width = min(WIDEST_LINE, shutil.get_terminal_size((WIDEST_LINE, 0)).columns)
+    line = textwrap.fill("  ".join(cells), width, subsequent_indent=" " * (len(step) + 2))
+    return line.replace(NO_BREAK, " ")
+
+
 def shows_bars(args: Any) -> bool:
-    """Whether bars are drawn: on a terminal, and wherever a script asked for them with `disable_tqdm=False`."""
+    """Whether bars are drawn: on a terminal, or if a script asked for them with `disable_tqdm=False`."""
     # A library may hand its own arguments to callbacks.
     return getattr(args, "_asked_for_bars", False) or (sys.stderr is not None and sys.stderr.isatty())
 
@@ -40,8 +84,9 @@ def shows_bars(args: Any) -> bool:
 class ProgressCallback(TrainerCallback):
     """A tqdm bar over the optimizer steps, one over each evaluation, and the logs written above them.
 
-    The training's bar shows the last logged loss and learning rate beside its steps per second. Where stderr is no
-    terminal, and nobody asked for bars, only the logs are written.
+    The training's bar ends in the last logged loss and learning rate. On a terminal the logs are lines in columns;
+    in a file or a pipe they are printed as transformers prints them, for programs that read them. If stderr is not a
+    terminal, and the script did not ask for bars, only the logs are printed.
 
     Parameters:
         max_str_len: characters up to which a logged string is shown.
@@ -50,22 +95,35 @@ class ProgressCallback(TrainerCallback):
     def __init__(self, max_str_len: int = 100):
         self.training_bar: Any = None
         self.prediction_bar: Any = None
+        self.prediction_label = LABELS["eval"]
         self.max_str_len = max_str_len
         self.current_step = 0
+        self._label = TRAINING
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Open the training bar."""
         self.current_step = 0
-        # That of an evaluation that an error ended.
+        # An evaluation that an error ended has left its bar.
         self._close_bars()
         if state.is_world_process_zero:
-            self.training_bar = self._new_bar(args, state.max_steps)
+            self._label = TRAINING
+            self.training_bar = self._new_bar(args, state.max_steps, self._label)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Move the training bar; after a resume it jumps to the step that training is at."""
         if self.training_bar is not None:
+            self._name_training_bar(SAVING if control.should_save and not control.should_evaluate else TRAINING)
             self.training_bar.update(state.global_step - self.current_step)
             self.current_step = state.global_step
+
+    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Let the training bar say that a checkpoint is written, if that comes next."""
+        if control.should_save and not control.should_evaluate:
+            self._name_training_bar(SAVING)
+
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Let the training bar say that training continues."""
+        self._name_training_bar(TRAINING)
 
     def on_prediction_step(
         self, args: Any, state: TrainerState, control: TrainerControl, eval_dataloader: Any = None, **kwargs: Any
@@ -74,12 +132,16 @@ class ProgressCallback(TrainerCallback):
         if not state.is_world_process_zero or not has_length(eval_dataloader):
             return
         if self.prediction_bar is None:
-            self.prediction_bar = self._new_bar(args, len(eval_dataloader), leave=self.training_bar is None)
+            leave = self.training_bar is None
+            self._name_training_bar(TRAINING)
+            self.prediction_bar = self._new_bar(args, len(eval_dataloader), self.prediction_label, leave=leave)
         self.prediction_bar.update(1)
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Close the evaluation bar."""
         self._close_prediction_bar()
+        if control.should_save:
+            self._name_training_bar(SAVING)
 
     def on_predict(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:  # type: ignore[override]
         """Close the evaluation bar."""
@@ -88,25 +150,33 @@ class ProgressCallback(TrainerCallback):
     def on_log(
         self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        """Write the logs above the bar, and loss and learning rate beside it."""
+        """Write the logs above the bar, and loss and learning rate after it."""
         if self.training_bar is not None and logs is not None:
-            beside = {name: logs[key] for key, name in BESIDE_THE_BAR.items() if key in logs}
-            if beside:
-                self.training_bar.set_postfix(readable(beside), refresh=False)
-            self.training_bar.write(str(readable(logs, self.max_str_len)))
+            after = {name: logs[key] for key, name in AFTER_THE_BAR.items() if key in logs}
+            if after:
+                self.training_bar.set_postfix(readable(after), refresh=False)
+            if sys.stdout is not None and sys.stdout.isatty():
+                self.training_bar.write(result_line(logs, state, self.max_str_len))
+            else:
+                self.training_bar.write(str(readable(logs, self.max_str_len)))
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Close the training bar, and that of an evaluation that was broken off."""
+        """Close the training bar, and that of an interrupted evaluation."""
         self._close_bars()
 
     def on_training_failed(self, args: Any, state: TrainerState, error: BaseException) -> None:
         """Close the bars, which would spoil what is printed later."""
         self._close_bars()
 
-    def _new_bar(self, args: Any, total: int, **keywords: Any) -> Any:
+    def _new_bar(self, args: Any, total: int, label: str, **keywords: Any) -> Any:
         if not shows_bars(args):
             keywords["disable"] = True
-        return tqdm(total=total, dynamic_ncols=True, **keywords)
+        return tqdm(total=total, desc=label, dynamic_ncols=True, **keywords)
+
+    def _name_training_bar(self, label: str) -> None:
+        if self.training_bar is not None and label != self._label:
+            self._label = label
+            self.training_bar.set_description(label)
 
     def _close_bars(self) -> None:
         self._close_prediction_bar()
@@ -120,8 +190,15 @@ class ProgressCallback(TrainerCallback):
             self.prediction_bar = None
 
 
+def name_evaluation(callbacks: Iterable[Any], label: str) -> None:
+    """Let the bars among callbacks know what the next pass over data is called."""
+    for callback in callbacks:
+        if isinstance(callback, ProgressCallback):
+            callback.prediction_label = label
+
+
 class PrinterCallback(TrainerCallback):
-    """Prints the logs, one line each time, where progress bars are switched off."""
+    """Prints the logs, one line each time, if progress bars are switched off."""
 
     def on_log(
         self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **kwargs: Any

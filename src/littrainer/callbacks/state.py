@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,14 +16,12 @@ from littrainer.errors.notes import kind_of
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
-logger = logging.getLogger(__name__)
-
 
 class ExportableState:
     """Something whose state is kept in trainer_state.json and given back when training resumes."""
 
     def state(self) -> dict[str, Any]:
-        """What rebuilds this object: `{"args": constructor keywords, "attributes": values set afterwards}`."""
+        """Return what rebuilds this object: `{"args": constructor keywords, "attributes": values set afterwards}`."""
         raise NotImplementedError(f"{type(self).__name__} has to define state() to be saved with the trainer's state.")
 
     @classmethod
@@ -80,7 +77,7 @@ class TrainerState:
         logging_steps, eval_steps, save_steps: intervals in optimizer steps, resolved from fractions.
         train_batch_size: samples per micro-batch and device.
         num_train_epochs: epochs this training will take.
-        num_input_tokens_seen: tokens fed to the model so far, where they are counted.
+        num_input_tokens_seen: tokens fed to the model so far, if they are counted.
         total_flos: floating-point operations so far (a float, since an int would overflow elsewhere).
         log_history: everything logged so far, each entry with its `step`.
         best_metric, best_global_step, best_model_checkpoint: the best evaluation so far and where its model lies.
@@ -133,7 +130,7 @@ class TrainerState:
 
     @classmethod
     def load_from_json(cls, json_path: str) -> TrainerState:
-        """Read a state that `save_to_json`, or transformers, wrote; fields that are not known here are passed over.
+        """Read a state that `save_to_json` or transformers wrote; skip unknown fields.
 
         Parameters:
             json_path: the file.
@@ -150,16 +147,12 @@ class TrainerState:
                 # The default would be a fresh start; it may stand there under a misspelled name.
                 raise TypeError("global_step is missing")
             known = {entry.name for entry in dataclasses.fields(cls)}
-            state = cls(**{name: value for name, value in content.items() if name in known})
+            return cls(**{name: value for name, value in content.items() if name in known})
         except (ValueError, TypeError) as error:
             raise ValueError(
                 f"{json_path} is not a readable trainer state: {error}. Correct the file, or resume from another "
                 "checkpoint."
             ) from error
-        unknown = sorted(content.keys() - known)
-        if unknown:
-            logger.debug("%s has fields that are not known here and have no effect: %s.", json_path, ", ".join(unknown))
-        return state
 
     def compute_steps(self, args: TrainingArguments, max_steps: int) -> None:
         """Resolve the logging, evaluation and saving intervals.
@@ -211,7 +204,7 @@ def is_exportable(callback: Any) -> bool:
     The class is known by its name: after the redirection no module holds transformers' own any more, and a callback
     that was made before derives from it.
     """
-    return any(base.__name__ == ExportableState.__name__ for base in type(callback).__mro__)
+    return ExportableState.__name__ in [base.__name__ for base in type(callback).__mro__]
 
 
 def exported_states(callbacks: list[Any]) -> dict[str, Any]:
@@ -220,18 +213,12 @@ def exported_states(callbacks: list[Any]) -> dict[str, Any]:
     Raises:
         TypeError: one of them is not an `ExportableState`.
     """
-    states: dict[str, Any] = {}
+    states: dict[str, list[Any]] = {}
     for callback in callbacks:
         if not is_exportable(callback):
             raise TypeError(
                 f"{type(callback).__name__} cannot be saved with the trainer's state: it does not derive from "
                 "ExportableState."
             )
-        name = type(callback).__name__
-        if name not in states:
-            states[name] = callback.state()
-        elif isinstance(states[name], list):
-            states[name].append(callback.state())
-        else:
-            states[name] = [states[name], callback.state()]
-    return states
+        states.setdefault(type(callback).__name__, []).append(callback.state())
+    return {name: found[0] if len(found) == 1 else found for name, found in states.items()}

@@ -1,6 +1,6 @@
 """The arguments of a run as files: training_args.bin for other tools, littrainer_run.json for `littrainer report`.
 
-The first names transformers' classes, and so opens where littrainer is not installed. Nothing here reads either.
+The first names transformers' classes, and so opens if littrainer is not installed. Nothing here reads either.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import json
 import pickle
+import platform
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -21,34 +22,25 @@ from littrainer.arguments.secrets import holds_a_secret, without_secrets
 from littrainer.arguments.shown_arguments import as_text
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.errors.version import __version__
+from littrainer.redirection.names import REPLACED
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 
-# The modules of transformers, and what of theirs the fields of arguments hold.
-CLASSES_IN_TRANSFORMERS = {
-    "debug_utils": ("choices:DebugOption",),
-    "trainer_pt_utils": ("accelerator_config:AcceleratorConfig",),
-    "trainer_utils": (
-        *("choices:FSDPOption", "choices:HPSearchBackend", "choices:HubStrategy", "choices:IntervalStrategy"),
-        *("choices:SaveStrategy", "choices:SchedulerType"),
-    ),
-    "training_args": ("choices:OptimizerNames", "choices:ParallelMode", "training_arguments:TrainingArguments"),
-    "training_args_seq2seq": ("training_arguments:Seq2SeqTrainingArguments",),
-}
 # Our class, as "module:name" -> the module of transformers that has it, and its name there.
 NAMES_IN_TRANSFORMERS: dict[str, tuple[str, str]] = {
-    f"littrainer.arguments.{ours}": (f"transformers.{module}", ours.partition(":")[2])
-    for module, classes in CLASSES_IN_TRANSFORMERS.items()
-    for ours in classes
+    ours: (module, name)
+    for module, names in REPLACED.items()
+    for name, ours in names.items()
+    if ours.startswith("littrainer.arguments.")
 }
 
 
 def write_arguments(args: TrainingArguments, path: Path | str) -> None:
     """Write training arguments, without secrets, as transformers would."""
     shared = copy.copy(args)
-    # None, as where nothing was given: a mask would be taken for the secret by who reads the file.
+    # None, as if nothing was given: who reads the file would take a mask for the secret.
     vars(shared).update(without_secrets(vars(args), mask=lambda name: None))
     # It may hold objects of Lightning, a whole model among them, and means nothing to other tools.
     shared.lightning = None
@@ -59,7 +51,7 @@ def write_arguments(args: TrainingArguments, path: Path | str) -> None:
 
 
 def write_run_record(args: TrainingArguments, run_dir: Path | str) -> None:
-    """Write littrainer_run.json, with the arguments of a run without secrets and the versions that it runs on.
+    """Write littrainer_run.json: the arguments of a run without secrets, the versions and the device that it runs on.
 
     Raises:
         OSError: it cannot be written.
@@ -70,7 +62,18 @@ def write_run_record(args: TrainingArguments, run_dir: Path | str) -> None:
     versions = {
         name: getattr(sys.modules.get(name), "__version__", None) for name in ("torch", "lightning", "transformers")
     }
-    record = {"versions": {"littrainer": __version__, **versions}, "arguments": without_secrets(shown)}
+    device = args.device
+    environment = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "processes": args.world_size,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+    record = {
+        "versions": {"littrainer": __version__, **versions},
+        "environment": environment,
+        "arguments": without_secrets(shown),
+    }
     text = json.dumps(record, indent=2, default=_as_json, skipkeys=True)
     # Not by another file, which a killed run would leave: half a record is written again by the next run.
     Path(run_dir, RUN_RECORD_NAME).write_text(f"{text}\n", "utf-8")

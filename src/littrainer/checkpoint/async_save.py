@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Methods of a Trainer that a subclass may have its own of, which then have to find the model as it is at that step.
+# Methods of a Trainer that a subclass may override, which then have to find the model as it is at that step.
 WRITING_METHODS = (
     "_save_checkpoint",
     "save_model",
@@ -42,20 +42,13 @@ class BackgroundSaveError(RuntimeError):
 
 @dataclass
 class _Save:
-    """One checkpoint on its way.
-
-    Parameters:
-        final: its folder.
-        state: the Trainer's state at its step.
-        writing: the thread's work.
-    """
+    """One checkpoint that is being written, with the Trainer's state at its step."""
 
     final: Path
     state: TrainerState
     writing: Future[None]
 
     def failure(self) -> str:
-        """What is said of a write that failed."""
         error = self.writing.exception()
         return (
             f"{self.final} could not be written in the background ({type(error).__name__}: {error}). Checkpoints "
@@ -69,7 +62,7 @@ class BackgroundSaves:
     The host memory for a copy of model and optimizer is kept from save to save, for as long as this object lives.
 
     Parameters:
-        when_complete: called with a checkpoint's folder and the state of its step when it has been waited for.
+        when_complete: called with a checkpoint's folder and the state of its step when it is complete.
     """
 
     def __init__(self, when_complete: Callable[[str, TrainerState], None]):
@@ -79,7 +72,7 @@ class BackgroundSaves:
         self._has_told_of_parts = False
 
     def can_copy(self, storage: WholeStorage) -> bool:
-        """Whether what a checkpoint holds can be copied; where it cannot, that is told once, and training waits."""
+        """Return whether what a checkpoint holds can be copied; if not, warn once, and training waits."""
         if not storage.can_be_copied and not self._has_told_of_parts:
             logger.warning(
                 "async_save: each process writes its part of the model itself, so training waits for its checkpoints."
@@ -88,11 +81,7 @@ class BackgroundSaves:
         return storage.can_be_copied
 
     def save(self, training: SavedTraining) -> None:
-        """Copy what the checkpoint of this step holds, and begin to write it; the save before has been waited for.
-
-        Raises:
-            BackgroundSaveError: there is no memory for the copy.
-        """
+        """Copy what the checkpoint of this step holds, and begin to write it; the save before has ended."""
         final, args = training.folder, training.args
         note_best_checkpoint(training)
         with contextlib.ExitStack() as stack:
@@ -100,13 +89,7 @@ class BackgroundSaves:
                 # What another process completes it has to find: a few bytes.
                 files = CheckpointFiles(part, is_deferred=part.seal is not None)
                 collect_files(training, files)
-                try:
-                    files.weights, files.objects = self._copies.copy((files.weights, files.objects))
-                except (MemoryError, RuntimeError) as error:
-                    raise BackgroundSaveError(
-                        f"{final}: model and optimizer could not be copied to host memory, as async_save needs it. "
-                        "Make room there, or leave async_save at False."
-                    ) from error
+                files.weights, files.objects = self._copies.copy((files.weights, files.objects))
             state = copy.copy(training.state)
             state.log_history = list(state.log_history)
             unfinished = stack.pop_all()
@@ -116,18 +99,13 @@ class BackgroundSaves:
                 if files.is_deferred:
                     files.write()
             if files.is_deferred:
-                rotate_checkpoints(
-                    training.run_dir,
-                    args.save_total_limit,
-                    state.best_model_checkpoint,
-                    use_mtime=True,
-                    newest=str(final),
-                )
+                limit, best = args.save_total_limit, state.best_model_checkpoint
+                rotate_checkpoints(training.run_dir, limit, best, use_mtime=True, newest=str(final))
 
         self._current = _Save(final, state, in_thread(write, f"saving {final.name}"))
 
     def has_ended(self) -> bool:
-        """Whether this process's part of a checkpoint on its way has been written, or has failed."""
+        """Return whether this process's part of a checkpoint on its way has been written, or has failed."""
         return self._current is not None and self._current.writing.done()
 
     def wait(self) -> None:
@@ -167,7 +145,7 @@ class HostCopies:
     """
 
     def __init__(self) -> None:
-        # Bytes, and whether a GPU can copy into them on its own -> buffers of that size that nobody reads any more.
+        # Bytes, and whether a GPU can copy into them by itself -> buffers of that size that nobody reads any more.
         self._idle: dict[tuple[int, bool], list[torch.Tensor]] = {}
         self._in_use: list[torch.Tensor] = []
         # Of the copy that is being made: piece of memory -> its copy.
@@ -175,11 +153,7 @@ class HostCopies:
 
     @torch.no_grad()
     def copy(self, states: Any) -> Any:
-        """A copy of states as they are now.
-
-        Parameters:
-            states: tensors in dicts, lists and tuples; anything else in them is copied with `copy.deepcopy`.
-        """
+        """Copy states: tensors in dicts, lists and tuples; anything else in them by `copy.deepcopy`."""
         self._pieces = {}
         copied = self._copied(states)
         for device in {device for device, _, _ in self._pieces if device.type == "cuda"}:
@@ -192,19 +166,13 @@ class HostCopies:
             self._idle.setdefault((buffer.numel(), buffer.is_pinned()), []).append(buffer)
         self._in_use, self._pieces = [], {}
 
-    def _buffer(self, size: int, pinned: bool) -> torch.Tensor:
-        idle = self._idle.get((size, pinned))
-        found = idle.pop() if idle else torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-        self._in_use.append(found)
-        return found
-
     def _copied(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if type(value) in (list, tuple):
             return type(value)(map(self._copied, value))
         if isinstance(value, Mapping) and hasattr(value, "__setitem__"):
-            # Beside its items it may have attributes, as the state dict of a module has.
+            # It may have attributes too, as the state dict of a module has.
             copied: Any = copy.copy(value)
             for key, item in value.items():
                 copied[key] = self._copied(item)
@@ -218,8 +186,11 @@ class HostCopies:
         storage = tensor.untyped_storage()
         key = (tensor.device, storage.data_ptr(), storage.nbytes())
         if key not in self._pieces:
-            on_gpu = storage.device.type == "cuda"
+            size, on_gpu = storage.nbytes(), storage.device.type == "cuda"
             source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-            self._pieces[key] = self._buffer(storage.nbytes(), pinned=on_gpu).copy_(source, non_blocking=on_gpu)
+            idle = self._idle.get((size, on_gpu))
+            buffer = idle.pop() if idle else torch.empty(size, dtype=torch.uint8, pin_memory=on_gpu)
+            self._in_use.append(buffer)
+            self._pieces[key] = buffer.copy_(source, non_blocking=on_gpu)
         view = torch.empty(0, dtype=tensor.dtype)
         return view.set_(self._pieces[key].untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())

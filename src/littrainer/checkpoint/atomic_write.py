@@ -1,4 +1,4 @@
-"""A checkpoint's folder appears complete or not at all: it is written beside its place, sealed, and then renamed.
+"""A checkpoint's folder appears complete or not at all: it is written elsewhere, sealed, and then renamed.
 
 What is being written, replaced or deleted lies in `.unfinished` in the run's folder, under the checkpoint's own name.
 """
@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import shutil
-import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -36,7 +35,6 @@ PART = ".process"
 # Freeing the room of large files takes the system as long as a part of writing them.
 _deletions: list[Future[None]] = []
 FAILED_WRITES_OF_TORCH = ("iostream error", "inline_container.cc", "file write failed")
-OF_OTHER_PROCESSES = re.compile(r"(rng_state|littrainer_resume)_[1-9]\d*\.pth?")
 # Deleted first: nobody takes for whole what has neither of them.
 TELLING_FILES = (MANIFEST_NAME, TRAINER_STATE_NAME)
 IN_STAGING = re.compile(rf"{re.escape(UNFINISHED_DIR + os.sep)}|(?<=\d){re.escape(PART)}\d+")
@@ -58,12 +56,7 @@ def name_final_folder(record: logging.LogRecord) -> bool:
 
 @dataclass
 class StagedCheckpoint:
-    """A checkpoint that is being written, or one process's part of it.
-
-    Parameters:
-        folder: where it is written.
-        seal: is told of complete files; None in a process that leaves it to another one to complete the checkpoint.
-    """
+    """A checkpoint that is being written, or one process's part of it, which another one seals if `seal` is None."""
 
     folder: Path
     seal: Seal | None = None
@@ -71,17 +64,14 @@ class StagedCheckpoint:
 
 @contextlib.contextmanager
 def staged_checkpoint(final: Path) -> Iterator[StagedCheckpoint]:
-    """Write a checkpoint in a folder of its own, which takes its place when the block ends without an exception.
+    """Write a checkpoint in another folder, which takes its place when the block ends without an exception.
 
     An earlier folder of that name is there until then; after an exception it is as it was.
-
-    Parameters:
-        final: the checkpoint's folder.
 
     Raises:
         OSError: the disk is full; the error names the checkpoint and the file.
     """
-    unfinished = own_place(final.parent / UNFINISHED_DIR)
+    unfinished = final.parent / UNFINISHED_DIR
     folder = unfinished / final.name
     seal, is_complete = Seal(folder), False
     for handler in [*logging.getLogger("transformers").handlers, *logging.getLogger().handlers]:
@@ -113,22 +103,14 @@ def staged_checkpoint(final: Path) -> Iterator[StagedCheckpoint]:
 
 @contextlib.contextmanager
 def staged_folder(final: Path) -> Iterator[Path]:
-    """`staged_checkpoint` for what needs the folder alone: yields it, with the name that `final` has."""
+    """Yield the folder of `staged_checkpoint` alone."""
     with staged_checkpoint(final) as staged:
         yield staged.folder
 
 
 @contextlib.contextmanager
 def naming_full_disk(folder: Path, final: Path) -> Iterator[None]:
-    """Within it an error that comes of a full disk, whoever raises it, becomes one that says so.
-
-    Parameters:
-        folder: where a checkpoint is written.
-        final: where it will be.
-
-    Raises:
-        DiskFull: the disk is full.
-    """
+    """Turn an error of the block that comes of a full disk into a DiskFull; `final` is written in `folder`."""
     try:
         yield
     except BaseException as error:
@@ -137,30 +119,12 @@ def naming_full_disk(folder: Path, final: Path) -> Iterator[None]:
         raise _disk_full(error, folder, final) from error
 
 
-def own_place(path: Path, is_folder: bool = True) -> Path:
-    """A place that only this package writes to, such as the folder for what is unfinished; it need not be there.
-
-    Raises:
-        OSError: there is a link, which would lead out of the run's folder, or a file for a folder.
-    """
-    try:
-        # Asked once, since another thread may be deleting the folder.
-        mode = os.lstat(path).st_mode
-    except OSError:
-        # It is not there, or may not be looked into, which its use then tells.
-        return path
-    if stat.S_ISLNK(mode) or stat.S_ISDIR(mode) != is_folder:
-        found = f"a link to {os.readlink(path)}" if stat.S_ISLNK(mode) else f"a {'file' if is_folder else 'folder'}"
-        raise OSError(errno.EEXIST, f"It is {found}, and a training needs this place for its own. Delete it", str(path))
-    return path
-
-
 def clean_unfinished(run_dir: Path) -> None:
     """Remove what a run that was killed left half-written or half-deleted, and put in its place what was complete.
 
     Only for a folder that no other run writes to now.
     """
-    unfinished = own_place(run_dir / UNFINISHED_DIR)
+    unfinished = run_dir / UNFINISHED_DIR
     if not unfinished.is_dir():
         return
     for entry in sorted(unfinished.iterdir()):
@@ -195,7 +159,7 @@ def set_aside_and_delete(folder: Path, in_background: bool = False) -> None:
     Raises:
         OSError: it could not be deleted; in the background that is a warning.
     """
-    unfinished = own_place(folder.parent / UNFINISHED_DIR)
+    unfinished = folder.parent / UNFINISHED_DIR
     # Two may have the same name, one after the other.
     wait_for_deletions()
     unfinished.mkdir(exist_ok=True)
@@ -219,12 +183,7 @@ def wait_for_deletions() -> None:
 
 
 def in_thread(work: Callable[[], T], name: str) -> Future[T]:
-    """Do a piece of work in a thread for it alone.
-
-    Parameters:
-        work: what to do; the process does not end before it.
-        name: the thread's.
-    """
+    """Do a piece of work in a new thread; the process does not end before it."""
     executor = ThreadPoolExecutor(1, thread_name_prefix=name)
     work_in_thread = executor.submit(work)
     executor.shutdown(wait=False)
@@ -253,7 +212,7 @@ def _telling_files(folder: Path) -> list[Path]:
 
 
 def _set_aside(folder: Path) -> Path:
-    """Move a folder to where nobody takes it for a checkpoint, and return that place."""
+    """Move a folder to a place where it is not taken for a checkpoint, and return that place."""
     aside = folder.parent / UNFINISHED_DIR / f"{folder.name}{DELETED}"
     delete_folder(aside)
     try:
@@ -302,7 +261,7 @@ def _carry_over(earlier: Path, folder: Path) -> None:
 
 
 def sequence_of(folder: Path) -> int | None:
-    """The place of a checkpoint in the order of writing; None where it has no readable manifest."""
+    """Return the place of a checkpoint in the order of writing; None if it has no readable manifest."""
     try:
         manifest = read_manifest(folder)
     except DamagedManifest:
@@ -312,8 +271,7 @@ def sequence_of(folder: Path) -> int | None:
 
 def _disk_full(error: BaseException, folder: Path, final: Path) -> DiskFull:
     files = [folder / name for name in files_in(folder)]
-    own = [path for path in files if not OF_OTHER_PROCESSES.fullmatch(path.name)]
-    last = max(own, key=lambda path: path.stat().st_mtime_ns, default=folder)
+    last = max(files, key=lambda path: path.stat().st_mtime_ns, default=folder)
     if isinstance(error, OSError) and error.filename:
         last = Path(os.fsdecode(error.filename))
     written = sum(path.stat().st_size for path in files)
@@ -330,7 +288,7 @@ def _disk_full(error: BaseException, folder: Path, final: Path) -> DiskFull:
 def _says_disk_is_full(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
-    # safetensors and torch have exceptions of their own, the first with the system's words, the second with these.
+    # safetensors raises its own exceptions with the system's words, torch with these.
     words = f"{error} {error.__context__}"
     if any(os.strerror(number) in words for number in (errno.ENOSPC, errno.EDQUOT)):
         return True
@@ -343,12 +301,12 @@ def sort_checkpoints(
     use_mtime: bool = False,
     best_model_checkpoint: str | None = None,
 ) -> list[str]:
-    """Checkpoint directories, the oldest first.
+    """Return checkpoint directories, the oldest first.
 
     Parameters:
         output_dir: the folder that holds them.
         checkpoint_prefix: what stands before the step in their names.
-        use_mtime: order by when they were written, as their manifests say, or their modification times where one has no
+        use_mtime: order by when they were written, as their manifests say, or by modification times if one has no
             manifest and the times tell them apart; else by step.
         best_model_checkpoint: moved to the last place but one, out of the way of rotation.
     """
@@ -393,7 +351,7 @@ def rotate_checkpoints(
 
     Parameters:
         save_total_limit: checkpoints to keep; None or 0 keeps all.
-        newest: the checkpoint that was written last, where that is known.
+        newest: the checkpoint that was written last, if that is known.
         in_background: free their room while this returns; they are gone from their places when it does.
     """
     if not save_total_limit or save_total_limit < 0:

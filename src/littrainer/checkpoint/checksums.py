@@ -31,12 +31,7 @@ class DamagedManifest(ValueError):
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a file was when it was written.
-
-    Parameters:
-        size: its length in bytes.
-        crc32: its CRC-32.
-    """
+    """What a file was when it was written: its length in bytes and its CRC-32."""
 
     size: int
     crc32: int
@@ -47,7 +42,7 @@ class Manifest:
     """The files of one checkpoint.
 
     Parameters:
-        files: their records by path, relative to the checkpoint's folder, with forward slashes.
+        files: their records by path, relative to the checkpoint's folder.
         sequence: how many checkpoints of this run's folder had been written before it, whatever the clock said.
     """
 
@@ -70,11 +65,10 @@ def file_record(path: Path) -> FileRecord:
 
 
 def files_in(folder: Path, with_links: bool = False) -> list[str]:
-    """The paths of the files that a manifest lists, relative to the folder.
+    """Return the paths of the files that a manifest lists, relative to the folder.
 
     Parameters:
-        with_links: links to files too, of which a folder may consist that was downloaded or is kept under versions.
-            Those to nothing are left out.
+        with_links: links to files too, of which a downloaded folder may consist; links to nothing are left out.
     """
     found = []
     for parent, folders, names in os.walk(folder):
@@ -85,12 +79,7 @@ def files_in(folder: Path, with_links: bool = False) -> list[str]:
 
 
 def write_manifest(folder: Path, files: Mapping[str, FileRecord] | None = None, sequence: int = 0) -> None:
-    """Write the manifest of a folder; it is on the disk when this returns.
-
-    Parameters:
-        files: the records of its files; by default every file is read and summed up.
-        sequence: as in `Manifest`.
-    """
+    """Write the manifest of a folder, by default with new checksums; it is on the disk when this returns."""
     if files is None:
         files = {name: file_record(folder / name) for name in files_in(folder)}
     content: dict[str, Any] = {
@@ -108,7 +97,7 @@ def write_manifest(folder: Path, files: Mapping[str, FileRecord] | None = None, 
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a folder; None where there is none, as in checkpoints of transformers.
+    """Read the manifest of a folder; None if there is none, as in checkpoints of transformers.
 
     Raises:
         DamagedManifest: it is not as it was written.
@@ -137,17 +126,17 @@ def _own_checksum(content: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
 
 
-# ---- Complete files, summed up and brought onto the disk beside the writing of the next one --------------------------
+# ---- Complete files, summed up and brought onto the disk while the next one is written -------------------------------
 
 
 def stamps_in(folder: Path, with_links: bool = False) -> dict[str, tuple[int, int, int]]:
-    """What changes when a file is written again, of all in `files_in`: size, modification time in ns, inode."""
+    """Return what changes when a file is written again, of all in `files_in`: size, modification time in ns, inode."""
     found = {name: os.stat(folder / name) for name in files_in(folder, with_links)}
     return {name: (status.st_size, status.st_mtime_ns, status.st_ino) for name, status in found.items()}
 
 
 def to_disk(path: Path) -> None:
-    """Wait until a file's data, or a folder's names, are on the disk, where the file system can say so.
+    """Wait until a file's data, or a folder's names, are on the disk, if the file system can say so.
 
     Raises:
         OSError: the disk is full, or fails.
@@ -163,11 +152,7 @@ def to_disk(path: Path) -> None:
 
 
 class Seal:
-    """Collects the records of a folder's files for its manifest, and brings them onto the disk.
-
-    Parameters:
-        folder: the folder that is written.
-    """
+    """Collects the records of a folder's files for its manifest, and brings them onto the disk."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NEEDED_TO_RESUME = (TRAINER_STATE_NAME, OPTIMIZER_NAME, SCHEDULER_NAME, RANDOM_STATE_NAME)
-# A Trainer's method that a subclass may have its own of -> the files that it reads.
+# A Trainer's method that a subclass may override -> the files that it reads.
 READ_BY = {
     "_load_optimizer_and_scheduler": (OPTIMIZER_NAME, SCHEDULER_NAME),
     "_load_rng_state": (RANDOM_STATE_NAME,),
 }
-# What a training that pushes its checkpoints to the hub has there, and where a download of it lies.
+# The folder of a pushed checkpoint on the Hub, and in a download of it.
 LAST_CHECKPOINT = "last-checkpoint"
 SEES_NONE = "finds no such folder"
 
@@ -41,8 +41,8 @@ def checkpoint_for_all(
 ) -> Path | None:
     """As `checkpoint_to_resume`, with one answer for all processes: the first one chooses and verifies.
 
-    Where a node has its checkpoints on a disk of its own, its first process verifies there; a newest one that is
-    damaged on any disk is passed over by all.
+    If a node has its checkpoints on another disk, its first process verifies there. If the newest one is
+    damaged on any disk, all processes skip it.
 
     Raises:
         ValueError: there is none, it is damaged, or some processes cannot see it; these are named.
@@ -85,7 +85,7 @@ def checkpoint_for_all(
 
 
 def _identity(folder: Path) -> tuple[int, int]:
-    """What tells a folder from one of the same name on another disk."""
+    """Return what tells a folder from one of the same name on another disk."""
     status = os.stat(folder)
     return status.st_ino, status.st_mtime_ns
 
@@ -100,11 +100,7 @@ def _problem(folder: Path, identity: tuple[int, int], args: TrainingArguments) -
 
 
 def needed_to_resume(own_methods: Collection[str]) -> tuple[str, ...]:
-    """Files that a checkpoint has to hold.
-
-    Parameters:
-        own_methods: those in `READ_BY` that a subclass has its own of; what they read is not needed.
-    """
+    """Return the files that a checkpoint has to hold, without what the methods that a subclass overrides read."""
     its_own = {name for method in own_methods for name in READ_BY[method]}
     return tuple(name for name in NEEDED_TO_RESUME if name not in its_own)
 
@@ -115,13 +111,13 @@ def checkpoint_to_resume(
     needed: Sequence[str] = NEEDED_TO_RESUME,
     without: Collection[str] = (),
 ) -> Path | None:
-    """The folder that `train(resume_from_checkpoint=...)` means; None for a fresh start.
+    """Return the folder that `train(resume_from_checkpoint=...)` means; None for a fresh start.
 
     Parameters:
         resume_from_checkpoint: a folder; True for the newest intact one in `output_dir`; or "last-checkpoint" for the
-            folder of that name there, which a push to the hub makes, and where there is none for the newest one.
+            folder of that name there, which a push to the hub makes, and if there is none for the newest one.
         needed: files without which it cannot be resumed.
-        without: names of checkpoints that do not count where the newest one is meant.
+        without: names of checkpoints that do not count if the newest one is meant.
 
     Raises:
         ValueError: there is no checkpoint, it is damaged, or it lacks what an exact resume needs.

@@ -1,8 +1,8 @@
 """One checkpoint written by several processes: each its part, and it appears when all are there, or not at all.
 
-By default the first process writes the checkpoints, and with `save_on_each_node` the first one of each node. Whether
-two processes mean the same folder cannot be told from its path: nodes may share a disk or not, and a path may be
-another one in each process, for instance if a script puts the time into it. So it is tried out, once for each folder.
+By default the first process writes the checkpoints, and with `save_on_each_node` the first one of each node. A path
+does not show whether two processes mean the same folder: nodes may share a disk or not, and a path may differ
+between processes, for instance if a script puts the time into it. So it is tried out, once for each folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from littrainer.checkpoint.atomic_write import (
     StagedCheckpoint,
     delete_folder,
     naming_full_disk,
-    own_place,
     staged_checkpoint,
 )
 from littrainer.checkpoint.checksums import files_in
@@ -45,10 +44,9 @@ class Place(NamedTuple):
     """Where this process's checkpoints lie.
 
     Parameters:
-        leader: the process that writes the checkpoints of this process's disk; None where this process sees none.
+        leader: the process that writes the checkpoints of this process's disk; None if this process sees none.
         leads: whether it is this process.
-        has_own_folder: whether this process writes its files into a folder of its own, from which they are brought to
-            the checkpoint.
+        has_own_folder: whether this process writes its files into another folder, and sends them to the leader.
         some_have_own_folder: whether any process does.
     """
 
@@ -59,10 +57,7 @@ class Place(NamedTuple):
 
 
 def place_of(args: TrainingArguments, run_dir: Path) -> Place:
-    """Where this process's checkpoints lie; all processes call this at the same place.
-
-    Parameters:
-        run_dir: the folder that holds a training's checkpoints; it is made where it is not there.
+    """Find out where this process's checkpoints lie, in a folder that is made; all processes call this together.
 
     Raises:
         OSError: it cannot be written to.
@@ -77,7 +72,7 @@ def place_of(args: TrainingArguments, run_dir: Path) -> Place:
         if args.should_save and not place.leads:
             logger.warning(
                 "save_on_each_node=True, and process %d writes to the same disk as process %s: one of them writes the "
-                "checkpoints. Leave save_on_each_node at False where nodes share a disk.",
+                "checkpoints. Leave save_on_each_node at False if nodes share a disk.",
                 rank,
                 place.leader,
             )
@@ -85,12 +80,12 @@ def place_of(args: TrainingArguments, run_dir: Path) -> Place:
 
 
 def leads(args: TrainingArguments, run_dir: str | Path) -> bool:
-    """Whether this process writes, and deletes, the checkpoints of its disk, as `place_of` has it."""
+    """Return whether this process writes, and deletes, the checkpoints of its disk."""
     return place_of(args, Path(run_dir)).leads
 
 
 def not_writable(run_dir: Path, error: OSError) -> OSError:
-    """The error for a folder of checkpoints that cannot be written to."""
+    """Return the error for a folder of checkpoints that cannot be written to."""
     return OSError(
         error.errno,
         f"No checkpoint can be written to {run_dir} ({error.strerror}). Give an output_dir that can be written to, or "
@@ -146,7 +141,6 @@ def parts_of_checkpoint(
     """Write a checkpoint as `staged_checkpoint` does, each process its part, up to where all parts are written.
 
     Parameters:
-        final: the checkpoint's folder.
         unfinished: closing it completes the checkpoint.
 
     Raises:
@@ -165,8 +159,8 @@ def parts_of_checkpoint(
             elif place.has_own_folder:
                 part = StagedCheckpoint(own_folder.enter_context(_folder_for_part(final, args.process_index)))
             else:
-                part = StagedCheckpoint(own_place(final.parent / UNFINISHED_DIR) / final.name)
-        # Before the others are told.
+                part = StagedCheckpoint(final.parent / UNFINISHED_DIR / final.name)
+        # Before the others hear of it.
         with failing_together(writing), naming_full_disk(part.folder, final):
             yield part
         if place.some_have_own_folder:
@@ -175,7 +169,7 @@ def parts_of_checkpoint(
 
 @contextlib.contextmanager
 def _folder_for_part(final: Path, rank: int) -> Iterator[Path]:
-    unfinished = own_place(final.parent / UNFINISHED_DIR)
+    unfinished = final.parent / UNFINISHED_DIR
     folder = unfinished / f"{final.name}{PART}{rank}"
     delete_folder(folder)
     folder.mkdir(parents=True)
@@ -188,7 +182,7 @@ def _folder_for_part(final: Path, rank: int) -> Iterator[Path]:
 
 
 def _bring(folder: Path, place: Place, writing: str) -> None:
-    """Bring what processes wrote into folders of their own to the process that completes their checkpoint."""
+    """Send what processes wrote into other folders to the process that completes their checkpoint."""
     names = from_each(sorted(files_in(folder)))
     contents: dict[str, bytes] = {}
     with failing_together(writing):

@@ -1,4 +1,4 @@
-"""A Trainer's training as a checkpoint of Lightning has it: its loops, its optimizers, its data module."""
+"""A Trainer's training as a checkpoint of Lightning: its loops, its optimizers, its data module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from littrainer.checkpoint.layout import (
 from littrainer.checkpoint.random_state import find_random_states, portable_states
 from littrainer.checkpoint.safe_loading import load_tensors
 
-# What Lightning asks for where a checkpoint is validated, tested or predicted with.
+# What Lightning asks for when it validates, tests or predicts with a checkpoint.
 LOOPS_AT_THEIR_START: dict[str, Any] = {"validate_loop": {}, "test_loop": {}, "predict_loop": {}}
 # Where Lightning looks for the loss scaling of fp16 in a checkpoint.
 LOSS_SCALING = "MixedPrecision"
@@ -32,12 +32,12 @@ MARK_VERSION = 1
 
 @dataclass
 class TrainingStates:
-    """Where a training stands, beside the weights of its model.
+    """Where a training stands, without the weights of its model.
 
     Parameters:
         state: steps, epochs and logs.
-        optimizer, schedule, scaling: what their `state_dict` returns, where there is one.
-        record: what `littrainer_resume.pt` holds; None where transformers wrote the checkpoint.
+        optimizer, schedule, scaling: what their `state_dict` returns, if there is one.
+        record: what `littrainer_resume.pt` holds; None if transformers wrote the checkpoint.
         random_states: where random generators stand, as `rng_state.pth` holds it.
         further_ranks: of each process but the first one its `random_states`, and as `data` its place in the data.
     """
@@ -52,7 +52,7 @@ class TrainingStates:
 
 
 def states_in(folder: Path) -> TrainingStates | None:
-    """What a Trainer wrote to a checkpoint, ours or transformers'; None where a folder has a model alone."""
+    """Read what a Trainer wrote to a checkpoint, ours or transformers'; None if a folder has a model alone."""
     if not (folder / TRAINER_STATE_NAME).is_file():
         return None
 
@@ -76,10 +76,10 @@ def states_in(folder: Path) -> TrainingStates | None:
 
 
 def lightning_checkpoint(states: TrainingStates, accumulate_grad_batches: int = 1) -> dict[str, Any]:
-    """The checkpoint from which a `lightning.Trainer` goes on, without the weights.
+    """Return the checkpoint from which a `lightning.Trainer` goes on, without the weights.
 
     Parameters:
-        accumulate_grad_batches: micro-batches per optimizer step, where the training kept no record of it.
+        accumulate_grad_batches: micro-batches per optimizer step, if the training kept no record of it.
     """
     from lightning.pytorch import __version__ as lightning_version
 
@@ -94,7 +94,7 @@ def lightning_checkpoint(states: TrainingStates, accumulate_grad_batches: int = 
     record = states.record or {}
     if record.get("lightning_callbacks"):
         checkpoint["callbacks"] = dict(record["lightning_callbacks"])
-    # Where there is none, Lightning says that the checkpoint contains only the model.
+    # Without one Lightning says that the checkpoint contains only the model.
     if states.optimizer is not None:
         checkpoint["optimizer_states"] = [states.optimizer]
     if states.schedule is not None:
@@ -106,14 +106,7 @@ def lightning_checkpoint(states: TrainingStates, accumulate_grad_batches: int = 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the data stands.
-
-    Parameters:
-        epoch: complete epochs.
-        micro_batches: those of the epoch after them that have been trained on.
-        steps_in_epoch: optimizer steps that they were.
-        micro_batches_in_all: those of all epochs.
-    """
+    """Where the data stands: after complete epochs, and so many micro-batches and steps of the next one."""
 
     epoch: int
     micro_batches: int
@@ -161,7 +154,6 @@ def _data_module_state(states: TrainingStates, place: _Place) -> dict[str, Any]:
 
 
 def _fit_loop_state(steps: int, place: _Place) -> dict[str, Any]:
-    """Where Lightning's fit loop stands."""
     epochs, in_epoch = place.epoch, place.micro_batches > 0
     begun = epochs + in_epoch
     total, current = _stages(place.micro_batches_in_all), _stages(place.micro_batches)

@@ -1,6 +1,6 @@
 """Checkpoints of a `lightning.Trainer` as folders that `from_pretrained` loads, and resuming from those of a Trainer.
 
-A folder holds the model as transformers has it, and beside it Lightning's own state in one file.
+A folder holds the model as transformers writes it, and Lightning's state in one file more.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from littrainer.checkpoint.weights import load_weights, write_weights
 from littrainer.checkpoint.writer import SavedTraining, note_best_checkpoint, write_checkpoint
 from littrainer.distributed.agreement import are_several, failing_together
 
-# In that file: weights of the LightningModule beside the model's.
+# In that file: weights of the LightningModule that are not the model's.
 FURTHER_WEIGHTS = "further_weights"
-# Parts of Lightning's checkpoint that a Trainer's has in files of its own.
+# Parts of Lightning's checkpoint that have other files in a Trainer's.
 IN_FILES_OF_A_TRAINER = ("optimizer_states", "lr_schedulers")
 ADVICE = (
     "Keep tensors, numbers, text and containers of them in Lightning's state, and leave out other hyper-parameters "
@@ -48,7 +48,7 @@ class TransformersCheckpointIO(CheckpointIO):
         attribute: the name under which the LightningModule carries the model.
         max_shard_size: bytes, or text such as "5GB", beyond which weights are spread over several files.
         accumulate_grad_batches: micro-batches per optimizer step in the training that wrote a checkpoint of
-            transformers; only needed where it was written in the middle of an epoch.
+            transformers; only needed if it was written in the middle of an epoch.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class TransformersCheckpointIO(CheckpointIO):
             refuse_unsafe(staged / LIGHTNING_STATE_NAME, ADVICE)
 
     def _weights_and_state(self, checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The model's weights under its own names; and Lightning's state, with further weights of the module."""
+        """Return the model's weights under its own names; and Lightning's state, with further weights of the module."""
         prefix, own = f"{self.attribute}.", checkpoint["state_dict"]
         weights = {name.removeprefix(prefix): value for name, value in own.items() if name.startswith(prefix)}
         if not weights:
@@ -107,7 +107,7 @@ class TransformersCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Lightning's checkpoint, from a folder that this plugin or a Trainer wrote, ours or transformers'.
+        """Return Lightning's checkpoint, from a folder that this plugin or a Trainer wrote, ours or transformers'.
 
         The weights are loaded into the model too. Nothing but tensors, numbers, text and containers is ever loaded.
 
@@ -197,7 +197,7 @@ class TrainerCheckpointIO(TransformersCheckpointIO):
         state: dict[str, Any] = {}
         with failing_together(f"collecting {folder}"):
             if training.args.should_save:
-                # Optimizer and schedule have files of their own.
+                # Optimizer and schedule have other files.
                 others = {name: value for name, value in checkpoint.items() if name not in IN_FILES_OF_A_TRAINER}
                 state = {LIGHTNING_STATE_NAME: self._weights_and_state(others)[1]}
                 folder.parent.mkdir(parents=True, exist_ok=True)
@@ -206,28 +206,17 @@ class TrainerCheckpointIO(TransformersCheckpointIO):
 
 
 def save_in_each_process(strategy: Any) -> None:
-    """Let all processes write what a Lightning callback saves; by itself a strategy calls its plugin in the first only.
-
-    Parameters:
-        strategy: that of a Trainer's `lightning.Trainer`.
-    """
+    """Let all processes write what a Lightning callback saves, since a strategy calls its plugin in the first only."""
     plugin = strategy.checkpoint_io
     if isinstance(plugin, TrainerCheckpointIO) and are_several():
         strategy.save_checkpoint = plugin.save_checkpoint
 
 
 def with_checkpoint_io(plugins: list[Any], model: nn.Module, training: Callable[[], SavedTraining]) -> list[Any]:
-    """The plugins for the `lightning.Trainer` of a Trainer: one of them writes checkpoints, a user's own or ours.
-
-    A `TransformersCheckpointIO` that was given no model stands for ours; the Trainer heeds its `max_shard_size` too.
-
-    Parameters:
-        model, training: as `TrainerCheckpointIO` takes them.
-    """
-    others = [one for one in plugins if type(one) is not TransformersCheckpointIO or one.model is not None]
-    if any(isinstance(plugin, CheckpointIO) for plugin in others):
-        return others
-    return [*others, TrainerCheckpointIO(model, training)]
+    """Add the plugin that writes checkpoints to those of a Trainer's `lightning.Trainer`, unless a user's does."""
+    if any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+        return plugins
+    return [*plugins, TrainerCheckpointIO(model, training)]
 
 
 def _local(path: str | Path) -> Path:
@@ -241,7 +230,7 @@ def _local(path: str | Path) -> Path:
 
 
 def _plain(value: Any) -> Any:
-    """Values of common kinds as the plain ones they stand for, so that they can be loaded as weights only."""
+    """Return values of common kinds as the plain ones they stand for, so that they can be loaded as weights only."""
     if isinstance(value, argparse.Namespace):
         value = vars(value)
     if isinstance(value, Mapping):

@@ -1,6 +1,6 @@
 """The states of all random number generators, as rng_state.pth holds them.
 
-A ValueError says that a file is damaged, could run code, or holds no such states.
+A ValueError says that a file is damaged or could run code.
 """
 
 from __future__ import annotations
@@ -14,16 +14,12 @@ import numpy as np
 import torch
 
 from littrainer.checkpoint.layout import RANDOM_STATE_NAME
-from littrainer.checkpoint.safe_loading import OTHER_CHECKPOINT, load_tensors
-from littrainer.data.generators import numpy_state, plain_numpy_state
+from littrainer.checkpoint.safe_loading import load_tensors
+from littrainer.data.workers import numpy_state, plain_numpy_state
 
 
 def capture_random_states(gpu: bool = True) -> dict[str, Any]:
-    """The states of Python's, NumPy's and torch's generators, and of the current GPU's where there is one.
-
-    Parameters:
-        gpu: false leaves the GPU's out.
-    """
+    """Return the states of Python's, NumPy's and torch's generators, and of the current GPU's if there is one."""
     states: dict[str, Any] = {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
@@ -35,12 +31,12 @@ def capture_random_states(gpu: bool = True) -> dict[str, Any]:
 
 
 def random_state_name(args: Any) -> str:
-    """The file with this process's states: each of several processes has its own."""
+    """Return the file with this process's states: each of several processes has its own."""
     return RANDOM_STATE_NAME if args.world_size <= 1 else rank_file(args.process_index)
 
 
 def read_random_states(path: Path) -> Any:
-    """What a file of random states holds."""
+    """Return what a file of random states holds."""
     # The file holds NumPy's state tuple, which the weights-only loader accepts only with these names allowed.
     numpy: Any = np
     allowed = [np.ndarray, np.dtype, numpy._core.multiarray._reconstruct, type(np.dtype(np.uint32))]
@@ -48,7 +44,7 @@ def read_random_states(path: Path) -> Any:
 
 
 def find_random_states(folder: Path) -> dict[int, dict[str, Any]]:
-    """The states that a checkpoint has of each process, by rank."""
+    """Return the states that a checkpoint has of each process, by rank."""
     if (folder / RANDOM_STATE_NAME).is_file():
         return {0: read_random_states(folder / RANDOM_STATE_NAME)}
     ranks = [path.stem.rpartition("_")[2] for path in folder.glob(rank_file("*"))]
@@ -56,39 +52,26 @@ def find_random_states(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def rank_file(rank: int | str) -> str:
-    """The file with the states of one of several processes."""
+    """Return the file with the states of one of several processes."""
     return f"rng_state_{rank}.pth"
 
 
 def portable_states(states: Mapping[str, Any]) -> dict[str, Any]:
-    """States as a checkpoint of Lightning can keep them: tensors, numbers, texts and tuples of them.
-
-    Parameters:
-        states: what `capture_random_states` returned.
-    """
+    """States as a checkpoint of Lightning can keep them: tensors, numbers, texts and tuples of them."""
     others = {name: value for name, value in states.items() if name not in ("cpu", "numpy")}
     return {"torch": states["cpu"], "numpy": plain_numpy_state(states["numpy"]), **others}
 
 
 def states_of_portable(portable: Mapping[str, Any]) -> dict[str, Any]:
-    """What `portable_states` was made of."""
+    """Return what `portable_states` was made of."""
     others = {name: value for name, value in portable.items() if name not in ("torch", "numpy")}
     states = {"cpu": portable["torch"], "numpy": numpy_state(portable["numpy"]), **others}
     # Who loads a checkpoint to a GPU has the tensors there, and generators take their states from the host.
     return {name: state.cpu() if isinstance(state, torch.Tensor) else state for name, state in states.items()}
 
 
-def restore_random_states(path: Path) -> None:
-    """Put back the states that a file holds."""
-    states = read_random_states(path)
-    try:
-        set_random_states(states)
-    except Exception as error:
-        raise ValueError(f"{path} holds no states of random generators ({error}). {OTHER_CHECKPOINT}") from error
-
-
 def set_random_states(states: dict[str, Any]) -> None:
-    """Put back states that `capture_random_states` returned; a GPU's only where they hold them."""
+    """Put back states that `capture_random_states` returned; a GPU's only if they hold them."""
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.random.set_rng_state(states["cpu"])

@@ -1,6 +1,6 @@
 """A run's claim on the folder of its checkpoints, so that two runs do not write into one.
 
-The claim is a lock that ends with the process that holds it, however it ends. Where the file system knows no locks,
+The claim is a lock that ends with the process that holds it, however it ends. If the file system knows no locks,
 nothing is refused.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import socket
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from littrainer.arguments.choices import SaveStrategy
 from littrainer.checkpoint.arguments_file import write_run_record
-from littrainer.checkpoint.atomic_write import UNFINISHED_DIR, clean_unfinished, own_place, wait_for_deletions
+from littrainer.checkpoint.atomic_write import clean_unfinished, wait_for_deletions
 from littrainer.checkpoint.distributed_save import leads, not_writable
 from littrainer.distributed.agreement import failing_together
 
@@ -27,17 +28,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-try:
-    import fcntl
-except ImportError:  # as on Windows
-    fcntl = None  # type: ignore[assignment]
-
-
 CLAIM_NAME = ".littrainer_running"
 # How often a claim is tried whose file is deleted by its holder at that moment.
 TRIES = 10
-
-
 # The folders that this process has claimed, each with the descriptor of its lock.
 _held: dict[Path, int] = {}
 
@@ -50,8 +43,7 @@ def _forget_in_child() -> None:
     _held.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 @contextlib.contextmanager
@@ -78,38 +70,25 @@ def claimed_for_training(args: TrainingArguments, run_dir: Callable[[], str]) ->
 
 @contextlib.contextmanager
 def claimed(run_dir: Path) -> Iterator[None]:
-    """Hold the claim on a folder, made where it is not there, and first remove what a killed run left unfinished in it.
+    """Hold the claim on the folder of a run, and first remove what a killed run left unfinished in it.
 
-    Within another claim of this process on the same folder nothing more is done.
-
-    Parameters:
-        run_dir: the folder that holds a run's checkpoints.
+    The folder is made if it does not exist. Within another claim of this process on it nothing more is done.
 
     Raises:
-        OSError: nothing can be written there, or a link has the name of what this package writes there.
-        RuntimeError: another run writes there; it is named.
+        OSError: nothing can be written there.
+        RuntimeError: another run writes there.
     """
     if run_dir.resolve() in _held:
         yield
         return
-    key = take_claim(run_dir)
-    try:
+    with contextlib.ExitStack() as ends:
+        ends.callback(give_back_claim, take_claim(run_dir))
+        ends.callback(wait_for_deletions)
         yield
-    finally:
-        try:
-            wait_for_deletions()
-        finally:
-            give_back_claim(key)
 
 
 def take_claim(run_dir: Path) -> Path:
-    """Begin to hold the claim, as `claimed` does.
-
-    Returns:
-        what `give_back_claim` takes.
-    """
-    own_place(run_dir / CLAIM_NAME, is_folder=False)
-    own_place(run_dir / UNFINISHED_DIR)
+    """Begin to hold the claim, as `claimed` does; return what `give_back_claim` takes."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         key = run_dir.resolve()
@@ -122,7 +101,7 @@ def take_claim(run_dir: Path) -> Path:
 
 
 def is_abandoned(run_dir: Path) -> bool:
-    """Whether no process holds the claim on a folder; False where that cannot be told, for want of locks or rights."""
+    """Return whether no process holds the claim on a folder; False if that is unknown, as without locks or rights."""
     # On a network's file system a second look at a lock of this process would end it.
     if run_dir.resolve() in _held:
         return False
@@ -149,7 +128,7 @@ def give_back_claim(key: Path) -> None:
 
 def _lock(path: Path, run_dir: Path) -> tuple[int, bool]:
     for _ in range(TRIES):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             is_locked = _try_lock(descriptor)
             if is_locked is False:
@@ -157,7 +136,7 @@ def _lock(path: Path, run_dir: Path) -> tuple[int, bool]:
             # Its holder may have deleted it meanwhile.
             if path.exists() and os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 os.ftruncate(descriptor, 0)
-                os.write(descriptor, _this_process().encode())
+                os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
                 return descriptor, bool(is_locked)
         except BaseException:
             os.close(descriptor)
@@ -167,9 +146,7 @@ def _lock(path: Path, run_dir: Path) -> tuple[int, bool]:
 
 
 def _try_lock(descriptor: int) -> bool | None:
-    """Whether the lock was got; None where there are no locks."""
-    if fcntl is None:
-        return None
+    """Return whether the lock was got; None if there are no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -178,10 +155,6 @@ def _try_lock(descriptor: int) -> bool | None:
         logger.info("Two runs that write to one folder go unnoticed here: no locks (%s).", error)
         return None
     return True
-
-
-def _this_process() -> str:
-    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def _taken(run_dir: Path, holder: str) -> RuntimeError:

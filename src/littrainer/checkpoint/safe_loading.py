@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-# What torch names in the error where a file asks for something that is no tensor, number, text or container.
+# What torch names in the error if a file asks for something that is no tensor, number, text or container.
 FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)")
 OTHER_CHECKPOINT = "Resume from another checkpoint."
+COULD_RUN_CODE = "could run code while it is loaded. Nothing of it has run. Use a checkpoint whose origin you trust."
 
 
 def load_tensors(path: Path, allowed: Sequence[Any] = ()) -> Any:
-    """What a file of `torch.save` holds, on the CPU: tensors, numbers, texts and containers of them.
+    """Return what a file of `torch.save` holds, on the CPU: tensors, numbers, texts and containers of them.
 
     Parameters:
         allowed: further classes and functions that the file may name.
@@ -29,14 +30,12 @@ def load_tensors(path: Path, allowed: Sequence[Any] = ()) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except (FileNotFoundError, PermissionError, IsADirectoryError):
         raise
-    # A damaged file makes the reader fail in many ways, among them an OSError where it seeks before the start.
+    # A damaged file makes the reader fail in many ways, among them an OSError if it seeks before the start.
     except Exception as error:
         forbidden = FORBIDDEN.search(str(error))
         if forbidden is not None:
-            raise ValueError(
-                f"{path} is refused: it names {forbidden.group(1)}, which is neither tensor, number nor text and "
-                "could run code while it is loaded. Nothing of it has run. Use a checkpoint whose origin you trust."
-            ) from error
+            named = f"{forbidden.group(1)}, which is neither tensor, number nor text and"
+            raise ValueError(f"{path} is refused: it names {named} {COULD_RUN_CODE}") from error
         raise ValueError(f"{path} is damaged: {_first_line(error)}. {OTHER_CHECKPOINT}") from None
 
 
@@ -59,7 +58,7 @@ def refuse_unsafe(path: Path, advice: str) -> None:
 
 
 def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file.
+    """Return the tensors of a safetensors file.
 
     Raises:
         FileNotFoundError: no such file.
@@ -75,20 +74,11 @@ def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def file_inside(folder: Path, name: Any, named_by: Path) -> Path:
-    """The file that an index names, which has to lie in the same folder.
-
-    Parameters:
-        folder: the checkpoint.
-        name: the file's name as the index has it.
-        named_by: the index, for the error.
-
-    Raises:
-        ValueError: the name leaves the folder, by itself or through a link.
-    """
+    """Return the file that the index `named_by` names; one that leaves the folder, or a link, is a ValueError."""
     if not isinstance(name, str) or name in ("", ".", "..") or "\\" in name or Path(name).name != name:
         raise ValueError(f"{named_by} is refused: it names {name!r}, which is not a file in its own folder.")
     target, home = (folder / name).resolve(), folder.resolve()
-    # huggingface_hub keeps a download as links from its snapshot into the blobs beside it.
+    # huggingface_hub keeps a download as links from its snapshot into the blobs next to it.
     in_download = target.parent.name == "blobs" and target.parent.parent in home.parents
     if home not in target.parents and not in_download:
         raise ValueError(f"{named_by} is refused: it names {name!r}, a link to {target}, outside its own folder.")

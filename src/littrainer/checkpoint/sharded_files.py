@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from littrainer.checkpoint.layout import FSDP_WEIGHTS_NAME, PARTS_INDEX_NAME, WEIGHTS_FOLDER
-from littrainer.checkpoint.safe_loading import FORBIDDEN, OTHER_CHECKPOINT, file_inside, load_tensors
+from littrainer.checkpoint.safe_loading import COULD_RUN_CODE, FORBIDDEN, OTHER_CHECKPOINT, file_inside, load_tensors
 
 # What the folders hold everything under.
 WEIGHTS_KEY, OPTIMIZER_KEY = "model", "optimizer"
@@ -30,7 +30,7 @@ STATE, GROUPS = f"{OPTIMIZER_KEY}.state.", f"{OPTIMIZER_KEY}.param_groups."
 
 
 def read_fsdp_weights(folder: Path) -> dict[str, Any]:
-    """The weights of a checkpoint, whole."""
+    """Return the weights of a checkpoint, whole."""
     if (folder / FSDP_WEIGHTS_NAME).is_file():
         return load_tensors(folder / FSDP_WEIGHTS_NAME)
     whole = read_whole(folder / WEIGHTS_FOLDER)
@@ -38,7 +38,7 @@ def read_fsdp_weights(folder: Path) -> dict[str, Any]:
 
 
 def nested_state(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """An optimizer's state with names of parameters, from what a folder holds by name."""
+    """Return an optimizer's state with names of parameters, from what a folder holds by name."""
     groups: dict[int, dict[str, Any]] = {}
     state: dict[str, dict[str, Any]] = {}
     for name, value in flat.items():
@@ -46,25 +46,22 @@ def nested_state(flat: Mapping[str, Any]) -> dict[str, Any]:
             number, _, entry = name.removeprefix(GROUPS).partition(".")
             groups.setdefault(int(number), {})[entry] = value
         elif name.startswith(STATE):
-            # Names of parameters have dots, those of entries have not.
+            # Names of parameters have dots, those of entries do not.
             parameter, _, entry = name.removeprefix(STATE).rpartition(".")
             state.setdefault(parameter, {})[entry] = value
     return {"state": state, "param_groups": [groups[number] for number in sorted(groups)]}
 
 
 def stored_weights(folder: Path) -> dict[str, TensorStorageMetadata | None]:
-    """What a folder of weights holds by the model's names, as `stored_tensors` has it."""
+    """Return what a folder of weights holds by the model's names, as `stored_tensors` returns it."""
     return {name.removeprefix(f"{WEIGHTS_KEY}."): entry for name, entry in stored_tensors(folder).items()}
 
 
 def read_optimizer_into(folder: Path, parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Read this process's part of an optimizer's state.
+    """Read this process's part of an optimizer's state, with names of parameters.
 
     Parameters:
         parameters: by name; entries of the same shape are spread as they are.
-
-    Returns:
-        the state with names of parameters.
     """
     wanted: dict[str, Any] = {}
     for name, entry in stored_tensors(folder).items():
@@ -117,13 +114,13 @@ def write_parts(folder: Path, state: dict[str, Any]) -> None:
 
 
 def stored_tensors(folder: Path) -> dict[str, TensorStorageMetadata | None]:
-    """What a folder holds by name: of tensors their shape and number format, None for anything else."""
+    """Return what a folder holds by name: of tensors their shape and number format, None for anything else."""
     entries = _Reader(folder).read_metadata().state_dict_metadata
     return {name: entry if isinstance(entry, TensorStorageMetadata) else None for name, entry in entries.items()}
 
 
 def read_whole(folder: Path) -> dict[str, Any]:
-    """What a folder holds by name, whole, in this process alone."""
+    """Return what a folder holds by name, whole, in this process alone."""
     wanted = {
         name: None if entry is None else torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in stored_tensors(folder).items()
@@ -160,12 +157,10 @@ class _Index(pickle.Unpickler):
         self._path = path
 
     def find_class(self, module: str, name: str) -> Any:
-        """A part of an index by its name."""
         is_format = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if not is_format and name not in PARTS_OF_AN_INDEX.get(module, ()):
             raise _Refused(
-                f"{self._path} is refused: it names {module}.{name}, which is no part of an index and could run code "
-                "while it is loaded. Nothing of it has run. Use a checkpoint whose origin you trust."
+                f"{self._path} is refused: it names {module}.{name}, which is no part of an index and {COULD_RUN_CODE}"
             )
         return super().find_class(module, name)
 
@@ -203,5 +198,5 @@ class _Planner(DefaultLoadPlanner):
                 raise
             raise _Refused(
                 f"The sharded checkpoint is refused: {read_item.dest_index.fqn} names {forbidden.group(1)}, which "
-                "could run code while it is loaded. Nothing of it has run. Use a checkpoint whose origin you trust."
+                f"{COULD_RUN_CODE}"
             ) from error

@@ -37,11 +37,11 @@ from littrainer.checkpoint.weights import (
     other_shape,
     read_weights,
     refuse_other_weights,
-    without_wrappers,
 )
 from littrainer.checkpoint.writer import write_companions, write_files
 from littrainer.distributed.agreement import failing_together
 from littrainer.errors.lazy_isinstance import is_a
+from littrainer.model.facts import users_model
 from littrainer.strategies.shards import (
     by_name,
     free_gathered,
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # What DeepSpeed's engine writes: each process its part of the optimizer's states, and in stage 3 of the parameters. It
-# reads weights, optimizer and its own schedule from there; `zero_to_fp32.py` beside it makes whole weights of it.
+# reads weights, optimizer and its own schedule from there; `zero_to_fp32.py` next to it makes whole weights of it.
 ENGINE_FOLDERS = "global_step*"
 
 
@@ -74,8 +74,8 @@ class Trained:
     Parameters:
         wrapped: the model with what the strategy has put around it.
         engine: DeepSpeed's, if it carries the training out.
-        processing_class: what is written beside the model.
-        save: a Trainer's `_save`, which a subclass may have its own of.
+        processing_class: what is written with the model.
+        save: a Trainer's `_save`, which a subclass may override.
         tell: gets the names that the model or a file lacks, as torch's `load_state_dict` returns them.
     """
 
@@ -132,17 +132,14 @@ class WholeStorage:
             write_files({OPTIMIZER_NAME: self.optimizer.state_dict()}, folder)
 
     def holds_weights(self, folder: Path) -> bool:
-        """Whether there are weights in a checkpoint that `load_model` reads."""
+        """Return whether there are weights in a checkpoint that `load_model` reads."""
         return holds_weights(folder)
 
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
         """Load the weights of a checkpoint.
 
-        Where training is resumed this comes before the strategy has wrapped or sharded the model, and `load_optimizer`
+        When training resumes this comes before the strategy has wrapped or sharded the model, and `load_optimizer`
         after it, so that a storage which can only load into shards does both there.
-
-        Parameters:
-            to_resume: as `load_weights` has it.
         """
         load_weights(model, folder, to_resume=to_resume, tell=self.trained.tell)
 
@@ -189,8 +186,7 @@ class WholeFromShards(WholeStorage):
         with failing_together(f"reading the optimizer's state in {folder}"):
             if self.is_first:
                 path, state = read_optimizer_state(folder)
-                numbered = numbered_for(model, self.optimizer, state) if isinstance(state, dict) else state
-                refuse_other_optimizer(path, model, self.optimizer, numbered)
+                refuse_other_optimizer(path, self.optimizer, numbered_for(model, self.optimizer, state))
         load_whole_optimizer_state(model, self.optimizer, state)
 
 
@@ -259,7 +255,7 @@ class PartsStorage(FsdpStorage):
     """
 
     def save_model_of_checkpoint(self, output_dir: str) -> None:
-        """Write what lies beside the weights; these follow in parts."""
+        """Write all but the weights, which follow in parts."""
         if self.is_first:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
             for name in ("config", "generation_config"):
@@ -291,17 +287,16 @@ class PartsStorage(FsdpStorage):
 
 
 def _whole_weights(model: nn.Module, folder: Path, to_resume: bool) -> dict[str, Any]:
-    """The weights of a checkpoint, or of its adapters, under the names of a model."""
-    if carries_adapters(without_wrappers(model)) and not (folder / FSDP_WEIGHTS_NAME).is_file():
-        return adapter_weights(without_wrappers(model), folder)
+    if carries_adapters(users_model(model)) and not (folder / FSDP_WEIGHTS_NAME).is_file():
+        return adapter_weights(users_model(model), folder)
     state, differences = fitted(model, read_weights(folder))
     refuse_other_weights(model, folder, differences, to_resume)
     return state
 
 
 def _base_of_adapters(model: nn.Module) -> set[str]:
-    """Names of weights that a checkpoint of an adapter does not hold: those of its base, which nothing trains."""
-    if not carries_adapters(without_wrappers(model)):
+    """Return the names of weights that an adapter's checkpoint does not hold: its base, which nothing trains."""
+    if not carries_adapters(users_model(model)):
         return set()
     return {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
 
@@ -325,7 +320,7 @@ def _load_parts(model: nn.Module, folder: Path, to_resume: bool, tell: Callable[
         )
         refuse_other_weights(model, folder, differences, to_resume)
         read_into(folder, {f"{WEIGHTS_KEY}.{name}": value for name, value in own.items() if name in stored})
-        # Offloaded and plain ones alike: what was read stands in copies where state_dict() gives such.
+        # Of offloaded ones state_dict() gives copies, into which was read.
         result = model.load_state_dict(own, strict=False)
     tell(type(result)(differences.missing, differences.unexpected))
 
@@ -349,7 +344,7 @@ class EngineStorage(WholeStorage):
             return
         logger.warning(
             "stage3_gather_16bit_weights_on_model_save is off, so the weights in %s are in the files of DeepSpeed's "
-            "engine: run the zero_to_fp32.py beside them to get whole ones.",
+            "engine: run the zero_to_fp32.py next to them to get whole ones.",
             output_dir,
         )
         if self.args.should_save:
@@ -363,7 +358,7 @@ class EngineStorage(WholeStorage):
         self.trained.engine.save_checkpoint(str(folder), exclude_frozen_parameters=self._has_adapters())
 
     def holds_weights(self, folder: Path) -> bool:
-        """Whether the engine has written its folder."""
+        """Return whether the engine has written its folder."""
         return any(folder.glob(ENGINE_FOLDERS))
 
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
@@ -392,7 +387,7 @@ class EngineStorage(WholeStorage):
 
 
 def storage_of(trained: Trained) -> WholeStorage:
-    """How checkpoints hold weights and the optimizer's state, as the strategy stands at this moment."""
+    """Return how checkpoints hold weights and the optimizer's state, as the strategy stands at this moment."""
     plan = sharding_plan(trained.args)
     kind = WholeStorage
     if asks_for_deepspeed(trained.args):

@@ -13,14 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
-from littrainer.checkpoint.checksums import (
-    DamagedManifest,
-    FileRecord,
-    Manifest,
-    file_record,
-    read_manifest,
-    stamps_in,
-)
+from littrainer.checkpoint.checksums import DamagedManifest, FileRecord, Manifest, file_record, read_manifest, stamps_in
 from littrainer.checkpoint.layout import (
     ENGINE_PARTS,
     OPTIMIZER_NAME,
@@ -51,12 +44,7 @@ WHOLE_MODEL = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)(\.i
 
 
 class Findings(NamedTuple):
-    """What is found out about a checkpoint.
-
-    Parameters:
-        damage: a sentence for each damaged file.
-        edits: each file that was changed, added or removed since the checkpoint was written, which is complete with it.
-    """
+    """A sentence for each damaged file; and the files that were edited, with which the checkpoint is complete."""
 
     damage: list[str]
     edits: list[str]
@@ -68,11 +56,11 @@ _found: dict[Path, tuple[dict[str, tuple[int, int, int]], Manifest | None, Findi
 
 
 def damage_in(folder: Path) -> list[str]:
-    """What is wrong with a checkpoint, one sentence for each damaged file; empty where it is intact.
+    """Return what is wrong with a checkpoint, one sentence for each damaged file; empty if it is intact.
 
     With a manifest, every file in it has to be there with its size and checksum. Files that somebody has edited, added,
     or replaced by others are no damage as long as the checkpoint is complete with them (`edits_in`). Without one, as
-    transformers writes checkpoints, every file has to be complete as far as its own format can tell.
+    transformers writes checkpoints, every file has to be complete as far as its format can tell.
 
     Parameters:
         folder: the checkpoint's folder.
@@ -81,7 +69,7 @@ def damage_in(folder: Path) -> list[str]:
 
 
 def edits_in(folder: Path) -> list[str]:
-    """What somebody has changed, added or removed since a checkpoint was written; empty where there is no manifest.
+    """Return what was changed, added or removed since a checkpoint was written; empty if it has no manifest.
 
     Parameters:
         folder: the checkpoint's folder.
@@ -102,7 +90,7 @@ def refuse_damage(folder: Path, advice: str) -> None:
     if damage:
         raise ValueError(f"The checkpoint {folder} is damaged: {' '.join(damage)} {advice}")
     if edits:
-        logger.warning("The checkpoint %s was edited (%s). It is complete and is taken.", folder, ", ".join(edits))
+        logger.warning("The checkpoint %s was edited (%s). It is complete, so it is used.", folder, ", ".join(edits))
 
 
 def _inspected(folder: Path) -> Findings:
@@ -141,14 +129,14 @@ def _compare(folder: Path, manifest: Manifest, present: set[str]) -> Findings:
             else:
                 changed.append(name)
     added = sorted(name for name in present - manifest.files.keys() if not NOT_READ.fullmatch(name))
-    # The state also where it is as it was written: in a copy it may not be the one of that folder.
+    # The state even if it is as it was written: in a copy it may not be the one of that folder.
     damage += _damage_by_grammar(folder, present.intersection((*added, TRAINER_STATE_NAME)))
     edits = {"changed": changed, "added": added, "gone": gone}
     return Findings([*dict.fromkeys(damage)], [f"{name} {how}" for how, names in edits.items() for name in names])
 
 
 def _reason_against_an_edit(path: Path, read: FileRecord, expected: FileRecord) -> str | None:
-    """What is wrong with a file that is not as it was written; None where it is a whole text, as editors leave it."""
+    """Return what is wrong with a file that is not as it was written; None if it is a text that is whole."""
     if path.suffix == ".json":
         reason = (state_damage if path.name == TRAINER_STATE_NAME else json_damage)(path)
         return reason and f"is damaged: {reason}"
@@ -172,7 +160,6 @@ def _holds_whole_model(folder: Path, present: set[str]) -> bool:
 
 
 def _damage_by_format(folder: Path, present: set[str]) -> list[str]:
-    """What is wrong with a checkpoint as far as the formats of its files can tell."""
     found = []
     indexes = [name for name in WEIGHT_INDEXES if name in present]
     has_weights = bool(indexes) or any(Path(name).name in WEIGHTS or _is_one_of(name, WEIGHT_PARTS) for name in present)
@@ -202,7 +189,7 @@ def _is_one_of(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
 
 
-# What may lie in the place of a file: parts of the optimizer's state, DeepSpeed's engine, which keeps a schedule
+# What may exist instead of a file: parts of the optimizer's state, DeepSpeed's engine, which keeps a schedule
 # that it steps by itself, and a file of random states for each of several processes.
 IN_PLACE_OF = {
     OPTIMIZER_NAME: OPTIMIZER_PARTS,
@@ -212,11 +199,7 @@ IN_PLACE_OF = {
 
 
 def missing_from(present: set[str], needed: Iterable[str]) -> list[str]:
-    """Those of the files that a resume needs which neither are there nor have others in their place.
-
-    Parameters:
-        present: paths of files, relative to the checkpoint's folder.
-    """
+    """Return the files that a resume needs and that neither are there nor have others in their place."""
     absent = [name for name in needed if name not in present]
     return [name for name in absent if not any(_is_one_of(other, IN_PLACE_OF.get(name, ())) for other in present)]
 
@@ -230,7 +213,7 @@ def _missing_shards(folder: Path, index: str) -> list[str]:
 
 
 def json_damage(path: Path) -> str | None:
-    """Why a file is no JSON; None where it is."""
+    """Return why a file is no JSON; None if it is."""
     try:
         json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -239,7 +222,7 @@ def json_damage(path: Path) -> str | None:
 
 
 def state_damage(path: Path) -> str | None:
-    """Why a trainer_state.json is not the one of its folder; None where it may be."""
+    """Return why a trainer_state.json is not the one of its folder; None if it may be."""
     if reason := json_damage(path):
         return reason
     state = json.loads(path.read_text("utf-8"))
@@ -253,7 +236,7 @@ def state_damage(path: Path) -> str | None:
 
 
 def safetensors_damage(path: Path) -> str | None:
-    """Why a safetensors file is incomplete, by its header; its format has no checksum, so changed numbers go unseen."""
+    """Return why a safetensors file is incomplete, by its header; its format has no checksum of the numbers."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -264,7 +247,7 @@ def safetensors_damage(path: Path) -> str | None:
 
 
 def archive_damage(path: Path) -> str | None:
-    """Why a file of torch.save is damaged, by the checksums in its archive; its format before torch 1.6 has none."""
+    """Return why a file of torch.save is damaged, by the checksums in its archive; before torch 1.6 it has none."""
     with open(path, "rb") as file:
         start = file.read(len(START_OF_ARCHIVE))
     if start.startswith(START_OF_PICKLE):
@@ -273,7 +256,7 @@ def archive_damage(path: Path) -> str | None:
         return "it does not begin as a file of torch.save does" if start else "it is empty"
     try:
         with zipfile.ZipFile(path) as archive:
-            # All are 0 where a script has switched them off.
+            # All are 0 if a script has switched them off.
             has_sums = any(entry.CRC for entry in archive.infolist())
             member = archive.testzip() if has_sums else None
     except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
@@ -292,9 +275,9 @@ FORMATS: dict[re.Pattern[str], Callable[[Path], str | None]] = {
 
 
 def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> str | None:
-    """The intact checkpoint with the highest step in a folder, or None where there is none.
+    """Return the intact checkpoint with the highest step in a folder, or None.
 
-    Newer ones that are damaged are passed over with a warning that names the damaged files.
+    Skips newer ones that are damaged, with a warning that names the damaged files.
 
     Parameters:
         folder: an output folder, which holds the `checkpoint-<step>` folders.

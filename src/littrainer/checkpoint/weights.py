@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,11 +32,12 @@ from littrainer.checkpoint.safe_loading import (
     refuse_unsafe,
 )
 from littrainer.errors.lazy_isinstance import is_a
+from littrainer.model.facts import users_model
 
 logger = logging.getLogger(__name__)
 
 WEIGHTS_INDEX_NAME = "pytorch_model.bin.index.json"
-# What modules keep beside tensors (`get_extra_state`); safetensors holds tensors only.
+# What modules keep besides tensors (`get_extra_state`); safetensors holds tensors only.
 EXTRA_STATE_NAME = "littrainer_extra_state.pt"
 EXTRA_STATE_SUFFIX = "_extra_state"
 # Beyond it the weights are spread over several files, as `save_pretrained` does.
@@ -55,67 +58,57 @@ def write_weights(
     state_dict: Mapping[str, Any] | None = None,
     max_shard_size: int | str | None = None,
 ) -> None:
-    """Write a model's weights, and its configuration where it has one; of a model with adapters only these.
+    """Write a model's weights, and its configuration if it has one; of a model with adapters only these.
 
     Parameters:
-        output_dir: the folder, created where it does not exist.
-        state_dict: weights to write in the place of the model's own.
+        output_dir: the folder, created if it does not exist.
+        state_dict: weights to write instead of the model's.
         max_shard_size: bytes, or text such as "5GB", beyond which the weights are spread over several files.
 
     Raises:
-        ValueError: a weight has no values (device meta), or something beside tensors that could not be loaded safely.
+        ValueError: a weight has no values (device meta), or what is no tensor could not be loaded safely.
     """
     os.makedirs(output_dir, exist_ok=True)
-    inner: Any = without_wrappers(model)
+    inner: Any = users_model(model)
     if not is_a(inner, "pretrained model"):
         _write_plain(model, Path(output_dir), state_dict, max_shard_size or MAX_SHARD_SIZE)
         return
     if state_dict is not None and inner is not model:
         state_dict = {_plain_name(name): tensor for name, tensor in state_dict.items()}
     keywords: dict[str, Any] = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
-    inner.save_pretrained(output_dir, state_dict=state_dict, **keywords)
+    with _without_bar_of_files():
+        inner.save_pretrained(output_dir, state_dict=state_dict, **keywords)
     if carries_adapters(inner):
         write_left_out(inner, Path(output_dir), state_dict)
 
 
-# Libraries whose `save_pretrained` writes the weights it is given, and none of its own.
-WRITES_WHAT_IT_IS_GIVEN = ("transformers",)
+@contextlib.contextmanager
+def _without_bar_of_files() -> Iterator[None]:
+    """Keep transformers 5 from drawing a bar, "Writing model shards", at each save."""
+    set_hook: Any = getattr(sys.modules.get("transformers.utils.logging"), "set_tqdm_hook", lambda hook: None)
+    earlier = set_hook(_no_bar)
+    try:
+        yield
+    finally:
+        # A save in the background may have put it there too.
+        set_hook(None if earlier is _no_bar else earlier)
+
+
+def _no_bar(factory: Any, args: Any, keywords: Any) -> Any:
+    return sys.modules["transformers.utils.logging"].EmptyTqdm(*args, **keywords)
 
 
 def writes_given_weights(model: Any) -> bool:
-    """Whether this model's weights can be written from a copy of its state dict.
+    """Return whether this model's weights can be written from a copy of its state dict.
 
     Adapters and quantized weights are taken from the model itself, and so may be what a `save_pretrained` of a user's
     own writes; these are written before training goes on.
     """
-    inner = without_wrappers(model)
+    inner = users_model(model)
     if carries_adapters(inner) or getattr(inner, "hf_quantizer", None) is not None:
         return False
     save_pretrained = getattr(type(inner), "save_pretrained", None)
-    return save_pretrained is None or (save_pretrained.__module__ or "").partition(".")[0] in WRITES_WHAT_IT_IS_GIVEN
-
-
-def asked_shard_size(plugins: Any) -> int | str | None:
-    """The size beyond which weights are spread over several files; None if no plugin of Lightning says one.
-
-    Parameters:
-        plugins: one, a list of them, or None.
-    """
-    for plugin in plugins if isinstance(plugins, list) else [plugins]:
-        if getattr(plugin, "max_shard_size", None) is not None:
-            return plugin.max_shard_size
-    return None
-
-
-def without_wrappers(model: nn.Module) -> nn.Module:
-    """The module inside `torch.compile` and DistributedDataParallel."""
-    while True:
-        inner = getattr(model, COMPILED_PART, None)
-        if inner is None and isinstance(model, nn.parallel.DistributedDataParallel):
-            inner = model.module
-        if inner is None:
-            return model
-        model = inner
+    return save_pretrained is None or (save_pretrained.__module__ or "").partition(".")[0] == "transformers"
 
 
 def _write_plain(model: nn.Module, folder: Path, given: Mapping[str, Any] | None, max_shard_size: int | str) -> None:
@@ -136,7 +129,7 @@ def _write_plain(model: nn.Module, folder: Path, given: Mapping[str, Any] | None
     if extras:
         torch.save(extras, extras_path)
         refuse_unsafe(extras_path, "Let get_extra_state return tensors, numbers, text and containers of them.")
-    # Copied weights no longer share memory, and are tied all the same where the model's own are.
+    # Copied weights no longer share memory, and are tied anyway if the model's own are.
     for first, others in tied_names(own).items():
         for name in others:
             if first in tensors and name in tensors and torch.equal(tensors[first], tensors[name]):
@@ -150,7 +143,7 @@ def _write_plain(model: nn.Module, folder: Path, given: Mapping[str, Any] | None
 
 
 def tied_names(state_dict: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Names that stand for one and the same tensor: the first of them -> the others."""
+    """Return the names that stand for one tensor: the first of them -> the others."""
     names: dict[Any, list[str]] = {}
     for name, value in state_dict.items():
         place = _place(value)
@@ -161,7 +154,7 @@ def tied_names(state_dict: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def _place(value: Any) -> Any:
     if is_a(value, "sharded tensor"):
-        # What is spread over processes has no address of its own; this process's part of it has.
+        # What is spread over processes has no address; this process's part of it has one.
         value = value.to_local()
     if not _has_shape(value) or value.is_meta or value.numel() == 0:
         return None
@@ -172,7 +165,7 @@ def _place(value: Any) -> Any:
 
 
 def read_weights(folder: Path) -> dict[str, Any]:
-    """The state dict in a folder: one file, or the shards of an index; of safetensors, or of `torch.save`.
+    """Return the state dict in a folder: one file, or the shards of an index; of safetensors, or of `torch.save`.
 
     Raises:
         ValueError: the folder holds no weights, a file is damaged, or an index names a file outside the folder.
@@ -195,7 +188,7 @@ def read_weights(folder: Path) -> dict[str, Any]:
 
 
 def holds_weights(folder: Path) -> bool:
-    """Whether a folder has weights in any of the forms that are read, adapters included."""
+    """Return whether a folder has weights in any of the forms that are read, adapters included."""
     is_there = any((folder / name).is_file() for name in READERS) or holds_fsdp_weights(folder)
     return is_there or bool(adapter_folders(folder))
 
@@ -224,8 +217,8 @@ class Differences:
     """What keeps stored weights from being those of a model.
 
     Parameters:
-        missing: names that the model has and the file has not.
-        unexpected: names that the file has and the model has not.
+        missing: names that the file does not have.
+        unexpected: names that the model does not have.
         shapes: sentences about names whose shapes differ.
     """
 
@@ -260,7 +253,7 @@ def load_weights(
         ValueError: the folder holds no weights, or a file is damaged.
         RuntimeError: the weights are those of another model.
     """
-    inner = without_wrappers(model)
+    inner = users_model(model)
     has_whole = any((folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME))
     if carries_adapters(inner) and not (has_whole or (holds_fsdp_weights(folder) and not adapter_folders(folder))):
         complaints = load_adapters(inner, folder, is_trainable=to_resume) or load_left_out(inner, folder)
@@ -270,7 +263,7 @@ def load_weights(
     state, differences = fitted(inner, read_weights(folder))
     names = set(state)
     try:
-        # By position, as transformers calls it, since a model may have a method of its own; it may take from the dict.
+        # By position, as transformers calls it, since a model may override it; it may take from the dict.
         result = inner.load_state_dict(state, False)
     except RuntimeError as error:
         raise RuntimeError(_another_model(folder, str(differences) or str(error))) from error
@@ -288,7 +281,7 @@ def refuse_other_weights(model: nn.Module, folder: Path, differences: Difference
         to_resume: a training goes on with them; else only shapes that differ are refused.
 
     Raises:
-        RuntimeError: they are those of another model, as torch's `load_state_dict` has it.
+        RuntimeError: they are those of another model, as torch's `load_state_dict` raises it.
     """
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if differences.shapes or (to_resume and (differences.unexpected or trained.intersection(differences.missing))):
@@ -314,19 +307,19 @@ def _another_model(folder: Path, text: str) -> str:
 
 
 def fitted(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any], Differences]:
-    """Stored weights under the names of a model, tied ones under each of theirs, and what does not match.
+    """Return stored weights under the names of a model, tied ones under each of theirs, and what does not match.
 
-    Wrappers' prefixes are taken away or added. Where names are left over, and the model is one of transformers, that
+    Wrappers' prefixes are taken away or added. If names are left over, and the model is one of transformers, that
     library is asked to convert them: it renames, splits and joins weights between its releases.
     """
     state, differences = _renamed(model, stored)
-    inner: Any = without_wrappers(model)
+    inner: Any = users_model(model)
     if not differences or not is_a(inner, "pretrained model") or carries_adapters(inner):
         return state, differences
     try:
         converted, unused, shapes = _converted(inner, stored)
     except Exception as error:
-        # A class with a constructor of its own cannot be made anew; its names are compared as they stand.
+        # A class with another constructor cannot be made again; its names are compared as they stand.
         logger.debug("%s could not convert stored weights: %s", type(inner).__name__, error)
         return state, differences
     state, differences = _renamed(model, converted)
@@ -353,7 +346,7 @@ def _renamed(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any
         and state[name].shape != value.shape
         and not name.endswith(EXTRA_STATE_SUFFIX)
     ]
-    inner = without_wrappers(model)
+    inner = users_model(model)
     missing = _not_ignored(
         (name for name in own if name not in state), inner, "_keys_to_ignore_on_save", "_keys_to_ignore_on_load_missing"
     )
@@ -371,10 +364,10 @@ def other_shape(name: str, stored: Iterable[int], own: Iterable[int]) -> str:
 
 
 def _converted(inner: Any, stored: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], dict[str, str]]:
-    """Weights under the names of the installed transformers.
+    """Convert weights to the names of the installed transformers.
 
     Returns:
-        the weights, and beside them what no weight came from; stored names that no weight came from; and a sentence
+        the weights, and with them what no weight came from; stored names that no weight came from; and a sentence
         for each name whose shape differs.
     """
     wide = any(parameter.dtype == torch.float64 for parameter in inner.parameters())
@@ -403,12 +396,11 @@ def _converted(inner: Any, stored: Mapping[str, Any]) -> tuple[dict[str, Any], l
 
 
 def _plain_name(name: str) -> str:
-    """A name without what wrappers put into it."""
+    """Return a name without what wrappers put into it."""
     return name.removeprefix(WRAPPER_PREFIX).replace(f"{COMPILED_PART}.", "")
 
 
 def _not_ignored(names: Iterable[str], model: Any, *attributes: str) -> list[str]:
-    """Names without those that patterns of the model leave out."""
     patterns = [pattern for attribute in attributes for pattern in getattr(model, attribute, None) or ()]
     return [name for name in names if not any(re.search(pattern, name) for pattern in patterns)]
 
@@ -432,12 +424,12 @@ PEFT_PREFIX = "base_model.model."
 
 
 def carries_adapters(model: Any) -> bool:
-    """Whether saving this model saves adapters only."""
+    """Return whether saving this model saves adapters only."""
     return is_a(model, "peft model") or bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
 def adapter_folders(folder: Path) -> dict[str, Path]:
-    """The folders below a checkpoint that hold adapters, by adapter name; the checkpoint's own under `""`."""
+    """Return the folders below a checkpoint that hold adapters, by adapter name; the checkpoint's own under `""`."""
     found = {"": folder} if _weights_file(folder) is not None else {}
     for entry in sorted(folder.iterdir()):
         if entry.is_dir() and _weights_file(entry) is not None:
@@ -489,7 +481,7 @@ def _active_adapters(model: Any) -> list[str]:
 
 
 def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
-    """The weights of an adapter, under the names of the file.
+    """Return the weights of an adapter, under the names of the file.
 
     Raises:
         ValueError: there is no adapter in the folder, or it is damaged.
@@ -504,10 +496,10 @@ def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def write_left_out(model: Any, folder: Path, state_dict: Mapping[str, Any] | None = None) -> None:
-    """Write the trained parameters that the files of the adapters lack; no file where they lack none.
+    """Write the trained parameters that the files of the adapters lack; no file if they lack none.
 
     Parameters:
-        state_dict: values to write in the place of the model's own.
+        state_dict: values to write instead of the model's.
     """
     own = model.state_dict()
     given, names = own if state_dict is None else state_dict, _trained_outside_adapters(model, own)
@@ -560,7 +552,7 @@ def _weights_file(folder: Path) -> Path | None:
 def _differences(model: Any, name: str, stored: dict[str, torch.Tensor]) -> Differences:
     from peft import get_peft_model_state_dict
 
-    # Embeddings are stored beside an adapter where their size was changed; whether they are is PEFT's to say.
+    # PEFT decides whether it stores embeddings with an adapter, since their size may have changed.
     own = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
     return Differences(
         [key for key in own if key not in stored],
@@ -574,7 +566,7 @@ def _differences(model: Any, name: str, stored: dict[str, torch.Tensor]) -> Diff
 
 
 def adapter_weights(model: Any, folder: Path) -> dict[str, Any]:
-    """The weights of a checkpoint's adapters under the names that they have in a model.
+    """Return the weights of a checkpoint's adapters under the names that they have in a model.
 
     Raises:
         ValueError: there are none, or the model has no such adapter.

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -42,7 +42,7 @@ class Saving:
     """What is being saved, and what has been saved last.
 
     Attributes:
-        background: writes checkpoints beside the training; None if the training waits for them.
+        background: writes checkpoints while training goes on; None if the training waits for them.
         written: the checkpoint that this process completed last, until its `on_save` callbacks have run.
     """
 
@@ -50,31 +50,18 @@ class Saving:
     written: Any = None
 
 
-class SavingMethods(Protocol):
-    """The methods of a Trainer that write a checkpoint's files; a subclass may have its own of each."""
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the model."""
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None: ...
-
-    def _save_scaler(self, output_dir: str) -> None: ...
-
-    def _save_rng_state(self, output_dir: str) -> None: ...
-
-
 @dataclass
 class SavedTraining:
     """What a checkpoint is written of.
 
     Parameters:
-        methods: write the files that subclasses may write in their own way.
+        methods: the Trainer, whose methods write the files; subclasses may override each.
         run_dir: the folder that holds the training's checkpoints.
         callbacks: those whose states are exported, and the control.
-        resume_record: gives what exact resuming needs; None where no training runs.
+        resume_record: gives what exact resuming needs; None if no training runs.
     """
 
-    methods: SavingMethods
+    methods: Any
     args: TrainingArguments
     state: TrainerState
     run_dir: str
@@ -91,7 +78,7 @@ class CheckpointFiles:
     """The files of one checkpoint, each written when it is collected, or all of them later.
 
     Parameters:
-        staged: where they are written; its seal is told of each file as soon as it is complete.
+        staged: where they are written; its seal gets each file as soon as it is complete.
         is_deferred: only collect them, for `write`.
 
     Attributes:
@@ -149,17 +136,15 @@ _open: dict[Path, CheckpointFiles] = {}
 # ---- Parts of a checkpoint, which are also written by themselves -----------------------------------------------------
 
 
-def write_model(
-    model: nn.Module, folder: str, state_dict: dict[str, Any] | None = None, max_shard_size: int | str | None = None
-) -> None:
+def write_model(model: nn.Module, folder: str, state_dict: dict[str, Any] | None = None) -> None:
     """Write weights and configuration, loadable with `from_pretrained`.
 
     Parameters:
-        folder: created where it does not exist.
+        folder: created if it does not exist.
         state_dict: weights to write; the model's own by default.
     """
     logger.info(f"Saving model checkpoint to {folder}")
-    write = functools.partial(write_weights, model, folder, max_shard_size=max_shard_size)
+    write = functools.partial(write_weights, model, folder)
     checkpoint = _open.get(Path(folder))
     if checkpoint is None:
         write(state_dict)
@@ -168,19 +153,14 @@ def write_model(
 
 
 def write_companions(folder: str, args: TrainingArguments, processing_class: Any) -> None:
-    """Write what lies beside the weights of a model: the processing class, if there is one, and the arguments."""
+    """Write what belongs to a model but its weights: the processing class, if there is one, and the arguments."""
     if processing_class is not None:
         processing_class.save_pretrained(folder)
     write_arguments(args, os.path.join(folder, TRAINING_ARGS_NAME))
 
 
 def write_files(objects: dict[str, Any], folder: Path) -> None:
-    """Write objects with torch.save.
-
-    Parameters:
-        objects: by file name.
-        folder: of a checkpoint, or any other.
-    """
+    """Write objects with torch.save, by file name, into the folder of a checkpoint or any other."""
     (_open.get(folder) or CheckpointFiles(StagedCheckpoint(folder))).take(objects)
 
 
@@ -254,7 +234,7 @@ def _resume_record(training: SavedTraining) -> dict[str, Any]:
 def _note_exported_states(training: SavedTraining) -> None:
     states = training.state.stateful_callbacks
     for name, now in exported_states(list(filter(is_exportable, training.callbacks))).items():
-        # Where one class has several callbacks, each save adds their states to the list, as in transformers.
+        # If one class has several callbacks, each save adds their states to the list, as in transformers.
         before = states.get(name)
         states[name] = [*before, *(now if isinstance(now, list) else [now])] if isinstance(before, list) else now
 

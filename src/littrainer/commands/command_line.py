@@ -1,20 +1,20 @@
-"""What all commands share: how their options are parsed, how they complain, and how they end."""
+"""How all commands parse their options, complain about bad input, and end."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 BAD_INPUT = 2
-# As shells count programs that a signal has ended: SIGPIPE, SIGINT.
+# How shells report programs that SIGPIPE or SIGINT has ended.
 NOBODY_READS, INTERRUPTED = 128 + 13, 128 + 2
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose complaint is one line, which names the nearest option that there is.
+    """A parser that complains in one line, which names the nearest known option.
 
     Parameters:
         prog: the command, as `littrainer report`.
@@ -29,46 +29,33 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(BAD_INPUT, f"{self.prog}: {message}\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As in argparse, with the nearest option in the complaint about one that there is not."""
+        """As in argparse; a complaint about an unknown option names the nearest one."""
         found, left = self.parse_known_args(args, namespace)
         if left:
+            from littrainer.arguments.did_you_mean import unrecognized
+
             self.error(unrecognized(left, option_names(self)))
         return found
 
 
 def option_names(parser: argparse.ArgumentParser) -> list[str]:
-    """The long options of a parser, in every spelling."""
+    """Return the long options of a parser, in every spelling."""
     return [name for name in parser._option_string_actions if name.startswith("--")]
 
 
-def unrecognized(words: Sequence[str], known: Sequence[str]) -> str:
-    """That words are no arguments, and which of the known ones may have been meant."""
-    names = [word.partition("=")[0] for word in words if word.startswith("-")]
-    hints = [f"{name}: {hint}" for name in names if (hint := suggested(name, known))]
-    return "; ".join([f"unrecognized arguments: {' '.join(words)}", *(hints or ["see --help"])])
-
-
-def suggested(word: str, known: Sequence[str]) -> str:
-    """The question whether the nearest of the known words was meant; empty if none is similar."""
-    from littrainer.arguments.did_you_mean import nearest_name
-
-    nearest = nearest_name(word, known)
-    return "" if nearest is None else f"did you mean {nearest!r}?"
-
-
 def complain(command: str, message: str) -> int:
-    """Say in one line on standard error what is wrong with what `littrainer COMMAND` was given; returns the status."""
+    """Print one line about bad input of a command on standard error; returns the status."""
     print(f"littrainer {command}: {message}", file=sys.stderr)
     return BAD_INPUT
 
 
 def quietly(answer: Callable[[], int]) -> int:
-    """Carry a command out; Ctrl-C, and a reader that has left (`littrainer explain | head -1`), end it without a word.
+    """Run a command; Ctrl-C, and a reader that has left (`littrainer explain | head -1`), end it without a message.
 
     Letters that standard output cannot hold are written as escapes.
 
     Parameters:
-        answer: carries it out and returns the exit status.
+        answer: runs it and returns the exit status.
 
     Returns:
         That status, or the one that shells expect after a signal.

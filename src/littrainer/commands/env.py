@@ -17,12 +17,12 @@ from littrainer.commands.command_line import CommandParser
 from littrainer.errors.version import __version__
 
 DESCRIPTION = (
-    "Show what is installed here and may matter to a training: versions, devices, environment variables, and what does "
-    "not fit together. The text is Markdown, to be pasted into a bug report. Secrets are hidden and the home "
-    "folder is written as ~; look through it before you publish it."
+    "Show what is installed here: versions, devices and environment variables that matter to a training, and what does "
+    "not fit together. Paste the text, which is Markdown, into a bug report. Secrets are hidden and the home folder is "
+    "written as ~, but read the text before you publish it."
 )
 OWN_NAME = "littrainer"
-# Extras of ours that pin what the tests compare with, which says nothing about what users may have.
+# These extras pin what the tests compare with; users may have other versions.
 EXTRAS_FOR_DEVELOPMENT = frozenset({"test", "demo"})
 PACKAGES = (
     *("torch", "lightning", "pytorch-lightning", "torchmetrics", "numpy", "transformers", "accelerate", "datasets"),
@@ -49,7 +49,7 @@ VARIABLES = re.compile(
     r"|VIRTUAL_ENV|CONDA_PREFIX|TMPDIR"
 )
 HIDDEN = "(hidden)"
-# Rather too much than too little is hidden: by the name of a variable, and by what its value looks like.
+# Hides rather too much than too little: by the name of a variable, and by what its value looks like.
 SECRET_NAME = re.compile(r"TOKEN(?!IZ)|SECRET|PASS|CREDENTIAL|API_?KEY|(^|_)(KEYS?|PWD?|AUTH|BEARER|JWT|COOKIE)(_|$)")
 SECRET_VALUE = re.compile(
     r"(^|[\s,;='\"])[^\s:/@]+:\S*@|://\S*[@?#]"
@@ -61,47 +61,41 @@ SWITCHES = frozenset({"", "0", "1", "true", "false", "yes", "no", "on", "off"})
 
 def build_parser() -> CommandParser:
     """The parser of the command line."""
-    parser = CommandParser("littrainer env", description=DESCRIPTION)
-    parser.add_argument("--json", action="store_true", help="print the same facts as one JSON object")
-    return parser
+    return CommandParser("littrainer env", description=DESCRIPTION)
 
 
 def main(words: Sequence[str]) -> int:
     """Run the command on what follows `littrainer env`; returns the exit status."""
-    options = build_parser().parse_args(words)
+    build_parser().parse_args(words)
+    home = os.path.expanduser("~").rstrip(os.sep)
+    print(re.sub(rf"{re.escape(home)}(?![\w.-])", "~", report()) if home else report())
+    return 0
+
+
+def report() -> str:
+    """Return what is installed here, as Markdown for an issue."""
     torch = about_torch()
-    facts = {
-        "littrainer": {"version": __version__, "folder": str(Path(__file__).parents[1])},
-        "findings": [*([torch["error"]] if "error" in torch else []), *findings()],
-        "packages": {name: found for name in PACKAGES if (found := version_of(name))},
+    found = [*([torch["error"]] if "error" in torch else []), *findings()]
+    versions = {name: version_of(name) for name in PACKAGES}
+    installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    missing = ", ".join(name for name, version in versions.items() if not version)
+    lines = [f"### littrainer {__version__}", "", f"- {Path(__file__).parents[1]}", "", "### findings", ""]
+    lines += [f"- {' '.join(finding.split())}" for finding in found or ["none"]]
+    lines += ["", "### packages", "", f"- installed: {installed}", f"- not installed: {missing}"]
+    sections = {
         "torch": torch,
         "accelerate's configuration": accelerate_configuration(),
         "environment variables": variables(os.environ),
     }
-    printed = json.dumps(facts, indent=2) if options.json else as_markdown(facts)
-    home = os.path.expanduser("~").rstrip(os.sep)
-    print(re.sub(rf"{re.escape(home)}(?![\w.-])", "~", printed) if home else printed)
-    return 0
-
-
-def as_markdown(facts: Mapping[str, Any]) -> str:
-    """The facts as text to be pasted into an issue."""
-    own, packages = facts["littrainer"], facts["packages"]
-    listed = [f"{name} {found}" for name, found in packages.items()]
-    missing = [name for name in PACKAGES if name not in packages]
-    lines = [f"### littrainer {own['version']}", "", f"- {own['folder']}", "", "### findings", ""]
-    lines += [f"- {' '.join(finding.split())}" for finding in facts["findings"] or ["none"]]
-    lines += ["", "### packages", "", f"- installed: {', '.join(listed)}", f"- not installed: {', '.join(missing)}"]
-    for title in ("torch", "accelerate's configuration", "environment variables"):
-        section = facts[title]
+    for title, facts in sections.items():
         lines += ["", f"### {title}", "", "```text"]
-        lines += [f"{name}: {value}" for name, value in section.items()] or ["none"]
+        lines += [f"{name}: {value}" for name, value in facts.items()] or ["none"]
         lines.append("```")
     return "\n".join(lines)
 
 
 def about_torch() -> dict[str, Any]:
-    """What torch's own `torch.utils.collect_env` finds; where torch cannot be imported, `error` says why."""
+    """Return what `torch.utils.collect_env` finds; if torch cannot be imported, `error` says why."""
     # The folders of this process come first, so that the same torch is found wherever it was started.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     try:
@@ -111,23 +105,23 @@ def about_torch() -> dict[str, Any]:
         )
         return {name: value for name, value in json.loads(done.stdout.splitlines()[-1]).items() if value is not None}
     except subprocess.TimeoutExpired:
-        return {"error": f"import torch and the look at its devices took more than {SECONDS} seconds"}
+        return {"error": f"importing torch and looking at its devices took more than {SECONDS} seconds"}
     except (IndexError, ValueError):
-        said = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
+        said = (done.stderr.strip().splitlines() or ["without a message"])[-1]
         return {"error": f"import torch ended its process with status {done.returncode}: {said}"}
 
 
 def version_of(name: str) -> str | None:
-    """The version of a package; None if it is not installed."""
+    """Return the version of a package, or None."""
     with contextlib.suppress(PackageNotFoundError):
         return version(name)
     return None
 
 
 def findings() -> Iterator[str]:
-    """What is missing or has a version that littrainer does not support, with what to do."""
+    """Say which packages are missing or have a version that littrainer does not support, and what to install."""
     if version_of(OWN_NAME) is None:
-        yield "littrainer has no package metadata here, so versions cannot be checked: install it"
+        yield "littrainer is not installed as a package here, so that versions cannot be checked: install it"
         return
     for text in requires(OWN_NAME) or []:
         from packaging.requirements import Requirement
@@ -144,19 +138,18 @@ def findings() -> Iterator[str]:
         if found is None and not extra:
             yield f"{requirement.name} is not installed, and littrainer needs it: {wanted}"
         elif found is not None and not requirement.specifier.contains(found, prereleases=True):
-            use = f"littrainer[{extra}]" if extra else "littrainer"
-            yield f"{requirement.name} {found} is outside what {use} supports: {wanted}"
+            yield f"{requirement.name} {found} is outside what littrainer supports: {wanted}"
 
 
 def accelerate_configuration() -> dict[str, str]:
-    """What `accelerate config` has written, which `accelerate launch` reads."""
+    """Return what `accelerate config` has written for `accelerate launch`."""
     folder = os.environ.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
     files = [Path(folder, "accelerate", f"default_config.{ending}") for ending in ("yaml", "json")]
     return {str(path): path.read_text(errors="replace") for path in files if path.is_file()}
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are set and may change a training, in alphabetical order, without secrets."""
+    """Return the variables that are set and may change a training, in alphabetical order, without secrets."""
     set_here = {name: environment[name] for name in sorted(environment) if VARIABLES.fullmatch(name)}
     secrets = [value for name, value in environment.items() if _is_secret(name, value) and len(value) > 5]
     return {

@@ -1,4 +1,4 @@
-"""The command `littrainer explain`: what arguments turn into, in words and as a Lightning program.
+"""The command `littrainer explain`: what training arguments turn into, in words and as a Lightning program.
 
 Both read the table of destinations. The program leaves what arguments mean to `TransformersModule`, `TrainerDataModule`
 and `lightning.Trainer`.
@@ -19,18 +19,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from littrainer.arguments.destinations import DESTINATIONS, derived_keywords
+from littrainer.arguments.did_you_mean import unrecognized
 from littrainer.arguments.parser import HfArgumentParser
-from littrainer.commands.command_line import BAD_INPUT, CommandParser, complain, option_names, unrecognized
+from littrainer.commands.command_line import BAD_INPUT, CommandParser, complain, option_names
 
 DESCRIPTION = """\
-Say what training arguments turn into: keywords and parts of lightning.Trainer, and for each argument away from its
-default where it went. A script is run, redirected to littrainer, up to its first Trainer, and stopped there: it loads
+Show what training arguments turn into on Lightning: where each of your arguments goes, the keywords of
+lightning.Trainer, and the parts of the training. A script is run up to its first Trainer and stopped there: it loads
 its data and its model, and trains nothing. What it prints goes to standard error.
 """
 USAGE = """\
 littrainer explain [OPTIONS] --ARGUMENT VALUE ...
        littrainer explain [OPTIONS] SCRIPT [ARGS ...]"""
-# Arguments that become keywords in a printed program, beside those that name keywords in the table of destinations.
+# Arguments that become keywords in a printed program, in addition to those with keywords in the table of destinations.
 IN_KEYWORDS = frozenset(
     (
         *("output_dir", "num_train_epochs", "max_steps", "full_determinism", "lightning"),
@@ -39,7 +40,7 @@ IN_KEYWORDS = frozenset(
         *("do_train", "do_eval", "do_predict"),
     )
 )
-# Arguments that a stand-in for a model cannot carry out.
+# Arguments that have no effect on the model that stands in for yours.
 ABOUT_MODELS = frozenset(
     (
         *("activation_checkpointing", "activation_checkpointing_kwargs", "gradient_checkpointing", "label_names"),
@@ -47,18 +48,12 @@ ABOUT_MODELS = frozenset(
         *("optim_target_modules", "predict_with_generate", "generation_max_length", "generation_num_beams"),
     )
 )
-# What a Trainer was given -> where it stands in a printed program.
-GIVEN_TO_TRAINER = {
-    "model": "return it in make_model",
-    "train_dataset": "return it in make_rows",
-    "eval_dataset": "the second one of TrainerDataModule",
-    **dict.fromkeys(("data_collator", "processing_class"), "a keyword of TrainerDataModule"),
-    **dict.fromkeys(
-        ("compute_metrics", "preprocess_logits_for_metrics", "compute_loss_func", "optimizer_cls_and_kwargs"),
-        "a keyword of TransformersModule",
-    ),
-    **dict.fromkeys(("optimizer", "lr_scheduler"), "in the keyword `optimizers` of TransformersModule"),
-}
+# What the program of a script cannot hold.
+OBJECTS_OF_A_SCRIPT = (
+    "Add the objects of the script's Trainer: return the model in make_model and the training data in make_rows; give",
+    "metrics, loss function and optimizers to TransformersModule, other data and the collator to TrainerDataModule,",
+    "callbacks to pl.Trainer; and write overridden methods in a subclass of TransformersModule.",
+)
 PROGRAM = '''\
 """%(heading)s
 """
@@ -77,7 +72,7 @@ ARGUMENTS: dict[str, Any] = {
 
 
 class StandIn(torch.nn.Module):
-    # In the place of your model: return yours in make_model.
+    # Instead of your model: return yours in make_model.
     def __init__(self) -> None:
         super().__init__()
         self.inner, self.norm, self.head = torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 3)
@@ -94,7 +89,7 @@ def make_model() -> torch.nn.Module:
 
 
 def make_rows() -> Any:
-    # Random rows in the place of your data: return yours.
+    # Random rows instead of your data: return yours.
     rows = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
     return [{"x": row, "labels": int(row[:3].argmax())} for row in rows]
 
@@ -128,11 +123,13 @@ class _ArgumentParser(HfArgumentParser):
 
 
 def build_parser() -> CommandParser:
-    """The parser of the command's own options."""
+    """Return the parser of the command's options."""
     parser = CommandParser("littrainer explain", description=DESCRIPTION, usage=USAGE)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--as-code", "--as_code", action="store_true", help="print a Lightning program of it")
-    parser.epilog = "The option stands before the script or among the training arguments."
+    parser.add_argument(
+        "--as-code", "--as_code", action="store_true", help="print a Lightning program that trains the same"
+    )
+    parser.epilog = "Write the option before the script, or among the training arguments."
     return parser
 
 
@@ -144,7 +141,7 @@ def main(words: Sequence[str]) -> int:
         return _explain_arguments(rest, options.as_code)
     script, *own = words[before:]
     if "--as-code" in own:
-        return complain("explain", f"--as-code behind {script!r} would be the script's; write it before")
+        return complain("explain", f"--as-code after {script!r} is passed to the script; write it before the script")
     return _explain_script(script, own, before == 1)
 
 
@@ -160,18 +157,18 @@ def _explain_arguments(words: list[str], as_code: bool) -> int:
         for warning in caught:
             print(f"littrainer explain: {warning.message}", file=sys.stderr)
         if any(map(os.path.isfile, left)):
-            return complain("explain", "a script stands before its arguments: littrainer explain SCRIPT ARGS ...")
+            return complain("explain", "write the script before its arguments: littrainer explain SCRIPT ARGS ...")
         if left:
             known = [*option_names(build_parser()), *option_names(parser)]
             return complain("explain", unrecognized(left, known))
-        print(program(args) if as_code else explanation(_stand_in_trainer(args), args), end="")
+        print(program(args) if as_code else explanation(_stand_in_trainer(args), args, words), end="")
     except (TypeError, ValueError, NotImplementedError, ImportError) as error:
         return complain("explain", str(error))
     return 0
 
 
 def _stand_in_trainer(args: Any) -> Any:
-    """A Trainer with these arguments, whose model of one weight and whose sample stand for any."""
+    """Return a Trainer with these arguments, a model of one weight and one sample."""
     from torch import nn
 
     from littrainer.trainer import Trainer
@@ -185,7 +182,7 @@ def _stand_in_trainer(args: Any) -> Any:
 
 @contextlib.contextmanager
 def _without_a_trace(args: Any) -> Iterator[Any]:
-    """The same arguments with an output folder that goes afterwards, since a Trainer makes its folder."""
+    """Return the same arguments with a temporary output folder, since a Trainer creates its folder."""
     with tempfile.TemporaryDirectory() as folder:
         copied = copy.copy(args)
         copied.output_dir = folder
@@ -196,7 +193,7 @@ def _without_a_trace(args: Any) -> Iterator[Any]:
 
 
 class TrainerReached(BaseException):
-    """Stops the script, past its `except Exception`; its argument is what is to be printed."""
+    """Stops the script, past its `except Exception`; its argument is the text to print."""
 
 
 def _explain_script(script: str, words: list[str], as_code: bool) -> int:
@@ -214,8 +211,7 @@ def _explain_script(script: str, words: list[str], as_code: bool) -> int:
         given = bound.arguments.get("args") or TrainingArguments("tmp_trainer")
         with _without_a_trace(given) as bound.arguments["args"]:
             original(*bound.args, **bound.kwargs)
-            origin = f"the arguments of {os.path.basename(script)}"
-            raise TrainerReached(program(given, origin, self) if as_code else explanation(self, given))
+            raise TrainerReached(program(given, script) if as_code else explanation(self, given, words))
 
     install()
     sys.argv, sys.path[0] = [script, *words], os.path.dirname(os.path.abspath(script))
@@ -228,18 +224,19 @@ def _explain_script(script: str, words: list[str], as_code: bool) -> int:
         return 0
     finally:
         Trainer.__init__ = original  # type: ignore[method-assign]
-    return complain("explain", f"{script} ended without making a Trainer; nothing to explain")
+    return complain("explain", f"{script} ended without making a Trainer, so there is nothing to explain")
 
 
 # ---- In words --------------------------------------------------------------------------------------------------------
 
 
-def explanation(trainer: Any, args: Any) -> str:
-    """What a Trainer's arguments turned into: Lightning's keywords and parts, and where each argument went.
+def explanation(trainer: Any, args: Any, words: Sequence[str] = ()) -> str:
+    """Describe where a Trainer's arguments go, and the Lightning keywords and parts that they result in.
 
     Parameters:
         trainer: a Trainer that has not trained; the `lightning.Trainer` that its training would use is made and read.
         args: the arguments whose values are shown, as the script gave them.
+        words: the command line; arguments that are named there come first.
     """
     from littrainer.arguments.normalization import trackers_in
     from littrainer.arguments.report_to import tracker_label
@@ -254,7 +251,7 @@ def explanation(trainer: Any, args: Any) -> str:
         return "from " + " and ".join(field for field, place in DESTINATIONS.items() if name in place.keywords)
 
     def names(things: Sequence[Any]) -> str:
-        return ", ".join(one if isinstance(one, str) else type(one).__name__ for one in things) or "none"
+        return ", ".join(type(one).__name__ for one in things) or "none"
 
     lightning: Any = lightning_trainer.build_lightning_trainer(trainer, run=None)
     keywords = lightning_trainer.lightning_keywords(trainer.args, trainer.lightning_keywords)
@@ -270,24 +267,26 @@ def explanation(trainer: Any, args: Any) -> str:
         ("precision plugin", f"{type(precision).__name__} ({precision.precision})"),
         ("optimization", f"{mode}; the optimizer steps after {window}"),
         ("Trainer callbacks", names(trainer.callback_handler.callbacks)),
-        ("Lightning callbacks", names(["TrainerEvents", *trainer.lightning_callbacks])),
+        ("Lightning callbacks", names(trainer.lightning_callbacks)),
         ("Lightning loggers", names(lightning.loggers)),
         ("trackers", f"{trackers} (report_to)"),
     ]
+    options = {word.partition("=")[0].replace("-", "_") for word in words}
+    named = {name: value for name, value in args.to_dict().items() if {f"__{name}", f"__no_{name}"} & options}
     changed = [
         (f"{name}={value!r}", f"{DESTINATIONS[name].place.value}: {DESTINATIONS[name].sentence}")
-        for name, value in changed_arguments(args).items()
+        for name, value in (named | changed_arguments(args)).items()
     ]
     sections = {
-        "lightning.Trainer keywords": rows,
-        "what results": parts,
-        "arguments away from their defaults, and where each went": changed or [("none", "")],
+        "your arguments, and those that differ from their defaults": changed or [("none", "")],
+        "keywords of lightning.Trainer": rows,
+        "parts of the training": parts,
     }
     return "\n\n".join("\n".join([title, *_table(lines)]) for title, lines in sections.items()) + "\n"
 
 
 def changed_arguments(args: Any) -> dict[str, Any]:
-    """Arguments away from their defaults, with plain values and masked tokens, in the documented order."""
+    """Return the arguments that differ from their defaults, with masked tokens, in the documented order."""
     from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments
 
     given, usual = args.to_dict(), Seq2SeqTrainingArguments().to_dict()
@@ -303,13 +302,12 @@ def _table(rows: list[tuple[str, str]], widest: int = 44) -> list[str]:
 # ---- As a program ----------------------------------------------------------------------------------------------------
 
 
-def program(args: Any, origin: str = "these arguments", trainer: Any = None) -> str:
-    """The text of a Lightning program that trains as arguments say.
+def program(args: Any, script: str | None = None) -> str:
+    """Return a Lightning program that trains as the arguments say.
 
     Parameters:
         args: the arguments.
-        origin: whose arguments they are, for the first line.
-        trainer: the Trainer of a script, whose objects the first lines name.
+        script: the script that they come from.
     """
     from littrainer.lightning.arguments import is_plain
     from littrainer.lightning.ignored_arguments import ABOUT_DATA, ACTED_ON, LEFT_TO_LIGHTNING
@@ -318,21 +316,22 @@ def program(args: Any, origin: str = "these arguments", trainer: Any = None) -> 
     for name, value in changed_arguments(args).items():
         place, sentence, keywords = DESTINATIONS[name]
         if name in ABOUT_MODELS:
-            left_out.append(f"- {name}: {sentence} A stand-in has no use for it; add it to ARGUMENTS.")
+            left_out.append(f"- {name}: {sentence} It needs your model; add it to ARGUMENTS then.")
         elif not is_plain(value):
-            left_out.append(f"- {name}: {sentence} A text cannot hold its objects; add it where it belongs.")
+            left_out.append(f"- {name}: {sentence} It holds objects, which cannot be printed; add them.")
         elif name == "metric_for_best_model" and value not in ("loss", "eval_loss"):
-            left_out.append(f"- {name}: {sentence} Give TransformersModule the compute_metrics that has it.")
+            left_out.append(f"- {name}: {sentence} Give TransformersModule the compute_metrics that returns it.")
         elif name in ABOUT_DATA or name in ACTED_ON or name == "max_grad_norm":
             in_arguments.append(f'    "{name}": {value!r},  # {place.value}: {sentence}\n')
         elif name not in IN_KEYWORDS and not keywords:
             instead = f" Instead: {LEFT_TO_LIGHTNING[name]}." if name in LEFT_TO_LIGHTNING else ""
             left_out.append(f"- {name}: {sentence}{instead}")
+    origin = "these arguments" if script is None else f"the arguments of {os.path.basename(script)}"
     heading = [f"The training that {origin} describe, as a plain Lightning program."]
     if left_out:
         heading += ["", "Not in this program:", *left_out]
-    if trainer is not None:
-        heading += ["", "Objects of the script's Trainer, which a text cannot hold:", *_objects_of(trainer)]
+    if script is not None:
+        heading += ["", *OBJECTS_OF_A_SCRIPT]
     evaluates = args.eval_strategy != "no" or args.eval_on_start
     return PROGRAM % {
         "heading": "\n".join(heading).replace("\\", "/").replace('"""', "'''"),
@@ -387,26 +386,3 @@ def _program_keywords(args: Any) -> dict[str, str]:
         keywords["callbacks"] = f"[pl.callbacks.ModelCheckpoint({settings})]"
     further = args.lightning or {}
     return keywords | {name: repr(value) for name, value in further.items() if is_plain(further)}
-
-
-def _objects_of(trainer: Any) -> Iterator[str]:
-    from littrainer.callbacks.handler import DefaultFlowCallback
-    from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
-    from littrainer.seq2seq import Seq2SeqTrainer
-    from littrainer.trainer import Trainer
-
-    for name, place in GIVEN_TO_TRAINER.items():
-        value = getattr(trainer, name, None)
-        if value is not None:
-            yield f"- {name} ({getattr(value, '__name__', type(value).__name__)}): {place}"
-    usual = (DefaultFlowCallback, PrinterCallback, ProgressCallback)
-    for callback in (*trainer.callback_handler.callbacks, *trainer.lightning_callbacks):
-        # Trackers come from `report_to`, which is an argument.
-        if not isinstance(callback, usual) and not type(callback).__module__.startswith("littrainer.tracking"):
-            yield f"- callback {type(callback).__name__}: rewrite it as a callback of Lightning, unless it is one"
-    for kind in type(trainer).__mro__:
-        if kind in (Trainer, Seq2SeqTrainer):
-            break
-        methods = [name for name in vars(kind) if callable(vars(kind)[name]) and not name.startswith("__")]
-        if methods:
-            yield f"- {kind.__name__}, which overrides {', '.join(methods)}: write a subclass of TransformersModule"

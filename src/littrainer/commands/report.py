@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import contextlib
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from littrainer.checkpoint.layout import checkpoint_step
 from littrainer.commands.command_line import CommandParser, complain
-from littrainer.commands.report_folders import NothingToReport, Run, Search, read_folders, step_of
+from littrainer.commands.report_charts import Chart, picture, search_charts, training_charts
+from littrainer.commands.report_folders import NothingToReport, Run, Search, last_changes, read_folders
+from littrainer.commands.report_page import page
 from littrainer.errors.atomic_files import write_whole
 
-FAILURE = 1
 DEFAULT_NAME = "report.html"
 PAGE_ENDINGS = (".html", ".htm")
+# While --watch looks for changes, and how often a page that is open loads itself again.
+LOOK_SECONDS, RELOAD_SECONDS = 2.0, 5
 # A report is known by this, in the first bytes of both files, and may be written again.
 MARK, HEAD_BYTES = b"littrainer report", 4096
 DESCRIPTION = """\
 Write what a training logged as one HTML page and one PNG picture: losses, metrics, learning rate, gradient norm, speed,
-the best checkpoint, and the arguments away from their defaults. Several folders are drawn over each other and compared.
-The output_dir of a hyperparameter search shows its trials. Folders that transformers wrote are read too.
+the best checkpoint, the environment, and the arguments that differ from their defaults. Several folders are drawn over
+each other and compared. The output_dir of a hyperparameter search shows its trials. The command also reads the folders
+that transformers wrote, and the metrics.csv that Lightning's CSVLogger wrote.
 """
 
 
@@ -34,30 +40,30 @@ def build_parser() -> CommandParser:
         "-o",
         "--output",
         metavar="FILE.html",
-        help="the page; the picture goes beside it (default: report.html in OUTPUT_DIR, or in the working "
+        help="the page; the picture goes into the same folder (default: report.html in OUTPUT_DIR, or in the working "
         "directory if several are given)",
     )
     parser.add_argument("--no-png", action="store_true", help="write the page alone")
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="follow a running training until Ctrl-C: write the page again with each checkpoint or trial; an open page "
+        "loads itself again and keeps its settings",
+    )
     return parser
 
 
 def main(words: Sequence[str]) -> int:
     """Run the command on what follows `littrainer report`; returns the exit status."""
     options = build_parser().parse_args(words)
-    if importlib.util.find_spec("matplotlib") is None:
-        complain("report", "the charts take matplotlib, which is not installed: pip install 'littrainer[report]'.")
-        return FAILURE
-    from littrainer.commands.report_page import page, picture
-
     try:
-        runs, searches = read_folders(options.folders)
-        target = _target(runs, searches, options.output)
-        drawn = picture(runs, searches)
-        write_whole(target, page(runs, searches, drawn))
+        if options.watch:
+            _watch(options)
+        # What --watch has written last still loads itself again.
+        target, charts = _write_page(options)
         print(f"page: {target}")
         if not options.no_png:
-            write_whole(target.with_suffix(".png"), drawn)
-            print(f"picture: {target.with_suffix('.png')}")
+            _write_picture(target.with_suffix(".png"), charts)
     except NothingToReport as error:
         return complain("report", str(error))
     except OSError as error:
@@ -65,6 +71,50 @@ def main(words: Sequence[str]) -> int:
             "report", f"{error.filename} cannot be written: {error.strerror}; give another place with -o FILE.html."
         )
     return 0
+
+
+def _write_page(options: argparse.Namespace, live_seconds: int = 0) -> tuple[Path, list[Chart]]:
+    runs, searches = read_folders(options.folders)
+    target = _target(runs, searches, options.output)
+    charts = [
+        *(chart for place, search in enumerate(searches) for chart in search_charts(search.stored, f"search {place}")),
+        *training_charts(runs),
+    ]
+    write_whole(target, page(runs, searches, charts, live_seconds))
+    return target, charts
+
+
+def _write_picture(path: Path, charts: list[Chart]) -> None:
+    try:
+        drawn = picture(charts)
+    except ImportError:
+        print("picture: not written; it needs matplotlib: pip install matplotlib")
+        return
+    write_whole(path, drawn)
+    print(f"picture: {path}")
+
+
+def _watch(options: argparse.Namespace) -> None:
+    """Write the page at each change, until Ctrl-C."""
+    seen: list[tuple[str, int]] = []
+    print(f"waiting for changes in {', '.join(options.folders)}; Ctrl-C ends this", flush=True)
+    for folder in options.folders:
+        if not Path(folder).exists():
+            print(f"{folder} does not exist yet; a training that has it as output_dir makes it", flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            changes = last_changes(options.folders)
+            if changes != seen:
+                try:
+                    target, _ = _write_page(options, RELOAD_SECONDS)
+                    if not seen:
+                        print(f"page: {target}", flush=True)
+                    seen = changes
+                except NothingToReport:
+                    # A checkpoint may go while it is read.
+                    if not seen:
+                        raise
+            time.sleep(LOOK_SECONDS)
 
 
 def _target(runs: list[Run], searches: list[Search], output: str | None) -> Path:
@@ -75,19 +125,18 @@ def _target(runs: list[Run], searches: list[Search], output: str | None) -> Path
     """
     if output is not None:
         target = Path(output)
-        if target.suffix.lower() not in PAGE_ENDINGS:
-            raise NothingToReport(f"-o {output} names no page; give a name that ends in .html.")
-        if target.is_dir() or not target.parent.is_dir():
-            reason = "is a folder" if target.is_dir() else f"lies in {target.parent}, which is no folder"
-            raise NothingToReport(f"-o {output} {reason}; give the name of a file in a folder that exists.")
+        if target.suffix.lower() not in PAGE_ENDINGS or target.is_dir() or not target.parent.is_dir():
+            raise NothingToReport(
+                f"-o {output} is no place for a page; name a file that ends in .html, in a folder that exists."
+            )
         return target
     folders = {search.file.parent for search in searches} | {run.folder for run in runs}
     home = folders.pop() if len(folders) == 1 else Path()
     # One more file would make a checkpoint differ from its manifest.
-    target = (home.parent if step_of(home) is not None else home) / DEFAULT_NAME
+    target = (home.parent if checkpoint_step(home) is not None else home) / DEFAULT_NAME
     for path in (target, target.with_suffix(".png")):
         if path.exists() and not (path.is_file() and MARK in path.read_bytes()[:HEAD_BYTES]):
             raise NothingToReport(
-                f"{path} is there and is no report of littrainer; give another place with -o FILE.html."
+                f"{path} exists and is not a report of littrainer; give another place with -o FILE.html."
             )
     return target

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import math
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from littrainer.arguments.secrets import without_secrets
 from littrainer.arguments.shown_arguments import as_text
-from littrainer.callbacks.log_history import History, read_history
+from littrainer.callbacks.log_history import TRAINING, History, read_history
 from littrainer.callbacks.state import TrainerState
-from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, RUN_RECORD_NAME, TRAINER_STATE_NAME
+from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, RUN_RECORD_NAME, TRAINER_STATE_NAME, checkpoint_step
 from littrainer.search.record import (
     FAILED,
     RUNNING,
@@ -22,6 +24,12 @@ from littrainer.search.record import (
     UnreadableRecord,
     read_record,
 )
+
+# What Lightning's CSVLogger writes.
+LIGHTNING_LOG_NAME = "metrics.csv"
+# Models whose loss is the mean of -log p of tokens end so, as do tasks of PEFT.
+LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "CAUSAL_LM")
+MOST_EXPONENT = 700
 
 
 class NothingToReport(Exception):
@@ -39,6 +47,7 @@ class Run:
         state: what it holds.
         history: the numbers in it.
         arguments: its arguments as text, None if they are not known.
+        environment: what it ran on, by name: device, processes, versions, class of the model.
         notes: sentences about what could not be shown.
     """
 
@@ -48,11 +57,17 @@ class Run:
     state: TrainerState
     history: History
     arguments: dict[str, str] | None = None
+    environment: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
+    def places(self) -> list[Path]:
+        """Where files about the run may lie, the most likely folder first."""
+        return [self.state_file.parent, self.folder, self.state_file.parent.parent]
+
+    @property
     def best_checkpoint(self) -> str | None:
-        """The best checkpoint, as a path if it lies beside the others or where it was written, else its name."""
+        """The best checkpoint, as a path if it lies next to the others or where it was written, else its name."""
         recorded = self.state.best_model_checkpoint
         if recorded is None:
             return None
@@ -65,7 +80,7 @@ class Run:
         """The optimizer step of the best evaluation; earlier releases note it in the checkpoint's name alone."""
         if self.state.best_global_step is not None or self.state.best_model_checkpoint is None:
             return self.state.best_global_step
-        return step_of(Path(self.state.best_model_checkpoint))
+        return checkpoint_step(Path(self.state.best_model_checkpoint))
 
 
 @dataclass
@@ -132,7 +147,8 @@ def _read_run(folder: Path, name: str) -> Run:
     if state_file is None:
         raise NothingToReport(_nothing_in(folder))
     try:
-        state = TrainerState.load_from_json(str(state_file))
+        is_table = state_file.name == LIGHTNING_LOG_NAME
+        state = _state_of_lightning(state_file) if is_table else TrainerState.load_from_json(str(state_file))
     # A file that is nested without end makes the reader run out of its stack.
     except (OSError, ValueError, RecursionError) as error:
         raise NothingToReport(
@@ -145,14 +161,35 @@ def _read_run(folder: Path, name: str) -> Run:
         run.notes.append(
             "Nothing was logged that could be drawn. Was training shorter than logging_steps, or logging_strategy 'no'?"
         )
-    _add_arguments(run)
+    if not is_table:
+        _add_arguments(run)
+    _add_model(run)
     return run
 
 
 def _state_file(folder: Path) -> Path | None:
-    """The trainer_state.json of a run: in the folder itself, else in its newest checkpoint that has one."""
+    """The trainer_state.json of a run, from the folder or its newest checkpoint; else what a CSVLogger wrote last."""
     places = [folder, *reversed(_checkpoints(folder))]
-    return next((place / TRAINER_STATE_NAME for place in places if (place / TRAINER_STATE_NAME).is_file()), None)
+    state = next((place / TRAINER_STATE_NAME for place in places if (place / TRAINER_STATE_NAME).is_file()), None)
+    logs = (log for depth in ("", "version_*/", "*/version_*/") for log in folder.glob(depth + LIGHTNING_LOG_NAME))
+    return state or max(logs, key=lambda log: log.stat().st_mtime, default=None)
+
+
+def _state_of_lightning(table: Path) -> TrainerState:
+    """What Lightning's CSVLogger wrote, under the names that a Trainer logs."""
+    with table.open(encoding="utf-8", newline="") as file:
+        rows = [{name: float(cell) for name, cell in row.items() if name and cell} for row in csv.DictReader(file)]
+    names = {"val_": "eval_", "test_": "test_", "train_": ""}
+    history: list[dict[str, Any]] = []
+    for row in rows:
+        step = int(row.pop("step", 0))
+        renamed = {
+            next((new + name.removeprefix(old) for old, new in names.items() if name.startswith(old)), name): value
+            for name, value in row.items()
+        }
+        history.append({**renamed, "step": step})
+    steps = max((entry["step"] + 1 for entry in history), default=0)
+    return TrainerState(global_step=steps, log_history=history)
 
 
 def _nothing_in(folder: Path) -> str:
@@ -160,34 +197,63 @@ def _nothing_in(folder: Path) -> str:
         what = "is a file" if folder.exists() else "does not exist"
         return f"{folder} {what}; give the output_dir of a training, or a checkpoint in it."
     return (
-        f"{folder} has no {TRAINER_STATE_NAME}, nor has a {PREFIX_CHECKPOINT_DIR}-<step> folder in it; give the "
+        f"{folder} has no {TRAINER_STATE_NAME}, and no {PREFIX_CHECKPOINT_DIR}-<step> folder in it has one; give the "
         "output_dir of a training that saved checkpoints or called trainer.save_state(), or of a hyperparameter search."
     )
 
 
 def _checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the one with the fewest steps first."""
-    found = [entry for entry in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if step_of(entry) is not None]
-    return sorted((entry for entry in found if entry.is_dir()), key=lambda entry: step_of(entry) or 0)
-
-
-def step_of(checkpoint: Path) -> int | None:
-    """The optimizer step in the name of a checkpoint's folder; None if it is none."""
-    match = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d{{1,18}})", checkpoint.name)
-    return int(match.group(1)) if match else None
+    found = [entry for entry in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if checkpoint_step(entry) is not None]
+    return sorted((entry for entry in found if entry.is_dir()), key=lambda entry: checkpoint_step(entry) or 0)
 
 
 def _add_arguments(run: Run) -> None:
-    places = dict.fromkeys((run.state_file.parent, run.folder, run.state_file.parent.parent))
-    path = next((place / RUN_RECORD_NAME for place in places if (place / RUN_RECORD_NAME).is_file()), None)
+    path = next((place / RUN_RECORD_NAME for place in run.places if (place / RUN_RECORD_NAME).is_file()), None)
     if path is None:
         run.notes.append(
-            f"The arguments are not known: there is no {RUN_RECORD_NAME} beside {run.state_file}. Runs of littrainer "
+            f"The arguments are not known: the folder of {run.state_file} has no {RUN_RECORD_NAME}. Runs of littrainer "
             "write one; transformers and earlier releases do not."
         )
         return
     try:
-        arguments = json.loads(path.read_text("utf-8"))["arguments"]
-        run.arguments = {name: as_text(value) for name, value in without_secrets(arguments).items()}
+        record = json.loads(path.read_text("utf-8"))
+        run.arguments = {name: as_text(value) for name, value in without_secrets(record["arguments"]).items()}
+        facts = {**record.get("environment", {}), **record.get("versions", {})}
+        run.environment = {name: as_text(value) for name, value in facts.items() if value is not None}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         run.notes.append(f"The arguments are not known: {path} is not readable ({type(error).__name__}: {error}).")
+
+
+def _add_model(run: Run) -> None:
+    """Add the model's class, and the perplexity if its loss is that of a language model."""
+    for path in (place / name for place in run.places for name in ("config.json", "adapter_config.json")):
+        try:
+            described = json.loads(path.read_text("utf-8"))
+            model = str((described.get("architectures") or [described["task_type"]])[0])
+        # No model of transformers, or a file that is no configuration of one.
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            continue
+        run.environment = {"model": model, **run.environment}
+        smoothed = (run.arguments or {}).get("label_smoothing_factor", "0.0")
+        if model.endswith(LANGUAGE_MODELS) and smoothed in ("0", "0.0"):
+            for (metric, source), points in [*run.history.curves.items()]:
+                if metric == "loss" and source != TRAINING:
+                    perplexity = [point._replace(value=math.exp(min(point.value, MOST_EXPONENT))) for point in points]
+                    run.history.curves.setdefault(("perplexity", source), perplexity)
+        return
+
+
+def last_changes(folders: Sequence[str]) -> list[tuple[str, int]]:
+    """The files that a page would be written from, with the times of their last changes; none before all are there."""
+    found = []
+    for given in folders:
+        path = Path(given)
+        folder = path.parent if path.is_file() else path
+        read = [
+            file for file in (folder / SEARCH_RECORD_NAME, _state_file(folder)) if file is not None and file.is_file()
+        ]
+        if not read:
+            return []
+        found += [(str(file), file.stat().st_mtime_ns) for file in read]
+    return found

@@ -1,319 +1,222 @@
-"""The page and the picture of `littrainer report`: charts by matplotlib, tables as HTML."""
+"""The page of `littrainer report`: a verdict, tables as HTML, and the data that the page's script draws charts from."""
 
 from __future__ import annotations
 
-import base64
-import functools
+import dataclasses
 import html
-import io
+import json
 import math
-import warnings
+import re
 from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
-from string import Template
 from typing import Any
 
 from littrainer.arguments.shown_arguments import away_from_defaults, default_texts, is_same
-from littrainer.callbacks.log_history import COSTS, SPEED, TRAINING, Point
+from littrainer.callbacks.log_history import COSTS, EVALUATION, TRAINING
+from littrainer.commands.report_charts import (
+    ABSENT,
+    Chart,
+    best_points,
+    complete_trials,
+    deciding_curve,
+    drawn_metrics,
+    duration,
+    equally_best,
+    is_complete,
+    less_is_better,
+    objective_names,
+    ordered_metrics,
+    short_number,
+    sources_of,
+)
 from littrainer.commands.report_folders import Run, Search
 from littrainer.errors.version import __version__
-from littrainer.search.record import COMPLETE, FAILED, MAXIMIZE, PRUNED, STATES, StoredSearch, TrialRecord, best_of
+from littrainer.search.record import FAILED, PRUNED, STATES, StoredSearch, TrialRecord
 
-LEARNING_RATE, GRADIENT_NORM = "learning_rate", "grad_norm"
-# Metric -> title of its chart; all others go by their own name.
-TITLES = {
-    "loss": "Loss",
-    LEARNING_RATE: "Learning rate",
-    GRADIENT_NORM: "Gradient norm before clipping",
-    SPEED: "Samples per second of evaluations",
-}
-# Their zero means something, and a logarithmic axis does not have one.
-ALWAYS_LINEAR = (LEARNING_RATE, SPEED)
-# So many metrics of evaluations, and so many others, are drawn.
-MOST_METRICS = 12
-# Less of a metric that ends so is better; of others the highest value is shown.
-LESS_IS_BETTER = ("loss", "perplexity", "error", "wer", "cer", "mae", "mse", "rmse")
-# A value axis is logarithmic if the middle nine tenths of its values span this ratio.
-LOGARITHMIC_FROM = 100.0
-# With more points than this a curve has no markers, which would cover it.
-MOST_MARKED = 30
-MOST_LEGEND_ENTRIES, MOST_PARAMETERS, MOST_ROWS = 32, 8, 500
-LONGEST_LABEL = 60
-LINE_STYLES, MARKERS = ("-", "--", ":", "-."), "os^Dv"
-COLUMNS, CHART_INCHES, HEADER_INCHES = 2, (5.8, 3.2), 1.0
-STYLE: Any = {
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "font.size": 9.0,
-    "grid.alpha": 0.4,
-}
-ABSENT = "\N{EN DASH}"
+MOST_ROWS = 500
+# A loss that changes by less than this share is called flat.
+FLAT = 0.02
 
 
-# A title, and what draws the chart on the axes of matplotlib that it is given.
-Chart = tuple[str, Callable[[Any], None]]
+class Best(str):
+    """The text of a cell that is marked as the best of its row or column."""
 
 
-# ---- The picture -----------------------------------------------------------------------------------------------------
-
-
-def picture(runs: list[Run], searches: Sequence[Search]) -> bytes:
-    """The charts of searches, and below them those of trainings, as the bytes of a PNG file."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    parts = [(search.name, _search_charts(search.stored)) for search in searches]
-    if runs:
-        parts.append((runs[0].name if len(runs) == 1 else f"{len(runs)} trainings", _training_charts(runs)))
-    rows = [max(1, math.ceil(len(charts) / COLUMNS)) for _, charts in parts]
-    heights = [count * CHART_INCHES[1] + HEADER_INCHES for count in rows]
-    written = io.BytesIO()
-    # A letter that the font does not have is drawn as a box, with a warning.
-    with rc_context(STYLE), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        figure: Any = Figure(figsize=(COLUMNS * CHART_INCHES[0], sum(heights)), layout="constrained", dpi=110)
-        figures = figure.subfigures(len(parts), 1, height_ratios=heights, squeeze=False)[:, 0]
-        for part, (title, charts), count in zip(figures, parts, rows, strict=True):
-            part.suptitle(_label(title), fontsize=13, fontweight="bold")
-            grid = part.subplots(count, COLUMNS, squeeze=False).flatten()
-            for axes, (name, draw) in zip(grid, charts, strict=False):
-                axes.set_title(_label(name))
-                draw(axes)
-            for axes in grid[len(charts) :]:
-                axes.set_axis_off()
-            entries = {
-                label: line for axes in grid for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
-            }
-            labels = list(entries)[:MOST_LEGEND_ENTRIES]
-            if labels:
-                part.legend(
-                    [entries[label] for label in labels], labels, loc="outside lower center", ncols=4, frameon=False
-                )
-        figure.savefig(written, format="png", metadata={"Software": "littrainer report"})
-    return written.getvalue()
-
-
-def _training_charts(runs: list[Run]) -> list[Chart]:
-    return [
-        (TITLES.get(metric, metric), functools.partial(_draw_metric, metric=metric, runs=runs))
-        for metric in _drawn_metrics(runs)
-    ]
-
-
-def _draw_metric(axes: Any, metric: str, runs: list[Run]) -> None:
-    drawn: list[float] = []
-    for number, run in enumerate(runs):
-        for place, source in enumerate(_sources(runs)):
-            points = run.history.curves.get((metric, source), [])
-            # One run is coloured by source; several by run, and their sources are line styles.
-            look, style, label = (place, 0, source) if len(runs) == 1 else (number, place, f"{run.name}, {source}")
-            marker = MARKERS[look % len(MARKERS)] if len(points) <= MOST_MARKED else ""
-            line = {"color": f"C{look % 10}", "linestyle": LINE_STYLES[style % len(LINE_STYLES)], "marker": marker}
-            steps = [point.step for point in points]
-            values = [point.value if _is_drawable(point.value) else math.nan for point in points]
-            if points:
-                axes.plot(steps, values, **line, markersize=4, linewidth=1.2, label=_label(label))
-            missing = [step for step, value in zip(steps, values, strict=True) if math.isnan(value)]
-            # Crosses at the foot of the chart, whatever its scale is.
-            axes.plot(missing, [0.03] * len(missing), "x", color=line["color"], transform=axes.get_xaxis_transform())
-            best = _best_point(run, source, points)
-            if best is not None:
-                axes.plot([best.step], [best.value], "*", color="black", markersize=12, label="best", zorder=5)
-            drawn += [value for value in values if not math.isnan(value)]
-    if metric not in ALWAYS_LINEAR:
-        _set_scale(axes, drawn)
-    axes.set_xlabel("optimizer step")
-    axes.locator_params(axis="x", integer=True)
-
-
-def _set_scale(axes: Any, values: list[float]) -> None:
-    ordered = sorted(values)
-    edge = len(ordered) // 20
-    if ordered and ordered[0] > 0 and ordered[-1 - edge] / ordered[edge] >= LOGARITHMIC_FROM:
-        axes.set_yscale("log")
-
-
-def _is_drawable(value: float) -> bool:
-    # matplotlib's margins go beyond what a float holds if the values come near to it.
-    return math.isfinite(value) and abs(value) < 1e300
-
-
-def _best_point(run: Run, source: str, points: list[Point]) -> Point | None:
-    best = run.state.best_metric
-    if source == TRAINING or best is None:
-        return None
-    return next((point for point in points if point.step == run.best_step and point.value == best), None)
-
-
-def _sources(runs: list[Run]) -> list[str]:
-    """Where numbers come from: training first, then the evaluation sets in the order of their appearance."""
-    return list(dict.fromkeys([TRAINING, *(source for run in runs for _, source in run.history.curves)]))
-
-
-def _ordered_metrics(runs: list[Run]) -> tuple[list[str], list[str]]:
-    """Those of evaluations, but for the usual ones, and all: the loss, these, the other usual ones, and the rest."""
-    logged = dict.fromkeys(metric for run in runs for metric, _ in run.history.curves)
-    evaluated = {metric for run in runs for metric, source in run.history.curves if source != TRAINING}
-    others = [metric for metric in logged if metric not in TITLES and metric not in COSTS]
-    of_evaluations = [metric for metric in others if metric in evaluated]
-    order = dict.fromkeys(["loss", *of_evaluations, LEARNING_RATE, GRADIENT_NORM, SPEED, *others])
-    return of_evaluations, [metric for metric in order if metric in logged]
-
-
-def _drawn_metrics(runs: list[Run]) -> list[str]:
-    """The usual metrics, a dozen of evaluations, the deciding one among them, and a dozen others."""
-    of_evaluations, ordered = _ordered_metrics(runs)
-    others = [metric for metric in ordered if metric not in TITLES and metric not in of_evaluations]
-    curves = [(run, *key, points) for run in runs for key, points in run.history.curves.items()]
-    decides = {metric for run, metric, source, points in curves if _best_point(run, source, points) is not None}
-    chosen = {*TITLES, *decides, *of_evaluations[:MOST_METRICS], *others[:MOST_METRICS]}
-    return [metric for metric in ordered if metric in chosen]
-
-
-def _search_charts(search: StoredSearch) -> list[Chart]:
-    names = objective_names(search)
-    charts: list[Chart] = []
-    for place, (name, direction) in enumerate(zip(names, search.directions, strict=True)):
-        better = "higher" if direction == MAXIMIZE else "lower"
-        charts.append(
-            (
-                f"{name} over trials ({better} is better)",
-                functools.partial(_over_trials, search=search, objective=place),
-            )
-        )
-    if len(complete_trials(search)) < 2:
-        return charts
-    if len(names) == 2:
-        charts.append((f"{names[1]} against {names[0]}", functools.partial(_trade_off, search=search)))
-    for name in varied_parameters(search)[:MOST_PARAMETERS]:
-        charts.append((f"{names[0]} over {name}", functools.partial(_over_parameter, search=search, name=name)))
-    return charts
-
-
-def _over_trials(axes: Any, search: StoredSearch, objective: int) -> None:
-    sign = -1.0 if search.directions[objective] == MAXIMIZE else 1.0
-    best_ids = {id(trial) for trial in best_of(search.trials, search.directions)}
-    spots: dict[str, list[tuple[int, float]]] = {"complete": [], "pruned, last value": [], "best": []}
-    failed: list[int] = []
-    so_far: list[tuple[int, float]] = []
-    for number, trial in enumerate(search.trials):
-        if trial.state == COMPLETE and _is_complete(search, trial):
-            value = trial.objectives()[objective]
-            spots["best" if id(trial) in best_ids else "complete"].append((number, value))
-            if not so_far or sign * value < sign * so_far[-1][1]:
-                so_far.append((number, value))
-        elif trial.state == PRUNED and trial.intermediate and _is_drawable(trial.intermediate[-1][1]):
-            spots["pruned, last value"].append((number, trial.intermediate[-1][1]))
-        elif trial.state == FAILED:
-            failed.append(number)
-    if so_far and len(search.directions) == 1:
-        reached = [*so_far, (len(search.trials) - 1, so_far[-1][1])]
-        axes.step(*zip(*reached, strict=True), where="post", color="gray", linewidth=1, label="best so far")
-    for (label, points), style in zip(spots.items(), ("oC0", "sC7", "*k"), strict=True):
-        if points:
-            axes.plot(*zip(*points, strict=True), style, markersize=12 if label == "best" else 5, label=label)
-    if failed:
-        axes.plot(failed, [0.03] * len(failed), "xC3", transform=axes.get_xaxis_transform(), label="failed")
-    _set_scale(axes, [value for points in spots.values() for _, value in points])
-    axes.set_xlabel("trial")
-    axes.locator_params(axis="x", integer=True)
-
-
-def _trade_off(axes: Any, search: StoredSearch) -> None:
-    best = {id(trial) for trial in best_of(search.trials, search.directions)}
-    for trial in complete_trials(search):
-        axes.plot(*([value] for value in trial.objectives()), "*k" if id(trial) in best else "oC0")
-    axes.set_xlabel(_label(objective_names(search)[0]))
-
-
-def _over_parameter(axes: Any, search: StoredSearch, name: str) -> None:
-    trials = [trial for trial in complete_trials(search) if name in trial.parameters]
-    values = [trial.parameters[name] for trial in trials]
-    is_numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    shown = values if is_numeric else [_label(str(value)) for value in values]
-    axes.plot(shown, [trial.objectives()[0] for trial in trials], "oC0", alpha=0.7)
-    by_powers = any(trial.distributions.get(name, {}).get("log") for trial in trials)
-    if is_numeric and by_powers and min(values) > 0:
-        axes.set_xscale("log")
-    axes.set_xlabel(_label(name))
-
-
-def _label(text: str) -> str:
-    text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
-    half = LONGEST_LABEL // 2
-    text = text if len(text) <= LONGEST_LABEL else f"{text[:half]}...{text[3 - half :]}"
-    # matplotlib leaves labels out of a legend that begin with an underscore, and reads formulas between dollar signs.
-    return (f" {text}" if text.startswith("_") else text).replace("$", r"\$")
-
-
-# ---- Searches --------------------------------------------------------------------------------------------------------
-
-
-def objective_names(search: StoredSearch) -> list[str]:
-    """What the objectives are called."""
-    several = len(search.directions) > 1
-    default = [f"objective {number + 1}" if several else "objective" for number in range(len(search.directions))]
-    return search.objective_names or default
-
-
-def _is_complete(search: StoredSearch, trial: TrialRecord) -> bool:
-    values = trial.objectives()
-    return trial.state == COMPLETE and len(values) == len(search.directions) and all(map(math.isfinite, values))
-
-
-def complete_trials(search: StoredSearch) -> list[TrialRecord]:
-    """The trials that have all objectives as finite numbers, the best by the first objective first."""
-    sign = -1 if search.directions[0] == MAXIMIZE else 1
-    complete = [trial for trial in search.trials if _is_complete(search, trial)]
-    return sorted(complete, key=lambda trial: sign * trial.objectives()[0])
-
-
-def varied_parameters(search: StoredSearch) -> list[str]:
-    """The hyperparameters with more than one value, in the order in which trials have them."""
-    values: dict[str, set[str]] = {}
-    for trial in search.trials:
-        for name, value in trial.parameters.items():
-            values.setdefault(name, set()).add(repr(value))
-    return [name for name, found in values.items() if len(found) > 1]
-
-
-# ---- The page --------------------------------------------------------------------------------------------------------
-
-
-def page(runs: list[Run], searches: Sequence[Search], drawn: bytes) -> str:
+def page(runs: list[Run], searches: Sequence[Search], charts: Sequence[Chart], live_seconds: int = 0) -> str:
     """The page on searches and trainings, which needs nothing but itself.
 
     Parameters:
-        drawn: the picture, which the page shows.
+        live_seconds: the page loads itself again after this time, since it is going to be written again; 0 if not.
     """
     names = list(dict.fromkeys([*(search.name for search in searches), *(run.name for run in runs)]))
     title = names[0] if len(names) == 1 else f"{len(names)} folders compared"
     told: list[Run | Search] = [*searches, *runs]
-    notes = [f"{one.name}: {note}" if len(told) > 1 else note for one in told for note in one.notes]
+    notes = [f"{one.name}: {note}" if len(names) > 1 else note for one in told for note in one.notes]
+    verdicts = [*map(verdict_of_search, searches), *([verdict_of_runs(runs)] if runs else [])]
+    narrow = ' class="tables"' if len(runs) == 1 else ""
     body = [
+        *(f'<p class="verdict">{_as_html(verdict)}</p>' for verdict in verdicts if verdict),
+        _tiles(runs[0]) if len(runs) == 1 and not searches else "",
         f"<aside>{'<br>'.join(map(_as_html, notes))}</aside>" if notes else "",
-        f'<img alt="charts" src="data:image/png;base64,{base64.b64encode(drawn).decode()}">',
-        *(part for search in searches for part in _search_parts(search, with_name=len(told) > 1)),
-        *(_training_parts(runs) if runs else ()),
+        '<div id="toolbar"></div>',
+        *(
+            part
+            for place, search in enumerate(searches)
+            for part in (_place_of_charts(f"search {place}"), *_search_parts(search, with_name=len(names) > 1))
+        ),
+        *([_place_of_charts("training"), f"<div{narrow}>", *_training_parts(runs), "</div>"] if runs else ()),
     ]
+    data = {
+        "title": title,
+        "live": live_seconds,
+        "runs": [run.name for run in runs],
+        "charts": list(map(dataclasses.asdict, charts)),
+        "trials": {f"search {place}": _described_trials(search.stored) for place, search in enumerate(searches)},
+    }
     sources = [*(search.file for search in searches), *(run.state_file for run in runs)]
-    template = Template(files("littrainer.commands").joinpath("report.html").read_text("utf-8"))
-    return template.substitute(
-        title=_as_html(title),
-        body="\n".join(body),
-        version=__version__,
-        files=", ".join(map(_as_html, sources)),
+    parts = {
+        "title": _as_html(title),
+        "body": "\n".join(body),
+        # No text in it can end the element that it stands in.
+        "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        "version": __version__,
+        "files": ", ".join(map(_as_html, sources)),
+    }
+    template = files("littrainer.commands").joinpath("report.html").read_text("utf-8")
+    return re.sub(r"@@(\w+)@@", lambda found: parts[found[1]], template)
+
+
+def _place_of_charts(group: str) -> str:
+    return f'<div class="charts" data-group="{group}"></div>'
+
+
+def _described_trials(search: StoredSearch) -> list[dict[str, Any]]:
+    """What is said about each trial at its dot."""
+    names = objective_names(search)
+    return [
+        {
+            "name": f"trial {trial.id}, {trial.state}".encode("utf-8", "backslashreplace").decode(),
+            "facts": [
+                [str(name), _value_text(value)]
+                for name, value in [*zip(names, trial.objectives(), strict=False), *trial.parameters.items()]
+            ],
+        }
+        for trial in search.trials
+    ]
+
+
+# ---- The verdict -----------------------------------------------------------------------------------------------------
+
+
+def verdict_of_runs(runs: list[Run]) -> str:
+    """What came out, in one line: of one training its best evaluation and what followed, of several which is best."""
+    if len(runs) > 1:
+        return _verdict_of_several(runs)
+    (run,) = runs
+    metric, source = deciding_curve(run)
+    best = best_points(run, metric, source)
+    losses = run.history.curves.get(("loss", TRAINING), [])
+    said = []
+    if best:
+        steps = [short_number(point.step) for point in best]
+        again = f", and equally good {len(steps) - 1} more times" if len(steps) > 2 else ""
+        place = " and ".join(steps) if len(steps) == 2 else steps[0]
+        said += [f"Best {_called(metric, source)} {short_number(best[0].value)} at step {place}{again}"]
+        said += _afterwards(run, source, best[-1].step)
+    elif len(losses) > 1:
+        first, last = short_number(losses[0].value), short_number(losses[-1].value)
+        said += [f"Training loss went from {first} to {last}", "nothing was evaluated"]
+    broken = next((point.step for point in losses if not math.isfinite(point.value)), None)
+    if broken is not None:
+        said.append(f"training loss was nan or infinite at step {short_number(broken)}")
+    if run.state.global_step < run.state.max_steps:
+        said.append(f"{short_number(run.state.global_step)} of {short_number(run.state.max_steps)} steps are done")
+    text = "; ".join(said)
+    return text[:1].upper() + text[1:]
+
+
+def _called(metric: str, source: str) -> str:
+    if source == EVALUATION:
+        return "evaluation loss" if metric == "loss" else metric
+    return f"{metric} on {source}"
+
+
+def _afterwards(run: Run, source: str, best_step: int) -> list[str]:
+    """What the evaluation loss did after the best step."""
+    points = [point for point in run.history.curves.get(("loss", source), []) if not point.is_after_training]
+    before = [point for point in points if point.step <= best_step and math.isfinite(point.value)]
+    after = [point for point in points if point.step > best_step]
+    if not before or not after:
+        return ["nothing was evaluated later"] if len(points) > 2 and not after else []
+    start, end = before[-1].value, after[-1].value
+    if not math.isfinite(end):
+        return ["evaluation loss nan or infinite afterwards"]
+    change = (end - start) / abs(start) if start else math.copysign(math.inf, end) if end else 0.0
+    if abs(change) <= FLAT:
+        return ["evaluation loss flat afterwards"]
+    share = f" by {abs(change):.0%}" if math.isfinite(change) else ""
+    return [f"evaluation loss {'rose' if change > 0 else 'fell'}{share} afterwards"]
+
+
+def _verdict_of_several(runs: list[Run]) -> str:
+    metric, source = deciding_curve(runs[0])
+    found = [(run, best_points(run, metric, source)) for run in runs]
+    reached = {run.name: points[0].value for run, points in found if points}
+    if not reached:
+        return ""
+    less = less_is_better(metric, runs[0])
+    best = (min if less else max)(reached.values())
+    winners = [name for name, value in reached.items() if value == best]
+    others = [f"{name} reached {short_number(value)}" for name, value in reached.items() if value != best]
+    equal = ", equally good" if len(winners) > 1 else ""
+    text = f"Best {_called(metric, source)} {short_number(best)} by {' and '.join(winners)}{equal}"
+    return text + (f"; {', '.join(others[:3])}{' and more' if len(others) > 3 else ''}" if others else "")
+
+
+def verdict_of_search(search: Search) -> str:
+    """The best trials, and for how long nothing better has come."""
+    stored = search.stored
+    best = equally_best(stored)
+    if not best:
+        return ""
+    trials = " and ".join(f"trial {trial.id}" for trial in best[:3]) + (
+        f" and {len(best) - 3} more" if len(best) > 3 else ""
     )
+    if len(stored.directions) > 1:
+        return f"No trial surpasses {trials} in all objectives"
+    text = f"Best {objective_names(stored)[0]} {short_number(best[0].objectives()[0])}: {trials}"
+    since = len(stored.trials) - 1 - stored.trials.index(best[0])
+    return f"{text}; nothing better in {since} trials since" if since > 1 else text
+
+
+def _tiles(run: Run) -> str:
+    metric, source = deciding_curve(run)
+    best, summary = best_points(run, metric, source), run.history.summary
+    losses = run.history.curves.get(("loss", TRAINING), [])
+    perplexities = [point for point in run.history.curves.get(("perplexity", source), []) if point.value > 0]
+    tiles = {
+        f"best {_called(metric, source)}": short_number(best[0].value) if best else None,
+        "lowest perplexity": short_number(min(point.value for point in perplexities)) if perplexities else None,
+        "last training loss": short_number(losses[-1].value) if losses else None,
+        "optimizer steps": short_number(run.state.global_step),
+        "duration": duration(summary["train_runtime"]) if "train_runtime" in summary else None,
+        **{
+            f"training {what} per second": short_number(rate)
+            for what in ("samples", "tokens")
+            if (rate := summary.get(f"train_{what}_per_second"))
+        },
+    }
+    shown = "".join(f"<div><dt>{_as_html(name)}</dt><dd>{text}</dd></div>" for name, text in tiles.items() if text)
+    return f"<dl>{shown}</dl>"
+
+
+# ---- Tables ----------------------------------------------------------------------------------------------------------
 
 
 def _training_parts(runs: list[Run]) -> Iterable[str]:
     names = [run.name for run in runs]
-    drawn = set(_drawn_metrics(runs))
-    metrics = {metric: metric in drawn for metric in _ordered_metrics(runs)[1] if metric not in COSTS}
+    drawn = set(drawn_metrics(runs))
+    metrics = {metric: metric in drawn for metric in ordered_metrics(runs)[1] if metric not in COSTS}
     rows = [
         *_result_rows(runs),
         *(row for metric, shown in metrics.items() if shown for row in _metric_rows(runs, metric)),
@@ -322,23 +225,24 @@ def _training_parts(runs: list[Run]) -> Iterable[str]:
     others = [row for metric, shown in metrics.items() if not shown for row in _metric_rows(runs, metric)]
     if others:
         yield f"<details><summary>{len(others)} more results</summary>{_table(['', *names], others)}</details>"
-    known = [run for run in runs if run.arguments is not None]
+    facts = dict.fromkeys(name for run in runs for name in run.environment)
+    if facts:
+        rows = [[name, *(run.environment.get(name, ABSENT) for run in runs)] for name in facts]
+        yield _section("Environment", _table(["", *names], rows))
+    known = [run.arguments for run in runs if run.arguments is not None]
     defaults = default_texts()
-    changed = [away_from_defaults(run.arguments or {}, defaults) for run in known]
+    changed = dict.fromkeys(name for texts in known for name in away_from_defaults(texts, defaults))
     if len(runs) == 1 and known:
-        shown = [[name, value, defaults.get(name, "not known here")] for name, value in changed[0].items()]
-        yield _section("Arguments away from their defaults", _table(["argument", "value", "default"], shown))
+        shown = [[name, known[0][name], defaults.get(name, "not known here")] for name in changed]
+        yield _section("Arguments that differ from their defaults", _table(["argument", "value", "default"], shown))
     elif known:
         differing = [
             [name, *((run.arguments or {}).get(name, ABSENT) for run in runs)]
-            for name in dict.fromkeys(name for values in changed for name in values)
-            if not all(
-                is_same((run.arguments or {}).get(name, ""), (known[0].arguments or {}).get(name, "")) for run in known
-            )
+            for name in changed
+            if not all(is_same(texts.get(name, ""), known[0].get(name, "")) for texts in known)
         ]
-        yield _section(
-            "Arguments that differ", _table(["argument", *names], differing) if differing else "<p>None.</p>"
-        )
+        table = _table(["argument", *names], differing) if differing else "<p>None.</p>"
+        yield _section("Arguments that differ", table)
 
 
 def _result_rows(runs: list[Run]) -> list[list[str]]:
@@ -374,25 +278,24 @@ def _result_rows(runs: list[Run]) -> list[list[str]]:
 
 def _metric_rows(runs: list[Run], metric: str) -> Iterable[list[str]]:
     """For each source the last value of a metric, with the lowest or highest one of an evaluation."""
-    for source in _sources(runs):
+    for source in sources_of(runs):
         curves = [run.history.curves.get((metric, source), []) for run in runs]
-        if any(curves):
-            yield [
-                metric if source == TRAINING else f"{metric}, {source}",
-                *(_last(metric, source, curve) for curve in curves),
-            ]
-
-
-def _last(metric: str, source: str, points: list[Point]) -> str:
-    if not points:
-        return ABSENT
-    last = short_number(points[-1].value)
-    finite = [point for point in points if math.isfinite(point.value)]
-    if source == TRAINING or len(finite) < 2:
-        return last
-    less = metric.endswith(LESS_IS_BETTER)
-    extreme = (min if less else max)(finite, key=lambda point: point.value)
-    return f"{last} ({'lowest' if less else 'highest'} {short_number(extreme.value)} at step {extreme.step})"
+        if not any(curves):
+            continue
+        cells = [short_number(points[-1].value) if points else ABSENT for points in curves]
+        if source == TRAINING:
+            yield [metric, *cells]
+            continue
+        best = [best_points(run, metric, source) for run in runs]
+        reached = [points[0].value for points in best if points]
+        winner = (min if less_is_better(metric, runs[0]) else max)(reached, default=None)
+        for place, points in enumerate(best):
+            if points and len(curves[place]) > 1:
+                extreme = "lowest" if less_is_better(metric, runs[place]) else "highest"
+                cells[place] += f" ({extreme} {short_number(points[0].value)} at step {points[0].step})"
+            if points and len(reached) > 1 and points[0].value == winner:
+                cells[place] = Best(cells[place])
+        yield [f"{metric}, {source}", *cells]
 
 
 def _search_parts(search: Search, with_name: bool) -> Iterable[str]:
@@ -400,32 +303,25 @@ def _search_parts(search: Search, with_name: bool) -> Iterable[str]:
     of_which = f" of {search.name}" if with_name else ""
     counts = {state: sum(trial.state == state for trial in stored.trials) for state in STATES}
     seconds = [trial.seconds for trial in stored.trials if trial.seconds is not None]
-    best = best_of(stored.trials, stored.directions)
+    best = equally_best(stored)
     facts = [
         ["Backend", f"{stored.backend} {stored.name or ''}"],
         ["Trials", ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "none"],
         ["Time of all trials", duration(sum(seconds)) if seconds else ABSENT],
         ["Best", ", ".join(f"trial {trial.id}" for trial in best) or ABSENT],
+        # Of equally good ones the first is what the search returned.
+        ["Folder of the best", best[0].folder or ABSENT if best else ABSENT],
     ]
     yield _section(f"Search{of_which}", _table(["", ""], facts))
-    if len(best) == 1:
-        rows = [
-            [name, _value_text(value), as_range(best[0].distributions.get(name, {}))]
-            for name, value in best[0].parameters.items()
-        ]
-        folder = f"<p>Its folder: {_as_html(best[0].folder)}</p>" if best[0].folder else ""
-        yield _section(
-            f"Best trial{of_which}: {best[0].id}", folder + _table(["parameter", "value", "searched in"], rows)
-        )
     ranked = complete_trials(stored)
     rest = sorted(
-        (trial for trial in stored.trials if not _is_complete(stored, trial)),
+        (trial for trial in stored.trials if not is_complete(stored, trial)),
         key=lambda trial: STATES.index(trial.state),
     )
     names = list(dict.fromkeys(name for trial in stored.trials for name in trial.parameters))
     rows = [
         [
-            f"trial {trial.id}",
+            Best(f"trial {trial.id}") if trial in best else f"trial {trial.id}",
             *_objective_cells(stored, trial),
             *(_value_text(trial.parameters[name]) if name in trial.parameters else ABSENT for name in names),
             ABSENT if trial.seconds is None else duration(trial.seconds),
@@ -439,7 +335,7 @@ def _search_parts(search: Search, with_name: bool) -> Iterable[str]:
 
 
 def _objective_cells(search: StoredSearch, trial: TrialRecord) -> list[str]:
-    if _is_complete(search, trial):
+    if is_complete(search, trial):
         return [short_number(value) for value in trial.objectives()]
     said = trial.state
     if trial.state == FAILED and trial.error:
@@ -450,15 +346,6 @@ def _objective_cells(search: StoredSearch, trial: TrialRecord) -> list[str]:
     return [said, *[ABSENT] * (len(search.directions) - 1)]
 
 
-def as_range(drawn: dict[str, Any]) -> str:
-    """What a hyperparameter was drawn from, in words."""
-    if "choices" in drawn:
-        return ", ".join(map(str, drawn["choices"]))
-    if not {"low", "high"} <= drawn.keys():
-        return ABSENT
-    return f"{_value_text(drawn['low'])} to {_value_text(drawn['high'])}{', by powers' if drawn.get('log') else ''}"
-
-
 def _section(title: str, content: str) -> str:
     return f"<section><h2>{_as_html(title)}</h2>{content}</section>"
 
@@ -466,10 +353,18 @@ def _section(title: str, content: str) -> str:
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     head = "".join(f"<th scope=col>{_as_html(heading)}</th>" for heading in headings)
     body = "".join(
-        f"<tr><th scope=row>{_as_html(name)}</th>{''.join(f'<td>{_as_html(cell)}</td>' for cell in cells)}</tr>"
+        f"<tr>{_cell(name, 'th scope=row', 'th')}{''.join(_cell(cell, 'td', 'td') for cell in cells)}</tr>"
         for name, *cells in rows
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    # A wide table is scrolled, by keyboard too.
+    return f'<div class="wide" tabindex=0 role=region aria-label="Table">{table}</div>'
+
+
+def _cell(text: str, opening: str, tag: str) -> str:
+    # Long names and paths are broken where a reader would break them.
+    shown = re.sub(r"([_/])(?=\w)", r"\1<wbr>", _as_html(text))
+    return f"<{opening}{' class=best' if isinstance(text, Best) else ''}>{shown}</{tag}>"
 
 
 def _as_html(value: Any) -> str:
@@ -479,17 +374,3 @@ def _as_html(value: Any) -> str:
 
 def _value_text(value: Any) -> str:
     return short_number(value) if isinstance(value, float) else str(value)
-
-
-def short_number(value: float) -> str:
-    """A number as people write it in a table: 0.7871, 1.5e-05, 12,345."""
-    is_whole = math.isfinite(value) and value == int(value)
-    return f"{value:,.0f}" if abs(value) < 1e6 and (is_whole or abs(value) >= 1e4) else f"{value:.4g}"
-
-
-def duration(seconds: float) -> str:
-    """A length of time as people say it: 5.05 s, 3 min 20 s, 2 h 5 min, 1 d 3 h."""
-    for size, unit, smaller, small_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if math.isfinite(seconds) and seconds >= size:
-            return f"{int(seconds // size)} {unit} {int(seconds % size // smaller)} {small_unit}"
-    return f"{seconds:.3g} s"

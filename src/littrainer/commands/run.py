@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
-from littrainer.commands.command_line import CommandParser, complain, suggested
+from littrainer.commands.command_line import CommandParser, complain
 from littrainer.distributed.environment import (
+    COMMAND,
     FALSE_WORDS,
     SECONDS_TO_SAVE,
     TRUE_WORDS,
@@ -25,12 +26,10 @@ from littrainer.distributed.environment import (
     adopt_launcher_variables,
     is_launched,
 )
+from littrainer.distributed.launcher import Launch, LaunchError, check, run_processes
 from littrainer.redirection.redirect import extend_to_children
 
-if TYPE_CHECKING:
-    from littrainer.distributed.launcher import Launch
-
-# In the place of a script's name, as python has it.
+# Given as the script's name, as with python itself.
 STANDARD_INPUT = "-"
 # As number of devices: a process for each GPU.
 ALL = "all"
@@ -50,49 +49,38 @@ STRATEGIES: dict[str, dict[str, str]] = {
     },
     "deepspeed": {USE_DEEPSPEED: "true"},
 }
-# Options of `littrainer run`, each with a value.
-RUN_OPTIONS: dict[str, dict[str, Any]] = {
-    "--devices": {
-        "metavar": "N",
-        "help": "processes on this machine, one for each device; by default `all`: one for each GPU, or one on the CPU",
-    },
-    "--nodes": {"metavar": "M", "type": int, "help": "machines that train together"},
-    "--node-rank": {"metavar": "R", "type": int, "help": "number of this machine, from 0 up"},
-    "--main-address": {"metavar": "HOST", "help": "address of machine 0"},
-    "--main-port": {"metavar": "P", "type": int, "help": "free port on machine 0; on one machine found by itself"},
-    "--grace": {
-        "metavar": "SECONDS",
-        "type": int,
-        "help": f"time to save a checkpoint and end after Ctrl-C or SIGTERM; {SECONDS_TO_SAVE} by default",
-    },
-    "--strategy": {
-        "choices": list(STRATEGIES),
-        "help": "how the model is spread, where the script's arguments do not say",
-    },
+# Options of `littrainer run` -> the name of its value, its type, and what `--help` says about it.
+RUN_OPTIONS: dict[str, tuple[str, type, str]] = {
+    "--devices": (
+        "N",
+        str,
+        "number of processes on this machine (default: one for each GPU, `all`, or one on the CPU)",
+    ),
+    "--nodes": ("M", int, "number of machines that train together"),
+    "--node-rank": ("R", int, "number of this machine, counted from 0"),
+    "--main-address": ("HOST", str, "address of machine 0"),
+    "--main-port": ("P", int, "free port on machine 0; one machine finds one by itself"),
+    "--grace": ("SECONDS", int, f"time to save and end after Ctrl-C or SIGTERM (default: {SECONDS_TO_SAVE})"),
+    "--strategy": ("NAME", str, f"how the model is spread over the processes: {', '.join(STRATEGIES)}"),
 }
 
 
-class BadInput(Exception):
-    """What the user asked for cannot be run; the message is one line that says what to do."""
-
-
 def build_parser() -> CommandParser:
-    """The parser of the command's own options and of the program's name."""
+    """Return the parser of the command's options and of the program's name."""
     parser = CommandParser(
         "littrainer run",
-        description="Run a script or a module as python would, with littrainer's Trainer for transformers'.",
+        description="Run a script or a module as Python does, with littrainer's Trainer in place of transformers'.",
         usage=(
             "littrainer run [-h] [OPTIONS] SCRIPT [ARGS ...]\n       littrainer run [-h] [OPTIONS] -m MODULE [ARGS ...]"
         ),
     )
-    for name, settings in RUN_OPTIONS.items():
-        parser.add_argument(name, **settings)
+    for name, (metavar, kind, about) in RUN_OPTIONS.items():
+        choices = list(STRATEGIES) if name == "--strategy" else None
+        parser.add_argument(name, metavar=metavar, type=kind, choices=choices, help=about)
     program = parser.add_mutually_exclusive_group()
-    program.add_argument(
-        "script", nargs="?", metavar="SCRIPT", help="path of a script, or of a folder with __main__.py"
-    )
-    program.add_argument("-m", dest="module", metavar="MODULE", help="name of a module to run, as in python -m")
-    parser.epilog = "Everything after SCRIPT or MODULE belongs to the program that is run."
+    program.add_argument("script", nargs="?", metavar="SCRIPT", help="script to run, or a folder with __main__.py")
+    program.add_argument("-m", dest="module", metavar="MODULE", help="module to run, as in python -m")
+    parser.epilog = "Everything after SCRIPT or MODULE is passed to the program."
     return parser
 
 
@@ -100,25 +88,24 @@ def main(words: Sequence[str]) -> int:
     """Run the command on what follows `littrainer run`.
 
     Returns:
-        The exit status. Where the operating system can replace a process by another, and one is enough, it does not
-        return.
+        The exit status. It does not return if one process is enough and the operating system can replace it by another.
     """
     own, program = _split_at_program(list(words))
     parser = build_parser()
     options = parser.parse_args(own)
     if not program:
-        parser.error("no program is named; give a SCRIPT, or -m MODULE, behind the options and their values")
+        parser.error("no program is named; give a SCRIPT, or -m MODULE, after the options and their values")
     try:
-        return _run(program, options)
-    except BadInput as error:
+        return _run(program, options, words)
+    except LaunchError as error:
         return complain("run", str(error))
 
 
 def _split_at_program(given: list[str]) -> tuple[list[str], list[str]]:
     """Divide the arguments into those that littrainer parses and the program's: ["-m", MODULE, ...] or [SCRIPT, ...].
 
-    The first list names the program too, for the parser to check. Both stand where python's own command line has them,
-    which argparse cannot express: it would take options of the program for its own.
+    The first list names the program too, for the parser to check. argparse alone cannot do it: it would take options of
+    the program for littrainer's.
     """
     is_value = False
     for position, argument in enumerate(given):
@@ -132,7 +119,7 @@ def _split_at_program(given: list[str]) -> tuple[list[str], list[str]]:
         if argument == "--":
             program = given[position + 1 :]
             if program and program[0].startswith("-"):
-                # python would take such a name for options of its own.
+                # python would take such a name for its options.
                 program[0] = os.path.join(os.curdir, program[0])
             return given[: position + 2], program
         if argument == STANDARD_INPUT or not argument.startswith("-"):
@@ -140,16 +127,17 @@ def _split_at_program(given: list[str]) -> tuple[list[str], list[str]]:
     return given, []
 
 
-def _run(program: list[str], options: argparse.Namespace) -> int:
+def _run(program: list[str], options: argparse.Namespace, words: Sequence[str]) -> int:
     """Check that the program exists, then become it, or start it several times."""
     if sys.flags.ignore_environment or sys.flags.no_site:
-        raise BadInput("python runs with -E, -I or -S, which keep littrainer out of the script; start it without")
-    if not sys.executable:
-        raise BadInput("this process does not know its python interpreter (sys.executable is empty)")
+        raise LaunchError("python runs with -E, -I or -S, which keep littrainer out of the script; start it without")
     if program[0] != "-m":
         _check_script(program[0])
-    environment = {**os.environ, **_variables_of_strategy(options.strategy)}
+    environment = dict(os.environ)
+    if options.strategy is not None:
+        environment |= {**dict.fromkeys((USE_FSDP, USE_DEEPSPEED), "false"), **STRATEGIES[options.strategy]}
     extend_to_children(environment)
+    environment[COMMAND] = shlex.join(["littrainer", "run", *words])
     # How python itself repeats its options (-O, -W, -X, -u ...) for the interpreters that multiprocessing starts.
     interpreter_options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *interpreter_options, *program]
@@ -157,34 +145,29 @@ def _run(program: list[str], options: argparse.Namespace) -> int:
         stream.flush()
     is_asked_for = any(getattr(options, name) is not None for name in ("devices", "nodes", "strategy"))
     if is_asked_for or (not _is_started_by_launcher() and _count_gpus(program) > 1):
-        # What starts processes takes longer to load than all else here.
-        from littrainer.distributed.launcher import LaunchError
-
-        try:
-            launch = _launch(options, program)
-            if launch.world_size > 1:
-                if program[0] == STANDARD_INPUT:
-                    raise BadInput(
-                        "several processes cannot read one script from standard input; write it to a file, or "
-                        "give --devices 1"
-                    )
-                if not is_asked_for:
-                    started = f"starting {launch.devices} processes, one for each GPU; --devices 1 starts one"
-                    print(f"littrainer: {started}", file=sys.stderr)
-                return _start(launch, command, environment)
-        except LaunchError as error:
-            raise BadInput(str(error)) from error
+        launch = _launch(options, program)
+        if launch.world_size > 1:
+            if program[0] == STANDARD_INPUT:
+                raise LaunchError(
+                    "several processes cannot read one script from standard input; write it to a file, or "
+                    "give --devices 1"
+                )
+            if not is_asked_for:
+                started = f"starting {launch.devices} processes, one for each GPU; --devices 1 starts one"
+                print(f"littrainer: {started}", file=sys.stderr)
+            os.environ.update(environment)
+            return run_processes(launch, command)
     elif options.node_rank or options.main_address or options.main_port:
-        raise BadInput("--node-rank, --main-address and --main-port are about several machines; give --nodes too")
+        raise LaunchError("--node-rank, --main-address and --main-port are about several machines; give --nodes too")
     elif options.grace is not None:
-        raise BadInput("--grace is about processes that are started together; give --devices too")
+        raise LaunchError("--grace is about processes that are started together; give --devices too")
     if os.name == "posix":
         os.execve(sys.executable, command, environment)
     return _wait_for(command, environment)
 
 
 def _wait_for(command: list[str], environment: dict[str, str]) -> int:
-    """Run the command as a child: Windows would give the terminal back to the user while an exec'd program runs."""
+    """Run the command as a child, since Windows would give the terminal back while a program that replaces us runs."""
     with subprocess.Popen(command, env=environment) as child:
         while True:
             try:
@@ -195,22 +178,20 @@ def _wait_for(command: list[str], environment: dict[str, str]) -> int:
 
 
 def _launch(options: argparse.Namespace, program: list[str]) -> Launch:
-    """What to start, from the options of the command line."""
-    from littrainer.distributed.launcher import Launch, check
-
+    """Return what to start, from the options of the command line."""
     gpus = _count_gpus(program)
     devices = max(gpus, 1)
     if options.devices not in (None, ALL):
         if not options.devices.lstrip("-").isdecimal():
-            raise BadInput(f"--devices {options.devices}: give the number of processes on this node, or `{ALL}`")
+            raise LaunchError(f"--devices {options.devices}: give the number of processes on this node, or `{ALL}`")
         devices = int(options.devices)
     if gpus and devices > gpus:
-        raise BadInput(
+        raise LaunchError(
             f"--devices {devices}, and this node has {gpus} GPU{'' if gpus == 1 else 's'}: give at most {gpus}. For "
-            f"processes on the CPU, give the script --use_cpu, or set {USE_CPU}=true where it takes no such argument"
+            f"processes on the CPU, give the script --use_cpu, or set {USE_CPU}=true if it takes no such argument"
         )
     if is_launched():
-        raise BadInput(
+        raise LaunchError(
             "--devices, --nodes and --strategy start processes, and this one was started by a launcher (RANK, "
             "WORLD_SIZE or LOCAL_RANK is set); give them to one of the two"
         )
@@ -252,31 +233,11 @@ def _asks_for_cpu(program: list[str]) -> bool:
     return asks
 
 
-def _start(launch: Launch, command: list[str], environment: dict[str, str]) -> int:
-    """Run the command in several processes; they inherit this one's environment."""
-    from littrainer.distributed.launcher import run_processes
-
-    os.environ.update(environment)
-    return run_processes(launch, command)
-
-
-def _variables_of_strategy(name: str | None) -> dict[str, str]:
-    return {} if name is None else {**dict.fromkeys((USE_FSDP, USE_DEEPSPEED), "false"), **STRATEGIES[name]}
-
-
 def _check_script(script: str) -> None:
     if script == STANDARD_INPUT:
         return
     if os.path.isdir(script):
         if not os.path.exists(os.path.join(script, "__main__.py")):
-            raise BadInput(f"{script!r} is a folder without a __main__.py; name the script in it")
+            raise LaunchError(f"{script!r} is a folder without a __main__.py; name the script in it")
     elif not os.path.exists(script):
-        raise BadInput(f"no script {script!r}{_near_script(script)}")
-
-
-def _near_script(script: str) -> str:
-    folder, name = os.path.split(script)
-    if not os.path.isdir(folder or "."):
-        return f": there is no folder {folder!r}"
-    hint = suggested(name, [entry for entry in os.listdir(folder or ".") if entry.endswith(".py")])
-    return f"; {hint}" if hint else f" (looked in {os.path.abspath(folder)})"
+        raise LaunchError(f"no script {script!r} (looked in {os.path.abspath(os.path.dirname(script))})")

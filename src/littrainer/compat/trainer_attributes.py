@@ -13,17 +13,11 @@ if TYPE_CHECKING:
     from littrainer.training.reports import MemoryReport
 
 
-# Attribute that transformers' Trainer sets on itself -> why it is not offered. docs/compatibility.md lists the rest.
-REFUSED: dict[str, str] = {
-    "_attn_mask_causal_checked": "sequences are not split between processes",
-    "_mixed_mesh_grads": "looked for at each clipping: override `_has_mixed_mesh_grads`",
-}
-
 STAGES = {"__init__": "init", "train": "train", "_inner_training_loop": "train", "evaluate": "eval", "predict": "test"}
 
 
 class MemoryTracker:
-    """What an overridden `evaluate` or `predict` calls to have its memory measured.
+    """Measures the memory of an overridden `evaluate` or `predict` that calls it.
 
     Parameters:
         report: measures, if `skip_memory_metrics` is False.
@@ -35,7 +29,7 @@ class MemoryTracker:
         self.skip_memory_metrics = skips
 
     def start(self) -> None:
-        """Begin to measure the method that calls this."""
+        """Start to measure the method that calls this."""
         self._report.start(_stage_of_caller())
 
     def stop_and_update_metrics(self, metrics: dict[str, Any] | None = None) -> None:
@@ -60,8 +54,7 @@ class TrainerAttributes:
     def _adopt_accelerator(self: Any, value: Any) -> None:
         self._accelerator = adopted(value, self.args, vars(self).get("_accelerator"))
 
-    # What `create_accelerator_and_postprocess` or a script has set; accelerate's own becomes a facade like it. A
-    # step reads it several times.
+    # `create_accelerator_and_postprocess` or a script sets it; accelerate's own becomes a facade. Steps read it often.
     accelerator: Any = property(attrgetter("_accelerator"), _adopt_accelerator)
 
     @property
@@ -72,10 +65,3 @@ class TrainerAttributes:
     @property
     def _memory_tracker(self: Any) -> MemoryTracker:
         return MemoryTracker(self.session.memory, self.args.skip_memory_metrics)
-
-
-def missing_member_message(name: str) -> str:
-    """Return what an AttributeError says for a name that the Trainer does not have."""
-    if name in REFUSED:
-        return f"littrainer's Trainer does not have {name}: {REFUSED[name]}."
-    return f"'Trainer' object has no attribute {name!r}"

@@ -1,4 +1,4 @@
-"""Members and signatures that the Trainer had in transformers 4, answered by those of today."""
+"""Members and signatures that the Trainer had in transformers 4."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def accepts_earlier_keywords(**today: str) -> Callable[[Method], Method]:
                 name = today[earlier]
                 if name in kwargs:
                     raise TypeError(f"{method.__name__}() got both {earlier} and {name}; give {name} alone.")
-                _tell(f"{method.__qualname__}({earlier}=...)", f"{name}=...", stacklevel=3)
+                _warn(f"{method.__qualname__}({earlier}=...)", f"{name}=...")
                 kwargs[name] = kwargs.pop(earlier)
             if not taken.issuperset(kwargs):
                 unknown = next(name for name in kwargs if name not in taken)
@@ -59,8 +59,8 @@ def accepts_earlier_keywords(**today: str) -> Callable[[Method], Method]:
     return decorate
 
 
-def _tell(earlier: str, today: str, stacklevel: int) -> None:
-    warnings.warn(f"{earlier} is an earlier spelling: write {today}.", FutureWarning, stacklevel=stacklevel)
+def _warn(earlier: str, today: str) -> None:
+    warnings.warn(f"{earlier} is an earlier spelling: write {today}.", FutureWarning, stacklevel=3)
 
 
 class EarlierTrainerMembers:
@@ -81,16 +81,16 @@ class EarlierTrainerMembers:
         if "tokenizer" in vars(self):
             return vars(self)["tokenizer"]
         found = self.processing_class
-        _tell("trainer.tokenizer", "trainer.processing_class", stacklevel=3)
+        _warn("trainer.tokenizer", "trainer.processing_class")
         return found
 
     @tokenizer.setter
     def tokenizer(self, value: Any) -> None:
-        # A subclass that stores a tokenizer of its own before the Trainer is set up means an attribute of its own.
+        # A subclass that sets it before the Trainer is set up means its own attribute.
         if "processing_class" not in vars(self):
             vars(self)["tokenizer"] = value
             return
-        _tell("trainer.tokenizer", "trainer.processing_class", stacklevel=3)
+        _warn("trainer.tokenizer", "trainer.processing_class")
         self.processing_class = value
 
     def prediction_loop(
@@ -102,22 +102,12 @@ class EarlierTrainerMembers:
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """Earlier name of `evaluation_loop`."""
-        _tell("trainer.prediction_loop", "trainer.evaluation_loop", stacklevel=3)
+        _warn("trainer.prediction_loop", "trainer.evaluation_loop")
         return self.evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
-
-    def is_world_master(self: Any) -> bool:
-        """Earlier name of `is_world_process_zero`."""
-        _tell("trainer.is_world_master", "trainer.is_world_process_zero", stacklevel=3)
-        return self.is_world_process_zero()
-
-    def is_local_master(self: Any) -> bool:
-        """Earlier name of `is_local_process_zero`."""
-        _tell("trainer.is_local_master", "trainer.is_local_process_zero", stacklevel=3)
-        return self.is_local_process_zero()
 
     @staticmethod
     def num_tokens(train_dl: Any, max_steps: int | None = None) -> int:
-        """Input tokens in a loader's batches, which are drawn for it.
+        """Count the input tokens in a loader's batches.
 
         Parameters:
             max_steps: take the first batch times this number instead.
@@ -134,11 +124,11 @@ class EarlierTrainerMembers:
         return total
 
     def get_num_trainable_parameters(self: Any) -> int:
-        """Numbers in the parameters that are trained."""
+        """Count the numbers in the parameters that are trained."""
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     def get_learning_rates(self: Any) -> list[float]:
-        """The learning rate of each parameter group.
+        """Return the learning rate of each parameter group.
 
         Raises:
             ValueError: there is no optimizer yet.
@@ -146,7 +136,7 @@ class EarlierTrainerMembers:
         return [group["lr"] for group in self._existing_optimizer().param_groups]
 
     def get_optimizer_group(self: Any, param: str | nn.Parameter | None = None) -> Any:
-        """The optimizer's parameter groups, or the one that holds a parameter.
+        """Return the optimizer's parameter groups, or the one that holds a parameter.
 
         Raises:
             ValueError: there is no optimizer yet.
@@ -172,7 +162,7 @@ class EarlierTrainerMembers:
         self._neftune.close()
 
     def _sorted_checkpoints(
-        self: Any | Any,
+        self: Any,
         output_dir: str | None = None,
         checkpoint_prefix: str = PREFIX_CHECKPOINT_DIR,
         use_mtime: bool = False,
@@ -180,6 +170,6 @@ class EarlierTrainerMembers:
         folder = self.args.output_dir if output_dir is None else output_dir
         return sort_checkpoints(folder, checkpoint_prefix, use_mtime, self.state.best_model_checkpoint)
 
-    def _rotate_checkpoints(self: Any | Any, use_mtime: bool = False, output_dir: str | None = None) -> None:
+    def _rotate_checkpoints(self: Any, use_mtime: bool = False, output_dir: str | None = None) -> None:
         folder = self.args.output_dir if output_dir is None else output_dir
         rotate_checkpoints(folder, self.args.save_total_limit, self.state.best_model_checkpoint, use_mtime)

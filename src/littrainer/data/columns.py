@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from littrainer.data.collators import RemoveColumnsCollator, dropped_columns_message, text_in
 from littrainer.errors.notes import add_note, kind_of
@@ -42,7 +42,7 @@ def accepted_columns(model: Any, label_names: Sequence[str]) -> list[str]:
 
     Parameters:
         model: one around which an adapter or a compiled module lies is looked through.
-        label_names: labels beside those that go by a usual name.
+        label_names: labels in addition to those with a usual name.
     """
     arguments = inspect.signature(base_model(model).forward).parameters
     return list(dict.fromkeys([*arguments, *label_names, "label", "label_ids"]))
@@ -68,7 +68,7 @@ def first_sample(source: Any, evaluates: bool) -> dict[str, Any]:
 
 def renaming(wanted: str, sample: Mapping[str, Any], model: Any) -> str | None:
     """Half a sentence for data without an argument of forward, where it has a column by another name; else None."""
-    # A forward may be a callable without a signature, and the error at hand is the one to be raised.
+    # A forward may be a callable without a signature, and this error is the one to be raised.
     with suppress(AttributeError, TypeError, ValueError):
         accepted = accepted_columns(model, [])
         others = [name for name, value in sample.items() if name not in accepted and text_in(value) is None]
@@ -100,16 +100,8 @@ def without_extra_columns(dataset: Any, accepted: list[str], model_name: str, de
     return dataset.remove_columns(dropped)
 
 
-class HasData(Protocol):
-    """What has datasets without their unused columns, their loaders and a model; a Trainer is one."""
-
-    _dropped_columns: dict[str | None, DroppedColumns]
-    callback_handler: Any
-    model: Any
-
-
 @contextmanager
-def naming_dropped_columns(source: HasData) -> Iterator[None]:
+def naming_dropped_columns(source: Any) -> Iterator[None]:
     """A context for work with a Trainer's data: an error that misses a dropped column leaves with a note that says so.
 
     The column may be missed by a collator, a dataset's transform, the model, the loss or the metric function. The
@@ -145,7 +137,7 @@ def explain_missing_columns(
 
 def _explanation(missing: list[str], dropped: DroppedColumns, model: Any) -> str:
     catch_all = None
-    # A forward may be a callable without a signature, and the error at hand is the one to be raised.
+    # A forward may be a callable without a signature, and this error is the one to be raised.
     with suppress(AttributeError, TypeError, ValueError):
         # What forward takes any further keywords under is no argument.
         catch_all = None if model is None else catch_all_name(model)
@@ -160,7 +152,6 @@ def _explanation(missing: list[str], dropped: DroppedColumns, model: Any) -> str
 
 
 def _missing_names(error: BaseException | None) -> set[str]:
-    """Names that an error, or one that led to it, did not find."""
     missing: set[str] = set()
     # An error that was carried out of a generator may be among its own causes.
     seen: set[int] = set()

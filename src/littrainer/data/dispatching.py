@@ -29,7 +29,7 @@ def first_dimension(batch: Any) -> int | None:
 
 
 def cut_rows(batch: Any, rows: slice) -> Any:
-    """The rows of a batch's tensors and arrays, in memory of their own; anything else is left as it is."""
+    """The rows of a batch's tensors and arrays, copied; anything else is left as it is."""
 
     def cut(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.dim():
@@ -80,7 +80,7 @@ class _Part(NamedTuple):
         batch: its part of a round.
         rows: samples in the round, before it was filled up.
         is_last: no round comes after it.
-        error: why there is no batch; None where there is one.
+        error: why there is no batch; None if there is one.
     """
 
     batch: Any
@@ -159,7 +159,7 @@ class Dispatch:
                 if len(batches_of_round) == self.batches_of_round or not self.drop_last:
                     yield batches_of_round
         except Exception as error:
-            # The other processes are told before this one ends.
+            # The other processes hear of it before this one ends.
             self._error = error
 
     def begin(self, first: Any) -> Any:

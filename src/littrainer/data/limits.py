@@ -1,6 +1,6 @@
 """How many batches of its data a Trainer reads, where `lightning` asks for fewer than there are.
 
-The keywords are those of `lightning.Trainer`. They are carried out here and not told to it: what it is handed counts
+The keywords are those of `lightning.Trainer`. They are carried out here and not handed to it: what it is handed counts
 otherwise than the data, and a Trainer has to know beforehand how many optimizer steps there are.
 """
 
@@ -109,7 +109,7 @@ def first_batches(batches: Any, number: int | None) -> Iterator[Any]:
 
 
 def check_order_stays(loader: Any) -> None:
-    """Refuse, for `overfit_batches`, a training loader of a script's own that draws another order for each epoch.
+    """Refuse, for `overfit_batches`, a script's own training loader that draws another order for each epoch.
 
     Raises:
         ValueError: it does.
@@ -148,7 +148,7 @@ def _checked(name: str, value: Any, purpose: str) -> int | float:
         raise ValueError(
             f"lightning={{{name!r}: {value!r}}} leaves nothing for {purpose}: {INSTEAD_OF_NONE[purpose]} instead."
         )
-    # As Lightning has it, 1 is one batch and 1.0 are all of them, and 5.0 are five.
+    # As in Lightning, 1 is one batch and 1.0 are all of them, and 5.0 are five.
     return int(value) if value > 1 else value
 
 

@@ -32,7 +32,7 @@ def on_device(value: Any, device: torch.device, non_blocking: bool) -> Any:
         try:
             return value.to(device, non_blocking=non_blocking)
         except TypeError:
-            # An object of the script's own, whose method need not take more than the device.
+            # An object of the script, whose method need not take more than the device.
             return value.to(device)
     if isinstance(value, Mapping):
         return type(value)({name: on_device(item, device, non_blocking) for name, item in value.items()})  # type: ignore[call-arg]
@@ -47,7 +47,7 @@ _read_by_iteration: list[Any] = []
 
 
 def innermost_loader() -> Any:
-    """The loader whose iteration began last of those that go on, but for a training's; None where there is none."""
+    """The loader whose iteration began last of those that go on, but for a training's; None if there is none."""
     return _read_by_iteration[-1] if _read_by_iteration else None
 
 
@@ -138,9 +138,9 @@ class LookaheadLoader(DataLoader):
 
     @property
     def remainder(self) -> int:
-        """Samples in the last batch of all processes together; 0 where it is a full one, -1 where nobody knows.
+        """Samples in the last batch of all processes together; 0 if it is a full one, -1 if unknown.
 
-        Those of a stream are known when its last batch has been handed out.
+        The number of a stream is known when its last batch has been handed out.
         """
         if self.dispatch is not None or (isinstance(self.dataset, IterableDataset) and self.dispatches_streams):
             return self.rows_in_last_batch
@@ -207,7 +207,6 @@ class LookaheadLoader(DataLoader):
         return ends_here if self.common_end is None else self.common_end.is_reached(ends_here, progress is not None)
 
     def _read_here(self) -> Iterator[Any]:
-        """The batches that this process reads."""
         if self.dispatch is None or self.dispatch.reads:
             return read_batches(self, super().__iter__)
         if not self.num_workers:
@@ -249,6 +248,7 @@ def build_loader(
         "prefetch_factor": args.dataloader_prefetch_factor,
         "in_order": args.dataloader_in_order,
     }
+    settings = args.accelerator_config if settings is None else settings
     if is_training and sampler is None:
         warn_that_a_stream_has_its_own_order(args)
     if not isinstance(dataset, IterableDataset):
@@ -256,7 +256,7 @@ def build_loader(
             del keywords["batch_size"]
             keywords["batch_sampler"] = sampler
         else:
-            keywords.update(sampler=_seeded_by_epoch(args, sampler), drop_last=args.dataloader_drop_last)
+            keywords.update(sampler=_seeded_by_epoch(args, sampler, settings), drop_last=args.dataloader_drop_last)
         if is_training:
             keywords["worker_init_fn"] = partial(
                 seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index
@@ -285,7 +285,7 @@ def lookahead_version(
     """A LookaheadLoader over this process's part of a loader's data, as accelerate prepares loaders.
 
     Its random order is seeded by epoch where the arguments have it so. One that is a LookaheadLoader already is
-    returned as it is. So is a loader of a class of its own in one process; several share out its dataset and batches.
+    returned as it is. So is a loader of another class in one process; several share out its dataset and batches.
 
     Parameters:
         settings: how processes share the data; by default `accelerator_config` of the arguments.
@@ -302,20 +302,19 @@ def lookahead_version(
     elif batches is None:
         keywords.update(batch_size=None, sampler=loader.sampler)
     elif type(batches) is BatchSampler and isinstance(batches.sampler, RandomSampler):
-        sampler = _seeded_by_epoch(args, batches.sampler)
+        sampler = _seeded_by_epoch(args, batches.sampler, settings)
         keywords.update(batch_size=batches.batch_size, drop_last=batches.drop_last, sampler=sampler)
     else:
-        # A batch sampler of a class of its own may hold a random order of samples.
+        # A batch sampler of another class may hold a random order of samples.
         if isinstance(getattr(batches, "sampler", None), RandomSampler):
-            batches.sampler = _seeded_by_epoch(args, batches.sampler)
+            batches.sampler = _seeded_by_epoch(args, batches.sampler, settings)
         keywords["batch_sampler"] = batches
     return _lookahead_loader(args, loader.dataset, keywords, settings, cut)
 
 
 def _lookahead_loader(
-    args: TrainingArguments, dataset: Any, keywords: dict[str, Any], settings: Any = None, cut: Any = None
+    args: TrainingArguments, dataset: Any, keywords: dict[str, Any], settings: Any, cut: Any = None
 ) -> LookaheadLoader:
-    settings = args.accelerator_config if settings is None else settings
     dispatches = getattr(settings, "dispatch_batches", None)
     share, is_stream = share_of(args, settings), isinstance(dataset, IterableDataset)
     if share is None:
@@ -340,7 +339,6 @@ def _lookahead_loader(
 
 
 def _loader_of_stream(dataset: Any, keywords: dict[str, Any], share: Share) -> LookaheadLoader:
-    """A loader for one process's part of a stream that each process reads."""
     batch_size = keywords["batch_size"]
     if batch_size is None:
         raise ValueError(
@@ -348,7 +346,7 @@ def _loader_of_stream(dataset: Any, keywords: dict[str, Any], share: Share) -> L
             "processes. Set dispatch_batches=True in accelerator_config, or give the DataLoader a batch_size."
         )
     if is_a(dataset, "datasets.IterableDataset") and not share.split_batches and dataset.n_shards >= share.of:
-        # Each process opens files of its own.
+        # Each process opens its own files.
         part: Any = dataset.shard(num_shards=share.of, index=share.number)
     else:
         part = SharedStream(dataset, batch_size, share, keywords.get("drop_last", False))
@@ -361,7 +359,6 @@ def _loader_of_stream(dataset: Any, keywords: dict[str, Any], share: Share) -> L
 
 
 def _loader_of_part(dataset: Any, keywords: dict[str, Any], share: Share, settings: Any) -> LookaheadLoader:
-    """A loader for one process's part of a map-style dataset."""
     if is_a(keywords.get("batch_sampler"), "rebalancing sampler"):
         # It knows which process it is for.
         return LookaheadLoader(dataset, **keywords)
@@ -386,7 +383,7 @@ def _loader_of_part(dataset: Any, keywords: dict[str, Any], share: Share, settin
 
 
 def _generator_to_synchronize(batches: Any, settings: Any) -> torch.Generator | None:
-    """The generator of a random order that is not seeded by epoch, made where there is none."""
+    """The generator of a random order that is not seeded by epoch, made if there is none."""
     sampler: Any = getattr(batches, "sampler", None)
     if isinstance(sampler, EpochSeededSampler) or not hasattr(sampler, "generator"):
         return None
@@ -396,8 +393,8 @@ def _generator_to_synchronize(batches: Any, settings: Any) -> torch.Generator | 
     return sampler.generator
 
 
-def _seeded_by_epoch(args: TrainingArguments, sampler: Any) -> Any:
-    if isinstance(sampler, RandomSampler) and getattr(args.accelerator_config, "use_seedable_sampler", True):
+def _seeded_by_epoch(args: TrainingArguments, sampler: Any, settings: Any) -> Any:
+    if isinstance(sampler, RandomSampler) and getattr(settings, "use_seedable_sampler", True):
         return EpochSeededSampler.replacing(sampler, args.data_seed)
     return sampler
 

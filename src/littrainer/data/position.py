@@ -19,12 +19,19 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from littrainer.data.generators import HostStates, drawn_from, host_states, set_host_states
 from littrainer.data.loaders import LookaheadLoader, has_length
 from littrainer.data.samplers import EpochSeededSampler
 from littrainer.data.sharding import SharedBatches, tell_epoch
 from littrainer.data.stream_end import CommonEnd
-from littrainer.data.workers import WorkerStates, read_batches, reporting_workers
+from littrainer.data.workers import (
+    HostStates,
+    WorkerStates,
+    drawn_from,
+    host_states,
+    read_batches,
+    reporting_workers,
+    set_host_states,
+)
 from littrainer.distributed.agreement import are_several
 
 logger = logging.getLogger(__name__)
@@ -94,7 +101,7 @@ def holds_samples_back(dataset: Any) -> bool:
 def skips_by_index(loader: Any) -> bool:
     """Whether the first batches of a loader can be left out without being read.
 
-    True for DataLoaders over map-style data, also of a class of the script's own, as long as their batches are those of
+    True for DataLoaders over map-style data, also of the script's own class, as long as their batches are those of
     their batch sampler.
     """
     return (
@@ -106,7 +113,7 @@ def skips_by_index(loader: Any) -> bool:
 
 
 def copied_loader(loader: DataLoader) -> DataLoader:
-    """A loader over the same dataset with the same settings, and with workers of its own."""
+    """A loader over the same dataset with the same settings, and its own workers."""
     copied = copy.copy(loader)
     vars(copied)["_iterator"] = None
     return copied
@@ -210,7 +217,7 @@ class DataProgress:
         self._batches_in_hand = 0
         self.data_has_ended = False
         self._drawn_from: set[str] = set()
-        # Whether the order goes by the seed of the training that wrote the checkpoint, and not by this one's.
+        # Whether the order follows the seed of the training that wrote the checkpoint, and not of this one.
         self._order_is_kept = False
 
     # ---- What a checkpoint keeps -------------------------------------------------------------------------------------
@@ -365,7 +372,7 @@ class DataProgress:
             set_host_states(kept["before_ahead"])
 
     def before_batch_ahead(self) -> None:
-        """A batch is in hand, and the one after it is about to be collated."""
+        """A batch has been drawn, and the one after it is about to be collated."""
         if self.point is not None:
             self._reach_checkpoint()
         self._batches_in_hand += 1

@@ -6,6 +6,7 @@ import importlib
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +32,7 @@ class EpochSeededSampler(RandomSampler):
     Parameters:
         data_seed: the seed; None takes the seed torch's global generator was last given.
 
-    The order of epoch `e` is that of a generator seeded with `data_seed + e`, as accelerate's seedable sampler has it.
+    The order of epoch `e` is that of a generator seeded with `data_seed + e`, as in accelerate's seedable sampler.
     """
 
     def __init__(self, *args: Any, data_seed: int | None = None, **kwargs: Any):
@@ -55,10 +56,14 @@ class EpochSeededSampler(RandomSampler):
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(self._orders())
+
+    def _orders(self) -> Iterator[Iterator[int]]:
+        # Seeded when the first sample is asked for: until then others may draw from the generator.
         if self.generator is None:
             self.generator = torch.Generator()
         self.generator.manual_seed(self.epoch + self.initial_seed)
-        yield from super().__iter__()
+        yield super().__iter__()
         self.epoch += 1
 
 
@@ -141,7 +146,7 @@ def sample_lengths(dataset: Any, model_input_name: str | None = None) -> list[in
         dataset: map-style, with mappings as samples.
         model_input_name: the key whose value is measured; `"input_ids"` by default.
 
-    Those of a `datasets.Dataset` are read from its table, where that tells them: decoding all samples takes as long as
+    Lengths in a `datasets.Dataset` are read from its table, if that has them: decoding all samples takes as long as
     an epoch of reading them.
 
     Raises:

@@ -119,7 +119,7 @@ class SharedBatches(Sampler[list[int]]):
 
     @property
     def sampler(self) -> Any:
-        """The order of samples that the batches follow; None where there is none."""
+        """The order of samples that the batches follow; None if there is none."""
         return getattr(self.batch_sampler, "sampler", None)
 
     @property
@@ -153,9 +153,6 @@ class SharedBatches(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         return self._parts_of_batches() if self.share.split_batches else self._turns()
 
-    def _is_complete(self, batch: list[int]) -> bool:
-        return self.batch_size is None or len(batch) == self.batch_size
-
     def _turns(self) -> Iterator[list[int]]:
         share = self.share
         first_round: list[list[int]] = []
@@ -163,7 +160,7 @@ class SharedBatches(Sampler[list[int]]):
         for batches in in_rounds(self.batch_sampler, share.of):
             first_round = first_round or batches
             # Nobody gets a batch of a round before it is certain that everybody gets one.
-            is_complete = len(batches) == share.of and self._is_complete(batches[-1])
+            is_complete = len(batches) == share.of and self.batch_size in (None, len(batches[-1]))
             left_over = [] if is_complete else batches
             if is_complete:
                 yield batches[share.number]
@@ -237,7 +234,7 @@ class SharedStream(IterableDataset[Any]):
         return rounds * self.share.samples_of_part(self.batch_size)
 
     def samples_of_incomplete_round(self) -> int:
-        """Samples of the last round that are not repeated; 0 where it is a full one, -1 where nobody knows."""
+        """Samples of the last round that are not repeated; 0 if it is a full one, -1 if unknown."""
         samples = self.samples_in_last_round
         if samples is None:
             # Workers read copies, which keep to themselves what they count.

@@ -20,7 +20,7 @@ def check_equal_lengths(loader: Any, what: str, call: str = "") -> None:
     """Refuse loaders of different lengths; a call that all processes make.
 
     Parameters:
-        loader: this process's; one without a length is passed over.
+        loader: this process's; one without a length is not checked.
         what: the data, for the error: "training data".
         call: what it is read for: "evaluation with metric_key_prefix='eval'". It must be the same in all, and the
             number of samples too: what processes evaluate that are at different calls is a wrong number.
@@ -80,7 +80,7 @@ class CommonEnd:
             is_training: the others end with the shortest; else samples would be missing in the result.
 
         Raises:
-            UnequalData: some have ended and some have not, and it is no training data.
+            UnequalData: some have ended, others go on, and it is no training data.
         """
         if not agreed(has_ended):
             self._batches += 1

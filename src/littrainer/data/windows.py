@@ -55,7 +55,6 @@ class WindowLoader:
         micro_batches_per_epoch: length of an epoch; the last window of it may be shorter.
         draw_window: takes an iterator and a number, returns the micro-batches drawn and their label tokens.
         should_stop: asked after each micro-batch; the epoch ends early when it says so.
-        accumulation_of_epoch: micro-batches in a full window of an epoch, where they differ from epoch to epoch.
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class WindowLoader:
         micro_batches_per_epoch: int,
         draw_window: Callable[[Iterator[Any], int], tuple[list[Any], Any]],
         should_stop: Callable[[], bool],
-        accumulation_of_epoch: Callable[[int], int] | None = None,
     ):
         self.loader = loader
         # The same one, or in an epoch that is resumed one that begins later.
@@ -75,7 +73,6 @@ class WindowLoader:
         self.micro_batches_per_epoch = micro_batches_per_epoch
         # As many optimizer steps has an epoch, also where a smaller accumulation leaves a part of its data unread.
         self._windows_per_epoch = -(-micro_batches_per_epoch // accumulation)
-        self.accumulation_of_epoch = accumulation_of_epoch
         self.draw_window = draw_window
         self.should_stop = should_stop
         self.progress = DataProgress()
@@ -99,9 +96,6 @@ class WindowLoader:
         self.epoch = epoch
         self.micro_batches_seen = self.micro_batches_done = 0
         self._data_has_ended = self.progress.data_has_ended = False
-        if self.accumulation_of_epoch is not None:
-            self.accumulation = self.accumulation_of_epoch(epoch)
-            self._windows_per_epoch = -(-self.micro_batches_per_epoch // self.accumulation)
 
     def count_optimizer_step(self) -> None:
         """The optimizer has stepped with the micro-batches handed out so far."""
@@ -126,7 +120,9 @@ class WindowLoader:
             self.loader = loader
         tell_epoch(self.epoch, loader)
         batches = progress.batches(loader)
-        length, accumulation = self._micro_batches_of_windows(), self.accumulation
+        accumulation = self.accumulation
+        last_window = self.micro_batches_per_epoch % accumulation or accumulation
+        length = min(self.micro_batches_per_epoch, (self._windows_per_epoch - 1) * accumulation + last_window)
         # Windows stand where they would stand from the epoch's beginning on, whatever `draw_window` returns of them.
         resumed_at, behind_in_window = seen, seen % accumulation
         for beginning in range(seen - behind_in_window, length, accumulation):
@@ -154,21 +150,6 @@ class WindowLoader:
                 if self.should_stop():
                     return
         self._data_has_ended = True
-
-    def _micro_batches_of_windows(self) -> int:
-        last = self.micro_batches_per_epoch % self.accumulation or self.accumulation
-        return min(self.micro_batches_per_epoch, (self._windows_per_epoch - 1) * self.accumulation + last)
-
-
-def draw(batches: Iterator[Any], number: int) -> list[Any]:
-    """Up to `number` micro-batches; fewer where the data ends."""
-    drawn: list[Any] = []
-    for _ in range(number):
-        try:
-            drawn.append(next(batches))
-        except StopIteration:
-            break
-    return drawn
 
 
 def count_label_tokens(window: list[Any], labels_are_shifted: bool) -> torch.Tensor | int | None:

@@ -1,5 +1,5 @@
 """The worker processes of a DataLoader: signals they leave to the process that trains, samples they name in errors, and
-where their random number generators stand, as they report it with each batch.
+where random number generators stand, here and in them: they report it with each batch.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import atexit
 import multiprocessing
 import os
 import pickle
+import random
 import signal
 import sys
 import traceback
@@ -19,11 +20,11 @@ from types import TracebackType
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from littrainer.data.generators import HostStates, drawn_from, host_states, set_host_states
 from littrainer.errors.interruptions import UpdateGuard
 
 # torch reads the samples of a batch and hands them to the collator here, and raises a worker's errors there.
@@ -177,12 +178,66 @@ def _read(batches: Iterator[Any]) -> Iterator[Any]:
         yield batch
 
 
+# ---- Where random number generators stand ----------------------------------------------------------------------------
+
+# Generator's name -> its state, in tensors, numbers, texts and tuples only, so that it can be saved and loaded safely.
+HostStates = dict[str, Any]
+
+
+def host_states(python: bool = True, numpy: bool = True) -> HostStates:
+    """The states of torch's, Python's and NumPy's global generators.
+
+    Parameters:
+        python, numpy: whether to read these, which takes fifty times as long as reading torch's.
+    """
+    states: HostStates = {"torch": torch.random.get_rng_state()}
+    if python:
+        states["python"] = random.getstate()
+    if numpy:
+        states["numpy"] = plain_numpy_state(np.random.get_state(legacy=True))
+    return states
+
+
+def plain_numpy_state(state: Any) -> tuple[Any, ...]:
+    """What NumPy's `get_state` returns, with a tensor instead of its array."""
+    kind, keys, position, has_gauss, gauss = state
+    return str(kind), torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(gauss)
+
+
+def numpy_state(plain: Any) -> tuple[Any, ...]:
+    """What NumPy's `set_state` takes, from what `plain_numpy_state` returned."""
+    kind, keys, *rest = plain
+    return (kind, keys.numpy().astype(np.uint32), *rest)
+
+
+def set_host_states(states: HostStates) -> None:
+    """Put the generators back where `host_states` found them; those it did not read stay where they are."""
+    torch.random.set_rng_state(states["torch"])
+    if "python" in states:
+        random.setstate(states["python"])
+    if "numpy" in states:
+        np.random.set_state(numpy_state(states["numpy"]))
+
+
+def drawn_from(before: HostStates, after: HostStates) -> set[str]:
+    """The generators, of those that both states have, that something was drawn from in between."""
+    drawn: set[str] = set()
+    for name in before.keys() & after.keys():
+        is_tuple = isinstance(before[name], tuple)
+        for was, now in zip(before[name], after[name], strict=True) if is_tuple else [(before[name], after[name])]:
+            # As bytes: tensors lie on the host, and comparing them would look like a read of the device.
+            same = was.numpy().tobytes() == now.numpy().tobytes() if isinstance(was, torch.Tensor) else was == now
+            if not same:
+                drawn.add(name)
+    return drawn
+
+
 class Report(NamedTuple):
-    """What a worker says beside a batch.
+    """What a worker says with a batch.
 
     Parameters:
         worker: the worker's index.
-        states: its generators after the batch, pickled: torch would hand each tensor over in shared memory of its own.
+        states: its generators after the batch, pickled: torch would hand each tensor over in its own shared memory.
             None where they stand as at its last report.
         is_padding: there is no batch; it only moves the turn on to the next worker.
     """
@@ -245,7 +300,7 @@ class WorkerStates:
 
     Parameters:
         latest: each worker's generators after its last batch; nothing for one whose generators nobody drew from.
-        before_last: the worker that gave the last batch, and its generators before that; None where there is none.
+        before_last: the worker that gave the last batch, and its generators before that; None if there is none.
     """
 
     latest: dict[int, HostStates] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -22,7 +23,6 @@ from littrainer.distributed.failure_report import (
     LostProcess,
     ProcessPlace,
     causes_of,
-    go_on_after_failure,
     is_consequence,
     know_processes,
     why_lost,
@@ -54,12 +54,14 @@ class _HostGroup(NamedTuple):
 
 
 _host_group: _HostGroup | None = None
+# How often this process has called `all_arrive`.
+_arrivals = 0
 # What the blocks do that are open, the inner one last.
 _doing: list[str] = []
 
 
 def are_several() -> bool:
-    """Whether several processes are connected."""
+    """Return whether several processes are connected."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
@@ -70,12 +72,12 @@ def connect_hosts() -> None:
 
 
 def largest(number: int) -> int:
-    """The largest of the numbers that the processes call this with."""
+    """Return the largest of the numbers that the processes call this with."""
     return max(_exchanged(_NUMBER, number)) if are_several() else number
 
 
 def agreed(flag: bool) -> bool:
-    """Whether any process calls this with true."""
+    """Return whether any process calls this with true."""
     return bool(largest(int(flag)))
 
 
@@ -100,16 +102,24 @@ def begin_counting(flags: Sequence[bool]) -> Callable[[], list[int]]:
 
 
 def all_arrive(seconds: float) -> bool:
-    """Wait until all processes have come here, for so many seconds at most; whether they all have."""
+    """Note that this process has come here, and return whether all have within so many seconds.
+
+    All call this equally often; with 0 seconds a process waits for nobody.
+    """
     if not are_several():
         return True
-    with _naming_lost_processes() as connected:
-        group = connected.group
-    try:
-        dist.monitored_barrier(group, timeout=timedelta(seconds=seconds))
-    except RuntimeError:
-        return False
-    return True
+    global _arrivals
+    _arrivals += 1
+    # torch has no public name for the store that all processes share. A collective operation could not be given up.
+    store = dist.PrefixStore(f"littrainer/arrivals/{_arrivals}", dist.distributed_c10d._get_default_store())
+    deadline = time.monotonic() + seconds
+    with suppress(RuntimeError):
+        count = store.add("count", 1)
+        while count < dist.get_world_size() and time.monotonic() < deadline:
+            time.sleep(0.02)
+            count = store.add("count", 0)
+        return count == dist.get_world_size()
+    return False
 
 
 def wait_for_each_other() -> None:
@@ -118,21 +128,17 @@ def wait_for_each_other() -> None:
 
 
 def from_each(value: Value) -> list[Value]:
-    """The values that the processes call this with, by rank; pickled on their way."""
+    """Return the values that the processes call this with, by rank; pickled on their way."""
     return _exchanged(_OBJECT, value) if are_several() else [value]
 
 
 def from_first(value: Value) -> Value:
-    """The value that the first process calls this with; pickled on its way."""
+    """Return the value that the first process calls this with; pickled on its way."""
     return from_each(value if not are_several() or dist.get_rank() == 0 else None)[0]  # type: ignore[return-value]
 
 
 def from_first_to_each(values: list[Value] | None) -> Value:
-    """What the first process has for this one; pickled on its way.
-
-    Parameters:
-        values: one for each process, by rank; they are read in the first process only.
-    """
+    """Return what the first process has for this one; pickled on its way."""
     if not are_several():
         assert values is not None
         return values[0]
@@ -145,7 +151,7 @@ def from_first_to_each(values: list[Value] | None) -> Value:
 
 @contextmanager
 def failing_together(doing: str) -> Iterator[None]:
-    """A block at whose end all processes wait for each other, and which fails in all of them if it fails in one.
+    """Wait at the end of the block for all processes, and fail in all of them if one has failed.
 
     Within the block processes may agree on something else, and then hear there of one that has failed. They must not
     wait for each other in another way after something that can fail.
@@ -154,7 +160,7 @@ def failing_together(doing: str) -> Iterator[None]:
         doing: what is done, for the error: "writing checkpoint-5".
 
     Raises:
-        FailedElsewhere: another process has failed; where this one has, its own error is raised.
+        FailedElsewhere: another process has failed; if this one has, its own error is raised.
         LostProcess: another process has ended.
     """
     if not are_several():
@@ -165,15 +171,18 @@ def failing_together(doing: str) -> Iterator[None]:
         yield
         _exchanged(_DONE, None)
     except BaseException as error:
-        if not _is_known_to_all(error):
-            _tell(error)
+        # The others may know it already, and it was wrapped since. Of a lost process they find out themselves.
+        if not is_consequence(error) and not any(getattr(one, TOLD, False) for one in causes_of(error)):
+            _exchanged(_FAILED, f"{type(error).__name__}: {error}")
+            with suppress(AttributeError):
+                setattr(error, TOLD, True)
         raise
     finally:
         _doing.pop()
 
 
 def _exchanged(kind: int, value: Any) -> list[Any]:
-    """The values that the processes come with, all to the same kind of agreement; pickled on their way.
+    """Return the values that the processes come with, all to the same kind of agreement; pickled on their way.
 
     Raises:
         FailedElsewhere: another process has come to say that it has failed.
@@ -184,7 +193,9 @@ def _exchanged(kind: int, value: Any) -> list[Any]:
         dist.all_gather_object(found, (kind, value), group=connected.group)
     errors = {rank: error for rank, (other, error) in enumerate(found) if other == _FAILED}
     if errors and kind != _FAILED:
-        raise _failed_elsewhere(errors)
+        named = "; ".join(f"process {rank} with {error}" for rank, error in errors.items())
+        doing = _doing[-1] if _doing else "what all do together"
+        raise FailedElsewhere(f"Process {dist.get_rank()} ends because {doing} failed in {named}")
     if not errors and len({other for other, _ in found}) > 1:
         raise LostProcess(
             f"Process {dist.get_rank()} and others are at different places of the program, so that they cannot agree. "
@@ -193,27 +204,8 @@ def _exchanged(kind: int, value: Any) -> list[Any]:
     return [value for _, value in found]
 
 
-def _tell(error: BaseException) -> None:
-    """Let the others know of an error of this process, wherever they agree next."""
-    _exchanged(_FAILED, f"{type(error).__name__}: {error}")
-    with suppress(AttributeError):
-        setattr(error, TOLD, True)
-
-
-def _is_known_to_all(error: BaseException) -> bool:
-    # It may have been told already, and wrapped in another one since. Of a lost process the others find out themselves.
-    return is_consequence(error) or any(getattr(one, TOLD, False) for one in causes_of(error))
-
-
-def _failed_elsewhere(errors: dict[int, str]) -> FailedElsewhere:
-    named = "; ".join(f"process {rank} with {error}" for rank, error in errors.items())
-    doing = _doing[-1] if _doing else "what all do together"
-    return FailedElsewhere(f"Process {dist.get_rank()} ends because {doing} failed in {named}")
-
-
 @contextmanager
 def _naming_lost_processes() -> Iterator[_HostGroup]:
-    go_on_after_failure()
     try:
         yield _connected()
     except RuntimeError as error:
@@ -236,7 +228,7 @@ def _connected() -> _HostGroup:
 
 
 def longest_wait() -> timedelta:
-    """How long the processes wait for each other, as their group was made."""
+    """Return how long the processes wait for each other, as their group was made."""
     return _timeout_of(dist.group.WORLD) or dist.default_pg_timeout
 
 
@@ -267,7 +259,7 @@ class FlagsRaisedTogether:
     def __init__(self, names: Sequence[str], processes: int):
         self.names = tuple(names)
         self.processes = processes
-        # What was begun at the last call and has not been asked for.
+        # What was begun at the last call and nobody has asked for yet.
         self._counting: Callable[[], list[int]] | None = None
         # Flags that some raised, and all raise at the next call.
         self._late: set[str] = set()
@@ -317,6 +309,6 @@ class FlagsRaisedTogether:
             self._told.add(name)
             logger.warning(
                 "control.%s was set in this process and not in all of them. All do what it asks for one step later; a "
-                "callback that decides by time, or by values of its own process, should let one process decide.",
+                "callback that decides by time, or by values of one process, should let that process decide for all.",
                 name,
             )

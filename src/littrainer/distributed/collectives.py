@@ -17,17 +17,17 @@ from littrainer.errors.nested_values import concatenated, map_nested
 
 
 def process_count() -> int:
-    """Processes of the group that is up; 1 where there is none."""
+    """Return the number of processes of the group that is up; 1 without a group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def process_rank() -> int:
-    """Rank of this process in the group that is up; 0 where there is none."""
+    """Return the rank of this process in the group that is up; 0 without a group."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def gathered(value: Any, copies: int = 1) -> Any:
-    """Nested tensors of all processes, joined along their rows; a tensor without rows gives one for each process.
+    """Return nested tensors of all processes, joined along their rows; a single number gives a row for each process.
 
     Parameters:
         copies: so many neighbouring processes hold the same values, which count once.
@@ -39,24 +39,25 @@ def gathered(value: Any, copies: int = 1) -> Any:
 
 
 def gathered_objects(value: Any, copies: int = 1) -> Any:
-    """Nested objects of all processes, pickled on their way.
+    """Return nested objects of all processes, pickled on their way.
 
     Parameters:
         copies: as for `gathered`.
 
     Lists are taken for one entry per sample and put one after the other, tensors are joined along their rows (and
-    padded with -100 where they are not equally long), and what tuples and mappings hold is put together one by one.
+    padded with -100 if they are not equally long), and what tuples and mappings hold is put together one by one.
     Anything else becomes a list with one entry for each process.
     """
     if process_count() == 1:
         return value
     pieces: list[Any] = [None] * process_count()
-    dist.all_gather_object(pieces, map_nested(_on_host, value))
+    on_host = map_nested(lambda leaf: leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf, value)
+    dist.all_gather_object(pieces, on_host)
     return _joined_objects(pieces[::copies])
 
 
 def padded_to_longest(value: Any, dim: int = 0, fill: int = 0, at_start: bool = False) -> Any:
-    """Nested tensors, each as long in one dimension as it is in the process where it is longest.
+    """Return nested tensors, each as long in one dimension as it is in the process where it is longest.
 
     Parameters:
         dim: the dimension; a tensor that does not have it is left as it is.
@@ -82,7 +83,7 @@ def padded_to_longest(value: Any, dim: int = 0, fill: int = 0, at_start: bool = 
 
 
 def whole_tensor(value: Any) -> Any:
-    """All of a tensor that is spread over processes, on the device of the process group; anything else as it is."""
+    """Return a tensor that is spread over processes as a whole, on the group's device; anything else as it is."""
     if not is_a(value, "sharded tensor"):
         return value
     device = value.device_mesh.device_type
@@ -91,13 +92,10 @@ def whole_tensor(value: Any) -> Any:
 
 
 def reduced(value: Any, reduction: str = "sum") -> Any:
-    """Copies of nested tensors, put together over all processes.
+    """Return copies of nested tensors, put together over all processes.
 
     Parameters:
         reduction: `mean` or `max`; anything else sums.
-
-    Raises:
-        TypeError: a leaf is no tensor.
     """
 
     def reduce(tensor: Any) -> torch.Tensor:
@@ -114,20 +112,14 @@ def reduced(value: Any, reduction: str = "sum") -> Any:
 
 
 def sum_over_processes(number: float, device: torch.device, copies: int = 1) -> float:
-    """The sum of the processes' numbers.
-
-    Parameters:
-        copies: as for `gathered`.
-
-    It is summed in single precision where there are several, as transformers has it, so that states agree.
-    """
+    """Return the sum of the processes' numbers; of several in single precision, as in transformers."""
     if process_count() == 1:
         return number
     return gathered(torch.tensor([number], device=device), copies).sum().item()
 
 
 def holds_only_tensors(value: Any) -> bool:
-    """Whether each leaf of a nested value is a tensor."""
+    """Return whether each leaf of a nested value is a tensor."""
     if isinstance(value, Mapping):
         return all(map(holds_only_tensors, value.values()))
     if isinstance(value, (list, tuple)):
@@ -150,10 +142,6 @@ def _gathered_tensor(tensor: Any, copies: int = 1) -> torch.Tensor:
     pieces = [torch.empty_like(tensor) for _ in numbers]
     dist.all_gather(pieces, tensor)
     return torch.cat([piece[:number] for piece, number in zip(pieces[::copies], numbers[::copies], strict=True)])
-
-
-def _on_host(leaf: Any) -> Any:
-    return leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _joined_objects(pieces: list[Any]) -> Any:

@@ -27,14 +27,16 @@ MPI_VARIABLES: dict[str, tuple[str, ...]] = {
     LOCAL_WORLD_SIZE: ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
 }
 LOCAL_ADDRESS = "127.0.0.1"
-# The port that torch's launchers take where none is named.
+# The port that torch's launchers take if none is named.
 USUAL_PORT = 29500
 HIGHEST_PORT = 65535
 
-# How long processes that are told to end may take to save a checkpoint before they are killed; whoever wants the
-# machine back sooner kills them himself. torch's agent reads the same variable.
+# How long processes may take to save a checkpoint when they are to end, before they are killed. torch's agent reads the
+# same variable.
 GRACE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 SECONDS_TO_SAVE = 600
+# `littrainer run` says in it how it was called.
+COMMAND = "LITTRAINER_COMMAND"
 
 USE_FSDP, USE_DEEPSPEED = "ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"
 TRUE_WORDS = ("1", "true", "yes", "on", "y", "t")
@@ -46,7 +48,7 @@ NOTHING = ("", "none")
 
 
 class MeetingPoint(NamedTuple):
-    """Where the processes find each other: an address of the first one, and a port there."""
+    """The address of the first process, and the port there at which the processes meet."""
 
     address: str
     port: int
@@ -56,11 +58,7 @@ class MeetingPoint(NamedTuple):
 
 
 def whole_number(name: str, default: int) -> int:
-    """The number that an environment variable holds.
-
-    Raises:
-        ValueError: it holds something else.
-    """
+    """Return the number that an environment variable holds."""
     text = os.environ.get(name, "").strip()
     if not text:
         return default
@@ -71,36 +69,32 @@ def whole_number(name: str, default: int) -> int:
 
 
 def world_size() -> int:
-    """Number of processes that train together."""
+    """Return the number of processes that train together."""
     return whole_number(WORLD_SIZE, 1)
 
 
 def rank() -> int:
-    """Rank of this process among all processes."""
+    """Return the rank of this process among all processes."""
     return whole_number(RANK, 0)
 
 
 def local_rank() -> int:
-    """Rank of this process among those of its node."""
+    """Return the rank of this process on its node."""
     return whole_number(LOCAL_RANK, 0)
 
 
 def local_world_size() -> int:
-    """Number of processes on this node; all of them where nobody says."""
+    """Return the number of processes on this node; by default all of them."""
     return whole_number(LOCAL_WORLD_SIZE, world_size())
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether a launcher has started this process, be it the only one, by torchrun's variables."""
+    """Return whether a launcher has started this process, be it the only one, by torchrun's variables."""
     return any(environment.get(name) for name in (RANK, WORLD_SIZE, LOCAL_RANK))
 
 
 def meeting_point() -> MeetingPoint | None:
-    """Where the processes meet; None where nobody says.
-
-    Raises:
-        ValueError: the port is none.
-    """
+    """Return where the processes meet; None if that is not set."""
     address = os.environ.get(MAIN_ADDRESS, "").strip()
     if not address:
         return None
@@ -111,11 +105,7 @@ def meeting_point() -> MeetingPoint | None:
 
 
 def check_ranks() -> None:
-    """Refuse ranks and numbers of processes that do not fit together.
-
-    Raises:
-        ValueError: names the variables and their values.
-    """
+    """Refuse ranks and numbers of processes that do not fit together."""
     size = world_size()
     if size < 1:
         raise ValueError(f"environment variable {WORLD_SIZE}={size} must be 1 or more.")
@@ -195,11 +185,7 @@ def _number(text: str | None) -> int:
 
 
 def is_on(name: str) -> bool:
-    """Whether a variable is set to a true value.
-
-    Raises:
-        ValueError: it holds no truth value.
-    """
+    """Return whether a variable is set to a true value."""
     text = os.environ.get(name, "")
     if text.strip().lower() not in (*TRUE_WORDS, *FALSE_WORDS):
         raise ValueError(f"environment variable {name}={text!r} is neither true nor false; accelerate launch sets it.")
@@ -231,22 +217,23 @@ DEEPSPEED_FROM_ARGUMENTS: dict[str, Any] = {
     "fp16": {"enabled": AUTO},
 }
 
-# Variables that ask for what nobody here carries out, with the values that ask for nothing.
+# Variables that may ask for what is not supported, with the values that do not.
 REFUSED_VARIABLES: dict[str, tuple[str, ...]] = {
     "ACCELERATE_USE_MEGATRON_LM": FALSE_WORDS,
     "ACCELERATE_USE_SAGEMAKER": FALSE_WORDS,
     "ACCELERATE_CPU_AFFINITY": FALSE_WORDS,
     "ACCELERATE_DYNAMO_BACKEND": ("", "no"),
+    # Launchers set it, and a run under transformers obeys it.
+    "ACCELERATE_MIXED_PRECISION": ("", "no", "bf16", "fp16"),
 }
 
 
 def launcher_settings() -> dict[str, Any]:
-    """What the launcher asks of DeepSpeed; a `deepspeed` argument goes before it.
+    """Return what the launcher asks of DeepSpeed; a `deepspeed` argument goes before it.
 
     Returns:
-        a dict, empty where it asks for nothing. `deepspeed`: a configuration or the path of one, as the argument has
-        it, its open values "auto". `zero3_init`: whether `from_pretrained` is to shard under ZeRO 3, where that was
-        said.
+        a dict, empty if it asks for nothing. `deepspeed`: a value for the argument, its open values "auto".
+        `zero3_init`: whether `from_pretrained` is to shard under ZeRO 3, if the launcher says it.
 
     Raises:
         ValueError: a variable holds a value that cannot be; the message names it.
@@ -261,7 +248,7 @@ def launcher_settings() -> dict[str, Any]:
 
 
 def refused_variables() -> dict[str, str]:
-    """Variables, with their values, that ask for what is not carried out."""
+    """Return variables, with their values, that ask for what is not carried out."""
     values = {name: os.environ.get(name, "") for name in REFUSED_VARIABLES}
     return {name: value for name, value in values.items() if value.strip().lower() not in REFUSED_VARIABLES[name]}
 

@@ -32,18 +32,25 @@ class RendezvousError(RuntimeError):
 
 
 def ensure_process_group(args: Any) -> None:
-    """Bring the default process group up, unless it is, or there is one process and nobody has launched it.
+    """Bring the default process group up, unless it is up, or one process alone was started without a launcher.
 
     All processes have to come here; each waits for the others, at most `ddp_timeout` seconds. A group that somebody
     else has brought up is left alone. On GPUs, tensors on the host can be exchanged too, over gloo.
 
     Raises:
         ValueError: ranks, backend or port that cannot be.
-        RuntimeError: the processes do not find each other; the message says where they were to meet.
+        RuntimeError: the processes do not find each other.
     """
     rank, world_size = environment.rank(), environment.world_size()
     if is_up():
-        _check_size(world_size)
+        size = dist.get_world_size()
+        if size not in (1, world_size):
+            raise RuntimeError(
+                f"The process group that is up has {size} processes, and {environment.WORLD_SIZE}="
+                f"{os.environ.get(environment.WORLD_SIZE, '')} in the environment says {world_size}. Start the script "
+                "with `littrainer run --devices` or torchrun, or set RANK, WORLD_SIZE and LOCAL_RANK before "
+                "TrainingArguments are made."
+            )
         _report_errors()
         return
     environment.check_ranks()
@@ -71,7 +78,7 @@ def _meet(backend: str, rank: int, world_size: int, timeout: timedelta) -> None:
     """Wait until all processes are there, and bring their group up.
 
     Raises:
-        RendezvousError: nobody says where to meet; the port is taken; a process does not come.
+        RendezvousError: the meeting point is not set; the port is taken; a process does not come.
     """
     point = environment.meeting_point()
     if point is None:
@@ -95,16 +102,12 @@ def _meet(backend: str, rank: int, world_size: int, timeout: timedelta) -> None:
             f"Process {rank} of {world_size} has not met all others at {point} ({environment.MAIN_ADDRESS}, "
             f"{environment.MAIN_PORT}) within {timeout.total_seconds():g} s (ddp_timeout): {reason}. Look at what they "
             "wrote last, and whether a firewall leaves the port open; on several nodes, start the script on each with "
-            "the same --nodes, --main-address and --main-port, and a --node-rank of its own."
+            "the same --nodes, --main-address and --main-port, and with another --node-rank."
         ) from error
 
 
 def start_deepspeed_communication(args: Any) -> None:
-    """Bring the process group up, and let DeepSpeed communicate over it.
-
-    Raises:
-        RuntimeError: DeepSpeed works on another kind of device than the training.
-    """
+    """Bring the process group up, and let DeepSpeed communicate over it."""
     deepspeed: Any = importlib.import_module("deepspeed")
     works_on, device = importlib.import_module("deepspeed.accelerator").get_accelerator().device_name(), args.device
     if works_on != device.type:
@@ -115,7 +118,7 @@ def start_deepspeed_communication(args: Any) -> None:
         )
     ensure_process_group(args)
     if not is_up():
-        # The engine communicates even where it is alone.
+        # The engine communicates even if it is alone.
         for name, value in ALONE.items():
             os.environ.setdefault(name, value)
         dist.init_process_group(
@@ -127,12 +130,12 @@ def start_deepspeed_communication(args: Any) -> None:
 
 
 def is_up() -> bool:
-    """Whether there is a default process group."""
+    """Return whether there is a default process group."""
     return dist.is_available() and dist.is_initialized()
 
 
 def backend_for(device_type: str, wanted: str | None) -> str:
-    """The communication library, or libraries, for tensors on a device.
+    """Return the communication library, or libraries, for tensors on a device.
 
     Parameters:
         device_type: "cuda", "cpu" and so on.
@@ -157,17 +160,6 @@ def backend_for(device_type: str, wanted: str | None) -> str:
     return NCCL_AND_GLOO if backend == NCCL and dist.is_backend_available(GLOO) else backend
 
 
-def _check_size(world_size: int) -> None:
-    size = dist.get_world_size()
-    if size != world_size and size > 1:
-        raise RuntimeError(
-            f"The process group that is up has {size} processes, and {environment.WORLD_SIZE}="
-            f"{os.environ.get(environment.WORLD_SIZE, '')} in the environment says {world_size}. Start the script "
-            "with `littrainer run --devices` or torchrun, or set RANK, WORLD_SIZE and LOCAL_RANK before "
-            "TrainingArguments are made."
-        )
-
-
 def _report_errors() -> None:
     """Let the processes of the group that is up leave word of the errors that end them, unless they do."""
     global _reporting_group
@@ -186,6 +178,6 @@ def _end_group(process_number: int) -> None:
     # Gloo's threads take Python's lock to let go of the last tensors. One that comes after Python's end is aborted, and
     # the process with it.
     time.sleep(SECONDS_FOR_GLOO_TO_FINISH)
-    # Where an error ends this process, the others may be waiting in a collective.
+    # If an error ends this process, the others may be waiting in a collective.
     if getattr(sys, "last_value", None) is None:
         dist.destroy_process_group()

@@ -126,7 +126,7 @@ def run_processes(launch: Launch, command: list[str]) -> int:
         logs_specs=DefaultLogsSpecs(log_dir=folder),
         **_meeting_of_agents(launch),
     )
-    # The agent replaces names after a dollar sign by values of its own.
+    # The agent replaces names after a dollar sign.
     arguments = [argument.replace("$", "$$") for argument in command[1:]]
     try:
         elastic_launch(config, command[0])(*arguments)
@@ -143,7 +143,7 @@ def run_processes(launch: Launch, command: list[str]) -> int:
         raise LaunchError(
             f"the launchers of {launch.nodes} machine{'' if launch.nodes == 1 else 's'} have not found each other at "
             f"{launch.main_address or LOCAL_ADDRESS}:{launch.main_port or USUAL_PORT}: "
-            f"{_in_one_line(error)}; start the same command on each, with a --node-rank of its own"
+            f"{_in_one_line(error)}; start the same command on each machine, with another --node-rank"
         ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -181,7 +181,7 @@ def _meeting_of_agents(launch: Launch) -> dict[str, Any]:
 
 
 def _root_cause(failures: dict[int, Any]) -> tuple[int, Any]:
-    """The failure that came first, and not because another process had failed."""
+    """Return the failure that came first, and not because another process had failed."""
 
     def order(entry: tuple[int, Any]) -> tuple[bool, int, int]:
         rank, failure = entry

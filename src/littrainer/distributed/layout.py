@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Sizes that `parallelism_config` may name, in the order of the grid.
 SIZES = ("dp_replicate_size", "dp_shard_size", "cp_size", "sp_size", "tp_size")
-# What accelerate's ParallelismConfig holds besides; it is about dimensions that are refused, or about nothing.
+# Further fields of accelerate's ParallelismConfig; they are about dimensions that are refused, or about nothing.
 FURTHER_SETTINGS = ("cp_backend", "sp_backend", "tp_handler", "cp_handler", "sp_handler")
 # Size -> why it has to be 1.
 REFUSED_SIZES: dict[str, str] = {
@@ -41,8 +41,8 @@ class ProcessLayout:
     """Sizes of the grid of processes; their product is the world size.
 
     Parameters:
-        replicas: copies of the model, sharded or not, that see data of their own.
-        shards: processes over which the parameters of one copy are sharded, each with data of its own.
+        replicas: copies of the model, sharded or not, that see different data.
+        shards: processes over which the parameters of one copy are sharded, each with different data.
         tensor_parallel: processes that compute each layer together, on the same data.
         is_given: somebody has asked for this layout; else it is as many replicas as there are processes.
     """
@@ -59,7 +59,7 @@ class ProcessLayout:
 
 
 def requested_sizes(args: Any) -> tuple[str, dict[str, int]]:
-    """What names the sizes of the grid, for errors, and each of `SIZES`; 1 where it is not named.
+    """Return what names the sizes of the grid, for errors, and each of `SIZES`; 1 if it is not named.
 
     Asks nothing about the processes that there are.
 
@@ -68,7 +68,8 @@ def requested_sizes(args: Any) -> tuple[str, dict[str, int]]:
         NotImplementedError: it asks for context or sequence parallelism.
     """
     source, config = _asked_for(args)
-    sizes = {name: _size(source, config, name) for name in SIZES}
+    sizes = dict.fromkeys(SIZES, 1)
+    sizes.update({name: _size(source, name, config[name]) for name in SIZES if config.get(name) is not None})
     for name, reason in REFUSED_SIZES.items():
         if sizes[name] > 1:
             raise NotImplementedError(
@@ -80,7 +81,7 @@ def requested_sizes(args: Any) -> tuple[str, dict[str, int]]:
 
 
 def process_layout(args: Any) -> ProcessLayout:
-    """The grid that `parallelism_config`, the launcher's environment or a sharded model asks for.
+    """Return the grid that `parallelism_config`, the launcher's environment or a sharded model asks for.
 
     Raises:
         TypeError, ValueError, NotImplementedError: as `requested_sizes`.
@@ -103,29 +104,27 @@ def process_layout(args: Any) -> ProcessLayout:
 
 
 def data_parallel_size(args: Any) -> int:
-    """Number of parts into which each batch of all processes is split; those with the same part share one model."""
+    """Return the number of parts into which each batch of all processes is split."""
     return process_layout(args).data_parallel
 
 
 def data_parallel_rank(args: Any) -> int:
-    """Which of these parts is this process's."""
+    """Return which of these parts is this process's."""
     return args.process_index // process_layout(args).tensor_parallel
 
 
 def tensor_parallel_size(args: Any) -> int:
-    """Number of processes that compute each layer together, on the same data; 1: each computes whole layers."""
+    """Return the number of processes that compute each layer together, on the same data."""
     return process_layout(args).tensor_parallel
 
 
 def tensor_parallel_rank(args: Any) -> int:
-    """Which of these processes this one is."""
+    """Return which of these processes this one is."""
     return args.process_index % process_layout(args).tensor_parallel
 
 
 def sharding_sizes(args: Any) -> tuple[int, int]:
-    """Replicas, and processes over which each of them is sharded, where parameters are sharded over the data parallel.
-
-    Where no layout is asked for, there is one replica.
+    """Return the number of replicas, and of processes over which each is sharded; by default there is one replica.
 
     Raises:
         ValueError: the layout that is asked for leaves nothing to shard over.
@@ -142,11 +141,7 @@ def sharding_sizes(args: Any) -> tuple[int, int]:
 
 
 def device_mesh(args: Any, replicas: int, shards: int) -> DeviceMesh:
-    """A new mesh of all processes, with the dimensions `MESH_DIMENSIONS`; a collective call.
-
-    Parameters:
-        replicas, shards: sizes of the first two dimensions, as `sharding_sizes` has them.
-    """
+    """Return a new mesh of all processes, with the dimensions `MESH_DIMENSIONS`; a collective call."""
     from torch.distributed.device_mesh import init_device_mesh
 
     shape = (replicas, shards, tensor_parallel_size(args))
@@ -196,7 +191,7 @@ def _refuse_plain_slices(model: Any, processes: int) -> None:
 
 
 def _asked_for(args: Any) -> tuple[str, Mapping[str, Any]]:
-    """What names the sizes, for errors, and those that are named."""
+    """Return what names the sizes, for errors, and those that are named."""
     given: Any = getattr(args, "parallelism_config", None)
     if given is None:
         if os.environ.get(SWITCH_VARIABLE, "").strip().lower() != "true":
@@ -218,10 +213,7 @@ def _asked_for(args: Any) -> tuple[str, Mapping[str, Any]]:
     return "parallelism_config", {name: getattr(given, name) for name in SIZES}
 
 
-def _size(source: str, config: Mapping[str, Any], name: str) -> int:
-    value = config.get(name)
-    if value is None:
-        return 1
+def _size(source: str, name: str, value: Any) -> int:
     number = int(value) if isinstance(value, str) and value.isdecimal() else value
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ValueError(f"{source} has {name}={value!r}; it has to be a whole number from 1 up.")

@@ -1,1 +1,1 @@
-"""Lightning as the engine: its Trainer from training arguments, the module, the bridge of hooks, the fast loops."""
+"""Lightning as the engine: its Trainer from arguments, the module, the callbacks that hear hooks, the fast loops."""

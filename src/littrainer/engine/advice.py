@@ -22,7 +22,7 @@ class Circumstances(NamedTuple):
     Parameters:
         error: the error.
         model: the Trainer's model, without what is wrapped around it.
-        batch: the batch at hand, or None.
+        batch: the current batch, or None.
         args: the Trainer's arguments.
         evaluates: whether it came up in an evaluation or prediction.
         sample: gives the first sample of the data, or an empty one.
@@ -39,9 +39,10 @@ class Circumstances(NamedTuple):
 def advice_for(
     error: BaseException, model: Any, batch: Any, args: Any, evaluates: bool, sample: Callable[[], Any] = dict
 ) -> list[str]:
-    """Sentences that say what was wrong and what to do, where that can be told; else none."""
+    """Sentences that say what was wrong and what to do, if that is known; else none."""
     found = Circumstances(error, base_model(model), batch, args, evaluates, sample)
-    told = [look(found) for sign, look in RULES if re.search(sign, f"{type(error).__name__}: {error}")]
+    matching = [look for sign, look in RULES if re.search(sign, f"{type(error).__name__}: {error}")]
+    told = [look if isinstance(look, str) else look(found) for look in matching]
     return [sentence for sentence in told if sentence is not None]
 
 
@@ -127,8 +128,9 @@ def _label_type(found: Circumstances) -> str | None:
     entry = _entry(found, "labels", "label")
     if entry is None or not entry[1].is_floating_point():
         return None
+    kind = str(entry[1].dtype).removeprefix("torch.")
     return (
-        f"{entry[0]} is {_kind(entry[1])}, which a classification takes for several labels a sample: give whole "
+        f"{entry[0]} is {kind}, which a classification takes for several labels a sample: give whole "
         'numbers for one of several classes, a number for each class with problem_type="multi_label_classification", '
         "or load the model with num_labels=1 for a regression."
     )
@@ -195,17 +197,6 @@ def _memory(found: Circumstances) -> str:
     )
 
 
-def _other_device(found: Circumstances) -> str:
-    return (
-        "The batch and the parameters are on one device, so it is a tensor that the code makes itself: make it with "
-        "device=x.device of an input, or register it in the model with register_buffer, which moves it too."
-    )
-
-
-def _on_the_gpu(found: Circumstances) -> str:
-    return "It is mostly a label or a token id out of range. Run once with use_cpu=True: there the error names it."
-
-
 def _pickling(found: Circumstances) -> str | None:
     workers = found.args.dataloader_num_workers
     if not workers:
@@ -219,7 +210,7 @@ def _pickling(found: Circumstances) -> str | None:
 
 # What torch says of how a loader process has ended -> what that means, and what to do.
 ENDS_OF_LOADER_PROCESSES = {
-    "killed by signal: Killed": "The system killed a loader process, mostly for want of memory: lower "
+    "killed by signal: Killed": "The system killed a loader process, usually because memory ran out: lower "
     "dataloader_num_workers ({workers}) or dataloader_prefetch_factor, or let the dataset keep less in memory.",
     "killed by signal: Bus error": "A loader process had no shared memory left, as in a container with a small "
     "/dev/shm: enlarge it (docker run --shm-size=8g), or lower dataloader_num_workers ({workers}).",
@@ -245,8 +236,8 @@ def _lost_loader_process(found: Circumstances) -> str | None:
     return words.format(workers=found.args.dataloader_num_workers, **facts)
 
 
-# Parts of messages, with the type in front -> what to look at.
-RULES: list[tuple[str, Callable[[Circumstances], str | None]]] = [
+# Parts of messages, with the type in front -> what to look at, or what there always is to say.
+RULES: list[tuple[str, Callable[[Circumstances], str | None] | str]] = [
     ("index out of range in self", _token_ids),
     ("index out of range in self|expanded size of the tensor|must match the size of tensor", _sample_length),
     (r"Target -?\d+ is out of bounds", _classes),
@@ -257,12 +248,15 @@ RULES: list[tuple[str, Callable[[Circumstances], str | None]]] = [
     ("got an unexpected keyword argument", _unknown_input),
     ("does not require grad and does not have a grad_fn", _no_gradient),
     ("OutOfMemoryError|CUDA out of memory|DefaultCPUAllocator: can't allocate", _memory),
-    ("Expected all tensors to be on the same device", _other_device),
-    ("device-side assert", _on_the_gpu),
+    (
+        "Expected all tensors to be on the same device",
+        "The batch and the parameters are on one device, so it is a tensor that the code makes itself: make it with "
+        "device=x.device of an input, or register it in the model with register_buffer, which moves it too.",
+    ),
+    (
+        "device-side assert",
+        "It is mostly a label or a token id out of range. Run once with use_cpu=True: there the error names it.",
+    ),
     ("Can't pickle|cannot pickle|Can't get local object|PicklingError", _pickling),
     (r"DataLoader worker \(pid", _lost_loader_process),
 ]
-
-
-def _kind(value: torch.Tensor) -> str:
-    return str(value.dtype).removeprefix("torch.")

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 # Module and function whose call means that something was done with a batch -> its local variable that holds it.
 FORWARD_PASSES = {
-    ("littrainer.engine.module", "loss_of"): "micro_batch",
-    ("littrainer.engine.module", "training_step"): "micro_batch",
+    ("littrainer.training.step", "loss_of"): "micro_batch",
     ("littrainer.evaluation.loop", "step"): "inputs",
 }
 BACKWARD_PASSES = {("littrainer.engine.module", "backward"), ("lightning.pytorch.core.module", "backward")}
@@ -40,7 +39,7 @@ class _Found(NamedTuple):
 
     Parameters:
         doing: half a sentence on what was done.
-        batch: the batch, where there is one yet.
+        batch: the batch, if there is one yet.
         evaluates: whether it is one of an evaluation.
     """
 
@@ -50,7 +49,7 @@ class _Found(NamedTuple):
 
 
 class NotedBatches(AbstractContextManager[None]):
-    """An error that leaves it over a batch carries notes: what the batch is, and what to do where that can be told."""
+    """An error that leaves it over a batch carries notes: what the batch is, and what to do if that is known."""
 
     def __init__(self, trainer: Any):
         self._trainer = trainer
@@ -60,7 +59,7 @@ class NotedBatches(AbstractContextManager[None]):
     ) -> None:
         if not isinstance(error, Exception):
             return
-        # Whatever goes wrong here must not stand in the place of the error.
+        # Whatever goes wrong here must not replace the error.
         with suppress(Exception):
             # What has a note was told of where it came up.
             if getattr(error, "__notes__", None):
@@ -83,7 +82,7 @@ def _found_in(raised_in: TracebackType | None) -> _Found | None:
         place = (str(frame.f_globals.get("__name__")), frame.f_code.co_name)
         if place in FORWARD_PASSES:
             batch = frame.f_locals.get(FORWARD_PASSES[place])
-            evaluates = place[0] != "littrainer.engine.module"
+            evaluates = place[0] != "littrainer.training.step"
             found = _Found("with a batch", getattr(batch, "inputs", batch), evaluates)
         elif place in BACKWARD_PASSES:
             micro_batch = getattr(frame.f_locals.get("self"), "micro_batch", None)

@@ -1,15 +1,9 @@
 """Lightning's loop over the batches of an evaluation, without what nobody listens to.
 
-An evaluation of a single batch takes 1900 Python calls in Lightning's own loop, of which 280 belong to the batch, and
-another 840 in what a `lightning.Trainer` sets up around it; transformers has 1020 for the whole call of `evaluate()`.
-They announce hooks, look up signatures, put modules into evaluation mode that are in it, and collect what nobody has
-logged. `pass_over` hands the batches to the module through the strategy, within what the running fit, or the first
-evaluation of this kind, has set up. Lightning's own loop remains in use where a callback, a profiler or a debug log may
-listen, with strategies that are not among `PLAIN_STRATEGIES`, and in releases of Lightning that are not among
-`KNOWN_RELEASES`.
-
-tests/engine/test_fast_evaluation_loop.py compares both, and fails where Lightning's own is another one than
-this one was written for.
+An evaluation of a single batch takes 1900 Python calls in Lightning's own loop, of which 280 belong to the batch.
+`pass_over` hands the batches to the module through the strategy, within what the running fit, or the first evaluation
+of this kind, has set up. Lightning's own loop remains in use if a callback, a profiler or a debug log may listen, with
+other strategies than `PLAIN_STRATEGIES`, and in releases that tests/engine/ has not compared (`KNOWN_RELEASES`).
 """
 
 from __future__ import annotations
@@ -24,9 +18,8 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 
-from littrainer.engine.bridge import users_callbacks
 from littrainer.engine.fast_training_loop import KNOWN_RELEASES, PLAIN_PRECISIONS, PLAIN_STRATEGIES, listens_to
-from littrainer.engine.module import TrainerModule
+from littrainer.engine.module import TrainerModule, users_callbacks
 
 # What callbacks may hear of during an evaluation or a prediction.
 HOOKS = tuple(
@@ -102,7 +95,8 @@ def pass_over(pl_trainer: Any, batches: Iterable[Any], is_prediction: bool = Fal
                     connector.on_batch_end()
                     connector.update_eval_step_metrics(number)
             if results:
-                _log_what_was_collected(connector)
+                connector.epoch_end_reached()
+                connector.log_eval_end_metrics(connector.update_eval_epoch_metrics())
     finally:
         if results:
             # Metrics that were logged are the script's own objects.
@@ -110,9 +104,3 @@ def pass_over(pl_trainer: Any, batches: Iterable[Any], is_prediction: bool = Fal
         loop._results, connector._current_fx = outer_results, outer_collecting
         module.__dict__["_current_fx_name"] = outer_hook
         state.stage, state.status, connector._first_loop_iter = outer_stage, outer_status, outer_iteration
-
-
-def _log_what_was_collected(connector: Any) -> None:
-    connector.epoch_end_reached()
-    logged = connector.update_eval_epoch_metrics()
-    connector.log_eval_end_metrics(logged)

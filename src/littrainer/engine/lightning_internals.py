@@ -221,7 +221,7 @@ def leave_signals_alone(lightning_trainer: pl.Trainer) -> None:
     """Keep Lightning from taking over signals.
 
     On SIGTERM it would finish the micro-batch and exit with status 0. On a cluster it would, at the signal that
-    announces the end of a job, write a checkpoint of its own format, which the next run then loads unasked.
+    announces the end of a job, write a checkpoint in its format, which the next run then loads unasked.
     """
     connector: Any = lightning_trainer._signal_connector
     connector.register_signal_handlers = lambda: None

@@ -1,31 +1,34 @@
-"""From training arguments to a `lightning.Trainer`."""
+"""From training arguments to a `lightning.Trainer`, and from what its callbacks log to the Trainer's history."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar, Timer
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyExperiment
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from littrainer.arguments.choices import IntervalStrategy
 from littrainer.arguments.destinations import derived_keywords
 from littrainer.arguments.did_you_mean import suggestion
 from littrainer.callbacks.lightning_callbacks import (
-    CARRIED_OUT_BY_TRAINING,
     ONLY_IN_TRAINING,
     check_can_resume,
     check_set_up,
     is_one_of,
     refuse_what_cannot_work,
 )
+from littrainer.callbacks.lightning_metrics import COUNTS, is_number
+from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.lightning_io import save_in_each_process, with_checkpoint_io
 from littrainer.data.limits import CARRIED_OUT
-from littrainer.engine.bridge import HistoryLogger, events_around
 from littrainer.engine.fast_training_loop import use_fast_loop
 from littrainer.engine.lightning_internals import (
     count_from,
@@ -33,6 +36,7 @@ from littrainer.engine.lightning_internals import (
     leave_signals_alone,
     resume_nothing,
 )
+from littrainer.engine.module import ClosingEvents, OpeningEvents
 from littrainer.engine.precision import precision_plugin
 from littrainer.errors.log_filter import quiet_lightning
 from littrainer.strategies.user_strategy import fitted_strategy
@@ -41,6 +45,8 @@ from littrainer.tracking.lightning_loggers import adopt_loggers, loggers_of
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.training.run import TrainingRun
+
+logger = logging.getLogger(__name__)
 
 # Keywords of lightning.Trainer that are the same for each training, with the reason.
 FIXED_KEYWORDS: dict[str, tuple[Any, str]] = {
@@ -64,7 +70,7 @@ FACTS_OF_LAUNCHERS: dict[str, tuple[Callable[[Any], Any], str]] = {
         "as many nodes as the launcher has started processes on",
     ),
 }
-# Keywords of lightning.Trainer that a user cannot set beside the arguments, with what to set instead.
+# Keywords of lightning.Trainer that a user cannot set besides the arguments, with what to set instead.
 DECIDED_BY_ARGUMENTS: dict[str, str] = {
     "max_epochs": "set num_train_epochs",
     "min_epochs": "set num_train_epochs",
@@ -133,15 +139,17 @@ def build_lightning_trainer(trainer: Any, run: TrainingRun | None) -> pl.Trainer
     if callbacks and not keywords["logger"]:
         keywords["logger"] = [HistoryLogger(lambda: trainer.state)]
     if run is None:
-        left_out = (*CARRIED_OUT_BY_TRAINING, *ONLY_IN_TRAINING)
-        callbacks = [callback for callback in callbacks if not is_one_of(callback, *left_out)]
+        callbacks = [callback for callback in callbacks if not is_one_of(callback, *ONLY_IN_TRAINING)]
     else:
         check_set_up(callbacks, trainer.args, trainer.model, [trainer, *trainer.callback_handler.callbacks])
         callbacks = _ready_for_training(callbacks, run, keywords)
         keywords["plugins"] = with_checkpoint_io(
             as_list(keywords.get("plugins")), trainer.model, trainer._saved_training
         )
-    _announce(callbacks, keywords)
+    # Lightning asks for these where a callback is a bar, or saves; it adds its own only if there is none.
+    for name, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):
+        if any(isinstance(callback, kind) for callback in callbacks):
+            keywords[name] = True
     trained_model = trainer.model if trainer.is_in_train else None
     scaler = trainer.accelerator.scaler
     plugin = precision_plugin(keywords["precision"], keywords["strategy"], trainer.args, scaler, trained_model)
@@ -171,21 +179,13 @@ def _user_callbacks(of_trainer: list[Callback], keywords: dict[str, Any]) -> lis
 
 def _ready_for_training(callbacks: list[Callback], run: TrainingRun, keywords: dict[str, Any]) -> list[Callback]:
     """Let the run have its length, and the callbacks its events around them."""
-    callbacks = [callback for callback in callbacks if not is_one_of(callback, *CARRIED_OUT_BY_TRAINING)]
     if run.checkpoint is not None:
         check_can_resume(callbacks)
     epochs = run.plan.num_train_epochs
     keywords["max_epochs"] = epochs if epochs < sys.maxsize // 2 else NO_EPOCH_LIMIT
     if run.trainer.args.eval_strategy != IntervalStrategy.NO:
         keywords["check_val_every_n_epoch"] = NOT_BY_ITSELF
-    return events_around(callbacks, run)
-
-
-def _announce(callbacks: list[Callback], keywords: dict[str, Any]) -> None:
-    # Lightning asks for these where a callback is a bar, or saves; one of its own it adds only where there is none.
-    for name, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):
-        if any(isinstance(callback, kind) for callback in callbacks):
-            keywords[name] = True
+    return [OpeningEvents(run), *callbacks, ClosingEvents(run)]
 
 
 def _built(callbacks: list[Callback], keywords: dict[str, Any]) -> pl.Trainer:
@@ -218,3 +218,65 @@ def as_list(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+class _NothingIsKept(DummyExperiment):
+    has_told = False
+
+    def nop(self, *args: Any, **kwargs: Any) -> None:
+        if not self.has_told:
+            self.has_told = True
+            logger.warning(
+                "A Lightning callback writes to `logger.experiment`, and no tracker is there to keep that. Set "
+                "report_to to the one it is made for."
+            )
+
+
+class HistoryLogger(Logger):
+    """Adds what Lightning's callbacks log to `state.log_history`, which checkpoints keep and reports show.
+
+    They may log at every micro-batch, and checkpoints would hold an entry for each. So only the newest values are kept,
+    and added when the Trainer logs. Nothing is printed, and no event of the Trainer's callbacks comes of it.
+
+    Parameters:
+        state: returns the state whose history it is.
+    """
+
+    def __init__(self, state: Callable[[], TrainerState]):
+        super().__init__()
+        self._state = state
+        # Name -> the optimizer step at which it was logged last, and its value.
+        self._newest: dict[str, tuple[int, float]] = {}
+        self._experiment = _NothingIsKept()
+
+    @property
+    def name(self) -> str:
+        """None, so that it makes no folder of callbacks that save."""
+        return ""
+
+    @property
+    def version(self) -> str:
+        """None, as there is no name."""
+        return ""
+
+    @property
+    def experiment(self) -> Any:
+        """Takes what callbacks write to the object of a service, as pictures, and keeps nothing of it; says so once."""
+        return self._experiment
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Keep values until the Trainer logs; newer ones of a name take the place of older ones."""
+        # Lightning's step is a number of batches in some cases. Its epoch counts complete ones only.
+        now = self._state().global_step
+        numbers = {name: value for name, value in metrics.items() if is_number(value) and name not in COUNTS}
+        self._newest.update((name, (now, float(value))) for name, value in numbers.items())
+
+    def add_to_history(self) -> None:
+        """Add what is new to the history, as one entry for each optimizer step."""
+        for step in sorted({step for step, _ in self._newest.values()}):
+            values = {name: value for name, (of, value) in self._newest.items() if of == step}
+            self._state().log_history.append({**values, "step": step})
+        self._newest = {}
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: the arguments are saved with the model."""

@@ -1,16 +1,17 @@
-"""The LightningModule that carries a Trainer's model through Lightning's loops.
+"""What Lightning's loops call: the LightningModule that carries a Trainer's model, and the callbacks around the user's.
 
 Automatic optimization is the engine: it is the mode that spans all strategies. A subclass that overrides
-`training_step` has a contract of its own (forward, backward, return the detached loss), which needs Lightning's manual
+`training_step` has another contract (forward, backward, return the detached loss), which needs Lightning's manual
 optimization. Both modes share everything but who calls backward and who steps the optimizer.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import lightning.pytorch as pl
 import torch
@@ -20,24 +21,41 @@ from torch.optim.lr_scheduler import LRScheduler
 from littrainer.callbacks.lightning_callbacks import backbone_of
 from littrainer.callbacks.lightning_metrics import note_places, publish
 from littrainer.data.windows import MicroBatch
-from littrainer.engine.bridge import users_callbacks
-from littrainer.engine.lightning_internals import count_optimizer_steps_from, replace_optimizer, show_number_of_batches
-from littrainer.errors.interruptions import carries_stop_iteration
+from littrainer.engine.lightning_internals import (
+    announce_validations,
+    count_optimizer_steps_from,
+    replace_optimizer,
+    show_number_of_batches,
+)
+from littrainer.errors.interruptions import StoppedByUserCode
 from littrainer.evaluation.batch_stream import WholePass, single_batches
 from littrainer.model.traversal import clear_gradients
 from littrainer.optim.schedules import steps_with_metric
-from littrainer.optim.stepping import closure_before_step, step_after_backward, updates_during_backward
+from littrainer.optim.stepping import closure_before_step, note_step, updates_during_backward
 from littrainer.strategies.model_wrapping import follow_unfrozen_parameters
 
 if TYPE_CHECKING:
     from littrainer.evaluation.loop import BatchOutputs, EvaluationPass
     from littrainer.training.run import TrainingRun
-    from littrainer.training.step import TrainingStep
 
 
 # As `accumulate_grad_batches`: step after this micro-batch; or divides no batch count, so do not step.
 STEP_NOW = 1
 DO_NOT_STEP = 2**62
+Hook = TypeVar("Hook", bound=Callable[..., Any])
+
+
+def carries_stop_iteration(hook: Hook) -> Hook:
+    """Decorates a hook that calls user code."""
+
+    @functools.wraps(hook)
+    def carrying(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return hook(*args, **kwargs)
+        except StopIteration as error:
+            raise StoppedByUserCode from error
+
+    return carrying  # type: ignore[return-value]
 
 
 class StepsAfterBackward(pl.LightningModule):
@@ -51,7 +69,7 @@ class StepsAfterBackward(pl.LightningModule):
         raise NotImplementedError
 
     def optimizer_after_backward(self, optimizer: Any) -> Any:
-        """What steps in the place of an optimizer once the gradients are there."""
+        """What steps instead of an optimizer once the gradients are there."""
         return optimizer
 
     def optimizer_step(
@@ -83,25 +101,26 @@ class TrainerModule(StepsAfterBackward):
         self.model = trainer.model
         self.owner = trainer
         self.run = run
+        self.step: Any = None if run is None else run.step
         self.evaluation_pass: EvaluationPass | None = None
         # What steps in this training: looked at again where a script may have put something else in its place.
         self._optimizer: Any = None
+        self._updates_during_backward = False
         self._schedule: Any = None
         self._lightning_steps_schedule = False
-        self._micro_batch: MicroBatch | None = None
+        # The one at hand; None before the first one.
+        self.micro_batch: MicroBatch | None = None
         self.automatic_optimization = not trainer.overrides_training_step()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainerModule:
         # Callbacks that average weights copy the module; the Trainer, with its data, is not part of the model.
-        for shared in self._shared_with_copies():
+        run = (self.run, self.step, self.evaluation_pass, self._optimizer, self._schedule, self.micro_batch)
+        for shared in (self.owner, *run):
             memo[id(shared)] = shared
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         copied.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
         return copied
-
-    def _shared_with_copies(self) -> tuple[Any, ...]:
-        return self.owner, self.run, self.evaluation_pass, self._optimizer, self._schedule, self._micro_batch
 
     @property
     def backbone(self) -> nn.Module:
@@ -117,21 +136,13 @@ class TrainerModule(StepsAfterBackward):
 
     @property
     def flops_per_batch(self) -> float | None:
-        """Floating-point operations of the micro-batch at hand, which Lightning's `ThroughputMonitor` asks for.
+        """Floating-point operations of the current micro-batch, which Lightning's `ThroughputMonitor` asks for.
 
         None in evaluations, and where the model does not count its parameters.
         """
-        if self._micro_batch is None or not self.trainer.training:
+        if self.micro_batch is None or not self.trainer.training:
             return None
-        return float(self.owner.floating_point_ops(self._micro_batch.inputs)) or None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Lightning notes the running hook on the module, some fifty times a step, and torch.nn.Module looks for
-        # parameters at each assignment. What is a plain attribute already, and stays one, needs no such search.
-        if name in self.__dict__ and not isinstance(value, (torch.Tensor, nn.Module)):
-            self.__dict__[name] = value
-        else:
-            super().__setattr__(name, value)
+        return float(self.owner.floating_point_ops(self.micro_batch.inputs)) or None
 
     def configure_model(self) -> None:
         """Let a strategy split the model between the processes, in place; Lightning asks before each run."""
@@ -142,8 +153,9 @@ class TrainerModule(StepsAfterBackward):
     @carries_stop_iteration
     def configure_optimizers(self) -> Any:
         """The Trainer's optimizer and schedule; the schedule steps with the optimizer."""
-        optimizer, schedule = self._step().run.optimizer_and_schedule()
+        optimizer, schedule = self.step.run.optimizer_and_schedule()
         self._optimizer, self._schedule = optimizer, schedule
+        self._updates_during_backward = updates_during_backward(optimizer)
         # Lightning takes torch's schedules only; any other object with the same methods is stepped here, and one that
         # steps with an evaluation's metric in the Trainer.
         self._lightning_steps_schedule = isinstance(schedule, LRScheduler) and not steps_with_metric(schedule)
@@ -152,7 +164,7 @@ class TrainerModule(StepsAfterBackward):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def follow_replacements(self) -> None:
-        """An epoch begins: go on with what a script has put in the place of `training_step`, optimizer or schedule.
+        """Go on with the `training_step`, optimizer or schedule that a script has set; called when an epoch begins.
 
         Later in the epoch the two last are looked at again at each optimizer step.
         """
@@ -168,6 +180,7 @@ class TrainerModule(StepsAfterBackward):
         """The optimizer that steps next, from here on Lightning's too."""
         if self.owner.optimizer is not self._optimizer:
             self._optimizer = self.owner.optimizer
+            self._updates_during_backward = updates_during_backward(self._optimizer)
             replace_optimizer(self.trainer, self._optimizer)
         return self._optimizer
 
@@ -187,55 +200,42 @@ class TrainerModule(StepsAfterBackward):
     def training_step(self, micro_batch: MicroBatch, batch_idx: int) -> torch.Tensor:
         """Forward pass of a micro-batch; in manual optimization also backward and optimizer step."""
         if not self.automatic_optimization:
-            with self._gradient_exchange():
-                loss = self._step().forward_and_backward(micro_batch)
+            # In automatic optimization Lightning asks its strategy for this context.
+            with getattr(self.trainer.strategy, "block_backward_sync", nullcontext)():
+                loss = self.step.loss_of(micro_batch, by_training_step=True)
             if micro_batch.closes_window:
                 self._step_optimizer_manually()
             return loss
-        loss = self.loss_of(micro_batch)
+        loss = self.step.loss_of(micro_batch)
         # Lightning divides the loss by this number next. The Trainer has divided by the true window already, and
         # multiplying back would not be exact, so there is nothing left to divide until the backward pass begins.
         self.trainer.accumulate_grad_batches = 1
         return loss
 
-    def loss_of(self, micro_batch: MicroBatch) -> torch.Tensor:
-        """Forward pass of a micro-batch in automatic optimization: the loss as it goes into the backward pass."""
-        return self._step().loss_of(micro_batch)
-
     @property
     def exchanges_gradients(self) -> bool:
-        """Whether several processes exchange gradients in the backward pass of the micro-batch at hand."""
-        micro_batch = self._micro_batch
+        """Whether several processes exchange gradients in the backward pass of the current micro-batch."""
+        micro_batch = self.micro_batch
         if micro_batch is None or micro_batch.is_last_drawn:
             return True
         return bool(self.owner.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False))
 
-    def _gradient_exchange(self) -> AbstractContextManager[Any]:
-        # In automatic optimization Lightning asks its strategy for this context.
-        block = getattr(self.trainer.strategy, "block_backward_sync", None)
-        return nullcontext() if block is None else block()
-
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Backward pass; the optimizer's own where it has one that updates the weights as it goes, as LOMO has."""
-        optimizer: Any = self.owner.optimizer
-        if updates_during_backward(optimizer):
+        optimizer = self.follow_optimizer()
+        if self._updates_during_backward:
             optimizer.fused_backward(loss, self.owner._get_learning_rate())
         else:
             super().backward(loss, *args, **kwargs)
 
-    @property
-    def micro_batch(self) -> MicroBatch | None:
-        """The micro-batch at hand; None before the first one."""
-        return self._micro_batch
-
     def on_before_backward(self, loss: torch.Tensor) -> None:
         """The division of the loss is past: whether to step is asked for again after the backward pass."""
-        if self._micro_batch is not None:
-            self.follow_window(self._micro_batch)
+        if self.micro_batch is not None:
+            self.follow_window(self.micro_batch)
 
     def follow_window(self, micro_batch: MicroBatch) -> None:
         """Let Lightning step the optimizer after this micro-batch exactly if it closes its window."""
-        self._micro_batch = micro_batch
+        self.micro_batch = micro_batch
         self.trainer.accumulate_grad_batches = STEP_NOW if micro_batch.closes_window else DO_NOT_STEP
 
     @carries_stop_iteration
@@ -246,7 +246,7 @@ class TrainerModule(StepsAfterBackward):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip as the Trainer does, which notes the norm and then fires `on_pre_optimizer_step`."""
-        self._step().clip()
+        self.step.clip()
 
     @carries_stop_iteration
     def optimizer_step(
@@ -256,10 +256,10 @@ class TrainerModule(StepsAfterBackward):
         optimizer: Any,
         optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
-        """Forward, backward and step in one, as Lightning has it; then `on_optimizer_step`."""
+        """Run forward, backward and step in one, as Lightning does; then `on_optimizer_step`."""
         self.follow_optimizer()
         super().optimizer_step(epoch, batch_idx, self.optimizers(), optimizer_closure)
-        self._step().note_update()
+        self.step.note_update()
         self._step_own_schedule()
 
     def step_after_backward(self, step: Callable[[Any], Any] | None = None) -> None:
@@ -271,12 +271,16 @@ class TrainerModule(StepsAfterBackward):
 
         def step_optimizer() -> None:
             if step is None:
-                step_after_backward(self.owner.optimizer)
+                optimizer = self.follow_optimizer()
+                if self._updates_during_backward:
+                    note_step(optimizer)
+                else:
+                    optimizer.step()
             else:
                 with closure_before_step(self._optimizer, lambda: self.owner.optimizer):
                     step(self._optimizer)
 
-        self._step().update(step_optimizer, self._step_own_schedule)
+        self.step.update(step_optimizer, self._step_own_schedule)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients in a training. Lightning asks for it before an evaluation too; there they stay."""
@@ -294,7 +298,7 @@ class TrainerModule(StepsAfterBackward):
         return self.owner.accelerator.optimizer_step_was_skipped
 
     def optimizer_after_backward(self, optimizer: Any) -> Any:
-        """The Trainer's optimizer, which a script may have put in the place of the one before."""
+        """The Trainer's optimizer; a script may have replaced it."""
         return self.owner.optimizer
 
     def _step_optimizer_manually(self) -> None:
@@ -307,12 +311,12 @@ class TrainerModule(StepsAfterBackward):
             with closure_before_step(self._optimizer):
                 optimizer.step()
 
-        self._step().update(step_optimizer, self._step_all_schedules)
+        self.step.update(step_optimizer, self._step_all_schedules)
 
     def _step_all_schedules(self) -> None:
         # In manual optimization Lightning leaves it to the module to step schedules, those of callbacks too.
         self._follow_schedule()
-        ends_epoch = self._micro_batch is not None and self._micro_batch.epoch_fraction >= 1
+        ends_epoch = self.micro_batch is not None and self.micro_batch.epoch_fraction >= 1
         for interval in ("step", "epoch") if ends_epoch else ("step",):
             for config in self.trainer.lr_scheduler_configs:
                 if config.interval == interval:
@@ -363,37 +367,135 @@ class TrainerModule(StepsAfterBackward):
         return None if isinstance(handed_out, WholePass) else outputs
 
     def on_validation_start(self) -> None:
-        """An evaluation begins."""
-        self._show_number_of_batches()
-
-    def on_predict_start(self) -> None:
-        """A prediction begins."""
-        self._show_number_of_batches()
-
-    def _show_number_of_batches(self) -> None:
+        """An evaluation or a prediction begins: bars show how many batches it has."""
         if users_callbacks(self.trainer):
             show_number_of_batches(self.trainer, self._active_pass().number_of_batches)
 
+    on_predict_start = on_validation_start
+
     @carries_stop_iteration
     def on_validation_epoch_end(self) -> None:
-        """An evaluation has seen its last batch."""
-        self._compute_metrics()
-
-    @carries_stop_iteration
-    def on_predict_epoch_end(self) -> None:
-        """A prediction has seen its last batch."""
-        self._compute_metrics()
-
-    def _compute_metrics(self) -> None:
+        """An evaluation or a prediction has seen its last batch."""
         # Inside fit, Lightning's last hook waits until the Trainer has logged the metrics. Outside it does not.
         evaluation_pass = self._active_pass()
         if self.run is None and users_callbacks(self.trainer):
             publish(self.trainer, evaluation_pass.finish().metrics or {})
 
-    def _step(self) -> TrainingStep:
-        assert self.run is not None
-        return self.run.step
+    on_predict_epoch_end = on_validation_epoch_end
 
     def _active_pass(self) -> EvaluationPass:
         assert self.evaluation_pass is not None
         return self.evaluation_pass
+
+
+class _Events(pl.Callback):
+    # Of the training its methods are called by name: it knows the engine, which makes these callbacks.
+    def __init__(self, run: Any):
+        self.run = run
+        self._stop_was_asked_for = False
+
+
+class OpeningEvents(_Events):
+    """Tells a training what Lightning is about to do, before other Lightning callbacks hear of it.
+
+    Parameters:
+        run: the training.
+    """
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Callbacks are set up next; some make ready for evaluations, if there are any."""
+        announce_validations(trainer, pl_module, are_announced=True)
+
+    @carries_stop_iteration
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Callbacks are set up."""
+        announce_validations(trainer, pl_module, are_announced=False)
+        self.run.restore_lightning_callbacks()
+
+    @carries_stop_iteration
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Model and optimizer are set up."""
+        self.run.restore()
+
+    @carries_stop_iteration
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """An epoch comes next."""
+        self.run.begin_epoch(trainer.current_epoch)
+
+    @carries_stop_iteration
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: MicroBatch, batch_idx: int) -> None:
+        """A micro-batch comes next."""
+        if batch_idx == 0:
+            behind = self.run.take_micro_batches_behind()
+            if behind:
+                # Those of a resumed epoch that are not drawn again; Lightning's end of an epoch goes by all of them.
+                trainer.fit_loop.epoch_loop.batch_progress.increment_by(behind)
+        pl_module.follow_window(batch)
+        self.run.step.begin_micro_batch(batch)
+
+
+class ClosingEvents(_Events):
+    """Tells a training what Lightning has done, after other Lightning callbacks have heard of it.
+
+    So what they keep belongs to the same step when an evaluation or a checkpoint follows. Each side tells the other
+    when to stop.
+
+    Parameters:
+        run: the training.
+    """
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Callbacks have the states of a checkpoint. Where one asks to stop now, Lightning would not begin at all."""
+        self._note_stop(trainer)
+
+    @carries_stop_iteration
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The first epoch comes next."""
+        self.run.begin()
+        if self._stop_was_asked_for:
+            self.run.trainer.control.should_training_stop = True
+        # What a Trainer callback asks for when training begins is done after the first micro-batch; here ends what a
+        # Lightning callback, or work left over by the checkpoint, has ended.
+        if self._stop_was_asked_for or self.run.evaluation_due is not None or self.run.epoch_end_is_due:
+            self._stop_if_asked(trainer)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """Callbacks have made their changes for an epoch."""
+        pl_module.follow_replacements()
+        if users_callbacks(trainer):
+            self.run.note_schedule([config.scheduler for config in trainer.lr_scheduler_configs])
+
+    @carries_stop_iteration
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: MicroBatch, batch_idx: int
+    ) -> None:
+        """A micro-batch is done, the optimizer and its schedule have stepped where it was the last of its window."""
+        self._note_stop(trainer)
+        if self._stop_was_asked_for and batch.closes_window:
+            self.run.trainer.control.should_training_stop = True
+        self.run.step.end_micro_batch(batch)
+        self._stop_if_asked(trainer)
+
+    @carries_stop_iteration
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """An epoch is done."""
+        self._note_stop(trainer)
+        if self._stop_was_asked_for:
+            self.run.trainer.control.should_training_stop = True
+        self.run.end_epoch()
+        self._stop_if_asked(trainer)
+
+    def _note_stop(self, pl_trainer: pl.Trainer) -> None:
+        # Lightning would stop within the window of an optimizer step. The Trainer stops where one is complete.
+        if pl_trainer.should_stop:
+            self._stop_was_asked_for = True
+            pl_trainer.should_stop = False
+
+    def _stop_if_asked(self, pl_trainer: pl.Trainer) -> None:
+        if self.run.trainer.control.should_training_stop:
+            pl_trainer.should_stop = True
+
+
+def users_callbacks(pl_trainer: pl.Trainer) -> list[Any]:
+    """Return the Lightning callbacks of the user."""
+    return [callback for callback in pl_trainer.callbacks if not isinstance(callback, _Events)]  # type: ignore[attr-defined]

@@ -14,12 +14,11 @@ from torch import nn
 from littrainer.arguments.destinations import FULL_PRECISION
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.distributed.layout import tensor_parallel_size
+from littrainer.optim.stepping import ScaledSteps
 from littrainer.strategies.deepspeed import EnginePrecision, TrainerDeepSpeedStrategy
 from littrainer.strategies.sharded import ignored_parameters
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from littrainer.arguments.training_arguments import TrainingArguments
 
 
@@ -44,19 +43,7 @@ class _TrainersPrecision(Precision):
         return data
 
 
-class _ScaledPrecision(_TrainersPrecision):
-    """Steps of which each leaves out gradients that a scaled loss has made infinite, with any optimizer."""
-
-    scaler: torch.amp.GradScaler | None
-    step_was_skipped = False
-    _is_unscaled = False
-
-    def unscale(self, optimizer: Any) -> None:
-        """Divide the scale out of the gradients, once for each optimizer step."""
-        if self.scaler is not None and not self._is_unscaled:
-            self.scaler.unscale_(optimizer)
-            self._is_unscaled = True
-
+class _ScaledPrecision(ScaledSteps, _TrainersPrecision):
     def optimizer_step(  # type: ignore[override]
         self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any
     ) -> Any:
@@ -68,22 +55,6 @@ class _ScaledPrecision(_TrainersPrecision):
         self._after_closure(model, optimizer)
         return self.step_unless_infinite(optimizer, **kwargs)
 
-    def step_unless_infinite(self, optimizer: Any, **kwargs: Any) -> Any:
-        """A step, unless the scaler finds gradients that are not finite; then the scale of the next losses."""
-        assert self.scaler is not None
-        self.step_was_skipped = True
-        handle = optimizer.register_step_pre_hook(self._note_step)
-        try:
-            result = self.scaler.step(optimizer, **kwargs)
-        finally:
-            handle.remove()
-        self.scaler.update()
-        self._is_unscaled = False
-        return result
-
-    def _note_step(self, *_: Any) -> None:
-        self.step_was_skipped = False
-
 
 class ForwardMixedPrecision(_ScaledPrecision, MixedPrecision):
     """Lightning's mixed precision for a model whose forward enters autocast by itself, or computes in half precision.
@@ -92,16 +63,13 @@ class ForwardMixedPrecision(_ScaledPrecision, MixedPrecision):
     Gradients are unscaled before they are clipped, with any optimizer.
     """
 
-    def __init__(self, precision: Any, device: str, scaler: torch.amp.GradScaler | None = None):
-        MixedPrecision.__init__(self, precision, device, scaler)
-
 
 class ForwardFSDPPrecision(_ScaledPrecision, FSDPPrecision):
     """The same for version 1 of FSDP, whose strategy asks its plugin what parameters are gathered in."""
 
     def __init__(self, precision: Any, scaler: torch.amp.GradScaler | None = None):
         FSDPPrecision.__init__(self, precision)
-        self.scaler: Any = scaler
+        self.scaler = scaler
 
     @property
     def mixed_precision_config(self) -> Any:

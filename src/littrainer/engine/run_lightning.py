@@ -7,9 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from littrainer.callbacks.lightning_callbacks import (
-    is_one_of,
-)
+from littrainer.callbacks.lightning_callbacks import is_one_of
 from littrainer.callbacks.lightning_metrics import ValidationRounds
 from littrainer.callbacks.lightning_metrics import publish as publish_metrics
 from littrainer.data.limits import further_keywords
@@ -34,7 +32,7 @@ class Evaluator(NamedTuple):
     """What carries out evaluations outside of training; building it takes longer than a short evaluation.
 
     Parameters:
-        made_for: what it was built from, beside the model; for anything else it is built anew.
+        made_for: what it was built from, besides the model; for anything else another one is built.
     """
 
     lightning_trainer: pl.Trainer
@@ -67,7 +65,6 @@ def import_lightning() -> None:
     """
     with torchmetrics_on_demand():
         import littrainer.checkpoint.lightning_io
-        import littrainer.engine.bridge
         import littrainer.engine.fast_evaluation_loop
         import littrainer.engine.fast_training_loop
         import littrainer.engine.lightning_internals
@@ -133,17 +130,14 @@ def _evaluate_inside_fit(trainer: Any, running: TrainerModule, evaluation_pass: 
     try:
         if not further_keywords(trainer) and fast_evaluation_loop.may_be_fast(running.trainer):
             fast_evaluation_loop.pass_over(running.trainer, _one_step(evaluation_pass))
-            end: Callable[[bool], None] = _nobody_hears
+            end: Callable[[bool], None] | None = None
         else:
             batches = _batch_stream(trainer, running.trainer, evaluation_pass)
             end = evaluate_inside_fit(running.trainer, batches, lambda: _put_weights_back(running.trainer))
     finally:
         running.evaluation_pass = outer
-    trainer.validation_rounds.add(end)
-
-
-def _nobody_hears(is_monitoring: bool) -> None:
-    """The end of a validation that no Lightning callback listens to."""
+    # Nobody hears of the end of a fast one.
+    trainer.validation_rounds.add(end or (lambda is_monitoring: None))
 
 
 def _evaluate_with_lightning(
@@ -181,7 +175,7 @@ def publish(trainer: Any, logs: dict[str, Any]) -> None:
     running = trainer.lightning_module
     if running is None:
         return
-    from littrainer.engine.bridge import users_callbacks
+    from littrainer.engine.module import users_callbacks
 
     if users_callbacks(running.trainer):
         publish_metrics(running.trainer, logs)
@@ -189,7 +183,7 @@ def publish(trainer: Any, logs: dict[str, Any]) -> None:
 
 
 def _add_to_history(lightning_trainer: pl.Trainer) -> None:
-    from littrainer.engine.bridge import HistoryLogger
+    from littrainer.engine.lightning_trainer import HistoryLogger
 
     for logger in lightning_trainer.loggers:
         # A shared logger would have to look up its run, to answer isinstance.

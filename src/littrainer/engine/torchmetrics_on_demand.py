@@ -1,4 +1,4 @@
-"""Loading Lightning without what torchmetrics loads beside it.
+"""Loading Lightning without what torchmetrics loads with it.
 
 Lightning needs two base classes of torchmetrics. The package that they lie in loads all of its metrics, and for some of
 these scipy and the models of transformers, where they are installed: more CPU time than `import torch` takes, for a

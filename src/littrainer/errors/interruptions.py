@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import signal
 import threading
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any, TypeVar
-
-Hook = TypeVar("Hook", bound=Callable[..., Any])
+from typing import Any
 
 
 class StoppedByUserCode(RuntimeError):
     """Carries a StopIteration of the user's code through Lightning's loops, which would end quietly on it."""
-
-
-def carries_stop_iteration(hook: Hook) -> Hook:
-    """Decorates a hook that calls user code."""
-
-    @functools.wraps(hook)
-    def carrying(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return hook(*args, **kwargs)
-        except StopIteration as error:
-            raise StoppedByUserCode from error
-
-    return carrying  # type: ignore[return-value]
 
 
 class CarriedStopIteration(AbstractContextManager[None]):
@@ -76,7 +59,7 @@ class UpdateGuard(AbstractContextManager["UpdateGuard"]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
-        # Bound methods are made anew at each access.
+        # Each access makes another bound method.
         if self._handler is not None and signal.getsignal(signal.SIGINT) == self._answer:
             signal.signal(signal.SIGINT, self._handler)
         self.release()

@@ -50,8 +50,12 @@ CLASSES: dict[str, tuple[tuple[str, str], ...]] = {
 
 def known_classes(kind: str) -> tuple[type, ...]:
     """The classes of a kind that are loaded."""
-    found = (getattr(sys.modules.get(module), name, None) for module, name in CLASSES[kind])
-    return tuple(known for known in found if isinstance(known, type))
+    found = []
+    for module, name in CLASSES[kind]:
+        known = getattr(sys.modules.get(module), name, None)
+        if isinstance(known, type):
+            found.append(known)
+    return tuple(found)
 
 
 def is_a(candidate: Any, kind: str) -> bool:

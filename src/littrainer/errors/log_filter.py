@@ -52,7 +52,7 @@ class _NoChatter(logging.Filter):
 def quiet_lightning() -> Iterator[None]:
     """Drop that chatter and advice, and nothing else; what a callback logs, or filters, in between is left alone.
 
-    One training may run within another, or beside it in another thread: each has filters of its own.
+    One training may run within another, or at the same time in another thread: each has its own filters.
     """
     loggers = [logging.getLogger(name) for name in CHATTING_LOGGERS]
     no_chatter = _NoChatter()

@@ -1,4 +1,4 @@
-"""How much is told, and where: what `log_level` asks for, and where the records of littrainer's loggers go.
+"""How much is logged, and where: what `log_level` asks for, and where the records of littrainer's loggers go.
 
 Under `littrainer run` they pass through the logger of transformers' Trainer, so that all that a script does with
 transformers' loggers acts on them; otherwise through the logger `littrainer`.
@@ -28,7 +28,7 @@ LEVELS_THAT_NOBODY_SET = (logging.NOTSET, ALL, logging.WARNING)
 class _Console(StreamHandler):
     """Hands records to the logger of transformers' Trainer, or writes them to what stderr is at the moment.
 
-    It writes nothing if the script has a handler of its own.
+    It writes nothing if the script has its own handler.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class _Console(StreamHandler):
             theirs = logging.getLogger(TRAINER_OF_TRANSFORMERS)
             if theirs.isEnabledFor(record.levelno):
                 theirs.handle(record)
-        # They may come after this one has been added; a line is told once.
+        # They may come after this one has been added; a line is written once.
         elif not any(handler is not self for name in (None, OURS) for handler in logging.getLogger(name).handlers):
             super().emit(record)
 
@@ -71,7 +71,7 @@ def apply_log_level(args: Any) -> None:
 
 
 def tells_everything() -> bool:
-    """Whether the messages for debugging are told."""
+    """Return whether messages for debugging are logged."""
     deciding = logging.getLogger(TRAINER_OF_TRANSFORMERS if is_installed() else OURS)
     return deciding.getEffectiveLevel() <= logging.DEBUG
 
@@ -85,5 +85,5 @@ def _set_up() -> None:
         ours.setLevel(ALL if is_installed() else logging.getLogger(THEIRS).level or logging.WARNING)
 
 
-# For what is told before there is a Trainer. A level of the root logger does not count, as with transformers' loggers.
+# For what is logged before there is a Trainer. The level of the root logger does not count, as in transformers.
 _set_up()

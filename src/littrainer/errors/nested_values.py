@@ -66,7 +66,8 @@ def concatenated(pieces: list[Any]) -> Any:
         rows = [piece if piece.dim() else piece.reshape(1) for piece in pieces]
         return torch.cat(_padded(rows, torch.Tensor.new_full), dim=0)
     if isinstance(first, np.ndarray):
-        return np.concatenate(_padded([np.atleast_1d(piece) for piece in pieces], _numpy_full), axis=0)
+        rows = [np.atleast_1d(piece) for piece in pieces]
+        return np.concatenate(_padded(rows, lambda like, shape, fill: np.full(shape, fill, like.dtype)), axis=0)
     raise TypeError(
         f"Outputs of type {type(first).__name__} cannot be joined across batches. Let the model return tensors, and "
         "name its other outputs in ignore_keys, which leaves them out."
@@ -80,10 +81,6 @@ def different_kinds(kinds: list[type]) -> TypeError:
         f"The batches of an evaluation returned outputs of different kinds ({', '.join(names)}), which cannot be "
         "joined. Let the model return the same structure for every batch, or set eval_do_concat_batches=False."
     )
-
-
-def _numpy_full(like: np.ndarray, shape: tuple[int, ...], fill: int) -> np.ndarray:
-    return np.full(shape, fill, dtype=like.dtype)
 
 
 def _padded(pieces: list[Any], full: Callable[[Any, tuple[int, ...], int], Any]) -> list[Any]:

@@ -1,7 +1,5 @@
 """Tracebacks without the calls between a Trainer's method and the code that an error came from.
 
-Between `trainer.train()` and a script's own `forward` lie some twenty calls of Lightning and of littrainer, which say
-nothing about a mistake in the script. `ShortTraceback` takes them out of the traceback of an error that passes through.
 What stays: the public method that was called, each frame of the script and of other libraries, and before each of these
 the last call of ours, which shows what it was called for. The error itself stays the object that was raised.
 
@@ -30,6 +28,11 @@ CARRYING = frozenset({"torch", "contextlib", "functools"})
 ANSWERING = "littrainer.errors.interruptions"
 
 
+def shows_everything() -> bool:
+    """Whether tracebacks are to be left as they are."""
+    return os.environ.get(SWITCH) == FULL or tells_everything()
+
+
 class _Nesting(threading.local):
     depth = 0
 
@@ -52,18 +55,18 @@ class ShortTraceback(AbstractContextManager[None]):
         _nesting.depth -= 1
         if error is None or raised_in is None or _nesting.depth:
             return
-        if os.environ.get(SWITCH) == FULL or tells_everything():
+        if shows_everything():
             return
-        # Whatever goes wrong here, as in an error's own attributes, must not stand in the place of the error.
+        # Whatever goes wrong here, as in an error's own attributes, must not replace the error.
         with suppress(Exception):
-            for one in _and_its_reasons(error):
+            for one in error_and_reasons(error):
                 # The first entry is the method that was called; for a reason, what caught it.
                 trace = raised_in if one is error else one.__traceback__
                 if trace is not None:
                     _link([trace, *_telling(_entries(trace)[1:], one)])
 
 
-def _and_its_reasons(error: BaseException) -> Iterator[BaseException]:
+def error_and_reasons(error: BaseException) -> Iterator[BaseException]:
     """The error, what it came from and during, and the errors in a group."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
@@ -88,7 +91,6 @@ def _entries(trace: TracebackType | None) -> list[TracebackType]:
 
 
 def _telling(entries: list[TracebackType], error: BaseException) -> list[TracebackType]:
-    """The entries that stay."""
     # Ctrl-C is answered wherever the program is, by handlers of ours that say nothing about it.
     if isinstance(error, KeyboardInterrupt):
         while entries and entries[-1].tb_frame.f_globals.get("__name__") == ANSWERING:
@@ -102,7 +104,7 @@ def _telling(entries: list[TracebackType], error: BaseException) -> list[Traceba
         own = (INTERNAL | CARRYING) - {packages[-1]}
         return [entry for entry, package in zip(entries, packages, strict=True) if package not in own]
     stay: list[TracebackType] = []
-    # From the innermost call outwards: what lies right below the entry at hand, leaving out what only carries calls on.
+    # From the innermost call outwards: what lies right below the current entry, leaving out what only carries calls on.
     leads_to_internal = is_on_purpose and packages[-1] == "littrainer"
     for entry, package in zip(reversed(entries), reversed(packages), strict=True):
         is_internal = package in INTERNAL or package in CARRYING

@@ -39,7 +39,7 @@ class BatchStream:
             yield WholePass(self)
 
     def batches(self) -> Iterator[Any]:
-        """The batches, none of which is drawn before its turn."""
+        """Yield the batches, none of which is drawn before its turn."""
         reads_itself = isinstance(self.loader, LookaheadLoader)
         batches = iter(self.loader) if reads_itself else read_batches(self.loader)
         yield from batches if self.limit is None else first_batches(batches, self.limit)
@@ -52,8 +52,8 @@ class BatchStream:
 class WholePass:
     """All batches of a stream as one step of Lightning's loop.
 
-    What Lightning does around a step takes longer than a small model takes for a batch. Where nobody listens to single
-    batches it is done once.
+    What Lightning does around a step takes longer than a small model takes for a batch. If nobody listens to single
+    batches, it is done once.
     """
 
     def __init__(self, stream: BatchStream):
@@ -61,5 +61,5 @@ class WholePass:
 
 
 def single_batches(handed_out: Any) -> Iterator[Any]:
-    """All batches of a pass, or the one batch that was handed out by itself."""
+    """Return all batches of a pass, or the one batch that was handed out by itself."""
     return handed_out.stream.batches() if isinstance(handed_out, WholePass) else iter((handed_out,))

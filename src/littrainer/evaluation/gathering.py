@@ -1,7 +1,7 @@
 """Nested outputs of the batches of an evaluation, put together into arrays that exist once.
 
-An evaluation's arrays can be as large as the machine allows. Where it is known how many rows there will be, a batch is
-written to its place in the final array when it comes, and nothing is joined by making a second copy.
+An evaluation's arrays can be as large as the machine allows. If the number of rows is known, each batch is written to
+its place in the final array when it comes, and nothing is joined by making a second copy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BatchCollection:
 
     Parameters:
         join: put the batches together; else they stay a list with one entry for each.
-        expected_rows: rows of all batches together, where that is known.
+        expected_rows: rows of all batches together, if that is known.
 
     Batches stay on an accelerator until `move_to_host()`.
     """
@@ -45,11 +45,7 @@ class BatchCollection:
         self._separate: list[Any] = []
 
     def add(self, batch: Any) -> None:
-        """Take in one batch's nested tensors.
-
-        Raises:
-            TypeError, ValueError: it is not built as the batches before it.
-        """
+        """Take in one batch's nested tensors."""
         self._waiting.append(map_nested(_without_unused_storage, batch))
         size, is_on_host = _bytes_and_place(batch)
         self._waiting_bytes += size
@@ -73,7 +69,7 @@ class BatchCollection:
             _write(self._joined, batch)
 
     def arrays(self) -> Any:
-        """All that was collected as NumPy arrays; None where there was nothing."""
+        """Return all that was collected as NumPy arrays; None if there was nothing."""
         self.move_to_host()
         if not self.join:
             return self._separate or None
@@ -87,7 +83,7 @@ class HostRows:
     """Tensors collected row by row; second dimensions of unequal length are padded with -100.
 
     Parameters:
-        expected_rows: how many there will be, where that is known. More or fewer may come; memory that is never
+        expected_rows: how many there will be, if that is known. More or fewer may come; memory that is never
             written to costs nothing.
     """
 
@@ -111,13 +107,13 @@ class HostRows:
         self.rows += len(piece)
 
     def joined(self) -> np.ndarray:
-        """All rows as one array, which shares its memory with this collection."""
+        """Return all rows as one array, which shares its memory with this collection."""
         assert self._memory is not None
         rows = self._memory[: self.rows].numpy()
         return rows.reshape(()) if self._is_one_number else rows
 
     def _memory_with(self, piece: torch.Tensor) -> torch.Tensor:
-        """The memory, made larger where the piece does not fit in below the rows that are there."""
+        """Return the memory, made larger if the piece does not fit in below the rows that are there."""
         # NumPy has no bfloat16.
         dtype = torch.float32 if piece.dtype == torch.bfloat16 else piece.dtype
         before, needed, shape = self._memory, self.rows + len(piece), list(piece.shape)
@@ -170,7 +166,6 @@ class _Pieces:
 
 
 def _bytes_and_place(batch: Any) -> tuple[int, bool]:
-    """Bytes of nested tensors, and whether all are on the host."""
     if isinstance(batch, torch.Tensor):
         return batch.nbytes, batch.device.type == "cpu"
     tensors: list[torch.Tensor] = []
@@ -179,14 +174,13 @@ def _bytes_and_place(batch: Any) -> tuple[int, bool]:
 
 
 def _without_unused_storage(leaf: Any) -> Any:
-    """A part of a larger tensor as a tensor of its own, so that the rest can be freed."""
+    """Return a copy of a part of a larger tensor, so that the rest can be freed."""
     if isinstance(leaf, torch.Tensor) and leaf.untyped_storage().nbytes() > leaf.nbytes:
         return leaf.clone(memory_format=torch.contiguous_format)
     return leaf
 
 
 def _write(collected: Any, batch: Any) -> None:
-    """Hand each leaf of a batch to what collects it."""
     if isinstance(collected, HostRows):
         if not isinstance(batch, torch.Tensor):
             raise different_kinds([torch.Tensor, type(batch)])

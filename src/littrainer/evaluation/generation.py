@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,15 +25,8 @@ UNSET_BY_NONE = ("max_length", "num_beams")
 MADE_FROM_LABELS = ("decoder_input_ids", "decoder_attention_mask")
 
 
-class HasTokens(Protocol):
-    """What has a model, and a tokenizer or processor beside it; a Trainer is one."""
-
-    model: Any
-    processing_class: Any
-
-
 def is_asked_for(args: Any) -> bool:
-    """Whether arguments ask for predictions that are generated."""
+    """Return whether arguments ask for predictions that are generated."""
     return bool(getattr(args, "predict_with_generate", False)) and not args.prediction_loss_only
 
 
@@ -55,11 +48,7 @@ def prepare(args: Any, model: nn.Module, generates: bool) -> None:
 
 
 def check_that_it_can_generate(model: nn.Module) -> None:
-    """Refuse a model that cannot generate.
-
-    Raises:
-        ValueError: it has no method `generate`, or no generation config.
-    """
+    """Refuse a model that cannot generate."""
     for name in ("generate", "generation_config"):
         if getattr(model, name, None) is None:
             raise ValueError(
@@ -73,7 +62,7 @@ def check_that_it_can_generate(model: nn.Module) -> None:
 
 
 def load_config(wanted: Any) -> Any:
-    """A generation config of its own, validated, from what the argument `generation_config` names.
+    """Return a copy of the generation config that the argument `generation_config` names, validated.
 
     Parameters:
         wanted: a generation config, a file, a folder with a generation_config.json, or a model id.
@@ -119,7 +108,7 @@ def _read(wanted: str | os.PathLike[str], named: str) -> Any:
 
 
 def keywords_of_a_call(args: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords of `generate` for one `evaluate` or `predict`.
+    """Return keywords of `generate` for one `evaluate` or `predict`.
 
     Parameters:
         args: arguments whose length and beams fill in what the call leaves open.
@@ -135,20 +124,16 @@ def keywords_of_a_call(args: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def warn_of_keywords_without_effect(given: Mapping[str, Any]) -> None:
-    """Warn that keywords of `generate` were given where nothing is generated."""
+    """Warn of keywords of `generate` if nothing is generated."""
     idle = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
     if idle:
         logger.warning("%s: without effect, since predict_with_generate is not set.", idle)
 
 
 def generates_in_step(model: nn.Module, world_size: int) -> bool:
-    """Whether all processes have to take the same number of generation steps: `synced_gpus` of `generate`.
+    """Return whether all processes have to take the same number of generation steps: `synced_gpus` of `generate`.
 
-    They have to where parameters are sharded, since each forward pass then gathers them from all processes. With plain
-    data parallelism each process generates on its own.
-
-    Parameters:
-        world_size: number of processes.
+    They have to if parameters are sharded, since each forward pass then gathers them from all processes.
     """
     if world_size == 1:
         return False
@@ -162,12 +147,7 @@ def generates_in_step(model: nn.Module, world_size: int) -> bool:
 def generated_tokens(
     model: Any, inputs: Mapping[str, Any], gen_kwargs: Mapping[str, Any], world_size: int
 ) -> torch.Tensor:
-    """The token ids that a model generates from a batch.
-
-    Parameters:
-        gen_kwargs: keywords of `generate`.
-        world_size: number of processes.
-    """
+    """Return the token ids that a model generates from a batch; `gen_kwargs` are keywords of its `generate`."""
     keywords = {name: value for name, value in gen_kwargs.items() if value is not None or name not in UNSET_BY_NONE}
     keywords.setdefault("synced_gpus", generates_in_step(model, world_size))
     return model.generate(**inputs_to_generate_from(inputs), **keywords)
@@ -179,11 +159,7 @@ def padded_alike(
     labels: torch.Tensor | None,
     pad: Callable[[torch.Tensor, int], torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Generated tokens and labels, each padded to the length that the model's generation config allows.
-
-    Parameters:
-        pad: fills rows of token ids up to a length.
-    """
+    """Return generated tokens and labels, each padded to the length that the model's generation config allows."""
     lengths = _longest(model.generation_config)
 
     def padded_to_first_longer(rows: torch.Tensor) -> torch.Tensor:
@@ -194,7 +170,7 @@ def padded_alike(
 
 
 def inputs_to_generate_from(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """A batch without what would give the answer away: decoder inputs that were made from the labels."""
+    """Return a batch without what would give the answer away: decoder inputs that were made from the labels."""
     labels, decoder_inputs = inputs.get("labels"), inputs.get("decoder_input_ids")
     left_out: tuple[str, ...] = ("labels",) if labels is None else ()
     if labels is not None and decoder_inputs is not None and labels.shape == decoder_inputs.shape:
@@ -203,38 +179,30 @@ def inputs_to_generate_from(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _longest(config: Any) -> tuple[int, ...]:
-    """The lengths that outputs may be padded to: `max_length`, and `max_new_tokens` with the first token."""
+    """Return the lengths that outputs may be padded to: `max_length`, and `max_new_tokens` with the first token."""
     # Settings read from a model's configuration would be read again for each batch.
     if config._from_model_config:
         config._from_model_config = False
     config.update(**config._get_default_generation_params(), defaults_only=True)
-    return tuple(
-        length
-        for length in (config.max_length, None if config.max_new_tokens is None else config.max_new_tokens + 1)
-        if length is not None
-    )
+    with_first = None if config.max_new_tokens is None else config.max_new_tokens + 1
+    return tuple(length for length in (config.max_length, with_first) if length is not None)
 
 
 def padded(tokens: torch.Tensor, length: int, padding: int) -> torch.Tensor:
-    """Rows of token ids filled up to `length`, on the right."""
+    """Return rows of token ids filled up to `length`, on the right."""
     wide = tokens.new_full((tokens.shape[0], length), padding)
     wide[:, : tokens.shape[-1]] = tokens
     return wide
 
 
-def padding_token(source: HasTokens) -> int:
-    """The token id that fills up shorter outputs: the tokenizer's, or else the model's.
-
-    Raises:
-        ValueError: neither has one.
-    """
-    processing = source.processing_class
-    if hasattr(processing, "pad_token_id"):
+def padding_token(model: Any, processing_class: Any) -> int:
+    """Return the token id that fills up shorter outputs: the tokenizer's, or else the model's."""
+    if hasattr(processing_class, "pad_token_id"):
         # Decoder-only models' tokenizers often have none, and end their sequences with something.
-        ids = [processing.pad_token_id, getattr(processing, "eos_token_id", None)]
-        place = f"{type(processing).__name__}.pad_token_id"
+        ids = [processing_class.pad_token_id, getattr(processing_class, "eos_token_id", None)]
+        place = f"{type(processing_class).__name__}.pad_token_id"
     else:
-        ids = [getattr(getattr(source.model, "config", None), "pad_token_id", None)]
+        ids = [getattr(getattr(model, "config", None), "pad_token_id", None)]
         place = "model.config.pad_token_id"
     found = next((token for token in ids if token is not None), None)
     if found is None:

@@ -6,11 +6,12 @@ Lightning drives the pass; each batch arrives at `EvaluationPass.step`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset, SequentialSampler
 
+from littrainer.callbacks.progress import label_of, name_evaluation
 from littrainer.data.limits import limited_number
 from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length, whole_dataset
 from littrainer.data.sharding import length_of
@@ -19,7 +20,7 @@ from littrainer.distributed.agreement import failing_together, from_first
 from littrainer.distributed.layout import data_parallel_rank, data_parallel_size, tensor_parallel_rank
 from littrainer.errors.nested_values import PADDING, truncated
 from littrainer.evaluation.gathering import BatchCollection
-from littrainer.evaluation.metrics import call_metric_function, checked_metrics, noting_where
+from littrainer.evaluation.metrics import MetricPlace, call_metric_function, checked_metrics, noting_where
 from littrainer.evaluation.prediction import ExactLossMean, mean_over_samples
 from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction
 from littrainer.evaluation.streaming import StreamingMetrics, TaskFacts, facts_of_task, streaming_metrics
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class BatchOutputs(NamedTuple):
-    """What there is of a batch, or of all of them; None where it is not there or not asked for."""
+    """What there is of a batch, or of all of them; None if it is not there or not asked for."""
 
     losses: Any = None
     predictions: Any = None
@@ -38,28 +39,17 @@ class BatchOutputs(NamedTuple):
     inputs: Any = None
 
     def first_rows(self, number: int) -> BatchOutputs:
-        """The same with no more than so many samples."""
+        """Return the same with no more than so many samples."""
         return BatchOutputs(*(None if value is None else truncated(value, number) for value in self))
 
     def for_metrics(self, wanted: Sequence[str]) -> EvalPrediction:
-        """What a metric function is given.
-
-        Parameters:
-            wanted: as `include_for_metrics` has it.
-        """
+        """Return what a metric function is given, with what `include_for_metrics` wants."""
         losses, inputs = self.losses if "loss" in wanted else None, self.inputs if "inputs" in wanted else None
         return EvalPrediction(predictions=self.predictions, label_ids=self.labels, losses=losses, inputs=inputs)
 
 
 def main_inputs(model: Any, wanted: Sequence[str], inputs: Any) -> Any:
-    """The model's main input among a batch, if metrics want it.
-
-    Parameters:
-        wanted: as `include_for_metrics` has it.
-
-    Raises:
-        ValueError: the batch does not have it.
-    """
+    """Return the model's main input among a batch, if `include_for_metrics` wants it."""
     if "inputs" not in wanted:
         return None
     name = getattr(model, "main_input_name", "input_ids")
@@ -71,7 +61,93 @@ def main_inputs(model: Any, wanted: Sequence[str], inputs: Any) -> Any:
     return inputs[name]
 
 
-class EvaluationPass:
+class CollectedOutputs:
+    """What an evaluation keeps of its batches, and what it computes of that at the end.
+
+    Parameters:
+        args: training arguments.
+        rows: how many there will be, if that is known.
+        streaming: metrics that are updated batch by batch; None if `compute_metrics` is a function or absent.
+        shifts_labels: the loss compares each label with the prediction one position before.
+        gather: puts rows of all processes together.
+    """
+
+    def __init__(
+        self,
+        args: Any,
+        rows: int | None,
+        streaming: StreamingMetrics | None,
+        shifts_labels: bool,
+        gather: Callable[[Any], Any],
+    ):
+        self.args = args
+        self.streaming = streaming
+        self.collected = BatchOutputs(
+            *(BatchCollection(args.eval_do_concat_batches, rows) for _ in BatchOutputs._fields)
+        )
+        self.exact_loss: ExactLossMean | None = None
+        if args.eval_loss_weighting != "batches":
+            self.exact_loss = ExactLossMean(args, shifts_labels, gather)
+        self.batches_done = 0
+
+    def collect(self, batch: BatchOutputs) -> None:
+        """Keep what there is of a batch."""
+        for collection, value in zip(self.collected, batch, strict=True):
+            if value is not None:
+                collection.add(value)
+
+    def move_to_host_if_due(self) -> None:
+        """Free the device's memory every `eval_accumulation_steps` batches."""
+        every = self.args.eval_accumulation_steps
+        if every and self.batches_done % every == 0:
+            for collection in self.collected:
+                collection.move_to_host()
+
+    def update_streaming(self, place: MetricPlace, own: BatchOutputs, rows: int | None) -> None:
+        """Hand a batch to the metrics, without the samples that only fill up the last one.
+
+        Parameters:
+            rows: samples of the last batch in all processes; None for any other batch.
+        """
+        assert self.streaming is not None
+        if own.predictions is None or own.labels is None:
+            return
+        if tensor_parallel_rank(self.args) > 0:
+            # Another process has predicted the same samples.
+            own = own.first_rows(0)
+        elif rows is not None:
+            # The samples of the last batch go to the processes one after the other, to each as many.
+            size = first_dimension(own.predictions) or 0
+            own = own.first_rows(min(max(rows - data_parallel_rank(self.args) * size, 0), size))
+        with noting_where(place):
+            self.streaming.update(own.for_metrics(self.args.include_for_metrics))
+
+    def results(self, place: MetricPlace, of_batches: Any = None) -> tuple[BatchOutputs, dict[str, Any], float | None]:
+        """Everything that was kept, and the metrics and the mean loss of it; the latter are the same in all processes.
+
+        Parameters:
+            of_batches: the metrics, if a function was called with each batch.
+        """
+        everything = BatchOutputs(*(collection.arrays() for collection in self.collected))
+        is_complete = everything.predictions is not None and everything.labels is not None
+        metrics: Any = of_batches or {}
+        if self.streaming is not None:
+            with noting_where(place):
+                metrics = self.streaming.compute() if self.streaming.batches else {}
+        # A function may fail in one process alone, and the others would wait for it.
+        with failing_together("computing the metrics of an evaluation"):
+            is_due = place.compute_metrics is not None and self.streaming is None and of_batches is None
+            if is_due and is_complete:
+                metrics = call_metric_function(place, everything.for_metrics(self.args.include_for_metrics))
+            metrics = checked_metrics(place, metrics)
+        # Which checkpoint is the best, and what a schedule follows, must be the same everywhere.
+        metrics = from_first(metrics)
+        if self.exact_loss is not None:
+            return everything, metrics, self.exact_loss.value()
+        return everything, metrics, mean_over_samples(everything.losses, self.args.logging_nan_inf_filter)
+
+
+class EvaluationPass(CollectedOutputs):
     """The state of one pass over an evaluation or test set.
 
     Parameters:
@@ -105,30 +181,23 @@ class EvaluationPass:
         purpose = "prediction" if self.is_prediction else "evaluation"
         self.limit_of_batches = limited_number(trainer, purpose, dataloader)
         rows = length_of(whole_dataset(dataloader)) if self.limit_of_batches is None else None
-        join = trainer.args.eval_do_concat_batches
-        self.collected = BatchOutputs(*(BatchCollection(join, rows) for _ in BatchOutputs._fields))
-        self.streaming = streaming_metrics(trainer.compute_metrics)
-        self.exact_loss: ExactLossMean | None = None
-        if trainer.args.eval_loss_weighting != "batches":
-            self.exact_loss = ExactLossMean(trainer.args, self.loss_shifts_labels, trainer.accelerator.gather)
+        streaming = streaming_metrics(trainer.compute_metrics)
+        super().__init__(trainer.args, rows, streaming, self.loss_shifts_labels, trainer.accelerator.gather)
         self.metrics: dict[str, Any] | None = None
-        self.batches_done = 0
         self.examples_seen = 0
         self.model: Any = None
         self._output: EvalLoopOutput | None = None
 
     def begin(self, model: Any) -> None:
-        """Put model and optimizer into evaluation mode.
-
-        Parameters:
-            model: what predicts; it may stand around the Trainer's.
-        """
+        """Put model and optimizer into evaluation mode."""
         trainer, self.model = self.trainer, model
         if callable(getattr(trainer.model, "eval", None)):
             eval_all(trainer.model)
         if callable(getattr(trainer.optimizer, "eval", None)):
             trainer.optimizer.eval()
         trainer.callback_handler.eval_dataloader = self.dataloader
+        generates = bool(getattr(trainer.args, "predict_with_generate", False))
+        name_evaluation(trainer.callback_handler.callbacks, label_of(self.prefix, generates))
         what = "prediction data" if self.is_prediction else "evaluation data"
         call = f"{self.description.lower()} with metric_key_prefix={self.prefix!r}"
         check_equal_lengths(self.dataloader, what, call)
@@ -140,7 +209,7 @@ class EvaluationPass:
             self.streaming.begin(trainer.args.device, self.task_facts)
 
     def task_facts(self) -> TaskFacts:
-        """What is known of the task of the model."""
+        """Return what is known of the task of the model."""
         trainer = self.trainer
         return facts_of_task(
             trainer.model,
@@ -167,28 +236,28 @@ class EvaluationPass:
         everywhere = self._gathered(own)
         trainer.accelerator.samples_in_last_batch = None
         if self.streaming is not None:
-            self._update_streaming_metrics(self.streaming, own, rows)
-        self._collect(everywhere)
+            self.update_streaming(trainer, own, rows)
+        keeps_losses_only = args.batch_eval_metrics and not self.is_prediction
+        self.collect(BatchOutputs(losses=everywhere.losses) if keeps_losses_only else everywhere)
         trainer.control = trainer.callback_handler.on_prediction_step(args, trainer.state, trainer.control)
 
         self.batches_done += 1
         if args.batch_eval_metrics and self.streaming is None:
             self._update_batch_metrics(everywhere._replace(inputs=inputs), is_last)
-        elif args.eval_accumulation_steps and self.batches_done % args.eval_accumulation_steps == 0:
-            for collection in self.collected:
-                collection.move_to_host()
+        else:
+            self.move_to_host_if_due()
         return own
 
     @property
     def number_of_batches(self) -> float:
-        """Batches that the pass reads; infinity where that is not known."""
+        """Batches that the pass reads; infinity if that is not known."""
         number = length_of(self.dataloader) if self.limit_of_batches is None else self.limit_of_batches
         return float("inf") if number is None else number
 
     def places_of(self, batch: Any) -> list[int] | None:
-        """Places in the dataset of the samples in the batch that was predicted last.
+        """Return places in the dataset of the samples in the batch that was predicted last.
 
-        None where they are not known: the samples have an order of their own, or several processes share them.
+        None if they are not known: the samples are in another order, or several processes share them.
         """
         sampler = getattr(self.dataloader, "sampler", None)
         if not isinstance(sampler, SequentialSampler) or self.trainer.args.world_size > 1:
@@ -197,17 +266,13 @@ class EvaluationPass:
         return list(range(self.examples_seen - size, self.examples_seen))
 
     def finish(self) -> EvalLoopOutput:
-        """Compute the metrics over all batches and name them; once, however often it is called.
-
-        Raises:
-            ValueError: the dataset is a stream, and gave no batch.
-        """
+        """Compute the metrics over all batches and name them; once, however often it is called."""
         if self._output is None:
             self._output = self._finished()
         return self._output
 
     def _finished(self) -> EvalLoopOutput:
-        trainer, args = self.trainer, self.trainer.args
+        trainer = self.trainer
         if trainer.is_fsdp_enabled:
             # What forward passes have gathered takes memory, and hides from scripts that the model is sharded.
             free_gathered(trainer.model)
@@ -217,25 +282,8 @@ class EvaluationPass:
                 f"The {name} set is a stream that gave no batch. Check how it was filtered; a generator can be read "
                 "only once, and dataloader_drop_last=True leaves out a short last batch."
             )
-        everything = BatchOutputs(*(collection.arrays() for collection in self.collected))
-        losses, predictions, labels, _ = everything
-        metrics: Any = {} if self.metrics is None else self.metrics
-        is_complete = predictions is not None and labels is not None
-        is_for_all_batches = self.streaming is None and not args.batch_eval_metrics
-        if self.streaming is not None:
-            with noting_where(trainer):
-                metrics = self.streaming.compute() if self.streaming.batches else {}
-        # A function may fail in one process alone, and the others would wait for it.
-        with failing_together("computing the metrics of an evaluation"):
-            if trainer.compute_metrics is not None and is_complete and is_for_all_batches:
-                metrics = call_metric_function(trainer, everything.for_metrics(args.include_for_metrics))
-            metrics = checked_metrics(trainer, metrics)
-        # Which checkpoint is the best, and what a schedule follows, must be the same everywhere.
-        metrics = from_first(metrics)
-        if self.exact_loss is not None:
-            mean_loss = self.exact_loss.value()
-        else:
-            mean_loss = mean_over_samples(losses, args.logging_nan_inf_filter)
+        of_batches = (self.metrics or {}) if self.args.batch_eval_metrics else None
+        (_, predictions, labels, _), metrics, mean_loss = self.results(trainer, of_batches)
         if mean_loss is not None:
             metrics[f"{self.prefix}_loss"] = mean_loss
         if trainer.model_preparation_time is not None:
@@ -243,7 +291,7 @@ class EvaluationPass:
         return EvalLoopOutput(predictions, labels, self._prefixed(metrics), self._num_samples())
 
     def _predicted(self, inputs: Any) -> BatchOutputs:
-        """What this process has for a batch, as long as the longest that any process has."""
+        """Return what this process has for a batch, as long as the longest that any process has."""
         trainer, exact = self.trainer, self.exact_loss
         weight = 0 if exact is None else exact.weight_of(inputs)
         loss, logits, labels = trainer.prediction_step(
@@ -274,32 +322,10 @@ class EvaluationPass:
         gather = self.trainer.gather_function
         return BatchOutputs(*(None if value is None else gather(value) for value in own))
 
-    def _collect(self, batch: BatchOutputs) -> None:
-        if not self.is_prediction and (self.streaming is not None or self.trainer.args.batch_eval_metrics):
-            batch = BatchOutputs(losses=batch.losses)
-        for collection, value in zip(self.collected, batch, strict=True):
-            if value is not None:
-                collection.add(value)
-
     def _update_batch_metrics(self, batch: BatchOutputs, is_last: bool) -> None:
         if self.trainer.compute_metrics is not None and batch.predictions is not None and batch.labels is not None:
             prediction = batch.for_metrics(self.trainer.args.include_for_metrics)
             self.metrics = call_metric_function(self.trainer, prediction, compute_result=is_last)
-
-    def _update_streaming_metrics(self, streaming: StreamingMetrics, own: BatchOutputs, rows: int | None) -> None:
-        """Hand a batch to the metrics, without the samples that only fill up the last one."""
-        if own.predictions is None or own.labels is None:
-            return
-        args = self.trainer.args
-        if tensor_parallel_rank(args) > 0:
-            # Another process has predicted the same samples.
-            own = own.first_rows(0)
-        elif rows is not None:
-            # The samples of the last batch go to the processes one after the other, to each as many.
-            size = first_dimension(own.predictions) or 0
-            own = own.first_rows(min(max(rows - data_parallel_rank(args) * size, 0), size))
-        with noting_where(self.trainer):
-            streaming.update(own.for_metrics(args.include_for_metrics))
 
     def _prefixed(self, metrics: dict[str, Any]) -> dict[str, Any]:
         prefix = f"{self.prefix}_"

@@ -14,7 +14,7 @@ from littrainer.evaluation.results import EvalPrediction, denumpify_detensorize
 
 
 class MetricPlace(Protocol):
-    """Where metrics are computed, and by what; a Trainer is one."""
+    """What computes metrics; a Trainer is one."""
 
     compute_metrics: Any
     is_in_train: bool
@@ -25,11 +25,7 @@ class MetricPlace(Protocol):
 
 
 def call_metric_function(place: MetricPlace, prediction: EvalPrediction, **keywords: Any) -> Any:
-    """What `compute_metrics` returns; an error of its own leaves with a note that says where it happened.
-
-    Parameters:
-        keywords: further ones it is called with.
-    """
+    """Return what `compute_metrics` returns; its errors get a note that says where they happened."""
     assert place.compute_metrics is not None
     with noting_where(place, (prediction.predictions, prediction.label_ids)):
         return place.compute_metrics(prediction, **keywords)
@@ -39,11 +35,11 @@ def call_metric_function(place: MetricPlace, prediction: EvalPrediction, **keywo
 def noting_where(
     place: MetricPlace, given: tuple[Any, Any] | None = None, function: str | None = None
 ) -> Iterator[None]:
-    """Errors of metrics within leave with a note that says where they happened.
+    """Give errors of metrics in the block a note that says where they happened.
 
     Parameters:
         given: predictions and labels that the function was called with, for their kinds and shapes.
-        function: its name, where it is not `compute_metrics`.
+        function: its name, if it is not `compute_metrics`.
     """
     try:
         yield
@@ -62,11 +58,7 @@ def noting_where(
 
 
 def checked_metrics(place: MetricPlace, metrics: Any) -> dict[str, Any]:
-    """Metrics as Python numbers under their names.
-
-    Raises:
-        TypeError: they are no dict, one has no text as its name, or a checkpoint is to hold one and JSON cannot.
-    """
+    """Return metrics as Python numbers under their names."""
     function = _name_of(place.compute_metrics)
     if not isinstance(metrics, Mapping):
         raise TypeError(

@@ -22,7 +22,7 @@ def predict_batch(
     prediction_loss_only: bool,
     ignore_keys: Sequence[str] | None,
 ) -> tuple[Any, Any, Any]:
-    """Loss, predictions and labels of one batch; what a batch does not have is None.
+    """Return loss, predictions and labels of one batch; what a batch does not have is None.
 
     Parameters:
         prediction_loss_only: leave out predictions and labels.
@@ -71,7 +71,7 @@ def predict_batch(
 
 
 def is_loss_to_be_had(inputs: Mapping[str, Any], label_names: Sequence[str], can_return_loss: bool) -> bool:
-    """Whether a batch has all labels, or the model returns a loss without any."""
+    """Return whether a batch has all labels, or the model returns a loss without any."""
     if label_names:
         return all(inputs.get(name) is not None for name in label_names)
     return_loss = inputs.get("return_loss")
@@ -79,7 +79,7 @@ def is_loss_to_be_had(inputs: Mapping[str, Any], label_names: Sequence[str], can
 
 
 def has_loss_in(outputs: Any) -> bool:
-    """Whether a model's outputs have a loss among them, or in front of them."""
+    """Return whether a model's outputs have a loss among them, or in front of them."""
     if isinstance(outputs, dict):
         return "loss" in outputs
     is_row = isinstance(outputs, (tuple, list)) and len(outputs) > 0
@@ -87,13 +87,13 @@ def has_loss_in(outputs: Any) -> bool:
 
 
 def outputs_to_ignore(model: Any) -> Sequence[str]:
-    """The outputs that are no predictions, which the model's config names."""
+    """Return the outputs that are no predictions, which the model's config names."""
     config = getattr(model, "config", None)
     return [] if config is None else getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])
 
 
 def labels_in(inputs: Mapping[str, Any], label_names: Sequence[str]) -> Any:
-    """The labels of a batch: one, or a tuple of them."""
+    """Return the labels of a batch: one, or a tuple of them."""
     labels = detached(tuple(inputs.get(name) for name in label_names))
     return labels[0] if len(labels) == 1 else labels
 
@@ -101,24 +101,25 @@ def labels_in(inputs: Mapping[str, Any], label_names: Sequence[str]) -> Any:
 def logits_in(
     outputs: Any, ignore_keys: Sequence[str], labels: Any, has_loss: bool, compared_labels: Sequence[str] | None
 ) -> Any:
-    """The predictions among a model's outputs: one, or a tuple of them.
+    """Return the predictions among a model's outputs: one, or a tuple of them.
 
     Parameters:
         has_loss: a loss was computed, so that one stands among the outputs, or in front of them.
-        compared_labels: names of the labels that metrics compare the predictions with; None where none do.
+        compared_labels: names of the labels that metrics compare the predictions with; None if none do.
 
     Raises:
         ValueError: the predictions cannot belong to these labels.
     """
     if isinstance(outputs, dict):
-        logits: Any = _without(outputs, [*ignore_keys, "loss"] if has_loss else ignore_keys)
+        left_out = [*ignore_keys, "loss"] if has_loss else ignore_keys
+        logits: Any = tuple(value for name, value in outputs.items() if name not in left_out)
     else:
         logits = outputs[1:] if has_loss else outputs
     if labels is not None and compared_labels is not None:
         names = [name for name in outputs if name not in (*ignore_keys, "loss")] if isinstance(outputs, dict) else None
         check_rows(logits, labels, names, compared_labels)
     logits = detached(logits)
-    # A bare tensor keeps its dimensions, also where the batch is of one sample.
+    # A bare tensor keeps its dimensions, also if the batch is of one sample.
     is_only_one = isinstance(logits, (list, tuple)) and len(logits) == 1
     return logits[0] if is_only_one else logits
 
@@ -127,10 +128,10 @@ def check_rows(logits: Any, labels: Any, names: list[str] | None, label_names: S
     """Refuse predictions that cannot belong to the labels row by row, before a metric is computed from them.
 
     Parameters:
-        names: names of the model's outputs; None where it returns a tuple.
+        names: names of the model's outputs; None if it returns a tuple.
 
     Raises:
-        ValueError: no output with rows has one for each row of the first label, not even where either is flattened.
+        ValueError: no output with rows has one for each row of the first label, not even if either is flattened.
     """
     first_label = labels[0] if isinstance(labels, (list, tuple)) and labels else labels
     outputs = list(logits) if isinstance(logits, (list, tuple)) else [logits]
@@ -158,10 +159,6 @@ def _fit_together(output: torch.Tensor, labels: torch.Tensor) -> bool:
     return output.shape[0] in (rows, labels.numel()) or rows == output.shape[:2].numel()
 
 
-def _without(outputs: dict[str, Any], names: Sequence[str]) -> tuple[Any, ...]:
-    return tuple(value for name, value in outputs.items() if name not in names)
-
-
 class ExactLossMean:
     """The mean of the batches' losses, each weighted by what the batch really holds.
 
@@ -170,8 +167,8 @@ class ExactLossMean:
         shifts_labels: the loss compares each label with the prediction one position before.
         gather: puts rows of all processes together.
 
-    The loss of a batch is a mean over its samples, or over its labels where each token has one. Weighted by the same,
-    the mean over batches is that over the whole set, however it is divided into batches.
+    The loss of a batch is a mean over its samples, or over its labels if each token has one. Weighted by the same, the
+    mean over batches is the mean over the whole set, however it is divided into batches.
     """
 
     def __init__(self, args: Any, shifts_labels: bool, gather: Callable[[torch.Tensor], torch.Tensor]):
@@ -182,7 +179,7 @@ class ExactLossMean:
         self._weights: list[torch.Tensor] = []
 
     def weight_of(self, inputs: Any) -> torch.Tensor | int:
-        """What a batch weighs in this process; to be asked before a step, which may take labels out of the batch."""
+        """Return what a batch weighs in this process; ask before a step, which may take labels out of the batch."""
         args = self.args
         if args.eval_loss_weighting == "labels" and ("labels" in inputs or "shift_labels" in inputs):
             labels = count_label_tokens([inputs], self.shifts_labels)
@@ -198,10 +195,10 @@ class ExactLossMean:
         self._weights.append(self.gather(torch.as_tensor(weight, device=loss.device).reshape(1)))
 
     def value(self) -> float | None:
-        """The mean over all batches; None where there was none.
+        """Return the mean over all batches; None if there was none.
 
-        Batches without weight, as where all labels are ignored, have a loss that is not a number and do not count.
-        Where `logging_nan_inf_filter` is set, no batch counts whose loss is not finite, unless none is.
+        Batches without weight, such as those whose labels are all ignored, do not count. With `logging_nan_inf_filter`
+        no batch counts whose loss is not finite, unless none is.
         """
         if not self._losses:
             return None
@@ -217,7 +214,7 @@ class ExactLossMean:
 
 
 def mean_over_samples(losses: Any, leaves_out_non_finite: bool) -> float | None:
-    """The mean of losses, one for each sample; None where there are none.
+    """Return the mean of losses, one for each sample; None if there are none.
 
     Parameters:
         losses: an array, or a list of one for each batch.

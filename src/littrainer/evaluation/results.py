@@ -29,8 +29,8 @@ class EvalLoopOutput(NamedTuple):
     """What `evaluation_loop()` returns.
 
     Parameters:
-        predictions: NumPy arrays of shape `(samples, ...)`, possibly nested; None where only the loss was wanted.
-        label_ids: the labels in the same way; None where there are none.
+        predictions: NumPy arrays of shape `(samples, ...)`, possibly nested; None if only the loss was wanted.
+        label_ids: the labels in the same way; None if there are none.
         metrics: numbers by name, each name with the prefix.
         num_samples: samples that were evaluated.
     """
@@ -45,9 +45,9 @@ class PredictionOutput(NamedTuple):
     """What `predict()` returns.
 
     Parameters:
-        predictions: NumPy arrays of shape `(samples, ...)`, possibly nested, padded with -100 where batches differ in
+        predictions: NumPy arrays of shape `(samples, ...)`, possibly nested, padded with -100 if batches differ in
             length.
-        label_ids: the labels in the same way; None where there are none.
+        label_ids: the labels in the same way; None if there are none.
         metrics: numbers by name, each name with the prefix.
     """
 
@@ -89,7 +89,7 @@ def speed_metrics(
     num_steps: float | None = None,
     num_tokens: float | None = None,
 ) -> dict[str, float]:
-    """Seconds since `start_time`, and samples, steps and tokens per second, as `{split}_runtime` and so on.
+    """Return seconds since `start_time`, and samples, steps and tokens per second, as `{split}_runtime` and so on.
 
     Parameters:
         split: prefix of the names, such as `train` or `eval`.
@@ -107,7 +107,7 @@ def speed_metrics(
 
 
 def denumpify_detensorize(metrics: Any) -> Any:
-    """The same nested metrics with NumPy numbers and one-element tensors as Python numbers, ready for JSON."""
+    """Return the same nested metrics with NumPy numbers and one-element tensors as Python numbers, ready for JSON."""
     if isinstance(metrics, dict):
         return type(metrics)({name: denumpify_detensorize(value) for name, value in metrics.items()})
     if isinstance(metrics, (list, tuple)):

@@ -60,10 +60,10 @@ ROUNDING_OF_A_SUM = 1e-2
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """What is known of the model's task, where shapes alone do not tell how predictions and labels belong together.
+    """What is known of the model's task, if shapes alone do not say how predictions and labels belong together.
 
     Parameters:
-        predicts_next_token: labels belong to the position before; None where the model is not one whose class says.
+        predicts_next_token: labels belong to the position before; None if the model's class does not say.
         problem_type: `config.problem_type` of the model, which may have been set by its first forward pass.
         keeps_scores: predictions are what the model returned, and no code of the script has come in between.
         generates: predictions are generated tokens.
@@ -81,7 +81,7 @@ class TaskFacts:
 
 
 def facts_of_task(model: Any, shifts_labels: bool, keeps_scores: bool, generates: bool) -> TaskFacts:
-    """What is known of the task of a model.
+    """Return what is known of the task of a model.
 
     Parameters:
         shifts_labels: its loss compares each label with the prediction one position before.
@@ -100,11 +100,7 @@ def facts_of_task(model: Any, shifts_labels: bool, keeps_scores: bool, generates
 
 
 def guessed_conversion(prediction: EvalPrediction, facts: TaskFacts) -> str:
-    """The name of the conversion that fits a batch.
-
-    Raises:
-        ValueError: it cannot be told.
-    """
+    """Return the name of the conversion that fits a batch."""
     logits, labels = scores_in(prediction.predictions), prediction.label_ids
     if facts.generates:
         raise _untold(prediction, "predict_with_generate makes the predictions generated tokens")
@@ -135,13 +131,13 @@ def guessed_conversion(prediction: EvalPrediction, facts: TaskFacts) -> str:
 
 
 def converts_itself(metric: Any) -> bool:
-    """Whether `update` of a metric, or of one that a collection or wrapper hands on to, is not torchmetrics' own."""
+    """Return whether a metric, or one in a collection or wrapper, has an `update` that is not torchmetrics' own."""
     updates = [type(module).update for module in metric.modules() if is_a(module, "torchmetrics metric")]
     return not all(update.__module__.startswith("torchmetrics.") for update in updates)
 
 
 def conversion_for(metric: Any, guess: str, prediction: EvalPrediction) -> str:
-    """The guessed conversion, or the one that keeps scores where a metric goes over thresholds.
+    """Return the guessed conversion, or the one that keeps scores if a metric goes over thresholds.
 
     Some of these, such as `BinaryAUROC`, would take likeliest classes for scores, and give a wrong number.
     """
@@ -157,11 +153,11 @@ def conversion_for(metric: Any, guess: str, prediction: EvalPrediction) -> str:
 
 
 def converted(prediction: EvalPrediction, conversion: str | Callable[..., Any]) -> Arguments | None:
-    """What update is to be called with; None where a function says that the batch is to be left out.
+    """Return what update is to be called with; None if a function leaves the batch out.
 
     Parameters:
         conversion: a name in `CONVERSIONS`; or a function of the predictions and labels, or of the `EvalPrediction`
-            where it takes one argument. It returns a tuple of arguments, a dict of keywords, or one argument.
+            if it takes one argument. It returns a tuple of arguments, a dict of keywords, or one argument.
     """
     if isinstance(conversion, str):
         return CONVERSIONS[conversion](scores_in(prediction.predictions), prediction.label_ids)
@@ -171,7 +167,7 @@ def converted(prediction: EvalPrediction, conversion: str | Callable[..., Any]) 
 
 
 def scores_in(predictions: Any) -> Any:
-    """The logits, which come first where a model has several outputs."""
+    """Return the logits, which come first if a model has several outputs."""
     return predictions[0] if isinstance(predictions, (tuple, list)) and predictions else predictions
 
 
@@ -186,7 +182,7 @@ def _counted(predictions: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Ten
 
 
 def _class_probabilities(predictions: torch.Tensor) -> torch.Tensor:
-    # Torchmetrics turns scores into probabilities batch by batch, where one is below 0 or above 1: the scores of other
+    # Torchmetrics turns scores into probabilities batch by batch, if one is below 0 or above 1: the scores of other
     # batches it would compare with the probabilities of these.
     scores = _in_full_precision(predictions)
     are_probabilities = (scores >= 0).all() & ((scores.sum(dim=-1) - 1).abs() < ROUNDING_OF_A_SUM).all()
@@ -210,7 +206,7 @@ def _takes_two(function: Callable[..., Any]) -> bool:
 
 def _untold(prediction: EvalPrediction, reason: str) -> ValueError:
     return ValueError(
-        "How predictions and labels go into the metrics of compute_metrics cannot be told: "
+        "It is not known how predictions and labels go into the metrics of compute_metrics: "
         f"predictions {described(prediction.predictions)}, labels {described(prediction.label_ids)}; {reason}. Say it: "
         f"StreamingMetrics(metric, inputs=...) with one of {', '.join(map(repr, CONVERSIONS))}, or a function of "
         "predictions and labels that returns what update takes."
@@ -226,8 +222,8 @@ class StreamingMetrics:
             `"class_scores"`, `"positive_class_scores"`, `"language_model"`, `"language_model_scores"`, `"multi_label"`,
             `"multi_label_logits"`, `"binary_logits"`, `"regression"`, `"unchanged"`), or a function of predictions and
             labels that returns update's arguments (a tuple, a dict of keywords, or None to leave the batch out); one
-            with a single parameter is given an `EvalPrediction`. By default it is told from the shapes, the kinds of
-            numbers, the model and the metric; a metric whose `update` is not torchmetrics' own gets both unchanged.
+            with a single parameter is given an `EvalPrediction`. By default shapes, kinds of numbers, the model and
+            the metric decide; a metric whose `update` is not torchmetrics' own gets both unchanged.
 
     Raises:
         TypeError: it is no metric.
@@ -252,7 +248,7 @@ class StreamingMetrics:
 
         Parameters:
             device: where the metrics keep their states.
-            read_facts: tells what is known of the model's task, once a batch has been predicted.
+            read_facts: returns what is known of the model's task, once a batch has been predicted.
         """
         self._guess, self.batches = None, 0
         # Not before the first batch: models of transformers find out about their problem in a forward pass.
@@ -273,7 +269,7 @@ class StreamingMetrics:
             prediction: the samples of this process.
 
         Raises:
-            ValueError: a metric cannot take it, or how it is to take it cannot be told.
+            ValueError: a metric cannot take it, or it is not known how.
         """
         # Counted without rows too: computing is a matter of all processes, and the last batch may leave some without.
         self.batches += 1
@@ -282,7 +278,7 @@ class StreamingMetrics:
                 self._update(name, part, prediction)
 
     def compute(self) -> dict[str, Any]:
-        """The metrics of all batches and processes by their names.
+        """Return the metrics of all batches and processes by their names.
 
         A tensor of several numbers, as metrics for each class give, goes into one name for each: `recall_0`,
         `recall_1`; a matrix into `confusion_0_1`. What a metric names itself, in a dict, is joined to its name.
@@ -332,7 +328,7 @@ class _Part(NamedTuple):
 
 
 def streaming_metrics(compute_metrics: Any) -> StreamingMetrics | None:
-    """What a Trainer's `compute_metrics` is as streaming metrics; None where it is a function.
+    """Return what a Trainer's `compute_metrics` is as streaming metrics; None if it is a function.
 
     Metrics of torchmetrics can be called too, but not with an `EvalPrediction`. Anything else that can be called is a
     function.
@@ -378,7 +374,7 @@ def _check_is_metric(place: str, metric: Any) -> None:
 
 
 def _has_rows(value: Any) -> bool:
-    """Whether the first tensor found in nested values has any."""
+    """Return whether the first tensor found in nested values has any."""
     if isinstance(value, torch.Tensor):
         return value.numel() > 0
     if isinstance(value, Mapping):
@@ -414,7 +410,7 @@ def _misfit(
 ) -> str:
     way = f"inputs={conversion!r}" if isinstance(conversion, str) else "the function given as inputs"
     if part.inputs is None:
-        way += " (told from their shapes and the model)"
+        way += " (chosen by their shapes and the model)"
     made = "failed" if arguments is None else f"made of them what update was called with: {described(arguments)}"
     others = [repr(other) for other in CONVERSIONS if other != conversion]
     return (

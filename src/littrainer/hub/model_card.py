@@ -21,9 +21,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.destinations import DESTINATIONS, Place, lightning_precision
+from littrainer.arguments.destinations import lightning_precision
 from littrainer.arguments.secrets import holds_a_secret
-from littrainer.arguments.shown_arguments import as_text, away_from_defaults, default_texts
+from littrainer.arguments.shown_arguments import as_text
 from littrainer.callbacks.log_history import COSTS, EVALUATION, OF_THE_WHOLE_TRAINING, TRAINING, Point, read_history
 from littrainer.distributed.layout import data_parallel_size
 from littrainer.errors.atomic_files import write_whole
@@ -53,18 +53,6 @@ TAGS = ("generated_from_trainer", "littrainer")
 REPOSITORY = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]{0,95}")
 # What `datasets` calls data that it has read from files.
 READ_FROM_FILES = ("csv", "json", "pandas", "parquet", "text", "arrow", "sql", "imagefolder", "audiofolder")
-# Arguments of these places decide over the model, and those of the second table are shown by other names, or decide
-# over speed alone.
-PLACES = (Place.KEYWORD, Place.STEP, Place.OPTIMIZER, Place.SCHEDULE, Place.SAMPLER, Place.MODEL, Place.PRECISION)
-SHOWN_OTHERWISE = frozenset(
-    {
-        *("learning_rate", "gradient_accumulation_steps", "optim", "optim_args", "adam_beta1", "adam_beta2"),
-        *("adam_epsilon", "lr_scheduler_type", "warmup_steps", "warmup_ratio", "bf16", "fp16", "num_train_epochs"),
-        *("max_steps", "lightning", "use_cpu", "debug", "use_cache"),
-    }
-)
-# A folder on somebody's machine is nobody else's business.
-FOLDERS = re.compile(r"(?<![\w/:.])(?:~|[A-Za-z]:)?[\\/](?:[^\\/\s,;:'\"{}\[\]]+[\\/])+")
 LEFT_TO_THE_USER = "More information needed"
 LEFT_SECTIONS = ("Model description", "Intended uses & limitations", "Training and evaluation data")
 LIBRARIES = {
@@ -109,7 +97,7 @@ def write_card(
 
 
 def is_as_written(content: str) -> bool:
-    """Whether a card is as `write_card` wrote it, but for what PEFT rewrites whenever it saves an adapter."""
+    """Return whether a card is as `write_card` wrote it, but for what PEFT rewrites whenever it saves an adapter."""
     mark = MARK_PATTERN.search(content)
     return mark is not None and mark[1] == _digest(content)
 
@@ -132,7 +120,7 @@ def leave_out_generated_card(folder: Path, repository: str, revision: str | None
 
 
 def card_on_the_hub(repository: str, revision: str | None = None, token: str | None = None) -> str:
-    """The card that a repository has; empty if it has none, or is not there. No answer is an error."""
+    """Return the card that a repository has; empty if it has none, or is not there. No answer is an error."""
     from huggingface_hub import HfApi, errors
 
     with tempfile.TemporaryDirectory() as folder:
@@ -148,11 +136,11 @@ def card_on_the_hub(repository: str, revision: str | None = None, token: str | N
 
 
 def _entries(content: str) -> dict[str, Any]:
-    """The metadata of a card; none if they cannot be read."""
+    """Return the metadata of a card; none if they cannot be read."""
     from huggingface_hub import ModelCard
 
     entries: dict[str, Any] = {}
-    # It fails in many ways, and warns where there is no block.
+    # It fails in many ways, and warns if there is no block.
     with suppress(Exception):
         entries = ModelCard(content).data.to_dict() if BLOCK.match(content) else {}
     return entries
@@ -173,7 +161,7 @@ def _as_file(entries: dict[str, Any], text: str) -> str:
 
 
 def _digest(content: str) -> str:
-    """Of the metadata, in whatever order, and of the lines of the text, for editors change their ends."""
+    """Return a digest of the metadata, in whatever order, and of the lines of the text without their ends."""
     entries = _entries(content)
     if entries.get("library_name") == "peft":
         entries = {name: entry for name, entry in entries.items() if name not in PEFT_ENTRIES}
@@ -182,12 +170,11 @@ def _digest(content: str) -> str:
 
 
 def _is_of_peft(model: Any, content: str) -> bool:
-    """Whether a card is the one that PEFT writes when it saves this adapter."""
     return hasattr(model, "create_or_update_model_card") and _digest(_by_peft(model)) == _digest(content)
 
 
 def _completed_by_peft(model: Any, content: str) -> str:
-    """The card with what PEFT adds to it, with the tags that it takes away, and without folders of this machine."""
+    """Return the card with what PEFT adds, with the tags that it takes away, and without folders of this machine."""
     if not hasattr(model, "create_or_update_model_card"):
         return content
     before, found = _entries(content), _by_peft(model, content)
@@ -216,7 +203,6 @@ def _generated(
     badges: Iterable[str],
     given: dict[str, Any],
 ) -> tuple[dict[str, Any], str]:
-    """Metadata and text of a new card."""
     base = given.get("finetuned_from") or _name_in_config(model)
     repository = None if base is None or os.path.isdir(base) or REPOSITORY.fullmatch(base) is None else base
     name = given.get("model_name") or Path(args.output_dir).absolute().name or "model"
@@ -274,14 +260,14 @@ def _eval_results(
 
 
 def hyperparameters(args: TrainingArguments, state: TrainerState) -> dict[str, str]:
-    """Name -> value of what decided over the training, without secrets and without folders."""
+    """Return the values by name of the arguments that a card of transformers has, and weight decay."""
     batch_size = state.train_batch_size or args.train_batch_size
     accumulation = args.gradient_accumulation_steps
     total = batch_size * data_parallel_size(args) * accumulation
     settings = f", optim_args={as_text(args.optim_args)}" if args.optim_args else ""
     if "adam" in as_text(args.optim).lower():
         settings = f" with betas=({args.adam_beta1}, {args.adam_beta2}), epsilon={args.adam_epsilon}{settings}"
-    always = {
+    known = {
         "learning_rate": args.learning_rate,
         "train_batch_size": batch_size,
         "eval_batch_size": args.eval_batch_size,
@@ -295,23 +281,21 @@ def hyperparameters(args: TrainingArguments, state: TrainerState) -> dict[str, s
         "training_steps": args.max_steps if args.max_steps > 0 else None,
         "num_epochs": args.num_train_epochs if args.max_steps <= 0 else None,
         "mixed_precision_training": args.mixed_precision if args.mixed_precision in ("bf16", "fp16") else None,
+        "label_smoothing_factor": args.label_smoothing_factor or None,
+        "weight_decay": args.weight_decay or None,
     }
-    decisive = {name for name, one in DESTINATIONS.items() if one.place in PLACES} - SHOWN_OTHERWISE
-    texts = {name: as_text(value) for name, value in args.to_dict().items() if name in decisive}
-    shown = {name: as_text(value) for name, value in always.items() if value is not None}
-    shown |= away_from_defaults(texts, default_texts())
-    return {name: FOLDERS.sub("", value) for name, value in shown.items()}
+    return {name: as_text(value) for name, value in known.items() if value is not None}
 
 
 def how_it_was_trained(args: TrainingArguments) -> str:
-    """One line about the strategy, the processes, their devices and the number format."""
+    """Return one line about the strategy, the processes, their devices and the number format."""
     kind = args.device.type
     devices = f"{args.world_size} processes, {kind}" if args.world_size > 1 else f"one {kind} device"
     return f"By Lightning: {strategy_name(args)}, {devices}, precision {lightning_precision(args)}."
 
 
 def framework_versions() -> dict[str, str]:
-    """The libraries that this process has loaded -> their versions."""
+    """Return the libraries that this process has loaded -> their versions."""
     loaded = {name: getattr(sys.modules.get(module), "__version__", None) for name, module in LIBRARIES.items()}
     return {"littrainer": __version__, **{name: str(found) for name, found in loaded.items() if found}}
 
@@ -327,7 +311,7 @@ def _evaluations(log_history: list[Any]) -> dict[tuple[str, str], list[Point]]:
 
 
 def _table_of_results(log_history: list[Any]) -> list[str]:
-    """The evaluations during training, a row for each step and a column for each metric and evaluation set."""
+    """Return the evaluations during training, a row for each step and a column for each metric and evaluation set."""
     ends = [place for place, entry in enumerate(log_history) if OF_THE_WHOLE_TRAINING in entry]
     during = log_history[: ends[-1]] if ends else log_history
     losses = read_history(during).curves.get(("loss", TRAINING), [])
@@ -347,20 +331,20 @@ def _table_of_results(log_history: list[Any]) -> list[str]:
 
 
 def label(metric: str, source: str) -> str:
-    """What a metric is called on the card: `matthews_correlation` is Matthews Correlation."""
+    """Return what a metric is called on the card: `matthews_correlation` is Matthews Correlation."""
     words = " ".join(word[:1].upper() + word[1:] for word in metric.split("_") if word) or metric
     return words if source == EVALUATION else f"{words} ({source})"
 
 
 def rounded(value: float) -> str:
-    """A number with four decimals at most, and a small one with four digits that count."""
+    """Return a number with four decimals at most, and a small one with four digits that count."""
     if not math.isfinite(value) or value == int(value):
         return str(float(value))
     return f"{value:.4g}" if abs(value) < 0.001 else f"{value:.4f}"
 
 
 def _hub_metric(metric: str, source: str, value: float) -> str | None:
-    """The Hub's name of a metric, if it knows it; of evaluation sets with a name it shows none."""
+    """Return the Hub's name of a metric, if it knows it; of evaluation sets with a name it shows none."""
     name = "rouge" if metric.lower() == "rouge1" else metric.lower()
     is_known = source == EVALUATION and math.isfinite(value) and name in _of_transformers("METRIC_TAGS")
     return name if is_known else None
@@ -378,7 +362,7 @@ def _library_of(model: Any) -> str | None:
 
 
 def tasks_of(model: Any) -> list[str]:
-    """What the class of a model of transformers does, by transformers' own table."""
+    """Return what the class of a model of transformers does, by transformers' own table."""
     name = type(base_model(model)).__name__
     classes = {
         task: {each for entry in table.values() for each in _as_list(entry)}
@@ -388,13 +372,13 @@ def tasks_of(model: Any) -> list[str]:
 
 
 def _of_transformers(table: str) -> Any:
-    """A table of transformers' model cards; empty if this process has not loaded transformers, or it has none."""
+    """Return a table of transformers' model cards; empty if transformers is not loaded, or does not have it."""
     modelcard = importlib.import_module("transformers.modelcard") if "transformers" in sys.modules else None
     return getattr(modelcard, table, {})
 
 
 def license_of(repository: str) -> str | None:
-    """The licence of a repository on the Hub, if it can be asked; a card is written without it otherwise."""
+    """Return the licence of a repository on the Hub, if it can be asked; a card is written without it otherwise."""
     with suppress(Exception):
         from huggingface_hub import HfApi, constants
 
@@ -405,7 +389,7 @@ def license_of(repository: str) -> str | None:
 
 
 def datasets_of(dataset: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
-    """The datasets that a script names, else what a dataset of the `datasets` library says of itself.
+    """Return the datasets that a script names, else what a dataset of the `datasets` library says of itself.
 
     For each the keywords of an `EvalResult`; `dataset_type` is None if it is no repository's name.
     """
@@ -435,7 +419,7 @@ def datasets_of(dataset: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def badges_of(callbacks: Iterable[Any]) -> list[str]:
-    """What leads readers of the card to the runs of the trackers among callbacks."""
+    """Return what leads readers of the card to the runs of the trackers among callbacks."""
     found: list[str] = []
     for callback in callbacks:
         # What a tracker cannot say is no reason to have no card.

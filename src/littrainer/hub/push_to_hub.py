@@ -13,20 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import HubStrategy, SaveStrategy
 from littrainer.callbacks.state import TrainerState
-from littrainer.checkpoint.atomic_write import own_place
+from littrainer.checkpoint.distributed_resume import LAST_CHECKPOINT
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
-from littrainer.distributed.agreement import agreed, are_several, failing_together, from_first, longest_wait
-from littrainer.hub.repository import (
-    explaining,
-    remove_files_with_secrets,
-    repository_name,
-    secrets_of,
-    text_of,
-    token_for,
-)
+from littrainer.distributed.agreement import agreed, are_several, from_first, longest_wait
+from littrainer.hub.repository import explaining, remove_files_with_tokens, repository_name, text_of, token_for
 from littrainer.hub.snapshot import (
-    LAST_CHECKPOINT,
-    SNAPSHOT_DIR,
     filled_snapshot,
     remove_abandoned_snapshots,
     remove_snapshots,
@@ -80,7 +71,7 @@ def push_save(trainer: Any, checkpoint: str) -> Any:
 
 
 def pushes_of(args: TrainingArguments, so_far: Any) -> PushInProgress:
-    """The pushes of a Trainer; with the first one, what killed programs left of theirs is removed."""
+    """Return the pushes of a Trainer; with the first one, what killed programs left of theirs is removed."""
     if isinstance(so_far, PushInProgress):
         return so_far
     remove_abandoned_snapshots(Path(args.output_dir))
@@ -157,15 +148,8 @@ def finish_together(finish: Callable[[], None], pushes: Callable[[], Any], are_t
 
 
 @contextlib.contextmanager
-def pushes_during_training(args: TrainingArguments, pushes: Callable[[], Any]) -> Iterator[None]:
-    """A training; if it ends by an error, a line names the pushes that are on their way.
-
-    Raises:
-        OSError: a link has the name of the folder from which pushes are sent.
-    """
-    if args.push_to_hub:
-        with failing_together("preparing pushes"):
-            own_place(Path(args.output_dir, SNAPSHOT_DIR))
+def pushes_during_training(pushes: Callable[[], Any]) -> Iterator[None]:
+    """Train in the block; if it ends by an error, a line names the pushes that are on their way."""
     try:
         yield
     except BaseException:
@@ -228,7 +212,7 @@ def push_model(
     def send() -> Any:
         try:
             with explaining(f"pushing to {repository}", token):
-                remove_files_with_secrets(upload.folder, secrets_of(args.hub_token))
+                remove_files_with_tokens(upload.folder, args.hub_token)
                 return upload.send()
         except Exception as error:
             if not blocking:

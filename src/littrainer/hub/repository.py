@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.secrets import masked, without_secrets
 from littrainer.errors.notes import add_note
+from littrainer.errors.tracebacks import error_and_reasons
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -36,7 +37,7 @@ ADVICE: dict[int, str] = {
     413: "What is pushed is larger than the Hub takes: free storage, or push less often (hub_strategy, save_steps).",
     429: "Too many requests were sent: push less often (save_steps).",
 }
-SERVER_FAILS = "The Hub has a problem of its own; push again later."
+SERVER_FAILS = "The Hub itself has a problem; push again later."
 # As behind a firewall that lets only the Hub itself through.
 XET_FAILS = "Xet, which sends large files, does not get through: set HF_HUB_DISABLE_XET=1 to send them by LFS."
 NO_ANSWER = "The Hub was not reached, or the connection was cut; look at the network, and at HF_ENDPOINT."
@@ -66,12 +67,12 @@ class PushError(RuntimeError):
 
 
 def repository_name(args: TrainingArguments) -> str:
-    """The repository's name, with or without its namespace: `hub_model_id`, or the name of the output folder."""
+    """Return the repository's name, with or without its namespace: `hub_model_id`, or the name of the output folder."""
     return args.hub_model_id or Path(str(args.output_dir)).absolute().name
 
 
 def token_for(args: TrainingArguments, token: str | None = None) -> str | None:
-    """The token to sign in with, one in the place of `hub_token`; None lets the Hub's client take the one logged in."""
+    """Return the token to sign in with, by default `hub_token`; None lets the Hub's client take the one logged in."""
     chosen = args.hub_token if token is None else token
     # White space around it, as a file's last line has it, would be refused with an error that shows the token.
     return (chosen.strip() or None) if isinstance(chosen, str) else chosen
@@ -80,7 +81,7 @@ def token_for(args: TrainingArguments, token: str | None = None) -> str | None:
 def make_repository(args: TrainingArguments, token: str | None = None, private: bool | None = None) -> str:
     """Create the repository unless there is one, and the branch of `hub_revision`; return its id.
 
-    Token and privacy may be given in the place of `hub_token` and `hub_private_repo`.
+    Token and privacy may be given instead of `hub_token` and `hub_private_repo`.
     """
     from huggingface_hub import HfApi
 
@@ -110,7 +111,7 @@ def explaining(doing: str, token: str | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        shown = "\n".join(f"{link!s}{link!r}{getattr(link, '__notes__', '')}" for link in causes(error))
+        shown = "\n".join(f"{link!s}{link!r}{getattr(link, '__notes__', '')}" for link in error_and_reasons(error))
         if shows_token(shown, token):
             raise PushError(f"{doing} failed ({text_of(error, token)}). {advice_for(error)}".rstrip()) from None
         advice = advice_for(error)
@@ -120,10 +121,10 @@ def explaining(doing: str, token: str | None) -> Iterator[None]:
 
 
 def advice_for(error: BaseException) -> str:
-    """What to do about an error of a push; empty if its text has to do."""
-    for link in causes(error):
-        status = _status_of(link)
-        if status is not None:
+    """Return what to do about an error of a push; empty if its text has to do."""
+    for link in error_and_reasons(error):
+        status = getattr(getattr(link, "response", None), "status_code", None)
+        if isinstance(status, int):
             return SERVER_FAILS if status >= 500 else ADVICE.get(status, "")
         if "xet" in f"{type(link).__module__} {link}".lower():
             return XET_FAILS
@@ -133,31 +134,16 @@ def advice_for(error: BaseException) -> str:
 
 
 def text_of(error: BaseException, *tokens: Any) -> str:
-    """Kind and words of an error in one line, without any token: none of these, and none of who is logged in."""
+    """Return kind and words of an error in one line, without any token: none of these, and none of who is logged in."""
     words = " ".join(str(error).split())
     return without_tokens(f"{type(error).__name__}: {words}" if words else type(error).__name__, *tokens)
-
-
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, and what it came from."""
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        yield link
-        link = link.__cause__ or link.__context__
-
-
-def _status_of(error: BaseException) -> int | None:
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    return status if isinstance(status, int) else None
 
 
 # ---- Access tokens ---------------------------------------------------------------------------------------------------
 
 
 def known_tokens(*given: Any) -> list[str]:
-    """Tokens that the process could sign in with: those that are given, and those that are logged in."""
+    """Return tokens that the process could sign in with: those that are given, and those that are logged in."""
     found = [*given, *(os.environ.get(name) for name in TOKEN_VARIABLES)]
     # If the client cannot find out who is logged in, its own error says so when it signs in.
     with contextlib.suppress(Exception):
@@ -169,7 +155,7 @@ def known_tokens(*given: Any) -> list[str]:
 
 
 def without_tokens(text: str, *given: Any) -> str:
-    """A text without any of the tokens that are given or logged in, and without what looks like one."""
+    """Return a text without any of the tokens that are given or logged in, and without what looks like one."""
     for token in known_tokens(*given):
         text = text.replace(token, masked("hub_token"))
     plain: str = without_secrets(HUB_TOKEN.sub(masked("hub_token"), text))
@@ -177,24 +163,16 @@ def without_tokens(text: str, *given: Any) -> str:
 
 
 def shows_token(text: str, *given: Any) -> bool:
-    """Whether one of the tokens, or what looks like one, is in a text."""
+    """Return whether one of the tokens, or what looks like one, is in a text."""
     return HUB_TOKEN.search(text) is not None or any(token in text for token in known_tokens(*given))
 
 
-def secrets_of(*given: Any) -> tuple[bytes, ...]:
-    """What must be in no file that is pushed: the tokens that are given, and those that are logged in."""
-    return tuple(token.encode() for token in known_tokens(*given))
-
-
-def remove_files_with_secrets(folder: Path, secrets: tuple[bytes, ...]) -> None:
-    """Remove each file with one of the secrets in it from a folder that is about to be pushed, with a warning."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and _holds_secret(path, secrets):
+def remove_files_with_tokens(folder: Path, *given: Any) -> None:
+    """Remove each file with a token, given or logged in, from a folder that is about to be pushed, with a warning."""
+    secrets = [token.encode() for token in known_tokens(*given)]
+    for path in filter(Path.is_file, sorted(folder.rglob("*"))):
+        with path.open("rb") as file:
+            content = file.read(SEARCHED_BYTES)
+        if any(secret in content for secret in secrets):
             path.unlink()
             logger.warning("%s is not pushed to the Hub: an access token is in it.", path.relative_to(folder))
-
-
-def _holds_secret(path: Path, secrets: tuple[bytes, ...]) -> bool:
-    with path.open("rb") as file:
-        content = file.read(SEARCHED_BYTES)
-    return any(secret in content for secret in secrets)

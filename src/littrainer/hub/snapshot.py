@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
-from littrainer.checkpoint.atomic_write import own_place
 from littrainer.checkpoint.checksums import MANIFEST_NAME
+from littrainer.checkpoint.distributed_resume import LAST_CHECKPOINT
 from littrainer.checkpoint.layout import (
     LIGHTNING_STATE_NAME,
     OPTIMIZER_NAME,
@@ -30,50 +30,20 @@ from littrainer.checkpoint.layout import (
 from littrainer.checkpoint.run_lock import give_back_claim, is_abandoned, take_claim
 
 CARD_NAME = "README.md"
-# Beside the checkpoints, on the same file system.
+# Next to the checkpoints, on the same file system.
 SNAPSHOT_DIR = ".littrainer_push"
-LAST_CHECKPOINT = "last-checkpoint"
 # Of output_dir: what is not the model, belongs to another push, or is being written. The first two are transformers'.
 NEVER_PUSHED = (
-    "_*",
-    f"{PREFIX_CHECKPOINT_DIR}-*",
-    f"*/{PREFIX_CHECKPOINT_DIR}-*/*",
-    f"{LAST_CHECKPOINT}/*",
-    ".littrainer_*",
-    RUN_RECORD_NAME,
-    "*/.littrainer_*",
-    f"*/{RUN_RECORD_NAME}",
-    ".unfinished/*",
-    "*/.unfinished/*",
-    "*.unfinished",
-    "*.unfinished-*",
-    "*.incomplete",
-    "*.lock",
-    "*.tmp",
-    "*~",
-    "*.swp",
-    "*__pycache__/*",
-    ".git/*",
-    "*/.git/*",
-    ".cache/*",
-    "*/.cache/*",
+    *("_*", f"{PREFIX_CHECKPOINT_DIR}-*", f"*/{PREFIX_CHECKPOINT_DIR}-*/*", f"{LAST_CHECKPOINT}/*"),
+    *(".littrainer_*", "*/.littrainer_*", RUN_RECORD_NAME, f"*/{RUN_RECORD_NAME}"),
+    *("*.unfinished", "*.unfinished-*", "*.incomplete", "*.lock", "*.tmp", "*~", "*.swp", "*__pycache__/*"),
+    *(".unfinished/*", "*/.unfinished/*", ".git/*", "*/.git/*", ".cache/*", "*/.cache/*"),
 )
 # Of a checkpoint: what only resuming needs, and no one who loads the model; and the template of a card that PEFT writes
 # into each, though output_dir has the card.
 ONLY_TO_RESUME = (
-    CARD_NAME,
-    OPTIMIZER_NAME,
-    *OPTIMIZER_PARTS,
-    *WEIGHT_PARTS,
-    SCHEDULER_NAME,
-    SCALER_NAME,
-    "rng_state*.pth",
-    TRAINER_STATE_NAME,
-    "littrainer_resume*.pt",
-    LIGHTNING_STATE_NAME,
-    MANIFEST_NAME,
-    "latest",
-    "zero_to_fp32.py",
+    *(CARD_NAME, OPTIMIZER_NAME, *OPTIMIZER_PARTS, *WEIGHT_PARTS, SCHEDULER_NAME, SCALER_NAME, TRAINER_STATE_NAME),
+    *("rng_state*.pth", "littrainer_resume*.pt", LIGHTNING_STATE_NAME, MANIFEST_NAME, "latest", "zero_to_fp32.py"),
 )
 # Bytes up to which a file is copied, for it may be written into in place; beyond it a link has to do.
 COPIED_BYTES = 16 << 20
@@ -94,7 +64,7 @@ def take_model(checkpoint: Path, folder: Path) -> None:
 
 
 def take_beside_model(output_dir: Path, folder: Path, links: bool = False) -> None:
-    """Add to a folder, which may have the model of a checkpoint, what else of output_dir is pushed: card, logs.
+    """Add the other files of output_dir, such as card and logs, to a folder that may have a checkpoint's model.
 
     Files that are there already stay, since the model in output_dir is an earlier one. Links will do if nothing writes
     into output_dir until it is sent.
@@ -110,7 +80,7 @@ def take_beside_model(output_dir: Path, folder: Path, links: bool = False) -> No
 
 def new_snapshot(output_dir: Path, name: str) -> Path:
     """Make the folder of one push, which other runs in output_dir leave alone as long as this process lives."""
-    return take_claim(own_place(output_dir / SNAPSHOT_DIR) / f"{name}-{uuid.uuid4().hex[:8]}")
+    return take_claim(output_dir / SNAPSHOT_DIR / f"{name}-{uuid.uuid4().hex[:8]}")
 
 
 @contextlib.contextmanager
@@ -126,7 +96,7 @@ def filled_snapshot(output_dir: Path, name: str) -> Iterator[Path]:
 
 def remove_abandoned_snapshots(output_dir: Path) -> None:
     """Remove what runs that were killed left of their pushes, and nothing of one that goes on."""
-    for folder in sorted(own_place(output_dir / SNAPSHOT_DIR).glob("*")):
+    for folder in sorted((output_dir / SNAPSHOT_DIR).glob("*")):
         # On a file system without locks it is not known whose the folder is, so that it stays.
         if is_abandoned(folder):
             remove_snapshots(folder)
@@ -142,7 +112,7 @@ def remove_snapshots(*folders: Path) -> None:
 
 
 def _files_in(folder: Path, is_left_out: Callable[[Path], bool] = lambda folder: False) -> Iterator[str]:
-    """Paths of the files below a folder, but for what is below one in it that is left out."""
+    """Return paths of the files below a folder, but for what is below one in it that is left out."""
     for parent, folders, names in os.walk(folder):
         folders.sort()
         # Neither is it walked through nor does a snapshot hold another one.

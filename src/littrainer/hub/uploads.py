@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from littrainer.hub.model_card import leave_out_generated_card
-from littrainer.hub.repository import advice_for, make_branch, remove_files_with_secrets, secrets_of, text_of
+from littrainer.hub.repository import advice_for, make_branch, remove_files_with_tokens, text_of
 from littrainer.hub.snapshot import remove_snapshots
 
 logger = logging.getLogger(__name__)
@@ -42,9 +42,7 @@ class Upload:
     """One commit that is to be made.
 
     Parameters:
-        repository: the repository's id.
-        folder: whose files are sent.
-        message: of the commit; None is the Hub's own.
+        message: of the commit; None is the Hub's default.
         token: to sign in with; in no text of this object.
         revision: the branch; None is the main one.
         path_in_repo: folder there, whose other files are deleted in the same commit; None is the root.
@@ -64,11 +62,10 @@ class Upload:
     prepare: Callable[[], object] = lambda: None
 
     def described(self) -> str:
-        """What is sent where, for readers."""
         return f'"{self.message}" to {self.repository}'
 
     def takes_room(self) -> bool:
-        """Whether the files are nowhere else on this disk."""
+        """Return whether the files are nowhere else on this disk."""
         return self.checkpoint is None or not self.checkpoint.exists()
 
     def send(self) -> Any:
@@ -79,7 +76,7 @@ class Upload:
         make_branch(self.repository, self.revision, self.token)
         if self.path_in_repo is None:
             leave_out_generated_card(self.folder, self.repository, self.revision, self.token)
-        remove_files_with_secrets(self.folder, secrets_of(self.token))
+        remove_files_with_tokens(self.folder, self.token)
         return HfApi().upload_folder(
             repo_id=self.repository,
             folder_path=self.folder,
@@ -120,7 +117,7 @@ class PushInProgress:
         return (type(self), ())
 
     def is_done(self) -> bool:
-        """Whether all that was to be done is done."""
+        """Return whether all that was to be done is done."""
         return all(job.done() for job in self.jobs)
 
     def wait_until_done(self, seconds: float | None = None) -> bool:
@@ -191,11 +188,11 @@ class PushInProgress:
             logger.error("%s %s", self._failure, STAYS)
 
     def is_at_work(self) -> bool:
-        """Whether something is on its way in this process; in a fork of it the thread does not go on."""
+        """Return whether something is on its way in this process; in a fork of it the thread does not go on."""
         return self._thread is not None and self._thread.is_alive() and not self.is_done()
 
     def finish_before_exit(self, seconds: float) -> None:
-        """The program ends: wait for what is on its way, so many seconds at most; an interruption ends the wait."""
+        """Wait for what is on its way when the program ends, at most so many seconds, or until an interruption."""
         doing = self._description()
         with contextlib.suppress(KeyboardInterrupt):
             logger.warning("%s. The program ends when that is done; Ctrl-C ends it at once.", doing)
@@ -268,7 +265,7 @@ getattr(threading, "_register_atexit", atexit.register)(_finish_all_before_exit)
 
 
 def _within_room(uploads: list[Upload]) -> list[Upload]:
-    """Of uploads, newest first, those that may wait without filling the disk; a warning names the others."""
+    """Return the uploads, newest first, that may wait without filling the disk; a warning names the others."""
     wanted = [upload for upload in uploads if upload.stays_wanted]
     given_up = [upload for upload in wanted[MOST_DELETED:] if upload.takes_room()]
     for upload in given_up:

@@ -47,7 +47,7 @@ def dataset_of_pairs(source: Any, name: str) -> PairDataset | None:
 
     Parameters:
         source: a sequence, a torch dataset with a length, or a tf.data.Dataset that is not batched and knows its
-            length; it is read into memory, from where it is shuffled as a whole.
+            length; it is read into memory.
         name: the argument that it is, for errors.
     """
     if source is None or isinstance(source, PairDataset):

@@ -158,7 +158,7 @@ def _not_in(taken: Any, name: str) -> str:
 def run_keras_model(model: Any, features: Any, labels: Any, training: bool) -> tuple[Any, Any]:
     """Return loss and logits of a batch; the loss is None if there are no labels.
 
-    The loss is the one that the model was compiled with, or of its own `compute_loss`, with its regularization; else
+    The loss is the one that the model was compiled with, or its `compute_loss` returns, with its regularization; else
     the one it returns itself, called with the labels if its `call` takes them.
     """
     import keras

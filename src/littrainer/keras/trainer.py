@@ -61,8 +61,8 @@ class KerasTrainer(Trainer):
 
     def __init__(self, owner: TFTrainer, module: KerasModule, **keywords: Any):
         self.owner = owner
-        # What `training_step` and `prediction_step` of the owner leave behind beside what they return, and the model as
-        # it is prepared for them, with autocast for instance.
+        # What `training_step` and `prediction_step` of the owner leave behind, and the model as it is prepared for
+        # them, with autocast for instance.
         self.loss_of_step: torch.Tensor | None = None
         self.model_of_step: Any = None
         super().__init__(model=module, data_collator=collate_pairs, **keywords)
@@ -131,7 +131,7 @@ class KerasTrainer(Trainer):
         return (self.loss_of_step, None, None) if prediction_loss_only else (self.loss_of_step, logits, labels)
 
     def run_step(self, features: Any, labels: Any, number_of_instances: Any, training: bool) -> dict[str, Any]:
-        """Loss, if there are labels, and logits of a batch, by the model of the step at hand."""
+        """Loss, if there are labels, and logits of a batch, by the model of the current step."""
         model = self.model if self.model_of_step is None else self.model_of_step
         model.train(training)
         outputs: dict[str, Any] = model(features, labels, number_of_instances)
@@ -192,8 +192,6 @@ class TFTrainer:
         optimizers: tuple[Any, Any] = (None, None),
     ):
         check_model(model)
-        if not self.overrides("run_model"):
-            check_training_of(model)
         self._check(args, optimizers)
         self.model = model
         train_pairs = dataset_of_pairs(train_dataset, "train_dataset")
@@ -297,7 +295,7 @@ class TFTrainer:
 
     @property
     def epoch_logging(self) -> float:
-        """Epochs done, with the share of the one at hand."""
+        """Epochs done, with the share of the current one."""
         return self.torch_trainer.state.epoch or 0
 
     # ---- Data --------------------------------------------------------------------------------------------------------
@@ -442,12 +440,7 @@ class TFTrainer:
         return self.torch_trainer.predict(test_dataset, metric_key_prefix="eval")
 
     def prediction_loop(
-        self,
-        dataset: Any,
-        steps: int,
-        num_examples: int,
-        description: str,
-        prediction_loss_only: bool | None = None,
+        self, dataset: Any, steps: int, num_examples: int, description: str, prediction_loss_only: bool | None = None
     ) -> PredictionOutput:
         """Go over batches once and return predictions, labels and metrics.
 

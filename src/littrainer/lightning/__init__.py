@@ -1,1 +1,1 @@
-"""What a Lightning user takes into a program of their own, and what Lightning gives a Trainer besides."""
+"""What Lightning users import, and what Lightning adds to a Trainer."""

@@ -142,7 +142,7 @@ class ArgumentsUnderLightning:
 
     @property
     def parallelism_config(self) -> dict[str, int]:
-        """Of how many processes each has data of its own, and how many compute each layer together."""
+        """How many processes have different data, and how many compute each layer together."""
         parts = self.world_size
         shared: Any = getattr(self._pl_trainer.strategy, "distributed_sampler_kwargs", None)
         if shared:

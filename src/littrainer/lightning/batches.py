@@ -5,6 +5,7 @@ None of it is a torch DataLoader, so that Lightning neither rebuilds it nor divi
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from littrainer.checkpoint.random_state import (
 )
 from littrainer.data.loaders import LookaheadLoader, count_examples, has_length
 from littrainer.data.position import DataProgress, ResumePoint, epoch_seeded_sampler
-from littrainer.data.windows import MicroBatch, WindowLoader, draw
+from littrainer.data.windows import MicroBatch, WindowLoader
 from littrainer.distributed.agreement import from_first
 from littrainer.engine.lightning_internals import begin_next_epoch, end_epoch_with_this_batch, read_nothing_ahead
 from littrainer.training.resuming import SIZES
@@ -45,10 +46,10 @@ class PlaceInData:
         epoch: the epoch, counted from 0.
         micro_batches: micro-batches of it whose optimizer steps are done.
         sizes: those of the data and of its batches, which have to be the same for the place to mean the same; None
-            where they are not known.
-        data: what `DataProgress.state()` returned; None where only the number of micro-batches is known.
+            if they are not known.
+        data: what `DataProgress.state()` returned; None if only the number of micro-batches is known.
         random: the states of all random generators, as `portable_states` has them; None leaves them alone.
-        order_seed: with the epoch it makes the random order of an epoch; None where that is drawn in another way.
+        order_seed: with the epoch it makes the random order of an epoch; None if that is drawn in another way.
     """
 
     epoch: int
@@ -108,7 +109,7 @@ class TrainingBatches:
         self.loader: Any = loader
         sampler = epoch_seeded_sampler(loader)
         if sampler is not None:
-            # Where nobody has seeded them, the processes would have orders of their own, and some samples twice.
+            # If nobody has seeded them, each process would have another order, and some samples would come twice.
             sampler.initial_seed = from_first(sampler.initial_seed)
         self.args = args
         self.pl_trainer = pl_trainer
@@ -148,7 +149,7 @@ class TrainingBatches:
 
     @property
     def _batches_to_read(self) -> int:
-        """Those of an epoch, as far as Lightning's limits let it come; a number out of reach where nobody knows."""
+        """Batches of an epoch up to Lightning's limit; a number out of reach if nobody knows."""
         known = len(self) if has_length(self) else sys.maxsize
         return int(min(known, self.pl_trainer.num_training_batches))
 
@@ -224,7 +225,7 @@ class TrainingBatches:
         return self._place
 
     def _fitting(self, place: PlaceInData) -> PlaceInData:
-        # In batches of today's sizes, without what means nothing where they were others.
+        # In batches of today's sizes, without what means nothing if they were others.
         now, then = self.sizes, {**dict.fromkeys(SIZES), **(place.sizes or {})}
         # As many batches of the same size are the same data, whatever the last one holds.
         known = [name for name in now if name != "num_examples" and None not in (now[name], then[name])]
@@ -235,7 +236,6 @@ class TrainingBatches:
         micro_batches = self._as_many_samples(place.micro_batches, then)
         if place.micro_batches or not same_processes:
             found = ", ".join(f"{now[name]} {SIZES[name]} ({then[name]})" for name in changed)
-            draws = "" if same_processes else " Random numbers go on from the seed."
             logger.warning(
                 "The checkpoint was written with other data: there are now %s. Training goes on behind %d of these "
                 "micro-batches in epoch %d%s.%s",
@@ -243,7 +243,7 @@ class TrainingBatches:
                 micro_batches,
                 place.epoch,
                 ", of which nothing is left" if micro_batches >= self._batches_to_read else "",
-                draws,
+                "" if same_processes else " Random numbers go on from the seed.",
             )
         return replace(place, micro_batches=micro_batches, data=None, random=place.random if same_processes else None)
 
@@ -292,8 +292,10 @@ class TrainingBatches:
     def _is_at_an_end_unknown_to_lightning(self) -> bool:
         fit_loop, count = self.pl_trainer.fit_loop, self._count
         if has_length(self.loader):
-            # With as many micro-batches in an epoch as then it finds out itself.
-            is_known = count.current.ready == self._batches_to_read or fit_loop.restarted_on_epoch_start
+            # With as many micro-batches in an epoch as then it finds out itself, unless `max_steps` makes it restart an
+            # epoch that its hooks have ended.
+            is_as_long = count.current.ready == self._batches_to_read and not fit_loop.restarted_on_epoch_end
+            is_known = is_as_long or fit_loop.restarted_on_epoch_start
             return fit_loop.epoch_loop.restarting and count.is_last_batch and not is_known
         # It ends the epoch by its last batch, but for a checkpoint which it takes for one in the middle of it.
         return count.is_last_batch and (
@@ -315,7 +317,7 @@ class TrainingBatches:
         if place is not None and place.micro_batches >= self._batches_to_read:
             return
         if self._windows is not None:
-            # Where an epoch was resumed, the one whose workers live on.
+            # If an epoch was resumed, the one whose workers live on.
             self.loader = self._windows.loader
         windows = self._windows = WindowLoader(
             self.loader,
@@ -346,13 +348,12 @@ class TrainingBatches:
         return place
 
     def _place_that_lightning_counts(self) -> PlaceInData | None:
-        """The place of a checkpoint that holds none, as where its data came from another loader."""
+        """The place of a checkpoint that holds none, as if its data came from another loader."""
         behind = self._count.current.ready
         if self._epoch is not None or not behind:
             return None
         logger.warning(
-            "The checkpoint does not say where the random draws of its data stood. Training goes on behind %d "
-            "micro-batches of epoch %d.",
+            "The checkpoint does not hold the state of its data. Training goes on behind %d micro-batches of epoch %d.",
             behind,
             self._next_epoch,
         )
@@ -367,7 +368,7 @@ class TrainingBatches:
         if begins and accumulation > 1:
             start = self._place_in_epoch(behind) if behind else self._place_between_epochs(self._epoch)
             self._window_starts = {behind: start}
-        window = draw(batches, number)
+        window = list(itertools.islice(batches, number))
         return window, None if self.count_items is None or not window else self.count_items(window)
 
 

@@ -48,11 +48,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Of the names of the model's weights in those of a `TransformersModule`.
+# Begins the names of the model's weights in a `TransformersModule`.
 PREFIX = "model."
 # What the state of a `TrainerDataModule` has, under whatever name its class goes.
 PARTS_OF_DATA_STATE = {"version", "processes"}
-START_ANEW = "Load its model (TransformersModule.load_from_checkpoint) and start a new training."
+NEW_TRAINING = "Load its model (TransformersModule.load_from_checkpoint) and start a new training."
 # How the folder's name begins. Nothing that begins so is pushed to the Hub, should the process be killed.
 FOLDER = ".littrainer_from"
 
@@ -65,16 +65,16 @@ def checkpoint_to_lightning(
     *,
     accumulate_grad_batches: int = 1,
 ) -> Path:
-    """Make a .ckpt of a checkpoint that a Trainer wrote, for `fit(ckpt_path=...)` without a plugin.
+    """Make a .ckpt from a checkpoint that a Trainer wrote, for `fit(ckpt_path=...)` without a plugin.
 
     Parameters:
         folder: the checkpoint, ours or transformers'.
-        file: where the .ckpt is written.
+        file: the .ckpt to write.
         model: what the checkpoint holds the weights of; by default the model that its configuration describes. The
             weights are loaded into it.
         args: what `TransformersModule.load_from_checkpoint` makes the module with.
         accumulate_grad_batches: micro-batches per optimizer step in the training that wrote a checkpoint of
-            transformers; only needed where it was written in the middle of an epoch.
+            transformers; only needed if it was written in the middle of an epoch.
 
     Returns:
         the file.
@@ -92,7 +92,12 @@ def checkpoint_to_lightning(
     source, target = Path(folder), Path(file)
     if not source.is_dir():
         raise FileNotFoundError(f"There is no checkpoint folder {source}.")
-    module = TransformersModule(_model_of_folder(source) if model is None else model, args)
+    if model is None and not (source / "config.json").is_file():
+        raise ValueError(
+            f"{source} has no config.json, which would say how its model is made: give the model, as "
+            "checkpoint_to_lightning(folder, file, model)."
+        )
+    module = TransformersModule(str(source) if model is None else model, args)
     plugin = TransformersCheckpointIO(module, accumulate_grad_batches=accumulate_grad_batches)
     checkpoint = plugin.load_checkpoint(source)
     own = hyper_parameters_of(module.model, module.args)
@@ -108,35 +113,26 @@ def checkpoint_to_lightning(
     return target
 
 
-def _model_of_folder(folder: Path) -> str:
-    if not (folder / "config.json").is_file():
-        raise ValueError(
-            f"{folder} has no config.json, which would say how its model is made: give the model, as "
-            "checkpoint_to_lightning(folder, file, model)."
-        )
-    return str(folder)
-
-
 def checkpoint_from_lightning(
     file: str | Path,
     folder: str | Path,
     model: nn.Module | None = None,
     args: TrainingArguments | None = None,
 ) -> Path:
-    """Make a folder that `from_pretrained` loads, and a Trainer resumes from, of a .ckpt of a `TransformersModule`.
+    """Make a folder that `from_pretrained` loads, and a Trainer resumes from, out of a `TransformersModule`'s .ckpt.
 
     Parameters:
         file: the .ckpt, or a folder of `TransformersCheckpointIO`.
-        folder: where the checkpoint is written; a Trainer finds it by itself under `checkpoint-<step>`.
+        folder: the folder to write; a Trainer finds it by itself under `checkpoint-<step>`.
         model: what the file holds the weights of; by default the model that it describes.
-        args: those of the training that goes on; by default those of the module.
+        args: the arguments of the training that goes on; by default the module's.
 
     Returns:
         the folder.
 
     Raises:
         FileNotFoundError: there is no such file.
-        FileExistsError: there is something where the folder is to be written.
+        FileExistsError: the folder is there already.
         ValueError: it is no checkpoint of a `TransformersModule`, or holds a model alone.
         RuntimeError: its weights are another model's.
     """
@@ -235,7 +231,8 @@ def _check_is_ours(checkpoint: Any, source: str) -> None:
         names = ", ".join(sorted({name.partition(".")[0] for name in checkpoint["state_dict"]})) or "nothing"
         raise ValueError(
             f"{source} is a checkpoint of another LightningModule than TransformersModule (its weights: {names}), and "
-            "a Trainer cannot tell what of it is its own. Load the model with that module and train it anew."
+            "a Trainer cannot tell which weights are the model's. Load the model with that module, and start a new "
+            "training."
         )
 
 
@@ -249,8 +246,8 @@ def model_weights(checkpoint: Mapping[str, Any], source: str) -> dict[str, Any]:
     others = sorted(name for name in weights if not name.startswith(PREFIX))
     if others:
         raise ValueError(
-            f"{source} has weights beside the model, which a Trainer does not train: {', '.join(others[:8])}. Make "
-            "them a part of the model. " + START_ANEW
+            f"{source} has other weights than the model's, which a Trainer does not train: {', '.join(others[:8])}. "
+            f"Make them a part of the model. {NEW_TRAINING}"
         )
     return {name.removeprefix(PREFIX): value for name, value in weights.items()}
 
@@ -267,13 +264,14 @@ def states_of(checkpoint: Mapping[str, Any], args: TrainingArguments, source: st
     """
     if "optimizer_states" not in checkpoint or "lr_schedulers" not in checkpoint:
         raise ValueError(
-            f"{source} holds a model alone (save_weights_only=True), and a training cannot go on from it. {START_ANEW}"
+            f"{source} holds a model alone (save_weights_only=True), and a training cannot go on from it. "
+            f"{NEW_TRAINING}"
         )
     optimizers, schedules = checkpoint["optimizer_states"], checkpoint["lr_schedulers"]
     if len(optimizers) != 1 or len(schedules) > 1:
         raise ValueError(
             f"{source} has {len(optimizers)} optimizers and {len(schedules)} schedules, and a Trainer has one of each. "
-            f"{START_ANEW}"
+            f"{NEW_TRAINING}"
         )
     facts, processes = checkpoint[MARK], _places_in_data(checkpoint)
     first = processes[0] if processes else None
@@ -319,7 +317,7 @@ def _data(place: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _places_in_data(checkpoint: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a `TrainerDataModule` has kept for each process; nothing where there was none."""
+    """What a `TrainerDataModule` has kept for each process; nothing if there was none."""
     for value in checkpoint.values():
         if isinstance(value, dict) and value.keys() == PARTS_OF_DATA_STATE and value["version"] == DATA_VERSION:
             return list(value["processes"])
@@ -336,7 +334,7 @@ def _epochs(checkpoint: Mapping[str, Any], place: Mapping[str, Any] | None, fact
         return place["epoch"] + place["micro_batches"] / length
     loop = checkpoint["loops"]["fit_loop"]
     batches, length = loop["epoch_loop.batch_progress"], facts.get("batches_per_epoch") or math.inf
-    # Lightning counts an epoch that was broken off as processed, so those count that have begun.
+    # Lightning counts an interrupted epoch as processed, so those count that have begun.
     begun, done = loop["epoch_progress"]["current"]["started"], batches["current"]["processed"]
     return float(begun) if batches["is_last_batch"] else begun - 1 + min(done / length, 1.0)
 
@@ -382,7 +380,7 @@ def _files(states: TrainingStates, args: TrainingArguments, source: str) -> dict
     first = states.random_states
     if first is None:
         logger.warning(
-            "%s does not say where random numbers stood, which a TrainerDataModule keeps: they go on from seed=%d.",
+            "%s does not hold the state of random numbers, which a TrainerDataModule keeps: they go on from seed=%d.",
             source,
             args.seed,
         )

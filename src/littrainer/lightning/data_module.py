@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer.arguments.training_arguments import TrainingArguments
@@ -56,10 +56,10 @@ class TrainerDataModule(pl.LightningDataModule):
     Parameters:
         train_dataset: map-style or iterable, for `fit`.
         eval_dataset: for `fit` and `validate`; may be a dict of datasets by name.
-        test_dataset: for `test`, and for `predict` where there is no `predict_dataset`; may be a dict too.
+        test_dataset: for `test`, and for `predict` if there is no `predict_dataset`; may be a dict too.
         args: how to order and to batch: `per_device_*_batch_size`, `train_sampling_strategy`, `dataloader_*`,
             `remove_unused_columns`, `label_names`, `data_seed`, `accelerator_config` and others; by default the
-            LightningModule's, where it has some.
+            LightningModule's.
         data_collator: turns a list of samples into a batch; by default the LightningModule's, else pads with
             `processing_class`, else stacks.
         processing_class: tokenizer or processor; by default the LightningModule's.
@@ -69,14 +69,14 @@ class TrainerDataModule(pl.LightningDataModule):
             first forward pass (`trainer.train_dataloader.handed_out[batch_idx]`); by default for modules that count
             them, as `TransformersModule` does.
 
-    A subclass may make its datasets in `setup`, and calls `super().setup(stage)` then. Each process is handed its part
-    of the data as under the Trainer, and Lightning's `use_distributed_sampler` adds nothing to that. The state that a
-    checkpoint keeps says where reading stood: a resumed training gets the same batches and random draws as one that was
-    not interrupted. If the batches have another size, training goes on behind as many samples of the epoch, with a
-    warning. A validation that was due when the checkpoint was written, and had not begun, is left out by Lightning.
+    A subclass may make its datasets in `setup`, and then calls `super().setup(stage)`. Each process gets its part of
+    the data as under the Trainer; Lightning's `use_distributed_sampler` changes nothing. A resumed training gets the
+    same batches and random draws as one that was not interrupted. If the batches have another size, training goes on
+    behind as many samples of the epoch, with a warning. Lightning leaves out a validation that was due when the
+    checkpoint was written and had not begun.
 
     Raises:
-        TypeError, ValueError, NotImplementedError: `args` are none, or cannot be carried out.
+        TypeError, ValueError, NotImplementedError: as TrainingArguments.
     """
 
     def __init__(
@@ -100,9 +100,8 @@ class TrainerDataModule(pl.LightningDataModule):
         self.model = model
         self.windows = windows
         self._training_batches: TrainingBatches | None = None
-        # Of a checkpoint, until reading begins; and whether it was loaded by a fit, and is for no other one.
+        # Of a checkpoint, until reading begins.
         self._loaded_state: dict[str, Any] | None = None
-        self._is_loaded_by_fit = False
         self._says_that_columns_stay = True
         # By what the data is for, the loaders that were made last and what their batches do without.
         self._loaders: dict[str, LookaheadLoader] = {}
@@ -126,7 +125,7 @@ class TrainerDataModule(pl.LightningDataModule):
 
         Raises:
             ValueError: one is empty.
-            TypeError: a DataLoader stands where a dataset belongs.
+            TypeError: one is a DataLoader.
         """
         for name, method in LOADERS.items():
             given = getattr(self, name)
@@ -137,20 +136,17 @@ class TrainerDataModule(pl.LightningDataModule):
         vars(self).pop("val_dataloader", None)
         if stage == TrainerFn.FITTING:
             self._training_batches = None
-            # A fit that failed before it read anything has left the place of its checkpoint.
-            self._loaded_state = None if self._is_loaded_by_fit else self._loaded_state
-        if stage == TrainerFn.FITTING and self.eval_dataset is None:
-            self._say_that_nothing_is_validated()
+            # A fit that failed before it read anything has left the place of its checkpoint; Lightning loads that of
+            # this fit after `setup`.
+            self._loaded_state = None
+            if self.eval_dataset is None and type(self).val_dataloader is TrainerDataModule.val_dataloader:
 
-    def _say_that_nothing_is_validated(self) -> None:
-        # Lightning goes by whether the method, or the one that it wraps, is its own one.
-        if type(self).val_dataloader is TrainerDataModule.val_dataloader:
+                @functools.wraps(super().val_dataloader)
+                def no_loaders() -> list[Any]:
+                    return []
 
-            @functools.wraps(super().val_dataloader)
-            def no_loaders() -> list[Any]:
-                return []
-
-            vars(self)["val_dataloader"] = no_loaders
+                # Lightning does not validate if the method wraps its own; its batch-size finder calls it even so.
+                vars(self)["val_dataloader"] = no_loaders
 
     def _dataset(self, name: str, what_for: str) -> Any:
         dataset = getattr(self, name)
@@ -164,7 +160,7 @@ class TrainerDataModule(pl.LightningDataModule):
     # ---- Loaders -----------------------------------------------------------------------------------------------------
 
     def train_dataloader(self) -> Any:
-        """The batches that `fit` trains on; without a `lightning.Trainer` a plain DataLoader.
+        """Return the batches that `fit` trains on; without a `lightning.Trainer` a plain DataLoader.
 
         Raises:
             ValueError: there is no dataset or no batch, or the processes have differently many.
@@ -182,15 +178,15 @@ class TrainerDataModule(pl.LightningDataModule):
         return self._training_batches
 
     def val_dataloader(self) -> Any:
-        """The batches of `eval_dataset`, or of each of its datasets by name."""
+        """Return the batches of `eval_dataset`, or of each of its datasets by name."""
         return self._evaluation_batches(self._dataset("eval_dataset", "validate()"), "Evaluation")
 
     def test_dataloader(self) -> Any:
-        """The batches of `test_dataset`, or of each of its datasets by name."""
+        """Return the batches of `test_dataset`, or of each of its datasets by name."""
         return self._evaluation_batches(self._dataset("test_dataset", "test()"), "test")
 
     def predict_dataloader(self) -> Any:
-        """The batches of `predict_dataset`, or else of `test_dataset`."""
+        """Return the batches of `predict_dataset`, or else of `test_dataset`."""
         name = "test_dataset" if self.predict_dataset is None else "predict_dataset"
         return self._evaluation_batches(self._dataset(name, "predict()"), "test")
 
@@ -241,7 +237,13 @@ class TrainerDataModule(pl.LightningDataModule):
             collate = default_collator_for(self._own_or_of_module("processing_class"))
         model = self._own_or_of_module("model") if args.remove_unused_columns else None
         if model is None:
-            self._say_that_columns_stay(args)
+            if args.remove_unused_columns and self._says_that_columns_stay:
+                self._says_that_columns_stay = False
+                logger.warning(
+                    "remove_unused_columns=True has no effect: the LightningModule has no `model` whose forward says "
+                    "which columns it takes. Pass model=... to %s, or set remove_unused_columns=False.",
+                    type(self).__name__,
+                )
             return dataset, collate
         label_names = facts_about(model).label_names if args.label_names is None else args.label_names
         accepted, model_name = accepted_columns(model, label_names), type(model).__name__
@@ -257,22 +259,13 @@ class TrainerDataModule(pl.LightningDataModule):
         return dataset, collate
 
     def on_exception(self, exception: BaseException) -> None:
-        """Something has failed; if it misses a column that was left out, a note under the error says so.
+        """Add a note to an error that misses a column which was left out.
 
         Parameters:
             exception: keeps its type and its arguments.
         """
         model = self._own_or_of_module("model")
         explain_missing_columns(exception, self._dropped_columns.values(), self._loaders.values(), model)
-
-    def _say_that_columns_stay(self, args: TrainingArguments) -> None:
-        if args.remove_unused_columns and self._says_that_columns_stay:
-            self._says_that_columns_stay = False
-            logger.warning(
-                "remove_unused_columns=True has no effect: the LightningModule has no `model` whose forward says which "
-                "columns it takes. Pass model=... to %s, or set remove_unused_columns=False.",
-                type(self).__name__,
-            )
 
     def _counting_items(self) -> CountItems | None:
         count = self._of_module("items_in_window")
@@ -312,9 +305,9 @@ class TrainerDataModule(pl.LightningDataModule):
     # ---- Checkpoints -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Where reading stands, and the random generators with it, of all processes; all of them call this together.
+        """Return where reading and the random generators stand in all processes, which call this together.
 
-        Empty where no training has begun.
+        It is empty before a training begins.
         """
         if self._training_batches is None:
             return self._loaded_state or {}
@@ -323,7 +316,7 @@ class TrainerDataModule(pl.LightningDataModule):
         return {"version": DATA_VERSION, "processes": [dict(vars(one)) for one in places]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next `fit` go on reading where a checkpoint stood.
+        """Take the place in the data from a checkpoint, for the `fit` that is about to begin.
 
         Parameters:
             state_dict: what `state_dict` has returned.
@@ -335,7 +328,6 @@ class TrainerDataModule(pl.LightningDataModule):
         if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:
             places_in(state_dict)
             self._loaded_state = state_dict
-            self._is_loaded_by_fit = self.trainer is not None and self.trainer.state.status == TrainerStatus.RUNNING
 
     def _take_place(self) -> PlaceInData | None:
         state, self._loaded_state = self._loaded_state, None

@@ -12,16 +12,14 @@ from typing import Any
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from littrainer.arguments.choices import SaveStrategy
-from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length, whole_dataset
+from littrainer.data.loaders import LookaheadLoader, first_dimension, whole_dataset
+from littrainer.data.sharding import length_of
 from littrainer.data.stream_end import check_equal_lengths
-from littrainer.distributed.agreement import failing_together, from_first
 from littrainer.distributed.collectives import gathered, padded_to_longest, process_count
 from littrainer.errors.nested_values import PADDING
-from littrainer.evaluation.gathering import BatchCollection
-from littrainer.evaluation.loop import BatchOutputs, main_inputs
-from littrainer.evaluation.metrics import call_metric_function, checked_metrics, noting_where
-from littrainer.evaluation.prediction import ExactLossMean, mean_over_samples
+from littrainer.evaluation.loop import BatchOutputs, CollectedOutputs, main_inputs
 from littrainer.evaluation.streaming import StreamingMetrics, facts_of_task
+from littrainer.lightning.arguments import ArgumentsUnderLightning
 from littrainer.lightning.windows import model_inputs
 
 VALIDATION, TEST = "val", "test"
@@ -34,23 +32,6 @@ def with_prefix(prefix: str, name: str) -> str:
     for known in PREFIXES:
         name = name.removeprefix(known)
     return f"{prefix}_{name}"
-
-
-def with_prefixes(prefix: str, suffix: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics by the names under which they are logged; those that have the same one are named in a warning."""
-    found: dict[str, Any] = {}
-    own_names: dict[str, list[str]] = {}
-    for name, value in metrics.items():
-        logged = with_prefix(prefix, name) + suffix
-        found[logged] = value
-        own_names.setdefault(logged, []).append(name)
-    for logged, names in own_names.items():
-        if len(names) > 1:
-            rank_zero_warn(
-                f"The metrics {', '.join(names)} are all logged as {logged}, and the last one counts. Give them names "
-                f"that differ in more than a prefix ({', '.join(PREFIXES)})."
-            )
-    return found
 
 
 def is_watched(name: str, callbacks: Iterable[Any]) -> bool:
@@ -88,10 +69,10 @@ def numbers_in(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Evaluations:
-    """What is kept of the evaluation at hand.
+    """What is kept of the current evaluation.
 
     Parameters:
-        streaming: metrics that are updated batch by batch; None where `compute_metrics` is a function or absent.
+        streaming: metrics that are updated batch by batch; None if `compute_metrics` is a function or absent.
     """
 
     def __init__(self, streaming: StreamingMetrics | None):
@@ -100,7 +81,7 @@ class Evaluations:
         self._waiting: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy of the module does not go on with the evaluation at hand.
+        # A copy of the module does not go on with the current evaluation.
         return {"_streaming": self._streaming, "_round": None, "_waiting": {}}
 
     def begin(self, pl_trainer: Any, stage: str) -> None:
@@ -145,44 +126,38 @@ class Evaluations:
     def _finish_round(self) -> None:
         if self._round is not None:
             (_, finished), self._round = self._round, None
-            self._waiting.update(with_prefixes(finished.prefix, finished.suffix, finished.finish()))
+            for name, value in finished.finish().items():
+                self._waiting[with_prefix(finished.prefix, name) + finished.suffix] = value
 
 
-class EvaluationRound:
+class EvaluationRound(CollectedOutputs):
     """What is kept of the batches of one loader, in all processes.
 
     Parameters:
         module: the module whose metrics are computed.
         loader: the batches' loader.
         prefix, suffix: what stands before and after the metrics' names.
-        streaming: metrics that are updated batch by batch; None where `compute_metrics` is a function or absent.
+        streaming: metrics that are updated batch by batch; None if `compute_metrics` is a function or absent.
     """
 
     def __init__(self, module: Any, loader: Any, prefix: str, suffix: str, streaming: StreamingMetrics | None):
         self.module = module
         self.prefix, self.suffix = prefix, suffix
-        self.args = module.args
         # That of a TrainerDataModule knows which rows of a last batch only fill it up.
         loader = getattr(loader, "loader", loader)
         self.loader = loader if isinstance(loader, LookaheadLoader) else None
-        self.streaming = streaming
-        self.settings = module.loss_settings
-        self._gather: Callable[[Any], Any] = partial(gathered, copies=self.settings.tensor_parallel_size)
-        dataset = whole_dataset(loader) if hasattr(loader, "dataset") else None
-        expected_rows = len(dataset) if has_length(dataset) else None
-        join = self.args.eval_do_concat_batches
-        self.kept = BatchOutputs(*(BatchCollection(join, expected_rows) for _ in BatchOutputs._fields))
-        self.exact_loss: ExactLossMean | None = None
-        if self.args.eval_loss_weighting != "batches":
-            self.exact_loss = ExactLossMean(self.args, self.settings.shifts_labels, self._gather)
-        self.batches_done = 0
+        settings = module.loss_settings
+        self._gather: Callable[[Any], Any] = partial(gathered, copies=settings.tensor_parallel_size)
+        args = ArgumentsUnderLightning(module.args, module.trainer)
+        rows = length_of(whole_dataset(loader))
+        super().__init__(args, rows, streaming, settings.shifts_labels, self._gather)
         if streaming is not None:
             # Asked for with the first batch, since its forward pass may set the problem type.
             streaming.begin(
                 module.device,
                 lambda: facts_of_task(
                     module.model,
-                    self.settings.shifts_labels,
+                    settings.shifts_labels,
                     keeps_scores=module.preprocess_logits_for_metrics is None and not module.has_own_prediction_outputs,
                     generates=module.generates,
                 ),
@@ -200,7 +175,7 @@ class EvaluationRound:
             # for those of a full one, which is cut off.
             full = None if loader is None else loader.batch_size
             repeated = BatchOutputs(losses.repeat(size if full is None else full))
-            self.kept.losses.add(self._everywhere(repeated, rows).losses)
+            self.collect(self._everywhere(repeated, rows))
         needs_predictions = self.module.compute_metrics is not None and not self.args.prediction_loss_only
         if needs_predictions and predictions is not None:
             found = main_inputs(self.module.model, self.args.include_for_metrics, inputs)
@@ -208,59 +183,27 @@ class EvaluationRound:
             if self.module.preprocess_logits_for_metrics is not None:
                 predictions = self.module.preprocess_logits_for_metrics(predictions, labels)
             repeated_loss = None if losses is None else losses.repeat(size)
-            self._keep(BatchOutputs(repeated_loss, predictions, labels, self._padded(found)), size, rows)
+            own = BatchOutputs(repeated_loss, predictions, labels, self._padded(found))
+            if self.streaming is not None:
+                self.update_streaming(self._place(), own, rows)
+            else:
+                # Losses are kept already.
+                self.collect(self._everywhere(own._replace(losses=None), rows))
         self.batches_done += 1
-        every = self.args.eval_accumulation_steps
-        if every and self.batches_done % every == 0:
-            for collection in self.kept:
-                collection.move_to_host()
+        self.move_to_host_if_due()
 
     def finish(self) -> dict[str, Any]:
         """The loss and the metrics of all batches, by their names without prefix; the same in all processes."""
-        everything = BatchOutputs(*(collection.arrays() for collection in self.kept))
-        place = self._place()
-        metrics: Any = {}
+        _, metrics, mean = self.results(self._place())
         if self.streaming is not None:
-            with noting_where(place):
-                metrics = self.streaming.compute() if self.streaming.batches else {}
             # Some keep all predictions of an evaluation, on the device.
             self.streaming.reset()
-        with failing_together("computing the metrics of an evaluation"):
-            if self.streaming is None and everything.predictions is not None and everything.labels is not None:
-                metrics = call_metric_function(place, everything.for_metrics(self.args.include_for_metrics))
-            metrics = checked_metrics(place, metrics)
-        metrics = from_first(metrics)
-        if self.exact_loss is not None:
-            mean = self.exact_loss.value()
-        else:
-            mean = mean_over_samples(everything.losses, self.args.logging_nan_inf_filter)
         return metrics if mean is None else {**metrics, "loss": mean}
-
-    def _keep(self, own: BatchOutputs, size: int, rows: int | None) -> None:
-        streaming = self.streaming
-        if streaming is None:
-            # Losses are kept already.
-            everywhere = self._everywhere(own._replace(losses=None), rows)
-            for collection, value in zip(self.kept, everywhere, strict=True):
-                if value is not None:
-                    collection.add(value)
-        elif own.labels is not None:
-            real = self._own_rows(size, rows)
-            own = own if real is None else own.first_rows(real)
-            with noting_where(self._place()):
-                streaming.update(own.for_metrics(self.args.include_for_metrics))
 
     def _everywhere(self, own: BatchOutputs, rows: int | None) -> BatchOutputs:
         # Without rows that only fill a batch up.
         found = BatchOutputs(*(None if value is None else self._gather(value) for value in own))
         return found if rows is None else found.first_rows(rows)
-
-    def _own_rows(self, size: int, rows: int | None) -> int | None:
-        """How many rows of a batch are this process's own: not another's too, and not there to fill it up."""
-        copies, rank = self.settings.tensor_parallel_size, self.module.rank
-        if rank % copies:
-            return 0
-        return None if rows is None else min(max(rows - rank // copies * size, 0), size)
 
     def _place(self) -> Any:
         """Where metrics are computed, for their errors: an `evaluation.metrics.MetricPlace`."""

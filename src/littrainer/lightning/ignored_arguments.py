@@ -1,4 +1,4 @@
-"""Which training arguments a module acts on, and what a lightning.Trainer is given in the place of the others."""
+"""Which training arguments a module acts on, and what a lightning.Trainer is given instead of the others."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ STRATEGY = 'strategy="ddp", or an object such as DDPStrategy(...)'
 SHARDING = "strategy=ModelParallelStrategy(data_parallel_size=N, tensor_parallel_size=1)"
 HUB = "export_pretrained(), and huggingface_hub"
 
-# Argument -> the keyword of lightning.Trainer that is given in its place, or what else does it.
+# Argument -> the keyword of lightning.Trainer that is given in its place, or the other thing that does it.
 LEFT_TO_LIGHTNING: dict[str, str] = {
     "num_train_epochs": "max_epochs",
     "max_steps": "max_steps",
@@ -117,10 +117,6 @@ def _watches_as_asked(args: Any, pl_trainer: Any) -> bool:
     return not args.load_best_model_at_end or mode in modes
 
 
-def _shards(args: Any, pl_trainer: Any) -> bool:
-    return type(pl_trainer.strategy).__name__ in ("ModelParallelStrategy", "FSDPStrategy")
-
-
 # Argument -> whether a lightning.Trainer does what the arguments ask for; others cannot be read from it.
 AGREES: dict[str, Callable[[Any, Any], bool]] = {
     "num_train_epochs": lambda args, run: args.max_steps > 0 or run.max_epochs == math.ceil(args.num_train_epochs),
@@ -149,7 +145,10 @@ AGREES: dict[str, Callable[[Any, Any], bool]] = {
         getattr(one, "save_weights_only", False) for one in run.checkpoint_callbacks
     ),
     "greater_is_better": _watches_as_asked,
-    **dict.fromkeys(("fsdp", "fsdp_config"), _shards),
+    **dict.fromkeys(
+        ("fsdp", "fsdp_config"),
+        lambda args, run: type(run.strategy).__name__ in ("ModelParallelStrategy", "FSDPStrategy"),
+    ),
 }
 
 

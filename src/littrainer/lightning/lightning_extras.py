@@ -26,7 +26,6 @@ from littrainer.search.record import BestRun
 from littrainer.training.batch_size_search import check_that_all_ran_out, empty_device_cache, ran_out_of_memory
 from littrainer.training.loss import mean_over_processes
 from littrainer.training.overrides import own_methods
-from littrainer.training.plan import accumulation_schedule
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ MICRO_BATCHES_THAT_MATTER = 2
 
 
 class LightningExtras:
-    """What Lightning and searches give a `Trainer` besides the documented methods; mixed into it."""
+    """Methods of a `Trainer` that come from Lightning and searches."""
 
     def lr_find(
         self: Any,
@@ -66,28 +65,28 @@ class LightningExtras:
             ValueError: a parameter is wrong, or there is no training data.
             RuntimeError, NotImplementedError: the Trainer could not be left as it was.
         """
-        _check_range_test(min_lr, max_lr, num_training, mode, early_stop_threshold)
+        threshold = early_stop_threshold
+        _refuse(
+            "lr_find",
+            {
+                "mode": (mode, mode in RISES, " or ".join(map(repr, RISES))),
+                "min_lr": (min_lr, 0 < min_lr < max_lr < math.inf, f"a number above 0 and below max_lr={max_lr!r}"),
+                "num_training": (num_training, num_training >= 1, "the number of learning rates to try"),
+                "early_stop_threshold": (threshold, threshold is None or threshold > 1, "None, or a number above 1"),
+            },
+        )
         check_can_try(self, "lr_find")
         trial = development_batches(self)
         rates = _rates(min_lr, max_lr, min(num_training, trial) if trial else num_training, mode)
-        schedule = accumulation_schedule(self)
-        accumulation = self.args.gradient_accumulation_steps if schedule is None else schedule(0)
         rising = _RisingRate(self, rates, early_stop_threshold)
         try:
             with left_as_found(self):
-                take_steps(self, len(rates), rising, accumulation)
+                take_steps(self, len(rates), rising, self.args.gradient_accumulation_steps)
         finally:
             rising.bar.close()
         tried = len(rising.losses)
         if rising.explodes:
             logger.info("lr_find ended after %d of %d learning rates: the loss explodes.", tried, len(rates))
-        elif tried < len(rates):
-            logger.warning(
-                "lr_find tried %d of %d learning rates, since the data ended: its stream can be read only once, and a "
-                "training after this goes on where it was left. Let __iter__ begin anew each time.",
-                tried,
-                len(rates),
-            )
         return RangeTest(mode, rates[:tried], rising.losses)
 
     def scale_batch_size(
@@ -107,7 +106,7 @@ class LightningExtras:
             init_val: samples in the first micro-batches.
             max_trials: sizes to try.
             margin: share of what `binsearch` has found that is taken off again, for safety.
-            max_val: the largest size to try, where the data has as many samples.
+            max_val: the largest size to try.
 
         Returns:
             the size, for `per_device_train_batch_size`.
@@ -116,18 +115,24 @@ class LightningExtras:
             ValueError: a parameter is wrong, or there is no training data.
             RuntimeError, NotImplementedError: no size fits, or the Trainer could not be left as it was.
         """
-        numbers = {"init_val": init_val, "max_trials": max_trials, "max_val": max_val}
-        _check_size_search(mode, margin, steps_per_trial=steps_per_trial, **numbers)
+        sizes = {"steps_per_trial": steps_per_trial, "init_val": init_val, "max_trials": max_trials, "max_val": max_val}
+        _refuse(
+            "scale_batch_size",
+            {
+                "mode": (mode, mode in SEARCHES, " or ".join(map(repr, SEARCHES))),
+                **{name: (value, value >= 1, "a whole number from 1 up") for name, value in sizes.items()},
+                "margin": (margin, 0 <= margin < 1, "the share to take off, from 0 up and below 1"),
+            },
+        )
         check_can_try(self, "scale_batch_size")
         if development_batches(self):
             logger.warning("scale_batch_size tries nothing with fast_dev_run: it keeps %d.", self._train_batch_size)
             return self._train_batch_size
-        schedule = accumulation_schedule(self)
-        accumulation = self.args.gradient_accumulation_steps if schedule is None else schedule.largest
+        accumulation = min(self.args.gradient_accumulation_steps, MICRO_BATCHES_THAT_MATTER)
         largest = min(max_val, _samples_for_one_process(self))
         fits, fails, size = 0, largest + 1, min(init_val, largest)
         for _ in range(max_trials):
-            if _has_memory_for(self, size, steps_per_trial, min(accumulation, MICRO_BATCHES_THAT_MATTER)):
+            if _has_memory_for(self, size, steps_per_trial, accumulation):
                 logger.info("Micro-batches of %d samples fit.", size)
                 fits = size
             else:
@@ -153,7 +158,7 @@ class LightningExtras:
 
         Parameters:
             best: what `hyperparameter_search` returned, or one of several.
-            hp_space: the space that it was drawn from; by default that of the last search.
+            hp_space: the space that it was drawn from; by default the last search's.
 
         Raises:
             ValueError, TypeError: these hyperparameters are no arguments of this Trainer.
@@ -185,7 +190,7 @@ class RangeTest:
             skip_end: last ones that are left out.
 
         Returns:
-            the rate; None, with a warning, where fewer than two steps are left to compare.
+            the rate; None, with a warning, if fewer than two steps are left to compare.
         """
         place = self._steepest(skip_begin, skip_end)
         return None if place is None else self.results["lr"][place]
@@ -196,7 +201,7 @@ class RangeTest:
         Parameters:
             suggest: mark the suggestion.
             show: show the figure in a window, or in a notebook.
-            ax: matplotlib's axes to draw into; by default those of a new figure.
+            ax: matplotlib's axes to draw into; by default a new figure's.
 
         Returns:
             matplotlib's figure.
@@ -297,23 +302,11 @@ def _rates(lowest: float, highest: float, number: int, mode: str) -> list[float]
     return [lowest * (highest / lowest) ** share for share in shares]
 
 
-def _check_range_test(
-    min_lr: float, max_lr: float, num_training: int, mode: str, early_stop_threshold: float | None
-) -> None:
-    if mode not in RISES:
-        raise ValueError(f"lr_find(mode={mode!r}): give {' or '.join(map(repr, RISES))}.")
-    if not 0 < min_lr < max_lr < math.inf:
-        raise ValueError(
-            f"lr_find(min_lr={min_lr!r}, max_lr={max_lr!r}): the learning rate rises from a number above 0 to a larger "
-            "one."
-        )
-    if num_training < 1:
-        raise ValueError(f"lr_find(num_training={num_training!r}): give the number of learning rates to try.")
-    if early_stop_threshold is not None and not early_stop_threshold > 1:
-        raise ValueError(
-            f"lr_find(early_stop_threshold={early_stop_threshold!r}): give how many times the lowest loss ends the "
-            "test, above 1; None lets it go on."
-        )
+def _refuse(method: str, parameters: dict[str, tuple[Any, bool, str]]) -> None:
+    """Raise a ValueError for the first parameter, by name, that is not right: value, whether it is, what to give."""
+    for name, (value, is_right, instead) in parameters.items():
+        if not is_right:
+            raise ValueError(f"{method}({name}={value!r}): give {instead}.")
 
 
 # ---- Batch sizes -----------------------------------------------------------------------------------------------------
@@ -372,13 +365,3 @@ def _has_memory_for(trainer: Any, size: int, steps: int, accumulation: int) -> b
     gc.collect()
     empty_device_cache()
     return has_memory
-
-
-def _check_size_search(mode: str, margin: float, **numbers: int) -> None:
-    if mode not in SEARCHES:
-        raise ValueError(f"scale_batch_size(mode={mode!r}): give {' or '.join(map(repr, SEARCHES))}.")
-    for name, value in numbers.items():
-        if value < 1:
-            raise ValueError(f"scale_batch_size({name}={value!r}): give a whole number from 1 up.")
-    if not 0 <= margin < 1:
-        raise ValueError(f"scale_batch_size(margin={margin!r}): give the share to take off, from 0 up and below 1.")

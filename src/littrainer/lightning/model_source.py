@@ -25,11 +25,12 @@ from littrainer.checkpoint.layout import LIGHTNING_STATE_NAME
 from littrainer.checkpoint.lightning_format import MARK, MARK_VERSION
 from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.checkpoint.weights import without_wrappers, write_weights
+from littrainer.checkpoint.weights import write_weights
 from littrainer.distributed.agreement import failing_together
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.errors.notes import kind_of
 from littrainer.lightning.arguments import changed_arguments
+from littrainer.model.facts import users_model
 from littrainer.strategies.shards import whole_state_dict
 
 Module = TypeVar("Module", bound=pl.LightningModule)
@@ -38,12 +39,12 @@ ModelSource: TypeAlias = nn.Module | str | os.PathLike[str] | Mapping[str, Any] 
 
 # Keys of a description: the class, its configuration as a dict, and the name that the model was loaded by.
 CLASS, CONFIG, NAME = "class", "config", "name"
-# Of the names of the model's weights in those of a module.
+# Begins the names of the model's weights in a module.
 PREFIX = "model."
 
 
 def made_at_once(source: ModelSource | None, model_class: Any = None) -> nn.Module | None:
-    """The model that a source stands for; None where the source is a function, which is called later.
+    """The model that a source stands for; None if the source is a function, which is called later.
 
     Parameters:
         source: the model; a name or folder for `from_pretrained`; a description, as `description_of` gives it; or a
@@ -61,7 +62,8 @@ def made_at_once(source: ModelSource | None, model_class: Any = None) -> nn.Modu
     if isinstance(source, (str, os.PathLike)):
         return _loaded(os.fspath(source), model_class)
     if isinstance(source, Mapping):
-        return _from_description(source)
+        described = _class_named(source[CLASS])
+        return described(described.config_class.from_dict(dict(source[CONFIG])))
     if source is None:
         raise ValueError(
             "TransformersModule needs a model: a module, a name or folder for from_pretrained, or a function that "
@@ -95,7 +97,7 @@ def description_of(model: nn.Module | None, name: str | None = None) -> dict[str
     Parameters:
         name: what it was loaded by.
     """
-    model = None if model is None else without_wrappers(model)
+    model = None if model is None else users_model(model)
     if model is None or not is_a(model, "pretrained model") or is_a(model, "peft model"):
         return None
     known: Any = model
@@ -122,16 +124,6 @@ def _loaded(name: str, model_class: Any) -> nn.Module:
             )
         model_class = _class_named(architectures[0])
     return model_class.from_pretrained(name)
-
-
-def _from_description(description: Mapping[str, Any]) -> nn.Module:
-    if not isinstance(description.get(CLASS), str) or not isinstance(description.get(CONFIG), Mapping):
-        raise ValueError(
-            f"A model described by a dict needs {CLASS!r}, a class of transformers, and {CONFIG!r}, its configuration; "
-            f"this one has {', '.join(map(repr, description)) or 'nothing'}."
-        )
-    model_class = _class_named(description[CLASS])
-    return model_class(model_class.config_class.from_dict(dict(description[CONFIG])))
 
 
 def _class_named(name: str) -> Any:
@@ -225,7 +217,7 @@ def steps_of_training(pl_trainer: pl.Trainer) -> float:
 
 
 def export_model(module: Any, folder: Path, max_shard_size: int | str | None) -> None:
-    """Write the model, and the processing class where there is one; the folder appears complete or not at all.
+    """Write the model, and the processing class if there is one; the folder appears complete or not at all.
 
     All processes call this; the first one writes.
 
@@ -288,7 +280,7 @@ def module_from_folder(
 
 
 def model_kept_in(module_class: type[Any], file: Any) -> dict[str, Any]:
-    """The description of the model in a checkpoint of Lightning, as a keyword of the module; empty where there is none.
+    """The description of the model in a checkpoint of Lightning, as a keyword of the module; empty if there is none.
 
     Parameters:
         file: a path; of anything else, such as a URL, nothing is said.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +39,12 @@ from littrainer.lightning.model_source import (
 )
 from littrainer.lightning.windows import (
     ModuleLossSettings,
-    WatchedNumber,
     Window,
-    check_place,
     loss_settings_of,
     model_inputs,
-    no_inputs,
     window_of,
 )
 from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
-from littrainer.strategies.model_wrapping import is_compiled
 from littrainer.training import loss as losses
 
 
@@ -69,7 +65,7 @@ class TransformersModule(StepsAfterBackward):
         preprocess_logits_for_metrics: applied to the logits (and labels) of each batch before they are kept.
         optimizers: optimizer and schedule to use instead of those that the arguments name.
         optimizer_cls_and_kwargs: optimizer class and keywords to use instead.
-        generation_kwargs: keywords of the model's `generate` where `predict_with_generate` is set.
+        generation_kwargs: keywords of the model's `generate` under `predict_with_generate`.
 
     Subclasses override `compute_loss`, `prediction_outputs`, `optimizer_groups` or any hook of Lightning.
 
@@ -108,7 +104,7 @@ class TransformersModule(StepsAfterBackward):
         self._loss_settings: ModuleLossSettings | None = None
         self._tensor_parallel_size = 1
         self._window: Window | None = None
-        self._is_watched = self._has_divided_the_loss = False
+        self._has_divided_the_loss = False
         self.evaluations = Evaluations(streaming_metrics(compute_metrics))
         self._preparations = ExitStack()
         self._step_was_skipped = False
@@ -210,7 +206,7 @@ class TransformersModule(StepsAfterBackward):
         return trainer if isinstance(trainer, pl.Trainer) else None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Callbacks that average weights copy the module; what belongs to the run at hand stays behind.
+        # Callbacks that average weights copy the module; what belongs to the current run stays behind.
         state = super().__getstate__()
         return {**state, "_preparations": ExitStack(), "_window": None}
 
@@ -219,32 +215,28 @@ class TransformersModule(StepsAfterBackward):
     def compute_loss(
         self, inputs: dict[str, Any], num_items_in_window: torch.Tensor | int | None = None
     ) -> tuple[torch.Tensor, Any]:
-        """Run the model on a batch; override for a loss of your own.
+        """Run the model on a batch; override for another loss.
 
         Parameters:
             inputs: the batch, on the module's device.
-            num_items_in_window: label tokens in the window of the optimizer step; in a lightning.Trainer those of all
-                processes, where `average_tokens_across_devices` is on. The sum of the batch's losses is to be divided
-                by it; where it is None, the loss is the mean over the batch.
+            num_items_in_window: label tokens in the window of the optimizer step; the sum of the batch's losses is
+                divided by it. In a lightning.Trainer with `average_tokens_across_devices` it counts the tokens of all
+                processes. If it is None, the loss is the mean over the batch.
 
         Returns:
             the loss, and the model's outputs, from which predictions are taken in evaluations.
         """
-        loaders = getattr(self.attached_trainer(), "train_dataloader", None)
-        settings, names = self.loss_settings, inputs.keys()
-        if isinstance(loaders, Mapping) and loaders.keys() == names and names.isdisjoint(settings.forward_arguments):
-            raise no_inputs(f"the batches of several loaders ({', '.join(names)})")
-        return losses.loss_and_outputs(settings, self.model, inputs, num_items_in_window)
+        return losses.loss_and_outputs(self.loss_settings, self.model, inputs, num_items_in_window)
 
     def prediction_outputs(self, inputs: dict[str, Any], wants_loss: bool = True) -> tuple[Any, Any, Any]:
         """Loss, predictions and labels of one batch of an evaluation; override to change what a prediction is.
 
         Parameters:
             inputs: the batch, on the module's device.
-            wants_loss: false where nothing but predictions is asked for, in `predict`.
+            wants_loss: false in `predict`, which asks for nothing but predictions.
 
         Returns:
-            what there is of the three; predictions are logits, or generated tokens with `predict_with_generate`.
+            the three; None for what is missing. Predictions are logits, or generated tokens.
         """
         settings = self.loss_settings
         can_give_loss = is_loss_to_be_had(inputs, settings.label_names, settings.can_return_loss)
@@ -270,7 +262,7 @@ class TransformersModule(StepsAfterBackward):
         return value, tokens, labels
 
     def _pad_tokens(self, tokens: torch.Tensor, length: int) -> torch.Tensor:
-        return generation.padded(tokens, length, generation.padding_token(self))
+        return generation.padded(tokens, length, generation.padding_token(self.model, self.processing_class))
 
     def optimizer_groups(self) -> list[dict[str, Any]]:
         """The optimizer's parameter groups: all parameters of the module, norms and biases without weight decay."""
@@ -295,7 +287,7 @@ class TransformersModule(StepsAfterBackward):
         """Prepare the model, and put it into training mode if `from_pretrained` has left it in evaluation mode."""
         self._preparations.close()
         self._preparations.enter_context(preparation.prepared_for_training(self))
-        self._window, self._is_watched = None, False
+        self._window = None
         preparation.put_into_training_mode(self.model)
 
     def undo_preparations(self) -> None:
@@ -317,9 +309,9 @@ class TransformersModule(StepsAfterBackward):
                 getattr(optimizer, mode)()
 
     def items_in_window(self, window: list[Any]) -> torch.Tensor | int | None:
-        """Label tokens of an optimizer step's micro-batches, where the loss is divided by them; all processes ask.
+        """Count the label tokens of an optimizer step's micro-batches; None if the loss is not divided by them.
 
-        Without a lightning.Trainer, those of this process.
+        All processes call this. Without a lightning.Trainer each counts its own tokens.
 
         Parameters:
             window: the micro-batches of the step.
@@ -332,8 +324,6 @@ class TransformersModule(StepsAfterBackward):
         accumulation = 1 if pl_trainer is None else pl_trainer.accumulate_grad_batches
         steps = pl_trainer is None or (batch_idx + 1) % accumulation == 0 or pl_trainer.is_last_batch
         known = getattr(getattr(pl_trainer, "train_dataloader", None), "handed_out", {}).get(batch_idx)
-        if known is not None:
-            check_place(known, steps, batch_idx)
         window = self._window
         if window is None or batch_idx % accumulation == 0:
             # A training may resume in the middle of a window, whose remaining micro-batches then count for themselves.
@@ -341,11 +331,7 @@ class TransformersModule(StepsAfterBackward):
             upcoming = upcoming_batches(pl_trainer, others) if pl_trainer is not None and known is None else []
             window = self._window = window_of(settings, inputs, known, upcoming, self.device)
         number, settings.current_gradient_accumulation_steps = window.number, window.size
-        # Compiled, the model would be compiled once more to be watched.
-        is_unwatched = window.size > 1 and not self._is_watched and not is_compiled(self.model)
-        with WatchedNumber(number, settings) if is_unwatched and number is not None else nullcontext():
-            value, _ = self._loss_of(inputs, number)
-        self._is_watched = self._is_watched or window.size > 1
+        value, _ = self._loss_of(inputs, number)
         value = losses.normalised(settings, value, number)
         window.loss = window.loss + value.detach()
         # Whatever Lightning divides it by next.
@@ -371,7 +357,7 @@ class TransformersModule(StepsAfterBackward):
         self.log("train_loss", value, prog_bar=shown, on_step=True, on_epoch=False, sync_dist=is_told, batch_size=1)
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """Backward pass of the loss before Lightning has divided it, unless it comes from an own `training_step`."""
+        """Run backward on the loss before Lightning has divided it, unless a subclass's `training_step` made it."""
         pl_trainer = self.attached_trainer() if self.automatic_optimization else None
         division = 1 if pl_trainer is None else pl_trainer.accumulate_grad_batches
         if division > 1 and self._has_divided_the_loss:
@@ -383,18 +369,18 @@ class TransformersModule(StepsAfterBackward):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """Clip to the lightning.Trainer's `gradient_clip_val`, or where it has none to `max_grad_norm`."""
+        """Clip to the lightning.Trainer's `gradient_clip_val`, or if that is None to `max_grad_norm`."""
         preparation.clip_gradients(self, optimizer, gradient_clip_val, gradient_clip_algorithm, self.args.max_grad_norm)
 
     # ---- Optimizer and schedule --------------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> Any:
-        """The optimizer and the schedule that the arguments name; its length is that of the lightning.Trainer's run."""
+        """Make the optimizer and the schedule that the arguments name; the schedule ends with the run."""
         optimizer, schedule = self.optimizer_and_schedule(steps_of_training(self.trainer))
         return preparation.for_lightning(self, optimizer, schedule)
 
     def optimizer_and_schedule(self, num_training_steps: float | None = None) -> tuple[Any, Any]:
-        """Make optimizer and schedule, also for your own loop.
+        """Make optimizer and schedule, for your own loop too.
 
         Parameters:
             num_training_steps: optimizer steps of the whole training.
@@ -437,16 +423,16 @@ class TransformersModule(StepsAfterBackward):
         weights_only: bool | None = None,
         **kwargs: Any,
     ) -> Self:
-        """A module with the weights and arguments of a checkpoint, of Lightning's own format or a folder.
+        """Load a module with the weights and arguments of a checkpoint: a file of Lightning, or a folder.
 
         Parameters:
             checkpoint_path: a `.ckpt`; or a folder that `TransformersCheckpointIO`, a Trainer or `export_pretrained`
                 wrote.
-            map_location: where the weights go.
+            map_location: the device for the weights.
             hparams_file, strict: as in `LightningModule.load_from_checkpoint`.
             weights_only: false loads any Python object, and may run any code that the file brings along.
-            kwargs: keywords of the module, which come before what the checkpoint says. `model=` has to be among them
-                where the model is none of transformers' classes.
+            kwargs: keywords of the module, which come before what the checkpoint says. A model that is none of
+                transformers' classes has to be given as `model=`.
 
         Returns:
             the module, of the class that this is called on.
@@ -511,7 +497,7 @@ class TransformersModule(StepsAfterBackward):
         return self.evaluations.step(self, TEST, batch, dataloader_idx)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        """The logits of a batch, or generated tokens where `predict_with_generate` is set.
+        """Return the logits of a batch, or generated tokens under `predict_with_generate`.
 
         Parameters:
             batch: what the loader hands out.

@@ -93,7 +93,7 @@ def split_model(model: nn.Module, strategy: Any, args: Any) -> int:
 
 
 def _plan_of(args: Any) -> Any:
-    """The plan of sharding that arguments ask for; where they do not, that of `fsdp=True`."""
+    """The plan of sharding that arguments ask for; by default that of `fsdp=True`."""
     plan = sharding_plan(args)
     if plan is not None:
         return plan
@@ -106,7 +106,7 @@ def _plan_of(args: Any) -> Any:
 
 
 def check_accumulation(pl_trainer: pl.Trainer) -> None:
-    """Refuse accumulation where the loss is divided by somebody else.
+    """Refuse accumulation if the strategy divides the loss.
 
     Raises:
         ValueError: the strategy accumulates by itself, over its own windows.
@@ -128,7 +128,7 @@ def make_optimizer(module: Any) -> Any:
     optimizer = build_optimizer(module.model, module.optimizer_groups(), *chosen)
     if updates_during_backward(optimizer):
         raise ValueError(
-            f"optim={module.args.optim!r} updates the weights in a backward pass of its own, which a lightning.Trainer "
+            f"optim={module.args.optim!r} updates the weights in a backward pass that a lightning.Trainer "
             "does not call. Train with littrainer.Trainer, or choose another optim."
         )
     return optimizer
@@ -138,7 +138,7 @@ def make_schedule(module: Any, optimizer: Any, num_training_steps: float | None)
     """The schedule that a module was given, or that its arguments name.
 
     Parameters:
-        num_training_steps: optimizer steps of the whole training; None, infinity or -1 where nobody knows.
+        num_training_steps: optimizer steps of the whole training; None, infinity or -1 if nobody knows.
 
     Raises:
         ValueError: the schedule needs to know the number of steps.
@@ -181,7 +181,7 @@ def for_lightning(module: Any, optimizer: Any, schedule: Any) -> dict[str, Any]:
 def clip_gradients(
     module: pl.LightningModule, optimizer: Any, gradient_clip_val: float | None, algorithm: str | None, default: float
 ) -> None:
-    """Clip as the lightning.Trainer says, and where it says nothing to a 2-norm.
+    """Clip as the lightning.Trainer says, or if it says nothing to a 2-norm.
 
     Lightning itself refuses to clip with a fused optimizer under mixed precision, which is what a Trainer's defaults
     are.

@@ -37,7 +37,7 @@ CONTAINERS = (dict, list, set, OrderedDict, defaultdict)
 
 
 def check_can_try(trainer: Any, method: str) -> None:
-    """Refuse trial steps where what they change could not be put back.
+    """Refuse trial steps if what they change could not be put back.
 
     Parameters:
         method: the Trainer's method that asks, for the error.
@@ -94,9 +94,9 @@ def take_steps(trainer: Any, steps: int, callback: TrainerCallback, accumulation
     """Take optimizer steps on the training data, of which nobody but one callback hears; within `left_as_found`.
 
     Parameters:
-        steps: optimizer steps; the data is repeated where it is too short for them.
+        steps: optimizer steps; the data is repeated if it is too short for them.
         callback: called at the events of the training; it may end it.
-        accumulation: micro-batches in an optimizer step, whatever a schedule says.
+        accumulation: micro-batches in an optimizer step.
     """
     given: Any = trainer.args.lightning
     vars(trainer.args).update(ARGUMENTS, max_steps=steps, gradient_accumulation_steps=accumulation)

@@ -12,9 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from littrainer.data.windows import MicroBatch
 from littrainer.errors.notes import kind_of
@@ -30,18 +28,13 @@ def model_inputs(batch: Any) -> dict[str, Any]:
         TypeError: the batch is no mapping.
     """
     if not isinstance(batch, Mapping):
-        raise no_inputs(kind_of(batch))
+        raise TypeError(
+            f"TransformersModule was handed {kind_of(batch)} as a batch, and calls its model with the batch's entries "
+            "as keywords: let the loader give dicts such as {'input_ids': ..., 'labels': ...}, for instance with "
+            "DataLoader(..., collate_fn=littrainer.default_data_collator), or make it such a dict in the module's "
+            "on_after_batch_transfer."
+        )
     return dict(batch)
-
-
-def no_inputs(what: str) -> TypeError:
-    """The error for something that a model cannot be called with, described in words."""
-    return TypeError(
-        f"TransformersModule was handed {what} as a batch, and calls its model with the batch's entries "
-        "as keywords: let the loader give dicts such as {'input_ids': ..., 'labels': ...}, for instance with "
-        "DataLoader(..., collate_fn=littrainer.default_data_collator), or make it such a dict in the module's "
-        "on_after_batch_transfer."
-    )
 
 
 @dataclass
@@ -52,7 +45,7 @@ class ModuleLossSettings:
         args: how processes share tokens: `world_size` and `average_tokens_across_devices`.
         forward_arguments: names of what the model's forward takes.
         can_return_loss: it returns a loss without labels too.
-        current_gradient_accumulation_steps: micro-batches in the window at hand.
+        current_gradient_accumulation_steps: micro-batches in the current window.
         tensor_parallel_size: processes that compute each layer together.
     """
 
@@ -99,7 +92,7 @@ class Window:
 
     Parameters:
         size: how many there are.
-        number: what the sum of their losses is divided by; None where losses are means.
+        number: what the sum of their losses is divided by; None if losses are means.
         loss: the sum of those so far as they go into the backward pass, on the device.
     """
 
@@ -127,49 +120,3 @@ def window_of(
     are_counted = all(isinstance(one, Mapping) and "labels" in one for one in upcoming)
     number = loss.items_in_window(settings, [inputs, *upcoming], device) if are_counted else None
     return Window(1 + len(upcoming), number)
-
-
-def check_place(known: MicroBatch, steps: bool, place: int) -> None:
-    """See that the window of a loader ends where Lightning steps.
-
-    Parameters:
-        steps: whether the optimizer steps after this micro-batch.
-        place: its number in its epoch, from 0.
-
-    Raises:
-        ValueError: it does not.
-    """
-    # A stream may end in the middle of a window, and then Lightning steps with what there is.
-    if steps == known.closes_window or (steps and known.is_last_drawn):
-        return
-    raise ValueError(
-        f"Batch {place} of the epoch {'ends' if steps else 'does not end'} an optimizer step of lightning.Trainer, and "
-        f"its window of {known.window_size} micro-batches goes {'on' if steps else 'no further'}. Leave "
-        "accumulate_grad_batches as it is within an epoch, or use TrainerDataModule(windows=False)."
-    )
-
-
-class WatchedNumber(TorchFunctionMode):
-    """Sees whether a forward pass does anything with the number that the loss is to be divided by, and warns if not.
-
-    Many models take any keyword and return the mean whatever it says: the loss grows with the window.
-    """
-
-    def __init__(self, number: Any, settings: ModuleLossSettings):
-        super().__init__()
-        self.number, self.settings, self.is_used = number, settings, False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.is_used = self.is_used or any(one is self.number for one in (*args, *(kwargs or {}).values()))
-        return func(*args, **(kwargs or {}))
-
-    def __exit__(self, kind: Any, *rest: Any) -> None:
-        super().__exit__(kind, *rest)
-        if kind is None and not self.is_used:
-            by_function = self.settings.compute_loss_func is not None
-            size = self.settings.current_gradient_accumulation_steps
-            rank_zero_warn(
-                "The loss is not divided by num_items_in_batch, so that of an optimizer step is the sum over its "
-                f"{size} micro-batches, as with a Trainer: about {size} times its mean. To train with the mean, "
-                f"{'divide by it' if by_function else 'set model.accepts_loss_kwargs = False'}."
-            )

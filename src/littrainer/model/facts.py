@@ -57,7 +57,7 @@ def facts_about(model: nn.Module) -> ModelFacts:
 
 
 def base_model(model: Any) -> Any:
-    """The model inside a PEFT adapter or a compiled module; any other model is returned as it is."""
+    """Return the model inside a PEFT adapter or a compiled module; any other model is returned as it is."""
     model = getattr(model, "_orig_mod", model)
     if not is_a(model, "peft model"):
         return model
@@ -67,7 +67,7 @@ def base_model(model: Any) -> Any:
 
 
 def users_model(model: Any) -> Any:
-    """The user's model inside data-parallel wrappers and `torch.compile`."""
+    """Return the user's model inside data-parallel wrappers and `torch.compile`."""
     while True:
         inner = getattr(model, "_orig_mod", None)
         if inner is None and type(model).__module__.partition(".")[0] in WRAPPERS:
@@ -78,13 +78,13 @@ def users_model(model: Any) -> Any:
 
 
 def catch_all_name(model: Any) -> str | None:
-    """The name under which the model's forward takes any further keywords, such as `kwargs`; None where it does not."""
+    """Return the name under which the model's forward takes further keywords, such as `kwargs`; None if it does not."""
     parameters = inspect.signature(base_model(model).forward).parameters.values()
     return next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD), None)
 
 
 def predicts_next_token(model: Any) -> bool:
-    """Whether the model's class is one that transformers lists as a causal language model."""
+    """Return whether the model's class is one that transformers lists as a causal language model."""
     # A script's own model may bear the name of one of them, and then counts as one, so the table is read whenever
     # transformers is loaded.
     if "transformers" not in sys.modules:
@@ -110,7 +110,7 @@ def _shifts_labels(model: Any) -> bool:
 
 
 def parameters_without_embeddings(model: Any) -> int:
-    """How many numbers a model has that counts them itself (`num_parameters`), outside of embeddings."""
+    """Return how many numbers a model has that counts them itself (`num_parameters`), outside of embeddings."""
     if not any(hasattr(parameter, "ds_numel") for parameter in model.parameters()):
         return model.num_parameters(exclude_embeddings=True)
     # It would count the part that DeepSpeed has left in this process.

@@ -2,7 +2,7 @@
 
 torch's `train()`, `parameters()` and `zero_grad()` go through nested generators, one for each level of the model, and
 build the name of each parameter on the way: for a BERT of 51 modules, three of these walks take as long as a fifth of
-its forward pass. These functions do what those methods do, and call them where a model has its own.
+its forward pass. These functions do what those methods do, and call them if a model has its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from littrainer.errors.lazy_isinstance import known_classes
 
-# Where the modules below one are, unless a class of modules keeps them in something of its own, as TorchScript does.
+# What holds the modules below one, unless its class keeps them elsewhere, as TorchScript does.
 PLAIN_CONTAINERS = (dict, OrderedDict)
 # What `parameters()` of a model calls on it.
 WALKS = ("parameters", "named_parameters", "_named_members")
@@ -50,26 +50,13 @@ def eval_all(model: Any) -> None:
 
 
 def _with_torchs_train(model: Any) -> list[nn.Module] | None:
-    """The modules of a model whose `train()` does no more than torch's; None if one has another, or hides modules."""
+    """Return the modules of a model whose `train()` does no more than torch's; None if one has another."""
     if not isinstance(model, nn.Module):
         return None
-    found: list[nn.Module] = []
-    pending: list[Any] = [model]
-    while pending:
-        module = pending.pop()
-        # A place that holds no module.
-        if module is None:
-            continue
-        inner = module._modules
-        if (
-            "train" in module.__dict__
-            or (type(module).train is not nn.Module.train and not _adds_nothing(module))
-            or type(inner) not in PLAIN_CONTAINERS
-        ):
+    found = modules_of(model)
+    for module in found:
+        if "train" in module.__dict__ or (type(module).train is not nn.Module.train and not _adds_nothing(module)):
             return None
-        found.append(module)
-        if inner:
-            pending.extend(inner.values())
     return found
 
 
@@ -82,42 +69,32 @@ def _has_plain_eval(model: Any) -> bool:
 
 
 def _adds_nothing(module: Any) -> bool:
-    """Whether the `train()` of a module's class does no more than torch's."""
+    """Return whether the `train()` of a module's class does no more than torch's."""
     own = type(module).train
     if own is DistributedDataParallel.train:
         return True
-    # Where transformers has put its kernels in, it may do so again.
-    # In a release without the switch, what its `train()` does is not known here. Asked for each model within a model
-    # at each micro-batch, and so without going through `known_classes`.
+    # If transformers has put its kernels in, it may do so again. Asked for each model within a model at each
+    # micro-batch, and so without going through `known_classes`.
     loaded = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
     return loaded is not None and own is loaded.train and not getattr(module, "use_kernels", True)
 
 
 def parameters_of(model: Any) -> list[nn.Parameter]:
-    """The parameters of a model, each once, in the order of `model.parameters()`."""
+    """Return the parameters of a model, each once, in the order of `model.parameters()`."""
     kind = type(model)
     for name in WALKS:
         if getattr(kind, name, None) is not getattr(nn.Module, name) or name in vars(model):
             return list(model.parameters())
     found: dict[int, nn.Parameter] = {}
-    pending: list[Any] = [model]
-    while pending:
-        module = pending.pop()
-        if module is None:
-            continue
-        inner = module._modules
-        if type(module).named_modules is not nn.Module.named_modules or type(inner) not in PLAIN_CONTAINERS:
-            return list(model.parameters())
+    for module in modules_of(model):
         for parameter in module._parameters.values():
             if parameter is not None:
                 found.setdefault(id(parameter), parameter)
-        if inner:
-            pending.extend(reversed(inner.values()))
     return list(found.values())
 
 
 def model_device(model: nn.Module) -> torch.device | None:
-    """The device of a model's parameters; None where it has none, or has them on several."""
+    """Return the device of a model's parameters; None if it has none, or has them on several."""
     devices = {parameter.device for parameter in parameters_of(model)}
     return devices.pop() if len(devices) == 1 else None
 
@@ -139,15 +116,15 @@ def move_to(model: Any, device: torch.device) -> None:
 
 
 def stays_in_place(model: nn.Module) -> bool:
-    """Return whether a model must not be moved: a device map has spread it, or bitsandbytes has quantized it."""
-    return is_spread(model) or any(
-        vars(module).get("quantization_method") == "bitsandbytes" for module in modules_of(model)
-    )
+    """Return whether a model must not be moved: a device map has spread it, or bitsandbytes has quantized it.
 
-
-def is_spread(model: nn.Module) -> bool:
-    """Return whether a device map has put parts of a model, or of a module in it, on several devices or on disk."""
-    return any(len(vars(module).get("hf_device_map") or ()) > 1 for module in modules_of(model))
+    A device map may have put parts of the model, or of a module in it, on several devices or on disk.
+    """
+    for module in modules_of(model):
+        own = vars(module)
+        if len(own.get("hf_device_map") or ()) > 1 or own.get("quantization_method") == "bitsandbytes":
+            return True
+    return False
 
 
 def _moves_as_torch_does(model: Any) -> bool:
@@ -158,9 +135,9 @@ def _moves_as_torch_does(model: Any) -> bool:
 
 
 def is_on(model: nn.Module, device: torch.device) -> bool:
-    """Whether all parameters and buffers of a model are on a device, as far as torch knows of them.
+    """Return whether all parameters and buffers of a model are on a device, as far as torch knows of them.
 
-    No where a module has an `_apply()` of its own, which `to()` of the model calls and which may move more than those.
+    No if a module overrides `_apply()`, which `to()` of the model calls and which may move more than those.
     """
     for module in modules_of(model):
         if type(module)._apply is not nn.Module._apply or "_apply" in module.__dict__:
@@ -173,7 +150,7 @@ def is_on(model: nn.Module, device: torch.device) -> bool:
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
-    """A model and all modules in it, each once, in the order of `model.modules()`."""
+    """Return a model and all modules in it, each once, in the order of `model.modules()`."""
     found: dict[int, nn.Module] = {}
     pending: list[Any] = [model]
     while pending:

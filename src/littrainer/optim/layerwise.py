@@ -1,7 +1,6 @@
-"""Layer-wise optimizers: each parameter has an optimizer of its own, which steps as soon as its gradient is complete.
+"""Layer-wise optimizers: each parameter has a separate optimizer, which steps as soon as its gradient is complete.
 
-No gradient lives longer than the backward pass needs it. What a training loop holds as "the optimizer" and "the
-schedule" then only stand in for them.
+The training loop gets stand-ins for these optimizers and their schedules.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class LayerwiseOptimizer(Optimizer):
         """Do nothing: each optimizer has cleared its gradient."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The stand-in's state, which transformers reads too, and beside it that of each optimizer in order."""
+        """Return the stand-in's state, which transformers reads too, and that of each optimizer in order."""
         return {**super().state_dict(), STATE_KEY: [own.state_dict() for own in self.optimizer_dict.values()]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -59,29 +58,28 @@ class LayerwiseSchedule(LRScheduler):
     """
 
     def __init__(self, optimizer: LayerwiseOptimizer, schedule_dict: Mapping[nn.Parameter, LRScheduler]):
-        # torch takes a first step of its own while it sets up; those of the members are done.
+        # torch takes a first step while it sets up; the members have taken theirs.
         self.schedule_dict: dict[nn.Parameter, LRScheduler] = {}
         super().__init__(optimizer)
         self.schedule_dict = dict(schedule_dict)
         for own in optimizer.optimizer_dict.values():
-            # Where schedules look before they warn that the optimizer has not stepped; a parameter that gets no
-            # gradient never steps.
+            # Schedules read it before they warn that the optimizer has not stepped; without a gradient it never does.
             own._opt_called = True  # type: ignore[attr-defined]
 
     def step(self, epoch: int | None = None) -> None:
-        """One step of all schedules."""
+        """Step all schedules."""
         for schedule in self.schedule_dict.values():
             schedule.step()
         super().step(epoch)
 
     def get_lr(self) -> list[float | torch.Tensor]:
-        """The learning rate of the first parameter, which stands for all of them."""
+        """Return the learning rate of the first parameter, which stands for all."""
         own: Any = self.optimizer
         first = next(iter(own.optimizer_dict.values()))
         return [first.param_groups[0]["lr"]]
 
     def state_dict(self) -> dict[str, Any]:
-        """The stand-in's state, and that of each schedule in order."""
+        """Return the stand-in's state, and that of each schedule in order."""
         own = {name: value for name, value in super().state_dict().items() if name != "schedule_dict"}
         return {**own, STATE_KEY: [schedule.state_dict() for schedule in self.schedule_dict.values()]}
 
@@ -94,7 +92,7 @@ class LayerwiseSchedule(LRScheduler):
 def _load_each(members: Iterable[Any], state_dict: Mapping[str, Any], kind: str) -> None:
     states = state_dict.get(STATE_KEY)
     if states is None:
-        logger.warning("This checkpoint holds no state of the layer-wise %ss: they start anew.", kind)
+        logger.warning("This checkpoint holds no state of the layer-wise %ss: they start from the beginning.", kind)
         return
     for member, state in zip(members, states, strict=True):
         member.load_state_dict(state)

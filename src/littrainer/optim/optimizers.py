@@ -1,7 +1,7 @@
 """Which optimizer class, with which keywords, an `optim` name stands for, and the optimizer made of them.
 
-`OPTIMIZERS` is the table: where a class is, how training arguments become its keywords, and which settings `optim_args`
-(`key=value,key=value`) may have. Libraries are imported when one of their optimizers is asked for.
+`OPTIMIZERS` is the table: the module of a class, how training arguments become its keywords, and which settings
+`optim_args` (`key=value,key=value`) may have. A library is imported when one of its optimizers is asked for.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from littrainer.arguments.choices import OptimizerNames, ParallelMode
 from littrainer.arguments.did_you_mean import suggestion
+from littrainer.arguments.json_values import truth
 from littrainer.optim.layerwise import LayerwiseOptimizer, step_at_each_gradient
 
 if TYPE_CHECKING:
@@ -28,9 +29,6 @@ logger = logging.getLogger(__name__)
 
 Convert = Callable[[str], Any]
 Keywords = dict[str, Any]
-
-YES = ("true", "1", "yes", "y", "on", "t")
-NO = ("false", "0", "no", "n", "off", "f")
 
 
 @dataclass(slots=True)
@@ -50,19 +48,8 @@ class Optimization:
     schedule_is_replaced: bool = False
 
 
-def truth(text: str) -> bool:
-    """The truth value that a text names.
-
-    Raises:
-        ValueError: it names none.
-    """
-    if text.lower() not in (*YES, *NO):
-        raise ValueError(f"expected true or false, got {text!r}")
-    return text.lower() in YES
-
-
 def torch_dtype(text: str) -> Any:
-    """The dtype of torch that a text such as `bfloat16` names.
+    """Return the dtype of torch that a text such as `bfloat16` names.
 
     Raises:
         ValueError: it names none.
@@ -73,50 +60,29 @@ def torch_dtype(text: str) -> Any:
     return dtype
 
 
-def parse_optim_args(text: str | None) -> dict[str, str]:
-    """The keys and values of `optim_args`, still as text.
-
-    Parameters:
-        text: `key=value` pairs with commas between them; blanks do not count.
-
-    Raises:
-        ValueError: it is not written like that.
-        TypeError: it is no text.
-    """
-    if not text:
-        return {}
-    if not isinstance(text, str):
-        raise TypeError(f"optim_args={text!r} has to be text such as 'key=value,key=value', not {type(text).__name__}.")
-    settings = {}
-    for pair in text.replace(" ", "").split(","):
-        parts = pair.split("=")
-        if len(parts) != 2 or not all(parts):
-            raise ValueError(
-                f"optim_args={text!r} has {pair!r} where key=value is expected; write it as key=value,key=value."
-            )
-        settings[parts[0]] = parts[1]
-    return settings
-
-
 def read_optim_args(optim: str, text: str | None, accepted: Mapping[str, Convert]) -> dict[str, Any]:
-    """The settings in `optim_args`, each in the type that the optimizer takes.
+    """Return the settings in `optim_args`, each in the type that the optimizer takes.
 
     Parameters:
         optim: the optimizer's name, for messages.
-        text: `optim_args` as the user wrote it.
+        text: `key=value` pairs with commas between them; blanks do not count.
         accepted: key -> what makes a value out of its text.
 
     Raises:
-        ValueError: a key that this optimizer does not take, or a value that cannot be.
+        ValueError: the text is no list of pairs, has a key that this optimizer does not take, or an impossible value.
     """
     settings = {}
-    for key, value in parse_optim_args(text).items():
-        if value.strip().lower() == ALWAYS_SO.get(optim, {}).get(key):
+    for pair in text.replace(" ", "").split(",") if text else ():
+        key, _, value = pair.partition("=")
+        if not key or not value or "=" in value:
+            raise ValueError(
+                f"optim_args={text!r} has {pair!r}, which is no key=value; write it as key=value,key=value."
+            )
+        if value.lower() == ALWAYS_SO.get(optim, {}).get(key):
             continue
         if key not in accepted:
-            raise ValueError(
-                f"optim_args has {key!r}, which optim={optim!r} does not take{_what_it_takes(key, accepted)}."
-            )
+            hint = f"({suggestion(key, accepted)}); it takes {', '.join(accepted)}" if accepted else "or any other"
+            raise ValueError(f"optim_args has {key!r}, which optim={optim!r} does not take {hint}.")
         try:
             settings[key] = accepted[key](value)
         except ValueError as error:
@@ -124,14 +90,8 @@ def read_optim_args(optim: str, text: str | None, accepted: Mapping[str, Convert
     return settings
 
 
-# Optimizer -> settings that a Trainer always gives it; scripts ask for them all the same.
+# Optimizer -> settings that a Trainer always gives it, so a script may name them.
 ALWAYS_SO: dict[str, dict[str, str]] = {"adafactor": {"scale_parameter": "false", "relative_step": "false"}}
-
-
-def _what_it_takes(key: str, accepted: Mapping[str, Convert]) -> str:
-    if not accepted:
-        return "; it takes none, so leave optim_args unset"
-    return f" ({suggestion(key, accepted)}); it takes {', '.join(accepted)}"
 
 
 @dataclass(frozen=True)
@@ -142,7 +102,7 @@ class Request:
         optim: the optimizer's name.
         args: the training arguments.
         settings: `optim_args`, converted.
-        model: the model, where it is known.
+        model: the model, if it is known.
     """
 
     optim: str
@@ -151,12 +111,12 @@ class Request:
     model: nn.Module | None = None
 
     def adam(self) -> Keywords:
-        """What `adam_beta1`, `adam_beta2` and `adam_epsilon` say."""
+        """Return what `adam_beta1`, `adam_beta2` and `adam_epsilon` say."""
         args = self.args
         return {"betas": (float(args.adam_beta1), float(args.adam_beta2)), "eps": args.adam_epsilon}
 
     def known_model(self) -> nn.Module:
-        """The model.
+        """Return the model.
 
         Raises:
             ValueError: it is not known.
@@ -167,22 +127,22 @@ class Request:
 
 
 class OptimizerNotInstalledError(ImportError, ValueError):
-    """The library of an optimizer is missing; transformers raises one or the other of both, by optimizer."""
+    """The library of an optimizer is missing; transformers raises either of the two bases, by optimizer."""
 
 
 @dataclass(frozen=True)
 class OptimizerEntry:
-    """One row of the table. Each optimizer has the learning rate among its keywords.
+    """One row of the table.
 
     Parameters:
         homes: where the class is, as "module:class"; the first that can be imported counts.
         adam: which of Adam's keywords it has.
-        defaults: further keywords.
-        settings: keys that `optim_args` may have, with what converts their text; they come over the defaults.
-        package: what to `pip install`; None for what comes with torch or with this package.
-        finish: adds to the keywords what is made of several arguments, or of the model.
+        defaults: further keywords; the learning rate is always one.
+        settings: keys that `optim_args` may have, with what converts their text; they decide over the defaults.
+        package: what to `pip install`; None for torch's own.
+        finish: adds the keywords that follow from several arguments, or from the model.
         projects: whether it projects the gradients of `optim_target_modules`; `optim_args` is about the projection.
-        is_layerwise: whether each parameter has an optimizer of its own.
+        is_layerwise: whether each parameter has a separate optimizer.
     """
 
     homes: tuple[str, ...]
@@ -195,7 +155,7 @@ class OptimizerEntry:
     is_layerwise: bool = False
 
     def load_class(self, optim: str) -> Any:
-        """The class.
+        """Import the class.
 
         Raises:
             OptimizerNotInstalledError: its library is not installed, or has no such class.
@@ -214,7 +174,7 @@ class OptimizerEntry:
         )
 
     def keywords(self, request: Request) -> Keywords:
-        """The constructor's keywords."""
+        """Return the constructor's keywords."""
         adam = request.adam()
         settings = {} if self.projects else request.settings
         own = {**{name: adam[name] for name in self.adam}, **self.defaults, **settings}
@@ -223,7 +183,7 @@ class OptimizerEntry:
 
 ALL_LINEAR = ("all-linear", "all_linear")
 
-# What a projected group holds, where `optim_args` does not say otherwise.
+# What a projected group holds, unless `optim_args` says otherwise.
 GALORE: Keywords = {"rank": 128, "update_proj_gap": 200, "scale": 0.25, "proj_type": "std"}
 PROJECTION: dict[str, Keywords] = {
     "galore": GALORE,
@@ -232,7 +192,7 @@ PROJECTION: dict[str, Keywords] = {
 
 
 def parameter_groups_with_projection(request: Request) -> list[dict[str, Any]]:
-    """Two groups: all parameters but the targets, and the targets with the settings of their projection.
+    """Return two groups: all parameters but the targets, and the targets with the settings of their projection.
 
     Raises:
         ValueError: `optim_target_modules` is not given, or no linear layer is among what it names.
@@ -252,11 +212,11 @@ def parameter_groups_with_projection(request: Request) -> list[dict[str, Any]]:
 def one_optimizer_for_each_parameter(
     optimizer_class: Any, keywords: Keywords, groups: list[dict[str, Any]], request: Request
 ) -> tuple[type[LayerwiseOptimizer], Keywords]:
-    """The stand-in of the layer-wise variants, after their optimizers are set to step in the backward pass.
+    """Make an optimizer for each parameter, which steps in the backward pass; return their stand-in and its keywords.
 
     Raises:
-        ValueError: gradients are to be accumulated, which leaves nothing to step on in between.
-        NotImplementedError: several processes, whose gradients are not averaged yet when these optimizers step.
+        ValueError: gradients are accumulated.
+        NotImplementedError: there are several processes, whose gradients are averaged after these optimizers step.
     """
     args = request.args
     if args.parallel_mode == ParallelMode.DISTRIBUTED:
@@ -284,17 +244,13 @@ def _target_modules(model: nn.Module, request: Request) -> list[str]:
             f"optim={request.optim!r} projects the weights of some modules: name them in optim_target_modules, as a "
             "list, a regular expression or 'all-linear'."
         )
-    if not isinstance(targets, (str, list)):
-        raise TypeError(
-            "optim_target_modules must be a list of names, a regular expression or 'all-linear', got "
-            f"{type(targets).__name__}."
-        )
     found = []
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             if targets in ALL_LINEAR or is_target(targets, name):
                 found.append(name)
-        elif is_named(targets, name):
+        elif targets == name or (not isinstance(targets, str) and any(target in name for target in targets)):
+            # Meant by its name, and not by an expression that fits much else too.
             logger.warning("optim_target_modules names %s, which is no linear layer; it is not projected.", name)
     if not found:
         raise ValueError(f"optim_target_modules={targets!r} names no linear layer of {type(model).__name__}.")
@@ -312,19 +268,15 @@ def is_target(targets: str | list[str], name: str) -> bool:
     return any(target in name or re.fullmatch(target, name) is not None for target in targets)
 
 
-def is_named(targets: str | list[str], name: str) -> bool:
-    """Whether a path is meant by its name and not by an expression that fits much else too."""
-    return targets == name if isinstance(targets, str) else any(target in name for target in targets)
-
-
 ADAM, BETAS = ("betas", "eps"), ("betas",)
+ADAFACTOR: Keywords = {"scale_parameter": False, "relative_step": False}
 
 BUILT_IN: dict[OptimizerNames, OptimizerEntry] = {
     OptimizerNames.ADAMW_TORCH: OptimizerEntry(("torch.optim:AdamW",), ADAM),
     OptimizerNames.ADAMW_TORCH_FUSED: OptimizerEntry(("torch.optim:AdamW",), ADAM, {"fused": True}),
     OptimizerNames.ADAFACTOR: OptimizerEntry(
         ("transformers.optimization:Adafactor",),
-        defaults={"scale_parameter": False, "relative_step": False},
+        defaults=ADAFACTOR,
         package="transformers",
     ),
     OptimizerNames.SGD: OptimizerEntry(
@@ -407,21 +359,18 @@ def _torchao(kind: str) -> OptimizerEntry:
     )
 
 
-def _projecting(home: str, package: str, texts: tuple[str, ...], is_layerwise: bool = False) -> OptimizerEntry:
-    settings = {"rank": int, "update_proj_gap": int, "scale": float, **dict.fromkeys(texts, str)}
-    defaults = {"scale_parameter": False, "relative_step": False} if home.endswith("Adafactor") else {}
+def _projecting(kind: str, is_layerwise: bool = False) -> OptimizerEntry:
+    is_apollo = kind.startswith("APOLLO")
+    texts = ("proj", "scale_type", "proj_type") if is_apollo else ("proj_type",)
+    library = "apollo" if is_apollo else "galore"
     return OptimizerEntry(
-        (home,), defaults=defaults, settings=settings, package=package, projects=True, is_layerwise=is_layerwise
+        (f"{library}_torch:{kind}",),
+        defaults=ADAFACTOR if kind.endswith("Adafactor") else {},
+        settings={"rank": int, "update_proj_gap": int, "scale": float, **dict.fromkeys(texts, str)},
+        package=f"{library}-torch",
+        projects=True,
+        is_layerwise=is_layerwise,
     )
-
-
-def _galore(kind: str, is_layerwise: bool = False) -> OptimizerEntry:
-    return _projecting(f"galore_torch:{kind}", "galore-torch", ("proj_type",), is_layerwise)
-
-
-def _apollo(is_layerwise: bool = False) -> OptimizerEntry:
-    texts = ("proj", "scale_type", "proj_type")
-    return _projecting("apollo_torch:APOLLOAdamW", "apollo-torch", texts, is_layerwise)
 
 
 def _schedule_free(kind: str, adam: tuple[str, ...] = ADAM, package: str = "schedulefree") -> OptimizerEntry:
@@ -441,7 +390,7 @@ def _with_decay_and_warmup(request: Request, keywords: Keywords) -> Keywords:
     if 0 < steps < 1:
         if args.max_steps <= 0:
             raise ValueError(
-                f"optim={request.optim!r} warms up by itself and has to know for how many optimizer steps: give "
+                f"optim={request.optim!r} does the warmup itself and needs the number of its optimizer steps: give "
                 f"warmup_steps as a number of steps instead of a share ({args.warmup_steps}), or set max_steps."
             )
         steps = args.get_warmup_steps(args.max_steps)
@@ -469,14 +418,14 @@ THIRD_PARTY: dict[OptimizerNames, OptimizerEntry] = {
     ),
     OptimizerNames.ADAMW_TORCH_4BIT: _torchao("AdamW4bit"),
     OptimizerNames.ADAMW_TORCH_8BIT: _torchao("AdamW8bit"),
-    OptimizerNames.GALORE_ADAMW: _galore("GaLoreAdamW"),
-    OptimizerNames.GALORE_ADAMW_8BIT: _galore("GaLoreAdamW8bit"),
-    OptimizerNames.GALORE_ADAFACTOR: _galore("GaLoreAdafactor"),
-    OptimizerNames.GALORE_ADAMW_LAYERWISE: _galore("GaLoreAdamW", is_layerwise=True),
-    OptimizerNames.GALORE_ADAMW_8BIT_LAYERWISE: _galore("GaLoreAdamW8bit", is_layerwise=True),
-    OptimizerNames.GALORE_ADAFACTOR_LAYERWISE: _galore("GaLoreAdafactor", is_layerwise=True),
-    OptimizerNames.APOLLO_ADAMW: _apollo(),
-    OptimizerNames.APOLLO_ADAMW_LAYERWISE: _apollo(is_layerwise=True),
+    OptimizerNames.GALORE_ADAMW: _projecting("GaLoreAdamW"),
+    OptimizerNames.GALORE_ADAMW_8BIT: _projecting("GaLoreAdamW8bit"),
+    OptimizerNames.GALORE_ADAFACTOR: _projecting("GaLoreAdafactor"),
+    OptimizerNames.GALORE_ADAMW_LAYERWISE: _projecting("GaLoreAdamW", is_layerwise=True),
+    OptimizerNames.GALORE_ADAMW_8BIT_LAYERWISE: _projecting("GaLoreAdamW8bit", is_layerwise=True),
+    OptimizerNames.GALORE_ADAFACTOR_LAYERWISE: _projecting("GaLoreAdafactor", is_layerwise=True),
+    OptimizerNames.APOLLO_ADAMW: _projecting("APOLLOAdamW"),
+    OptimizerNames.APOLLO_ADAMW_LAYERWISE: _projecting("APOLLOAdamW", is_layerwise=True),
     OptimizerNames.LOMO: _lomo("Lomo"),
     OptimizerNames.ADALOMO: _lomo("AdaLomo"),
     OptimizerNames.GROKADAMW: OptimizerEntry(
@@ -500,12 +449,12 @@ THIRD_PARTY: dict[OptimizerNames, OptimizerEntry] = {
 
 OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {**BUILT_IN, **THIRD_PARTY}
 
-# What an entry, or an overriding get_optimizer_cls_and_kwargs, puts in the place of the usual parameter groups.
+# Keywords of an entry, or of an overridden get_optimizer_cls_and_kwargs, that replace the usual parameter groups.
 INSTEAD_OF_GROUPS = ("params", "model", "optimizer_dict")
 
 
 def optimizer_class_and_keywords(args: TrainingArguments, model: nn.Module | None = None) -> tuple[Any, Keywords]:
-    """The class and constructor keywords that `args.optim` names.
+    """Return the class and constructor keywords that `args.optim` names.
 
     Parameters:
         model: needed by the low-rank optimizers and LOMO, whose keywords hold its parameters.
@@ -529,10 +478,10 @@ def optimizer_class_and_keywords(args: TrainingArguments, model: nn.Module | Non
 
 
 def build_optimizer(model: nn.Module, groups: list[dict[str, Any]], optimizer_class: Any, keywords: Keywords) -> Any:
-    """The optimizer of a model.
+    """Make the optimizer of a model.
 
     Parameters:
-        groups: parameter groups, unless the keywords hold something in their place.
+        groups: parameter groups, unless the keywords replace them.
         optimizer_class: a class of optimizers; or one whose instance, called with model and keywords, makes one.
     """
     if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, Optimizer)):

@@ -1,8 +1,7 @@
-"""The parameter groups of an optimizer: which have weight decay (all parameters but norms and biases do).
+"""The parameter groups of an optimizer: all parameters but norms and biases have weight decay.
 
-And what becomes of them if training goes on from a checkpoint with other hyperparameters than it was written with.
-Loading a state brings the learning rates, decay and betas of the training that wrote it. Where a search changes them
-half-way, those that the arguments ask for are put back, and the schedule goes on from them at the same step.
+Loading a state brings the learning rates, decay and betas of the training that wrote it. If a search changes them in
+the middle of a training, `AskedFor` puts back those of the arguments, and the schedule goes on from them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ PART_OF = "part_of_group"
 
 
 def decayed_parameter_names(model: nn.Module) -> list[str]:
-    """Names of the parameters that weight decay applies to.
+    """Return the names of the parameters that weight decay applies to.
 
     Parameters inside a `torch.nn.LayerNorm`, and those whose name marks them as a bias or a norm, are left out.
     """
@@ -41,10 +40,10 @@ def decayed_parameter_names(model: nn.Module) -> list[str]:
 
 
 def parameter_groups(model: nn.Module, decayed: list[str], weight_decay: float) -> list[dict[str, Any]]:
-    """Two optimizer groups, the decayed parameters first, each in the order of `model.named_parameters()`.
+    """Return two optimizer groups, the decayed parameters first, each in the order of `model.named_parameters()`.
 
-    Where some of a group's parameters are split between processes and others are not, each kind has a group of its own:
-    an optimizer computes a group in one go, and torch cannot where it holds both.
+    If only some of a group's parameters are split between processes, each kind has a separate group: torch cannot
+    update both together.
     """
     with_decay = set(decayed)
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -80,7 +79,8 @@ class AskedFor:
     """
 
     def __init__(self, optimizer: Optimizer, schedule: Any) -> None:
-        self.groups = [_decided(group) for group in optimizer.param_groups]
+        groups = optimizer.param_groups
+        self.groups = [{name: group[name] for name in DECIDED_BY_ARGUMENTS if name in group} for group in groups]
         self.initial_rates = [_number(group.get(INITIAL_RATE, group["lr"])) for group in optimizer.param_groups]
         self.base_rates = list(getattr(schedule, "base_lrs", []))
 
@@ -88,8 +88,8 @@ class AskedFor:
         """Give an optimizer and schedule that have loaded a checkpoint's state what the arguments ask for.
 
         Parameters:
-            rate_then, rate_now: the `learning_rate` in the arguments that the checkpoint was written with, None where
-                that is not known, and of these; the factor between them counts for a group without an initial rate.
+            rate_then, rate_now: the `learning_rate` of the arguments that wrote the checkpoint, None if it is not
+                known, and the one of now; a group without an initial rate changes by the factor between them.
         """
         if len(optimizer.param_groups) != len(self.groups):
             raise ValueError(
@@ -131,15 +131,8 @@ def are_others(then: Mapping[str, Any] | None, now: Mapping[str, Any] | None) ->
         then: what trainer_state.json has of them.
         now: what has been drawn.
     """
-    return _as_stored(then) != _as_stored(now)
-
-
-def _as_stored(drawn: Mapping[str, Any] | None) -> Any:
-    return json.loads(json.dumps(drawn, default=str))
-
-
-def _decided(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: group[name] for name in DECIDED_BY_ARGUMENTS if name in group}
+    stored_then, stored_now = (json.loads(json.dumps(drawn, default=str)) for drawn in (then, now))
+    return stored_then != stored_now
 
 
 def _number(rate: Any) -> float:

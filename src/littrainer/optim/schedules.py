@@ -135,11 +135,7 @@ NOT_OPTIONS = ("self", "optimizer", "num_warmup_steps", "num_training_steps")
 
 
 def schedule_maker(key: str) -> Callable[..., Any]:
-    """What makes the schedule of a name.
-
-    Raises:
-        ImportError: it is transformers' own, which is not installed or too old to have it.
-    """
+    """Return the function or class that makes the schedule of a name; an ImportError if transformers lacks it."""
     if key in SCHEDULES:
         return SCHEDULES[key]
     try:
@@ -164,15 +160,15 @@ def get_scheduler(
         name: as in `lr_scheduler_type`.
         optimizer: the optimizer it drives.
         num_warmup_steps: optimizer steps of the rise; needed by all but `constant` and those that follow a metric.
-        num_training_steps: optimizer steps of the whole training; needed where the schedule's function needs it.
+        num_training_steps: optimizer steps of the whole training; needed if the schedule's function needs it.
         scheduler_specific_kwargs: `lr_scheduler_kwargs`, such as `num_cycles`.
 
     Returns:
-        a `LambdaLR`, or the schedule's own class where it follows a metric.
+        a `LambdaLR`, or the schedule's own class if it follows a metric.
 
     Raises:
-        ValueError: the name is not known, a number of steps is missing, or an option has a value that cannot be.
-        TypeError: an option that this schedule does not take, one that it needs, or one of a type that it cannot have.
+        ValueError: the name is not known, a number of steps is missing, or an option has an impossible value.
+        TypeError: an option is unknown, missing or of a wrong type.
     """
     key = SchedulerType(name).value
     options = dict(scheduler_specific_kwargs or {})
@@ -218,14 +214,14 @@ def _one_schedule_for_each_layer(
 
 def steps_with_metric(schedule: Any) -> bool:
     """Whether a schedule takes its steps with an evaluation's metric instead of with the optimizer."""
-    # The usual answer, which is asked for at each step.
+    # Asked at each step: the usual answer comes first.
     if type(schedule) is LambdaLR:
         return False
     return isinstance(schedule, ReduceLROnPlateau) or is_a(schedule, "greedy schedule")
 
 
 def step_with_metric(schedule: Any, metrics: Mapping[str, float], metric_for_best_model: str | None) -> None:
-    """One step of a schedule that follows a metric.
+    """Step a schedule that follows a metric.
 
     Parameters:
         metrics: what an evaluation returned.
@@ -245,9 +241,9 @@ def step_with_metric(schedule: Any, metrics: Mapping[str, float], metric_for_bes
 
 
 def leave_added_groups_alone(schedule: Any) -> None:
-    """Let groups that join the optimizer while the schedule is running keep the learning rate that they are given.
+    """Let groups that are added to the optimizer later keep the learning rate that they are given.
 
-    torch expects a rate for each group of the optimizer, and a schedule has none for those added later.
+    torch expects a rate for each group of the optimizer, and a running schedule has none for new ones.
     """
     if not isinstance(schedule, LambdaLR):
         return

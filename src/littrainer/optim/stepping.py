@@ -1,9 +1,8 @@
-"""What is done around an optimizer's step: it comes after the backward pass, gradients are clipped before it, and an
-optimizer may stand around another one.
+"""What belongs to an optimizer's step: its place after the backward pass, clipping before it, and wrappers.
 
 Lightning hands every `step` a closure that does forward and backward. A Trainer calls `step()` without one, when the
-gradients are there, and that is what optimizers and their hooks are tried with. Hooks before the step look at
-gradients, some optimizers check their mode before they call a closure, some never call it.
+gradients are there, which is what optimizers and their hooks expect: some look at gradients before they call a closure,
+some never call it.
 """
 
 from __future__ import annotations
@@ -23,15 +22,8 @@ def updates_during_backward(optimizer: Any) -> bool:
     return callable(getattr(optimizer, "fused_backward", None))
 
 
-def step_after_backward(optimizer: Any) -> None:
-    """One step, when the backward passes are done; none where the optimizer `updates_during_backward`."""
-    if updates_during_backward(optimizer):
-        _note_step(optimizer)
-    else:
-        optimizer.step()
-
-
-def _note_step(optimizer: Any) -> None:
+def note_step(optimizer: Any) -> None:
+    """Count as a step what an optimizer that `updates_during_backward` has done."""
     # torch's schedules warn when they step before the optimizer, and this is where they look.
     optimizer._opt_called = True
 
@@ -41,14 +33,14 @@ def closure_before_step(optimizer: Any, after_closure: Callable[[], Any] | None 
     """Within this, `optimizer.step(closure)` runs the closure and then steps without one.
 
     Parameters:
-        optimizer: never stepped where it `updates_during_backward`.
-        after_closure: the optimizer that steps once the closure has run, which may have put another in its place.
+        optimizer: never stepped if it `updates_during_backward`.
+        after_closure: returns the optimizer to step when the closure has run, which may have replaced it.
     """
     own: dict[str, Any] = vars(optimizer)
     had_its_own, step = "step" in own, optimizer.step
     is_done_after_backward = updates_during_backward(optimizer)
     if is_done_after_backward:
-        _note_step(optimizer)
+        note_step(optimizer)
 
     def run_then_step(closure: Callable[[], Any] | None = None) -> Any:
         loss = None if closure is None else closure()
@@ -105,7 +97,7 @@ def lie_on_several_meshes(parameters: Iterable[nn.Parameter]) -> bool:
 
 
 def _any_is_split(parameters: Iterable[nn.Parameter]) -> bool:
-    # One that is split is of a class of its own; a process that trains alone has none, and asks no further.
+    # Split parameters have another class; a process that trains alone has none.
     return any(hasattr(kind, "device_mesh") for kind in set(map(type, parameters)) - UNSPLIT)
 
 
@@ -125,7 +117,7 @@ def _norm_of(parameters: list[nn.Parameter], norm_type: float) -> torch.Tensor:
         return whole_tensor(nn.utils.get_total_norm(gradients, norm_type))
     from torch.distributed.tensor import DTensor
 
-    # Offloaded gradients lie on the host, where the processes may have nothing to talk through.
+    # Offloaded gradients lie on the host, where the processes may not be connected.
     norms: list[Any] = [torch.linalg.vector_norm(one, norm_type) for one in gradients]
     moved: list[Any] = [
         DTensor.from_local(norm.to_local().to(mesh.device_type), mesh, norm.placements) for norm in norms
@@ -133,11 +125,41 @@ def _norm_of(parameters: list[nn.Parameter], norm_type: float) -> torch.Tensor:
     return whole_tensor(torch.linalg.vector_norm(torch.stack(moved), norm_type))
 
 
+class ScaledSteps:
+    """Steps of which each leaves out gradients that a scaled loss has made infinite, with any optimizer."""
+
+    # What scales the losses of fp16; None in any other precision.
+    scaler: Any
+    step_was_skipped = False
+    _is_unscaled = False
+
+    def unscale(self, optimizer: Any) -> None:
+        """Divide the scale out of the gradients, once for each optimizer step."""
+        if self.scaler is not None and not self._is_unscaled:
+            self.scaler.unscale_(optimizer)
+            self._is_unscaled = True
+
+    def step_unless_infinite(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Step, unless the scaler finds gradients that are not finite; then set the scale of the next losses."""
+        self.step_was_skipped = True
+        handle = optimizer.register_step_pre_hook(self._note_step)
+        try:
+            result = self.scaler.step(optimizer, *args, **kwargs)
+        finally:
+            handle.remove()
+        self.scaler.update()
+        self._is_unscaled = False
+        return result
+
+    def _note_step(self, *_: Any) -> None:
+        self.step_was_skipped = False
+
+
 class OptimizerAround(torch.optim.Optimizer):
-    """Shows the groups and states of the optimizer inside, and asks it for everything that is not its own.
+    """Wraps an optimizer, which answers everything that this class does not define.
 
     Parameters:
-        optimizer: the one that does the work.
+        optimizer: the optimizer inside, which does the work.
     """
 
     def __init__(self, optimizer: Any):
@@ -161,11 +183,11 @@ class OptimizerAround(torch.optim.Optimizer):
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """Settings of groups that say nothing else; not every optimizer of a library has them."""
+        """Defaults of groups; not every optimizer of a library has them."""
         return getattr(self.optimizer, "defaults", {})
 
     def state_dict(self) -> dict[str, Any]:
-        """States and groups of the optimizer inside."""
+        """Return states and groups of the optimizer inside."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -173,11 +195,11 @@ class OptimizerAround(torch.optim.Optimizer):
         self.optimizer.load_state_dict(state_dict)
 
     def train(self) -> None:
-        """Tell an optimizer with modes, such as a schedule-free one, that training goes on."""
+        """Put an optimizer with modes, such as a schedule-free one, into training mode."""
         self._set_mode("train")
 
     def eval(self) -> None:
-        """Tell an optimizer with modes that an evaluation comes."""
+        """Put an optimizer with modes into evaluation mode."""
         self._set_mode("eval")
 
     def _set_mode(self, mode: str) -> None:

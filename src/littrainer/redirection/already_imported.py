@@ -14,10 +14,10 @@ from littrainer.redirection.shim import ShimLoader
 
 
 def replace_early_imports() -> None:
-    """Put shims in the place of the modules that are imported already, and warn about names that were taken from them.
+    """Replace the modules that are imported already with shims, and warn about names that were taken from them.
 
     transformers' package objects keep what they were once asked for; those copies are dropped, so that the next access
-    finds littrainer's. Modules whose classes derive from the replaced ones are imported anew when next asked for.
+    finds littrainer's. Modules whose classes derive from the replaced ones are imported again when next asked for.
     """
     early = {name: sys.modules[name] for name in REPLACED if name in sys.modules}
     packages = _package_objects()
@@ -69,8 +69,7 @@ def _forget_derived_modules(packages: list[ModuleType]) -> None:
 
 
 def _package_objects() -> list[ModuleType]:
-    """The objects that are, or were, the packages which hand the names on: transformers replaces its own while it is
-    imported, and a script may hold either."""
+    """Return all objects that are or were the packages of the names: transformers replaces its own while it loads."""
     names = {fullname.rpartition(".")[0] for fullname in (*REPLACED, *DERIVED)}
     modules: list[Any] = [found for found in gc.get_objects() if issubclass(type(found), ModuleType)]
     return [module for module in modules if vars(module).get("__name__") in names]

@@ -15,16 +15,10 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from littrainer.redirection.names import DERIVED, REPLACED
-from littrainer.redirection.withdrawn import (
-    PACKAGE,
-    WITHDRAWN,
-    WithdrawnModuleLoader,
-    answer_in,
-    answer_when_loaded,
-)
+from littrainer.redirection.withdrawn import PACKAGE, WITHDRAWN, answer_in, answer_when_loaded
 
 TYPE_CHECKING = False
-"""What type checkers take to be true; `typing` and `collections.abc` are imported for them alone."""
+"""What type checkers take to be true, for which alone the names below are imported."""
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping, Sequence
@@ -36,14 +30,13 @@ STARTUP_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "start
 class RedirectFinder:
     """The entry of `sys.meta_path` that hands out shims for the modules in `REPLACED` and `WITHDRAWN`.
 
-    Of other modules it knows the package transformers alone, which it has answer the names in `WITHDRAWN`.
+    It also lets the package transformers answer the names in `WITHDRAWN`.
     """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of the shim for `fullname`, or None where it is not redirected or transformers has no such
-        module."""
+        """Return the spec of the shim for `fullname`, None if it is not redirected or transformers does not have it."""
         if fullname == PACKAGE:
             spec = self._original_spec(fullname, path)
             if spec is not None and spec.loader is not None:
@@ -52,8 +45,8 @@ class RedirectFinder:
         if fullname not in REPLACED and fullname not in WITHDRAWN:
             return None
         original = self._original_spec(fullname, path)
-        if original is None:
-            return WithdrawnModuleLoader(fullname).spec() if fullname in WITHDRAWN else None
+        if original is None and fullname not in WITHDRAWN:
+            return None
         from littrainer.redirection.shim import ShimLoader
 
         return ShimLoader(fullname, original).spec()
@@ -69,7 +62,7 @@ class RedirectFinder:
 
 
 def is_installed() -> bool:
-    """Say whether the redirection holds in this process."""
+    """Whether this process is redirected."""
     return any(isinstance(finder, RedirectFinder) for finder in sys.meta_path)
 
 
@@ -91,27 +84,12 @@ def install() -> None:
 
 
 def extend_to_children(environment: MutableMapping[str, str]) -> None:
-    """Set PYTHONPATH in `environment` so that a Python process started with it has the redirection from its start.
+    """Set PYTHONPATH in `environment` so that the Python processes it starts are redirected.
 
-    The interpreter imports `sitecustomize` from the folder put first there.
+    The interpreter imports `sitecustomize` from the first folder of it.
     """
-    folders = [folder for folder in _python_path(environment) if folder != STARTUP_FOLDER]
-    if PACKAGE_ROOT not in folders and not _is_site_folder(PACKAGE_ROOT):
+    before = environment.get("PYTHONPATH")
+    folders = [folder for folder in before.split(os.pathsep) if folder != STARTUP_FOLDER] if before else []
+    if PACKAGE_ROOT not in folders and os.path.basename(PACKAGE_ROOT) not in ("site-packages", "dist-packages"):
         folders.append(PACKAGE_ROOT)
-    _set_python_path(environment, [STARTUP_FOLDER, *folders])
-
-
-def _is_site_folder(folder: str) -> bool:
-    return os.path.basename(folder) in ("site-packages", "dist-packages")
-
-
-def _python_path(environment: MutableMapping[str, str]) -> list[str]:
-    value = environment.get("PYTHONPATH", "")
-    return value.split(os.pathsep) if value else []
-
-
-def _set_python_path(environment: MutableMapping[str, str], folders: list[str]) -> None:
-    if folders:
-        environment["PYTHONPATH"] = os.pathsep.join(folders)
-    else:
-        environment.pop("PYTHONPATH", None)
+    environment["PYTHONPATH"] = os.pathsep.join([STARTUP_FOLDER, *folders])

@@ -1,9 +1,9 @@
-"""The module that stands in sys.modules where a transformers module of the Trainer API would.
+"""The module that takes the place of a transformers module of the Trainer API in sys.modules.
 
 Its names are looked up when they are used. littrainer's come from `littrainer.redirection.names`. For any other name
-the source of transformers' own module is read, not run: what it merely imports is fetched from where it imports it,
-so that asking `transformers.trainer` for a function of `transformers.utils` does not load the Trainer. Only a name
-that is defined there makes it run, once, as a module of the transformers package that is not entered in sys.modules.
+the source of transformers' own module is read, not run: what it imports is fetched from there, so that asking
+`transformers.trainer` for a function of `transformers.utils` does not load the Trainer. Only a name that is defined
+there makes it run, once, as a module of the transformers package that is not entered in sys.modules.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from types import ModuleType
 from typing import Any
 
 from littrainer.redirection.names import REPLACED
-from littrainer.redirection.withdrawn import WITHDRAWN
+from littrainer.redirection.withdrawn import WITHDRAWN, ours
+
+FOR_TYPE_CHECKERS = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
 
 @dataclass(frozen=True)
 class Binding:
     """How the source of a module gives a meaning to one name.
 
-    `module` is the module that the name is imported from, None where it is defined on the spot; `attribute` is what is
-    taken from it, None for the module itself; `constant` is a 1-tuple of the value where that is a plain constant.
+    `module` is the module that the name is imported from, None if it is defined here; `attribute` is what is taken
+    from it, None for the module itself; `constant` is a 1-tuple of a plain constant.
     """
 
     module: str | None = None
@@ -43,10 +45,10 @@ class ShimLoader(Loader):
 
     Args:
         fullname: the name of the module, such as "transformers.trainer".
-        original_spec: the spec by which transformers' own module can be loaded.
+        original_spec: the spec by which transformers' own module can be loaded; None if it has none any more.
     """
 
-    def __init__(self, fullname: str, original_spec: ModuleSpec) -> None:
+    def __init__(self, fullname: str, original_spec: ModuleSpec | None) -> None:
         self.fullname = fullname
         self.original_spec = original_spec
         self.own = REPLACED.get(fullname) or WITHDRAWN[fullname]
@@ -57,8 +59,9 @@ class ShimLoader(Loader):
 
     def spec(self) -> ModuleSpec:
         """Return the spec that the import system needs; its location is that of transformers' own file."""
-        spec = ModuleSpec(self.fullname, self, origin=self.original_spec.origin)
-        spec.has_location = self.original_spec.has_location
+        spec = ModuleSpec(self.fullname, self)
+        if self.original_spec is not None:
+            spec.origin, spec.has_location = self.original_spec.origin, self.original_spec.has_location
         return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
@@ -72,7 +75,7 @@ class ShimLoader(Loader):
 
     def get_source(self, fullname: str) -> str | None:
         """Return the source of transformers' own module, for tracebacks and `inspect`."""
-        read = getattr(self.original_spec.loader, "get_source", None)
+        read = getattr(getattr(self.original_spec, "loader", None), "get_source", None)
         return read(fullname) if read is not None else None
 
     def look_up(self, name: str) -> Any:
@@ -102,18 +105,17 @@ class ShimLoader(Loader):
 
     @property
     def bindings(self) -> dict[str, Binding]:
-        """The names that transformers' own module binds, read from its source; empty where there is no source."""
+        """The names that transformers' own module binds, read from its source; empty without a source."""
         if self._bindings is None:
             source = self.get_source(self.fullname)
             self._bindings = bindings_in(source, self.fullname) if source else {}
         return self._bindings
 
     def _resolve(self, name: str) -> Any:
-        target = self.own.get(name)
-        if target is not None:
-            return _ours(target)
+        if name in self.own:
+            return ours(self.own[name])
         missing = AttributeError(f"module {self.fullname!r} has no attribute {name!r}")
-        if name.startswith("__") and name != "__version__":
+        if self.original_spec is None or (name.startswith("__") and name != "__version__"):
             # The import system and whoever scans sys.modules probe for such names; none is worth reading the source.
             raise missing
         binding = self.bindings.get(name, Binding())
@@ -139,9 +141,9 @@ class ShimLoader(Loader):
     def _run_original(self) -> ModuleType:
         with self._lock:
             if self.original is None:
-                # Held already while it runs, so that a circular import sees it half done, as Python has it.
+                assert self.original_spec is not None and self.original_spec.loader is not None
+                # Kept while it runs, so that a circular import sees it half done, as in Python.
                 self.original = importlib.util.module_from_spec(self.original_spec)
-                assert self.original_spec.loader is not None
                 try:
                     self.original_spec.loader.exec_module(self.original)
                 except BaseException:
@@ -152,9 +154,8 @@ class ShimLoader(Loader):
 
     def _show_globals_of(self, original: ModuleType) -> None:
         # typing.get_type_hints and dataclasses look annotations up in vars(sys.modules[cls.__module__]).
-        ours = self.own
         for name, value in vars(original).items():
-            if name not in ours and not name.startswith("__"):
+            if name not in self.own and not name.startswith("__"):
                 vars(self._shim).setdefault(name, value)
 
 
@@ -197,24 +198,11 @@ def _walk(statements: list[ast.stmt], package: str, conditional: bool) -> Iterat
             for target in targets:
                 if isinstance(target, ast.Name):
                     yield target.id, Binding(constant=constant, conditional=conditional)
-        elif not (isinstance(statement, ast.If) and _is_for_type_checkers(statement.test)):
+        elif not (isinstance(statement, ast.If) and ast.unparse(statement.test) in FOR_TYPE_CHECKERS):
             for field in ("body", "orelse", "finalbody"):
                 yield from _walk(getattr(statement, field, []), package, conditional=True)
             for handler in getattr(statement, "handlers", []):
                 yield from _walk(handler.body, package, conditional=True)
-
-
-def _is_for_type_checkers(test: ast.expr) -> bool:
-    return ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-
-
-def _ours(target: str) -> Any:
-    module, attribute = target.split(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except ModuleNotFoundError as error:
-        # transformers' package object would replace this error, and what it says, by one of its own.
-        raise ImportError(f"littrainer cannot load its {attribute}: {error}", name=error.name) from error
 
 
 def _imported(module: str, attribute: str | None) -> Any:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import importlib
 import sys
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 TYPE_CHECKING = False
-"""What type checkers take to be true; `typing` and `collections.abc` are imported for them alone."""
+"""What type checkers take to be true, for which alone the names below are imported."""
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from importlib.machinery import ModuleSpec
     from typing import Any
 
 PACKAGE = "transformers"
@@ -23,50 +23,15 @@ WITHDRAWN: dict[str, dict[str, str]] = {
     "transformers.trainer_tf": {"TFTrainer": "littrainer.keras.trainer:TFTrainer"},
     "transformers.training_args_tf": {"TFTrainingArguments": "littrainer.keras.arguments:TFTrainingArguments"},
 }
-"""Module of an earlier transformers -> name in it, and in the package -> where littrainer has it."""
+"""Module of an earlier transformers -> name in it, and in the package -> littrainer's, as "module:attribute"."""
 
 _TARGETS = {name: target for names in WITHDRAWN.values() for name, target in names.items()}
 # Set on the class of package objects that answer them.
 _ANSWERS = "_answers_withdrawn_names"
 
 
-class WithdrawnModuleLoader:
-    """Loads a module that holds nothing but names of littrainer, where transformers has none, as each is first used.
-
-    Parameters:
-        fullname: the module's name in an earlier transformers.
-    """
-
-    def __init__(self, fullname: str) -> None:
-        self.fullname = fullname
-
-    def spec(self) -> ModuleSpec:
-        """What the import system needs."""
-        # Loading `importlib.abc` for a base class would take as long as all else that the redirection needs.
-        return ModuleSpec(self.fullname, self)  # type: ignore[arg-type]
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Leave the creation of an ordinary module to the import system."""
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Give the module its names."""
-        names = WITHDRAWN[self.fullname]
-
-        def look_up(name: str) -> Any:
-            if name not in names:
-                raise AttributeError(f"module {self.fullname!r} has no attribute {name!r}")
-            return _ours(name)
-
-        vars(module).update(__getattr__=look_up, __all__=sorted(names), __doc__=None)
-
-
 def answer_when_loaded(spec: ModuleSpec) -> None:
-    """Have the package object answer the names as soon as it has been loaded by this spec.
-
-    Parameters:
-        spec: of the package transformers; its loader serves this one import.
-    """
+    """Let the package object answer the names when it has been loaded by this spec of the package transformers."""
     loader: Any = spec.loader
     execute: Callable[[ModuleType], None] = loader.exec_module
 
@@ -79,7 +44,7 @@ def answer_when_loaded(spec: ModuleSpec) -> None:
 
 
 def answer_in(package: ModuleType) -> None:
-    """Have a package object answer the names, by its class: transformers puts others of that class in its place later.
+    """Let a package object answer the names, by its class: transformers replaces the object by others of that class.
 
     A module's own `__getattr__` would be asked last, and that class has one that raises.
     """
@@ -89,7 +54,8 @@ def answer_in(package: ModuleType) -> None:
     get_attribute, names = kind.__getattr__, kind.__dir__
 
     def look_up(self: Any, name: str) -> Any:
-        return _ours(name) if name in _TARGETS and self.__name__ == PACKAGE else get_attribute(self, name)
+        is_ours = name in _TARGETS and self.__name__ == PACKAGE
+        return ours(_TARGETS[name]) if is_ours else get_attribute(self, name)
 
     def all_names(self: Any) -> list[str]:
         return [*names(self), *_TARGETS] if self.__name__ == PACKAGE else names(self)
@@ -98,6 +64,15 @@ def answer_in(package: ModuleType) -> None:
     kind.__getattr__, kind.__dir__ = look_up, all_names
 
 
-def _ours(name: str) -> Any:
-    module, attribute = _TARGETS[name].split(":")
-    return getattr(importlib.import_module(module), attribute)
+def ours(target: str) -> Any:
+    """Return what stands at "module:attribute".
+
+    Raises:
+        ImportError: a module is missing.
+    """
+    module, attribute = target.split(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        # transformers' package object would replace this error and its message by another.
+        raise ImportError(f"littrainer cannot load its {attribute}: {error}", name=error.name) from error

@@ -1,1 +1,1 @@
-"""`hyperparameter_search`: many trainings, each with hyperparameters of its own."""
+"""`hyperparameter_search`: many trainings, each with other hyperparameters."""

@@ -1,9 +1,8 @@
-"""The libraries that can drive a search, by name; a script may put a backend of its own into the table."""
+"""The libraries that can drive a search, by name; a script may add its own backend to the table."""
 
 from __future__ import annotations
 
 import importlib
-import logging
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,15 +12,13 @@ from littrainer.errors.notes import kind_of
 from littrainer.search.parameters import default_hp_space_optuna, default_hp_space_ray, default_hp_space_wandb
 from littrainer.search.record import BestRun
 
-logger = logging.getLogger(__name__)
-
 
 class HyperParamSearchBackendBase:
     """A library that drives a search; derive from it and enter the class in `ALL_HYPERPARAMETER_SEARCH_BACKENDS`.
 
     Attributes:
         name: what `backend=` calls it.
-        pip_package: what is installed for it; None where that is its name.
+        pip_package: what is installed for it; None if that is its name.
     """
 
     name: str
@@ -29,7 +26,7 @@ class HyperParamSearchBackendBase:
 
     @staticmethod
     def is_available() -> bool:
-        """Whether the library is installed."""
+        """Return whether the library is installed."""
         raise NotImplementedError("A backend has to say whether it is available.")
 
     def run(self, trainer: Any, n_trials: int, direction: Any, **kwargs: Any) -> BestRun | list[BestRun] | None:
@@ -37,21 +34,17 @@ class HyperParamSearchBackendBase:
         raise NotImplementedError(f"{type(self).__name__} has to define run().")
 
     def default_hp_space(self, trial: Any) -> dict[str, Any]:
-        """The space of a search for which no `hp_space` is given."""
+        """Return the space of a search for which no `hp_space` is given."""
         raise NotImplementedError(f"{type(self).__name__} has no default space: pass hp_space.")
 
     def ensure_available(self) -> None:
-        """See that the library is installed.
-
-        Raises:
-            RuntimeError: it is not; the error says what to install.
-        """
+        """Raise a RuntimeError that says what to install, unless the library is there."""
         if not self.is_available():
             raise RuntimeError(f"backend={self.name!r} is not installed: run {self.pip_install()}.")
 
     @classmethod
     def pip_install(cls) -> str:
-        """The command that installs the library."""
+        """Return the command that installs the library."""
         return f"`pip install {cls.pip_package or cls.name}`"
 
 
@@ -61,11 +54,11 @@ class _LibraryBackend(HyperParamSearchBackendBase):
 
     @classmethod
     def is_available(cls) -> bool:
-        """Whether the library is installed."""
+        """Return whether the library is installed."""
         return all(find_spec(name) is not None for name in cls.modules)
 
     def run(self, trainer: Any, n_trials: int, direction: Any, **kwargs: Any) -> BestRun | list[BestRun] | None:
-        """Carry out the search; the keywords are those of the library."""
+        """Carry out the search; the keywords are the library's."""
         module, _, name = self.function.partition(":")
         return getattr(importlib.import_module(module), name)(trainer, n_trials, direction, **kwargs)
 
@@ -73,11 +66,10 @@ class _LibraryBackend(HyperParamSearchBackendBase):
 class OptunaBackend(_LibraryBackend):
     """Optuna: trials one after the other in this process, or `n_jobs` at once in several.
 
-    The keywords of a search are those of `create_study` and `Study.optimize`.
+    A search takes the keywords of `create_study` and `Study.optimize`.
     """
 
     name = "optuna"
-    pip_package = "'littrainer[tune]'"
     modules = ("optuna",)
     function = "littrainer.search.optuna_backend:run_hp_search_optuna"
     default_hp_space = staticmethod(default_hp_space_optuna)
@@ -86,11 +78,11 @@ class OptunaBackend(_LibraryBackend):
 class RayTuneBackend(_LibraryBackend):
     """Ray Tune: trials at once in several processes, on one machine or several.
 
-    The keywords of a search are those of `ray.tune.run`.
+    A search takes the keywords of `ray.tune.run`.
     """
 
     name = "ray"
-    pip_package = "'littrainer[tune]'"
+    pip_package = "'ray[tune]'"
     modules = ("ray", "ray.tune")
     function = "littrainer.search.ray_backend:run_hp_search_ray"
     default_hp_space = staticmethod(default_hp_space_ray)
@@ -99,7 +91,7 @@ class RayTuneBackend(_LibraryBackend):
 class WandbBackend(_LibraryBackend):
     """Weights & Biases: a sweep whose agent runs in this process.
 
-    The keywords are `sweep_id`, `project`, `name`, `entity` and `metric`.
+    A search takes `sweep_id`, `project`, `name`, `entity` and `metric`.
     """
 
     name = "wandb"
@@ -115,26 +107,20 @@ ALL_HYPERPARAMETER_SEARCH_BACKENDS: dict[Any, type[HyperParamSearchBackendBase]]
 
 
 def default_hp_search_backend() -> str:
-    """The name of the first backend that is installed.
-
-    Raises:
-        RuntimeError: none is.
-    """
+    """Return the name of the first backend that is installed."""
     known = ALL_HYPERPARAMETER_SEARCH_BACKENDS.values()
     installed = [backend.name for backend in known if backend.is_available()]
     if not installed:
         ways = "; ".join(f"{backend.pip_install()} for {backend.name}" for backend in known)
         raise RuntimeError(f"hyperparameter_search needs a library that drives it, and none is installed: {ways}.")
-    if len(installed) > 1:
-        logger.info("Of the installed search backends, %s, the first one is taken.", ", ".join(installed))
     return installed[0]
 
 
 def chosen_backend(backend: Any) -> tuple[Any, HyperParamSearchBackendBase]:
-    """The backend that `backend=` names.
+    """Return the backend that `backend=` names.
 
     Returns:
-        its key in the table, which for those known by name is a member of HPSearchBackend, and the backend.
+        its key in the table (a member of HPSearchBackend, or the name of a script's own), and the backend.
 
     Raises:
         TypeError, ValueError: there is none of that name.

@@ -1,19 +1,14 @@
 """A search in several processes: the first one draws and decides, and all train each trial together.
 
-As in transformers the first process asks the space before the model is made; the others get what was drawn as a fixed
-trial. What `model_init` asks for besides, each process fetches when it comes to it, and the first one waits for nobody:
-`model_init` may run under `main_process_first`. Objectives, and whether a trial is pruned, are agreed on.
+As in transformers the first process asks the space before the model is made, and the others get what was drawn as a
+fixed trial. Objectives, and whether a trial is pruned, are agreed on.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
-import pickle
-import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
@@ -21,28 +16,26 @@ import torch.distributed as dist
 from littrainer.distributed.agreement import (
     FailedElsewhere,
     LostProcess,
+    all_arrive,
     are_several,
     failing_together,
     from_first,
-    longest_wait,
 )
+from littrainer.distributed.failure_report import leave_word
 from littrainer.search.parameters import SearchMistake, asked
 from littrainer.search.trial import run_trial
 
 Value = TypeVar("Value")
 RunsTrial = Callable[[Any], Any]
-SUGGESTIONS = ("suggest_float", "suggest_int", "suggest_categorical")
-# The first process has drawn all that it draws for a trial.
-CLOSED = "littrainer:closed"
-SECONDS_BETWEEN_LOOKS = 0.01
+# How much later than the first of them the other processes may end a trial that has failed.
+SECONDS_UNTIL_ALL_HAVE_FAILED = 60.0
 
 
 class _Begun(NamedTuple):
-    """A trial begins: what a sweep has drawn, or parameters, number and a key for further ones of an Optuna trial."""
+    """A trial begins: what a sweep has drawn, or the parameters and the number of an Optuna trial."""
 
     drawn: dict[str, Any]
-    number: int | None
-    key: str
+    number: int | None = None
 
 
 class _Over(NamedTuple):
@@ -101,12 +94,12 @@ def searched_by_all(trainer: Any, search: Callable[[RunsTrial], Value]) -> Value
 
 def _lead(trainer: Any, trial: Any) -> Any:
     """Run a trial in all processes, from the first one."""
-    number = None if isinstance(trial, dict) else trial.number
-    if number is not None:
+    if isinstance(trial, dict):
+        begun = _Begun(trial)
+    else:
         asked(trainer.hp_space, trial)
-    begun = from_first(_Begun(trial if number is None else dict(trial.params), number, uuid.uuid4().hex))
-    with failing_together(_named(number)), _shared_draws(trial, begun):
-        return run_trial(trainer, trial)
+        begun = _Begun(dict(trial.params), trial.number)
+    return _run_in_all(trainer, trial, from_first(begun))
 
 
 def _follow(trainer: Any) -> Any:
@@ -115,14 +108,12 @@ def _follow(trainer: Any) -> Any:
     while True:
         message: Any = from_first(None)
         if isinstance(message, _Begun):
-            own = None
+            own, trial = None, message.drawn
+            if message.number is not None:
+                # The library is loaded by the search that has made the trial.
+                trial = importlib.import_module("optuna").trial.FixedTrial(trial, message.number)
             try:
-                trial: Any = message.drawn
-                if message.number is not None:
-                    # The library is loaded by the search that has made the trial.
-                    trial = importlib.import_module("optuna").trial.FixedTrial(trial, message.number)
-                with failing_together(_named(message.number)), _shared_draws(trial, message):
-                    run_trial(trainer, trial)
+                _run_in_all(trainer, trial, message)
             except LostProcess:
                 raise
             except Exception as error:
@@ -138,51 +129,25 @@ def _follow(trainer: Any) -> Any:
             )
 
 
-def _named(number: int | None) -> str:
-    return "a trial" if number is None else f"trial {number}"
+def _run_in_all(trainer: Any, trial: Any, begun: _Begun) -> Any:
+    """Run a trial that has failed if it fails in one process.
 
-
-@contextlib.contextmanager
-def _shared_draws(trial: Any, begun: _Begun) -> Iterator[None]:
-    """Let a trial give all processes what the first one draws, also what is asked for in the block.
-
-    Parameters:
-        trial: an Optuna trial, or in another process a fixed one, which answers from `begun.drawn`.
+    Raises:
+        LostProcess: it has failed here, and the others wait for this process in the middle of it.
     """
-    if begun.number is None:
-        yield
-        return
-    store: Any = dist.PrefixStore(f"littrainer/{begun.key}", dist.distributed_c10d._get_default_store())
-    leads, drawn = dist.get_rank() == 0, begun.drawn
-
-    def shared(suggest: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:
-        if name not in drawn and leads:
-            drawn[name] = suggest(name, *args, **kwargs)
-            store.set(name, pickle.dumps(drawn[name]))
-        elif name not in drawn:
-            drawn[name] = _fetched(store, name)
-        return suggest(name, *args, **kwargs)
-
-    for method in SUGGESTIONS:
-        setattr(trial, method, functools.partial(shared, getattr(trial, method)))
-    try:
-        yield
-    finally:
-        if leads:
-            store.set(CLOSED, b"")
-
-
-def _fetched(store: Any, name: str) -> Any:
-    """Return what the first process has drawn under a name, as soon as it has."""
-    rank, until = dist.get_rank(), time.monotonic() + longest_wait().total_seconds()
-    while not store.check([name]):
-        # In this order: what was left before the end is there when the end is.
-        if store.check([CLOSED]) and not store.check([name]):
-            raise FailedElsewhere(f"Process {rank} asks for the hyperparameter {name!r}, and process 0 has failed.")
-        if time.monotonic() > until:
-            raise LostProcess(
-                f"Process {rank} has waited for the hyperparameter {name!r}, for which process 0 does not ask: what "
-                "hp_space and model_init ask for must not depend on the rank."
-            )
-        time.sleep(SECONDS_BETWEEN_LOOKS)
-    return pickle.loads(store.get(name))
+    doing = "a trial" if begun.number is None else f"trial {begun.number}"
+    with failing_together(doing):
+        try:
+            objective = run_trial(trainer, trial)
+        except LostProcess:
+            raise
+        except BaseException as error:
+            leave_word(error)
+            if not all_arrive(SECONDS_UNTIL_ALL_HAVE_FAILED):
+                raise LostProcess(
+                    f"Process {dist.get_rank()} cannot go on with the search: {doing} failed here with "
+                    f"{type(error).__name__}: {error}, and the others wait for it in the middle of that trial."
+                ) from error
+            raise
+        all_arrive(0)
+        return objective

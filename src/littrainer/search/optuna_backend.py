@@ -7,11 +7,9 @@ import inspect
 import logging
 import math
 import os
-import re
 import socket
 import tempfile
 import threading
-import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +20,7 @@ from littrainer.distributed.agreement import LostProcess
 from littrainer.distributed.failure_report import is_running
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.search.distributed_search import refuse_several_processes, searched_by_all
-from littrainer.search.optuna_workers import FOLDER, TraceInWorker, Workers, note_folder, number_of_jobs
+from littrainer.search.optuna_workers import FOLDER, Workers, note_folder, number_of_jobs
 from littrainer.search.parameters import SearchMistake
 from littrainer.search.record import (
     COMPLETE,
@@ -48,15 +46,6 @@ STATES = {"COMPLETE": COMPLETE, "PRUNED": PRUNED, "FAIL": FAILED, "RUNNING": RUN
 """Optuna's states of trials -> the record's; one that waits is no trial yet."""
 INTERRUPTED = "it was interrupted"
 
-# What a database says -> what to do.
-STORAGE_FAULTS = {
-    "is locked": "Another process writes to it: wait until that has ended, or end it. Where several search in one "
-    "study, use a database server or optuna.storages.JournalStorage.",
-    "malformed|not a database|DecodeError|Invalid log format": "The file is damaged: put a copy in its place, or "
-    "search in another storage.",
-    "": 'See whether its folder or server is there and can be written to; an address is as "sqlite:///search.db".',
-}
-
 
 def run_hp_search_optuna(
     trainer: Any, n_trials: int | None, direction: str | Sequence[str], **kwargs: Any
@@ -76,7 +65,9 @@ def run_hp_search_optuna(
     import optuna
 
     for_study, for_optimize = keywords_told_apart(kwargs)
-    catch = caught_errors(for_optimize.pop("catch", None))
+    catch = for_optimize.pop("catch", None)
+    # By default what hyperparameters can bring about.
+    catch = TRIAL_FAILURES if catch is None else tuple(catch) if isinstance(catch, Iterable) else (catch,)
     jobs = number_of_jobs(trainer.args, for_optimize.pop("n_jobs", 1))
     if jobs != 1:
         refuse_several_processes(trainer.args, f"n_jobs={kwargs['n_jobs']}")
@@ -85,7 +76,7 @@ def run_hp_search_optuna(
     storage = for_study.pop("storage", None)
 
     def search(run: Callable[[Any], Any]) -> BestRun | list[BestRun]:
-        with tempfile.TemporaryDirectory(prefix="littrainer-search-") as folder, naming_storage(storage):
+        with tempfile.TemporaryDirectory(prefix="littrainer-search-") as folder:
             shared = storage if jobs == 1 else _storage_for_several(storage, folder)
             study = optuna.create_study(storage=shared, directions=directions, **for_study)
             _check_directions(study, directions)
@@ -110,11 +101,7 @@ def run_hp_search_optuna(
 
 
 def keywords_told_apart(keywords: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the keywords for `optuna.create_study`, and those for `optuna.Study.optimize`.
-
-    Raises:
-        TypeError: one that neither takes; it names the nearest.
-    """
+    """Return the keywords for `optuna.create_study`, and those for `optuna.Study.optimize`."""
     import optuna
 
     of_study = inspect.signature(optuna.create_study).parameters.keys() - {"direction", "directions"}
@@ -127,13 +114,6 @@ def keywords_told_apart(keywords: dict[str, Any]) -> tuple[dict[str, Any], dict[
         )
     for_study = {name: value for name, value in keywords.items() if name in of_study}
     return for_study, {name: value for name, value in keywords.items() if name in of_optimize}
-
-
-def caught_errors(catch: Any) -> tuple[type[Exception], ...]:
-    """Return the errors of a trial after which the search goes on; by default what hyperparameters can bring about."""
-    if catch is None:
-        return TRIAL_FAILURES
-    return tuple(catch) if isinstance(catch, Iterable) else (catch,)
 
 
 # ---- The storage -----------------------------------------------------------------------------------------------------
@@ -150,34 +130,6 @@ def _storage_for_several(storage: Any, folder: str) -> Any:
             "give optuna.storages.JournalStorage or the address of a database."
         )
     return JournalStorage(JournalFileBackend(os.path.join(folder, "study.log"))) if storage is None else storage
-
-
-@contextlib.contextmanager
-def naming_storage(storage: Any) -> Iterator[None]:
-    """Turn an error of a study's database in the block into one that names the database and says what to do."""
-    try:
-        yield
-    except Exception as error:
-        trace = "".join(traceback.format_exception(error))
-        # A dataset of the script's may read from a database too.
-        is_of_storage = os.path.join("optuna", "storages") in trace
-        if not is_of_storage or not (is_a(error, "storage error") or "in read_logs" in trace):
-            raise
-        said = f"{error!r} {error.__cause__}"
-        advice = next(words for sign, words in STORAGE_FAULTS.items() if re.search(sign, said))
-        reason = str(error if isinstance(error.__cause__, TraceInWorker) else error.__cause__ or error).splitlines()[0]
-        address = _address_of(storage)
-        raise RuntimeError(f"The storage of the search, {address}, cannot be used ({reason}). {advice}") from error
-
-
-def _address_of(storage: Any) -> str:
-    """Return the URL of a study's database without a password, or the file of a journal."""
-    backend = getattr(storage, "_backend", storage)
-    url = storage if isinstance(storage, str) else getattr(backend, "url", None)
-    if url is None:
-        return str(getattr(backend, "_file_path", type(backend).__name__))
-    # Also the query may have a password.
-    return re.sub("//([^:/@]*):[^/]*@", r"//\1:***@", url.partition("?")[0])
 
 
 def _check_directions(study: Any, directions: list[str]) -> None:
@@ -201,7 +153,7 @@ def carried_on(study: Any, n_trials: int | None) -> Iterator[tuple[str, int | No
     on. Its interrupted trials are done again, and the sampler draws other numbers than at its start.
 
     Parameters:
-        n_trials: trials of the search; None for a study that nobody can go on with, or if time decides.
+        n_trials: trials of the search; None for a study that is not kept, or if time decides.
     """
     if n_trials is None:
         yield uuid.uuid4().hex, None
@@ -351,11 +303,7 @@ def record_of(trial: Any) -> TrialRecord:
 
 
 def best_runs(study: Any) -> BestRun | list[BestRun]:
-    """Return the best trial of a study, or with several objectives all that none surpasses.
-
-    Raises:
-        RuntimeError: no trial was completed.
-    """
+    """Return the best trial of a study, or with several objectives all that none surpasses."""
     records = records_of(study)
     if not any(record.state == COMPLETE for record in records):
         raise RuntimeError(_none_completed(records))

@@ -71,12 +71,7 @@ def visible_gpus(args: Any) -> list[str]:
 
 
 def variables_of_worker(args: Any, share: int, jobs: int) -> dict[str, str]:
-    """Return the environment of a worker, which has its own GPU and its share of the CPU threads.
-
-    Parameters:
-        share: which share of the GPUs, from 0 up.
-        jobs: how many run at once.
-    """
+    """Return the environment of a worker, which has its own GPU and its share of the CPU threads."""
     import torch
 
     gpus = visible_gpus(args)

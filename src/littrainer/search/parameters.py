@@ -44,11 +44,7 @@ def default_hp_space_optuna(trial: Any) -> dict[str, Any]:
 
 
 def default_hp_space_ray(trial: Any) -> dict[str, Any]:
-    """Return the same four hyperparameters as domains of Ray Tune.
-
-    Parameters:
-        trial: not read; a space of Ray's is given before there is a trial.
-    """
+    """Return the same four hyperparameters as domains of Ray Tune."""
     tune: Any = importlib.import_module("ray.tune")
     return {
         "learning_rate": tune.loguniform(LOWEST_LEARNING_RATE, HIGHEST_LEARNING_RATE),
@@ -59,11 +55,7 @@ def default_hp_space_ray(trial: Any) -> dict[str, Any]:
 
 
 def default_hp_space_wandb(trial: Any) -> dict[str, Any]:
-    """Return the same four hyperparameters as the configuration of a sweep of Weights & Biases.
-
-    Parameters:
-        trial: not read; a sweep is set up before there is a trial.
-    """
+    """Return the same four hyperparameters as the configuration of a sweep of Weights & Biases."""
     parameters = {
         "learning_rate": {"distribution": "uniform", "min": LOWEST_LEARNING_RATE, "max": HIGHEST_LEARNING_RATE},
         # One epoch more than with the other libraries, as in transformers.
@@ -106,8 +98,8 @@ def set_parameters(args: Any, parameters: Mapping[str, Any]) -> set[str]:
 
     Parameters:
         args: the training arguments.
-        parameters: values by names of arguments, or by earlier names of them. Others are passed over, as in
-            transformers, with a warning.
+        parameters: values by names of arguments, or by earlier names of them. Others are skipped with a
+            warning, as in transformers.
 
     Returns:
         names of the arguments that have another value than before.

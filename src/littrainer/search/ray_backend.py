@@ -83,7 +83,7 @@ def run_hp_search_ray(trainer: Any, n_trials: int, direction: str, **kwargs: Any
     evaluates = args.do_eval and args.eval_strategy != IntervalStrategy.NO
     if scheduler is not None and kind != NEEDS_NO_EVALUATION and not evaluates:
         raise RuntimeError(
-            f"{kind} goes by evaluations while trials train, and eval_strategy='no' gives none: set "
+            f"{kind} needs evaluations while trials train, and eval_strategy='no' gives none: set "
             "eval_strategy='steps' or 'epoch' in the arguments, or pass no scheduler."
         )
     kwargs.setdefault("resources_per_trial", {"cpu": 1, **({"gpu": 1} if args.n_gpu > 0 else {})})
@@ -147,7 +147,7 @@ class RayTrials:
         self.records: dict[str, TrialRecord] = {}
 
     def callback(self) -> Any:
-        """Return the callback by which Ray tells of its trials."""
+        """Return the callback by which Ray reports its trials."""
         from ray.tune import Callback
 
         keep, end_with_error = self.keep, self.end_with_error
@@ -197,7 +197,7 @@ class RayTrials:
         from ray.exceptions import RayTaskError
 
         error: Any = None
-        # The copy beside Ray's logs; that in the storage is brought there later.
+        # The copy next to Ray's logs; the one in the storage is brought there later.
         with contextlib.suppress(Exception):
             error = cloudpickle.loads(Path(str(trial.pickled_error_file)).read_bytes())
         cause = error.cause if isinstance(error, RayTaskError) else None
@@ -266,11 +266,7 @@ def train_trial(
 
 
 def report_to_ray(trainer: Any, metrics: dict[str, Any]) -> None:
-    """Hand an evaluation to Ray: while training, as soon as what is due at this optimizer step has been done.
-
-    Parameters:
-        metrics: of the evaluation, whose objective `trainer.objective` is.
-    """
+    """Hand an evaluation to Ray: while training, as soon as what is due at this optimizer step has been done."""
     state = trainer.state
     result = {**metrics, OBJECTIVE: trainer.objective, STEP: state.global_step, LAST_STEP: state.max_steps}
     if trainer.is_in_train and trainer.training_run is not None:

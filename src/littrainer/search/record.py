@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,11 +50,11 @@ class TrialRecord:
     Parameters:
         id: what its backend calls it; its run folder bears this name.
         state: `complete`, `pruned`, `failed` or `running`.
-        objective: what it reached, one number for each direction of several; None where it has none.
+        objective: what it reached, one number for each direction of several; None if it has none.
         parameters: its hyperparameters; what JSON cannot hold is written as text.
         distributions: parameter -> what it was drawn from, as `of_optuna` gives it.
         intermediate: (optimizer step, value) for each objective that was reported before the trial ended.
-        seconds: how long it took, None where that is not known.
+        seconds: how long it took, None if that is not known.
         folder: its run folder.
         error: what failed, in one line.
     """
@@ -70,7 +70,7 @@ class TrialRecord:
     error: str | None = None
 
     def objectives(self) -> list[float]:
-        """Its objectives, one for each direction; none where it has none."""
+        """Return its objectives, one for each direction; none if it has none."""
         if self.objective is None:
             return []
         return list(self.objective) if isinstance(self.objective, list | tuple) else [self.objective]
@@ -78,13 +78,13 @@ class TrialRecord:
 
 @dataclass
 class StoredSearch:
-    """A search as its record tells it.
+    """A search as its record holds it.
 
     Parameters:
         backend: `optuna`, `ray` or `wandb`, or the name of a script's own.
         directions: `maximize` or `minimize`, one for each objective.
-        name: of the study or experiment; None where it has none.
-        objective_names: one for each direction; none where they have no names.
+        name: of the study or experiment; None if it has none.
+        objective_names: one for each direction; none if they have no names.
         trials: in the order in which they began.
     """
 
@@ -122,14 +122,15 @@ class SearchRecord:
     def update(self, trials: Sequence[TrialRecord]) -> None:
         """Write the record of these trials, which are all of the search, in place of the one before.
 
-        A search goes on where its record cannot be written; that is told once.
+        If the record cannot be written, the search goes on, with one warning.
         """
         self.search.trials = list(trials)
         if not self.writes:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path, _as_text(self.search))
+            content = {"version": VERSION, **vars(self.search), "trials": [vars(trial) for trial in trials]}
+            write_whole(self.path, json.dumps(plain(without_secrets(content)), indent=1, allow_nan=False))
         except OSError as error:
             self.writes = False
             logger.warning(
@@ -139,9 +140,9 @@ class SearchRecord:
 
 
 def best_of(trials: Sequence[TrialRecord], directions: Sequence[str]) -> list[TrialRecord]:
-    """The best of the complete trials: the first with the best objective, or with several all that none surpasses.
+    """Return the first complete trial with the best objective; of several objectives, all trials that none surpasses.
 
-    A trial surpasses another one where it is better in one objective and worse in none.
+    A trial surpasses another one if it is better in one objective and worse in none.
     """
     signs = [-1.0 if direction == MAXIMIZE else 1.0 for direction in directions]
     costs: list[tuple[list[float], TrialRecord]] = []
@@ -159,7 +160,7 @@ def _surpasses(cost: list[float], other: list[float]) -> bool:
 
 
 def read_record(place: str | Path) -> StoredSearch:
-    """The search whose record lies in a folder, or is this file.
+    """Return the search whose record lies in a folder, or is this file.
 
     Raises:
         OSError: there is none, or it cannot be read.
@@ -186,35 +187,18 @@ def read_record(place: str | Path) -> StoredSearch:
     return search
 
 
-def _as_text(search: StoredSearch) -> str:
-    about = {
-        "version": VERSION,
-        "backend": search.backend,
-        "name": search.name,
-        "directions": search.directions,
-        "objective_names": search.objective_names,
-    }
-    trials = [
-        {entry.name: plain(without_secrets(getattr(trial, entry.name))) for entry in fields(trial)}
-        for trial in search.trials
-    ]
-    # One line for each trial.
-    head = json.dumps(about, indent=2, allow_nan=False)[: -len("\n}")]
-    lines = ",".join(f"\n    {json.dumps(trial, allow_nan=False)}" for trial in trials)
-    return f'{head},\n  "trials": [{lines}\n  ]\n}}\n'
-
-
 def plain(value: Any) -> Any:
-    """A value as JSON holds it: NumPy's and torch's numbers as Python's; nan, infinities and other objects as text."""
+    """Return a value as JSON holds it.
+
+    NumPy's and torch's numbers become Python's; nan, infinities and other objects become text.
+    """
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [plain(entry) for entry in value]
-    if value is None or isinstance(value, bool):
-        return value
     if isinstance(value, Enum):
         return plain(value.value)
-    if isinstance(value, str | int):
+    if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else repr(float(value))
@@ -224,7 +208,7 @@ def plain(value: Any) -> Any:
 
 
 def error_in_a_line(error: BaseException) -> str:
-    """The kind of an error and its message in one line, for the record and for progress lines."""
+    """Return the kind of an error and its message in one line, for the record and for progress lines."""
     told = " ".join(str(error).split())
     return f"{type(error).__name__}: {told}"[:LONGEST_ERROR] if told else type(error).__name__
 
@@ -237,7 +221,7 @@ def of_optuna(distribution: Any) -> dict[str, Any]:
 
     Returns:
         `{"kind": "categorical", "choices": [...]}`, or `{"kind": "float" or "int", "low", "high", "log", "step"}` with
-        both ends included and `step` None where any number between them may be drawn.
+        both ends included and `step` None if any number between them may be drawn.
     """
     if hasattr(distribution, "choices"):
         return {"kind": CATEGORICAL, "choices": plain(list(distribution.choices))}

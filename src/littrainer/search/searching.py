@@ -85,19 +85,14 @@ def searching(trainer: Any, backend: Any) -> Iterator[None]:
         vars(args).update(values)
         plugin: Any = getattr(args, "deepspeed_plugin", None)
         if plugin is not None:
-            # transformers may have been told of a trial's own one last.
+            # transformers may know the plugin of the last trial.
             plugin.select()
         follow_arguments(trainer, changed, makes_accelerator=False)
         search.arguments_after = dict(values)
 
 
 def checked_number_of_trials(n_trials: Any, backend: Any) -> int | None:
-    """Return the number of trials; None, with Optuna and with a sweep, if something else ends the search.
-
-    Raises:
-        TypeError: it is no whole number.
-        ValueError: it is below 1.
-    """
+    """Return the number of trials; None, with Optuna and with a sweep, if something else ends the search."""
     if n_trials is None and backend != HPSearchBackend.RAY:
         return None
     if isinstance(n_trials, bool) or not hasattr(n_trials, "__index__"):
@@ -109,11 +104,7 @@ def checked_number_of_trials(n_trials: Any, backend: Any) -> int | None:
 
 
 def checked_direction(direction: Any) -> str | list[str]:
-    """Return the direction of a search, or a list of them for several objectives.
-
-    Raises:
-        ValueError: a direction is unknown, or the list is empty.
-    """
+    """Return the direction of a search, or a list of them for several objectives."""
     several = isinstance(direction, (list, tuple))
     if several and not direction:
         raise ValueError("direction is an empty list; give one direction for each objective.")

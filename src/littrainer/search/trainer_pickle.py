@@ -1,4 +1,4 @@
-"""A Trainer as bytes, by which the processes of trials get it: the workers of `n_jobs`, and those of Ray Tune.
+"""A Trainer as bytes, which the processes of trials get: the workers of `n_jobs`, and Ray Tune's.
 
 cloudpickle sends by value what the script itself defines, so that the other process does not run the script.
 """
@@ -33,7 +33,7 @@ def packed(trainer: Any) -> bytes:
         pickler = _pickler(buffer, trainer)
     except ImportError as error:
         raise ImportError(
-            "Trials in several processes need cloudpickle, which is not installed: pip install 'littrainer[tune]'."
+            "Trials in several processes need cloudpickle, which is not installed: pip install cloudpickle."
         ) from error
     try:
         pickler.dump(trainer)

@@ -36,14 +36,14 @@ TRIAL_FAILURES: tuple[type[Exception], ...] = (ArithmeticError, MemoryError, Run
 
 @dataclass(slots=True)
 class SearchState:
-    """What a hyperparameter search goes by, and what it leaves for trainings after it.
+    """What a hyperparameter search uses, and what it leaves for trainings after it.
 
     Attributes:
         space, name, compute_objective: the functions that `hyperparameter_search` was given, or the default ones.
         backend: that of the search going on; None outside of one.
         last_backend: that of the last search.
-        trial, objective: those at hand, or of the last training.
-        arguments_after: the arguments as the search left them; a training goes by what the script changes in them.
+        trial, objective: the current ones, or those of the last training.
+        arguments_after: the arguments as the search left them; a training follows what the script changes in them.
         best_trial: what `apply_best` has chosen, for a model_init that takes a trial.
         seeds_of_models: trial -> the seed that its model was made with.
         seed_for_model: for trainings after `apply_best`, seed -> the model's.
@@ -157,7 +157,7 @@ def set_up_trial(trainer: Any, trial: Any) -> None:
     search = trainer.session.search
     search.trial = trial
     if trial is None and search.arguments_after is not None:
-        # A training after a search goes by what the script has set since then.
+        # A training after a search follows what the script has set since then.
         left = search.arguments_after
         changed = {name for name, value in vars(trainer.args).items() if differs(value, left.get(name))}
         if changed:
@@ -178,9 +178,6 @@ def follow_arguments(trainer: Any, changed: set[str], makes_accelerator: bool = 
     Parameters:
         changed: names of the arguments that have other values than when it was made.
         makes_accelerator: check the arguments, and make the accelerator too.
-
-    Raises:
-        ValueError, TypeError, NotImplementedError: as at the Trainer's construction.
     """
     if makes_accelerator:
         check_arguments(trainer.args)
@@ -192,7 +189,7 @@ def follow_arguments(trainer: Any, changed: set[str], makes_accelerator: bool = 
 
 
 def default_compute_objective(metrics: dict[str, float]) -> float:
-    """Return what a search goes by if nothing else is given: the evaluation loss, or the sum of all other metrics.
+    """Return the objective of a search if nothing else is given: the evaluation loss, or the sum of all other metrics.
 
     Parameters:
         metrics: what `evaluate()` returned; the epoch and speeds are no metrics.
@@ -204,11 +201,7 @@ def default_compute_objective(metrics: dict[str, float]) -> float:
 
 
 def objective_of(compute_objective: Callable[[dict[str, float]], Any], metrics: dict[str, float]) -> Any:
-    """Return the objective of an evaluation: a number, or a list of several; the same in all processes.
-
-    Raises:
-        SearchMistake: it is no number.
-    """
+    """Return the objective of an evaluation: a number, or a list of several; the same in all processes."""
     with failing_together("computing the objective"):
         value = compute_objective(dict(metrics))
         several = isinstance(value, list | tuple) or getattr(value, "shape", ()) not in ((), None)
@@ -227,7 +220,7 @@ def _number(value: Any) -> float:
 
 
 def report(trainer: Any, trial: Any, step: int, metrics: dict[str, float]) -> None:
-    """Tell Optuna, or a sweep, of an evaluation during training; outside of a search do nothing.
+    """Report an evaluation during training to Optuna, or to a sweep; outside of a search do nothing.
 
     Parameters:
         step: optimizer steps done.
@@ -253,7 +246,7 @@ def report(trainer: Any, trial: Any, step: int, metrics: dict[str, float]) -> No
     prunes = False
     # A fixed trial belongs to no study: the trial of a search's other processes is one.
     if hasattr(trial, "study"):
-        trial.report(trainer.session.search.objective, step)
+        trial.report(search.objective, step)
         prunes = trial.should_prune()
     if from_first(prunes):
         trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
@@ -272,11 +265,7 @@ def id_of(backend: Any, trial: Any) -> Any:
 
 
 def output_dir_of(trainer: Any, trial: Any) -> str:
-    """Return the folder of a training's checkpoints: of a trial `run-<id>`, or what `hp_name` calls it.
-
-    Raises:
-        SearchMistake: `hp_name` returns no name of a folder.
-    """
+    """Return the folder of a training's checkpoints: of a trial `run-<id>`, or what `hp_name` calls it."""
     if not is_of_search(trainer, trial):
         return trainer.args.output_dir
     hp_name = trainer.hp_name

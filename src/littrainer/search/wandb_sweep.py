@@ -51,7 +51,7 @@ def run_hp_search_wandb(trainer: Any, n_trials: int, direction: str, **kwargs: A
         n_trials: runs that this agent takes; with a `sweep_id` other agents may take more.
         direction: "minimize" or "maximize".
         kwargs: `sweep_id` of an existing sweep, whose space counts; else a sweep is made, with this `name`. `project`
-            and `entity` it belongs to. `metric`, as runs log it, that the sweep goes by: "eval/loss", or "objective"
+            and `entity` it belongs to. `metric`, as runs log it, that the sweep optimizes: "eval/loss", or "objective"
             for what `compute_objective` returns.
 
     Returns:
@@ -127,7 +127,7 @@ class _Sweep:
         return {"method": "random", **configuration, "metric": metric, **name}
 
     def _run_once(self) -> None:
-        """Train one trial; the agent calls this, in a thread of its own, for each run that the server gives it."""
+        """Train one trial; the agent calls this in another thread, for each run that the server gives it."""
         if self.error is not None:
             # The agent goes on after an error.
             raise self.error
@@ -164,7 +164,7 @@ class _Sweep:
         logged = sorted(name for name in dict(run.summary) if not name.startswith("_"))
         if self.metric not in logged:
             # As in transformers.
-            logger.warning("The sweep goes by metric=%r, which no run logs. They log %s.", self.metric, logged)
+            logger.warning("The sweep optimizes metric=%r, which no run logs. They log %s.", self.metric, logged)
 
 
 def _wandb() -> Any:

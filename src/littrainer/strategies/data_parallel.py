@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from littrainer.strategies.choice import TrainedModel
 
 
-# Argument -> keyword of Lightning's DDPStrategy. Where an argument is not set, torch's default holds.
+# Argument -> keyword of Lightning's DDPStrategy. If an argument is not set, torch's default holds.
 DDP_KEYWORDS: dict[str, str] = {
     "ddp_find_unused_parameters": "find_unused_parameters",
     "ddp_bucket_cap_mb": "bucket_cap_mb",
@@ -44,7 +44,7 @@ EXPLAINED_ERRORS: dict[str, str] = {
     ),
     r"Expected to mark a variable ready only once": (
         "A parameter got its gradient twice in one backward pass. With activation_checkpointing=True set "
-        "activation_checkpointing_kwargs={'use_reentrant': False} or ddp_find_unused_parameters=False; where the model "
+        "activation_checkpointing_kwargs={'use_reentrant': False} or ddp_find_unused_parameters=False; if the model "
         "runs several times for one loss, ddp_static_graph=True may help."
     ),
 }
@@ -160,6 +160,6 @@ def _refuse_what_ddp_cannot_train(model: nn.Module) -> None:
     if len(devices) > 1:
         raise ValueError(
             f"{type(model).__name__} was loaded onto several devices ({', '.join(sorted(devices))}), and several "
-            "processes train together, each with a copy on a device of its own. Load it without device_map, or start "
+            "processes train together, each with a copy on its own device. Load it without device_map, or start "
             "one process (`littrainer run --devices 1`)."
         )

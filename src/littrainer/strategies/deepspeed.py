@@ -141,7 +141,7 @@ class TrainerDeepSpeedStrategy(DeepSpeedStrategy):
 
     @contextmanager
     def model_sharded_context(self) -> Iterator[None]:
-        """Nothing to enter: the model is there, and where `from_pretrained` made it, it is sharded."""
+        """Nothing to enter: the model is there, and sharded if `from_pretrained` made it."""
         yield
 
     def setup(self, trainer: pl.Trainer) -> None:
@@ -205,7 +205,7 @@ class EngineSchedule:
         return getattr(self.scheduler, name)
 
     def get_last_lr(self) -> list[float]:
-        """The rates of the last step; 0 where the engine has skipped all steps so far, as fp16 begins."""
+        """The rates of the last step; 0 if the engine has skipped all steps so far, as fp16 begins."""
         try:
             return self.scheduler.get_last_lr()
         except AssertionError:
@@ -224,7 +224,7 @@ def optimizer_and_schedule(trainer: Any, max_steps: int, overridden: Collection[
 
     Parameters:
         max_steps: optimizer steps of the training.
-        overridden: those of `create_optimizer` and `create_scheduler` that a subclass has its own version of.
+        overridden: `create_optimizer`, `create_scheduler` or both, as far as a subclass overrides them.
 
     Raises:
         ValueError: the configuration contradicts the arguments, or what was given to the Trainer.
@@ -339,7 +339,7 @@ def _initialize(args: Any, model: Any, settings: dict[str, Any], **keywords: Any
 
 
 def _for_engine(optimizer: Any, config: DeepSpeedConfig) -> Any:
-    """An optimizer as the engine takes it; where its states lie on the host, DeepSpeed's own of that kind."""
+    """An optimizer as the engine takes it: DeepSpeed's own of that kind if its states lie on the host."""
     place = config.get_value("zero_optimization.offload_optimizer.device", "none")
     if place in (None, "none") or not config.get_value("zero_force_ds_cpu_optimizer", True):
         return optimizer

@@ -1,4 +1,4 @@
-"""Mixed precision as a Trainer has it: the model's forward runs in half precision and returns float32.
+"""Mixed precision of a Trainer: the model's forward runs in half precision and returns float32.
 
 What a Trainer computes from the outputs, such as the loss of a `compute_loss_func`, stays in float32.
 """
@@ -23,7 +23,7 @@ HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 def forward_type(args: Any) -> torch.dtype | None:
-    """What the forward pass computes in under autocast; None for the model's own precision, as DeepSpeed has it."""
+    """What the forward pass computes in under autocast; None for the model's own precision, as under DeepSpeed."""
     if asks_for_deepspeed(args):
         return None
     return FORWARD_TYPES.get(lightning_precision(args))
@@ -39,7 +39,7 @@ def run_forward_in(model: nn.Module, device_type: str, dtype: torch.dtype) -> No
         return
     forward: Any = model.forward
     model._original_forward = forward
-    # Bound to the model, so that a copy of it gets a forward of its own.
+    # Bound to the model, so that a copy of it gets its own forward.
     function = getattr(forward, "__func__", None)
     if function is None:
         model.forward = _under_autocast(forward, device_type, dtype)

@@ -36,7 +36,7 @@ class ResidentModelParallelStrategy(ModelParallelStrategy):
         replicas, shards: sizes of the first two dimensions of the mesh.
     """
 
-    # In a micro-batch, beside `block_backward_sync`: so FastEpochLoop carries it out.
+    # In a micro-batch, besides `block_backward_sync`: so FastEpochLoop carries it out.
     acts_behind_backward_passes_only = True
 
     def __init__(self, trained: TrainedModel, replicas: int, shards: int):
@@ -105,7 +105,7 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: Any) -> None:
 
 
 def exchange_parameters(optimizer: Any, names: dict[int, str], sharded: dict[str, nn.Parameter]) -> None:
-    """Put the parts of parameters, and of their states, in the place of those that an optimizer was made with.
+    """Let an optimizer hold the parts of its parameters, and of their states, instead of the whole ones.
 
     Parameters:
         names: of the parameters before, by `id`.

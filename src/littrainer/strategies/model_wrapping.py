@@ -19,7 +19,7 @@ def wrapped_model(trainer: Any) -> nn.Module:
     """Prepare the model on its device, and return what training steps call.
 
     `trainer.model` stays the user's module, so that what is saved has its names. What wrapped it once is kept: a second
-    training compiles nothing anew.
+    training compiles nothing again.
     """
     model = trainer.model
     wrapped_before = any(part is model for part in trainer.model_wrapped.modules())
@@ -36,7 +36,7 @@ def wrapped_model(trainer: Any) -> nn.Module:
 def prepared_model(
     trainer: Any, wrapped: nn.Module | None = None, data_parallel: Callable[[nn.Module], nn.Module] | None = None
 ) -> nn.Module:
-    """Let the model's forward run in mixed precision, and return it, compiled where the arguments ask for it.
+    """Let the model's forward run in mixed precision, and return it, compiled if the arguments ask for it.
 
     Parameters:
         wrapped: the model, or what an earlier training compiled it to.
@@ -60,7 +60,7 @@ def prepared_model(
 
 
 def compile_keywords(args: Any) -> dict[str, Any] | None:
-    """The keywords for `torch.compile`; None where nothing is compiled."""
+    """The keywords for `torch.compile`; None if nothing is compiled."""
     backend = (args.torch_compile_backend or NO_COMPILATION).lower()
     if not args.torch_compile or backend == NO_COMPILATION:
         return None
@@ -83,7 +83,7 @@ def move_to_device(trainer: Any) -> None:
 
 
 def follow_unfrozen_parameters(trainer: Any) -> None:
-    """Put DDP anew around a model whose trained parameters a callback has changed: gradients of further ones would not
+    """Put DDP around a model again whose trained parameters a callback has changed: gradients of further ones would not
     be exchanged.
     """
     wrapped, data_parallel = trainer.model_wrapped, _data_parallel(trainer)

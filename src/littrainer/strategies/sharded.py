@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -80,7 +80,7 @@ class ShardedStrategy(ResidentModelParallelStrategy):
         """Shard the model in place.
 
         One that is sharded already lets go of what forward passes have gathered and kept: an optimizer would train
-        that in the place of the shards.
+        that instead of the shards.
 
         Raises:
             ValueError: as `shard`.
@@ -150,25 +150,17 @@ def fully_shard_keywords(
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
     # Outputs stay as they come: the loss in the float32 that models compute it in.
-    policy: dict[str, Any] = dict.fromkeys(("param_dtype", "reduce_dtype"), computes_in)
-    if plan.mixed_precision_policy is not None:
-        policy = types_by_name(plan.mixed_precision_policy)
     keywords: dict[str, Any] = {
         "mesh": mesh,
         "reshard_after_forward": plan.reshard_after_forward,
-        "mp_policy": MixedPrecisionPolicy(**policy),
-        # Where the CPU computes, everything lies in the host's memory anyway.
+        "mp_policy": MixedPrecisionPolicy(param_dtype=computes_in, reduce_dtype=computes_in),
+        # If the CPU computes, everything lies in the host's memory anyway.
         "offload_policy": CPUOffloadPolicy() if plan.cpu_offload and device.type != "cpu" else OffloadPolicy(),
     }
     ignored = ignored_parameters(model, plan.ignored_modules)
     if ignored:
         keywords["ignored_params"] = ignored
     return keywords
-
-
-def types_by_name(policy: Mapping[str, Any]) -> dict[str, Any]:
-    """A policy of mixed precision with torch's number formats in the place of their names."""
-    return {name: getattr(torch, value) if isinstance(value, str) else value for name, value in policy.items()}
 
 
 # ---- Activations -----------------------------------------------------------------------------------------------------
@@ -288,7 +280,7 @@ class Unit(NamedTuple):
     """Modules whose parameters are gathered and freed together.
 
     Parameters:
-        reshards: whether they are freed after the forward pass, where the plan says that they are at all.
+        reshards: whether they are freed after the forward pass, if the plan says that any are.
     """
 
     modules: tuple[nn.Module, ...]

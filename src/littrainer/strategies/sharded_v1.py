@@ -17,7 +17,7 @@ from littrainer.arguments.sharding import SIZE_BASED, TRANSFORMER_BASED, Shardin
 from littrainer.distributed.layout import sharding_sizes
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.strategies.mixed_precision import forward_type, run_forward_in
-from littrainer.strategies.sharded import ignored_modules, layer_classes, types_by_name
+from littrainer.strategies.sharded import ignored_modules, layer_classes
 from littrainer.strategies.single_device import LaunchedProcesses, release_plugins, without_exchange
 
 if TYPE_CHECKING:
@@ -134,12 +134,7 @@ def first_version_keywords(args: Any, model: nn.Module) -> dict[str, Any]:
     if plan.ignored_modules is not None:
         keywords["ignored_modules"] = ignored_modules(model, plan.ignored_modules)
     dtype = forward_type(args)
-    if plan.mixed_precision_policy is not None:
-        given = types_by_name(plan.mixed_precision_policy)
-        if "cast_forward_inputs" in given:
-            given["cast_root_forward_inputs"] = given.pop("cast_forward_inputs")
-        keywords["mixed_precision"] = MixedPrecision(**given)
-    elif dtype is not None:
+    if dtype is not None:
         keywords["mixed_precision"] = MixedPrecision(param_dtype=dtype, reduce_dtype=dtype, buffer_dtype=dtype)
     if plan.cpu_ram_efficient_loading:
         keywords["param_init_fn"] = functools.partial(_without_values, device=args.device)

@@ -65,7 +65,7 @@ def load_whole_state_dict(model: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def whole_optimizer_state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
-    """The state of a sharded model's optimizer, with parameters' names in the place of their numbers."""
+    """The state of a sharded model's optimizer, with parameters' names instead of their numbers."""
     if has_flat_shards(model):
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
@@ -165,8 +165,7 @@ def _with_other_keys(state: Mapping[str, Any], key_of: Mapping[Any, Any]) -> dic
 def numbered_for(model: nn.Module, optimizer: Any, state: Mapping[str, Any]) -> dict[str, Any]:
     """An optimizer's state with the numbers of parameters, in the groups that the optimizer has them in.
 
-    Where a model is split between processes, parameters that are split and those that are whole are in groups of their
-    own, which they are not where all are whole.
+    If a model is split between processes, split parameters and whole ones are in different groups.
 
     Parameters:
         state: with the names of parameters or with their numbers.
@@ -190,7 +189,7 @@ def numbered_for(model: nn.Module, optimizer: Any, state: Mapping[str, Any]) -> 
 
 
 def numbered_as_if_whole(model: nn.Module, optimizer: Any, state: Mapping[str, Any]) -> dict[str, Any]:
-    """A sharded model's optimizer state with the numbers and groups that parameters have where none is split."""
+    """A sharded model's optimizer state with the numbers and groups that parameters have if none is split."""
     groups = _groups_of_whole_parameters(model, optimizer.param_groups)
     numbered = by_number(state, [name for names in groups for name in names])
     regrouped = _regrouped(numbered["param_groups"], [len(names) for names in groups])
@@ -198,7 +197,7 @@ def numbered_as_if_whole(model: nn.Module, optimizer: Any, state: Mapping[str, A
 
 
 def _groups_of_whole_parameters(model: nn.Module, groups: list[dict[str, Any]]) -> list[list[str]]:
-    """Names of parameters by group, in the model's order where a group is in parts."""
+    """Names of parameters by group, in the model's order if a group is in parts."""
     place_and_name = {id(one): (place, name) for place, (name, one) in enumerate(model.named_parameters())}
     number = itertools.count()
     joined: list[list[tuple[int, str]]] = []
@@ -216,7 +215,7 @@ def _groups_of_whole_parameters(model: nn.Module, groups: list[dict[str, Any]]) 
 
 
 def _regrouped(groups: list[dict[str, Any]], sizes: list[int]) -> list[dict[str, Any]] | None:
-    """Groups of other sizes, each with the settings that its parameters had; None where these had several."""
+    """Groups of other sizes, each with the settings that its parameters had; None if these had several."""
     holder = {number: index for index, group in enumerate(groups) for number in group["params"]}
     made: list[dict[str, Any]] = []
     first = 0
@@ -251,7 +250,7 @@ def spread_like(parameter: torch.Tensor, full: Any) -> Any:
 
     spread: Any = parameter
     placements = spread.placements if full.shape == spread.shape else [Replicate()] * spread.device_mesh.ndim
-    # Releases of torch that cannot be told so let the first process send each its part.
+    # Releases of torch without this option let the first process send each its part.
     can_be_told = "src_data_rank" in inspect.signature(distribute_tensor).parameters
     keywords: dict[str, Any] = {"src_data_rank": None} if can_be_told else {}
     return distribute_tensor(full.to(spread.device_mesh.device_type), spread.device_mesh, placements, **keywords)

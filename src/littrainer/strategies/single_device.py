@@ -89,7 +89,7 @@ def without_exchange(module: Any) -> AbstractContextManager[Any]:
     """A context in which the wrapped model adds gradients up in each process, unless each of them is to be exchanged.
 
     Parameters:
-        module: the module that trains; None where none does.
+        module: the module that trains; None if none does.
     """
     model = None if module is None or module.exchanges_gradients else module.owner.model_wrapped
     no_sync = getattr(model, "no_sync", None)

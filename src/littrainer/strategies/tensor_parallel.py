@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class TensorParallelStrategy(ResidentModelParallelStrategy):
-    """Layers split by a model's plan; where there are several such groups of processes, gradients are averaged."""
+    """Layers split by a model's plan; if there are several such groups of processes, gradients are averaged."""
 
     def split(self, model: nn.Module, mesh: DeviceMesh) -> None:
         """Split the model's layers in place.
@@ -132,7 +132,7 @@ def parallelize_by_plan(model: nn.Module, mesh: DeviceMesh) -> None:
     ties = _ties(model)
     _take_over_from_first(model)
     for name in _without_ties_that_would_break(styles, ties):
-        # The weights are the same everywhere by now, so that each process takes its slice of its own.
+        # The weights are the same everywhere by now, so that each process takes its slice of what it has.
         parallelize_module(model.get_submodule(name), mesh, STYLES[styles[name]].make(), src_data_rank=None)
     _tie_again(model, ties)
 

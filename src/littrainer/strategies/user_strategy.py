@@ -35,7 +35,7 @@ def fitted_strategy(given: Any, trained: TrainedModel) -> Any:
         given: a strategy, which is left as it is, or a name that Lightning knows.
 
     Raises:
-        ValueError: it starts processes of its own.
+        ValueError: it starts processes itself.
     """
     fitted: Any = strategy_for(trained) if given == "auto" else _made_to_fit(given)
     if isinstance(fitted, ParallelStrategy):
@@ -63,7 +63,7 @@ def _made_to_fit(given: Any) -> Any:
     behaviour = next((one for kind, one in FITTED if isinstance(given, kind)), None)
     if behaviour is None or isinstance(given, behaviour):
         return copy.copy(given)
-    # A strategy serves one lightning.Trainer only, and each training has one of its own.
+    # A strategy serves one lightning.Trainer only, and each training has another.
     kind = _fitted_class(type(given), behaviour)
     fitted = kind.__new__(kind)
     vars(fitted).update(vars(given))

@@ -9,8 +9,8 @@ from littrainer.arguments.report_to import SERVICES
 
 _PLACES = {
     **{service.callback.partition(":")[2]: service.callback for service in SERVICES.values()},
-    "LightningLoggersCallback": "littrainer.tracking.lightning_loggers:LightningLoggersCallback",
-    "TrackerCallback": "littrainer.tracking.base:TrackerCallback",
+    "LightningLoggersCallback": "lightning_loggers:LightningLoggersCallback",
+    "TrackerCallback": "base:TrackerCallback",
 }
 __all__ = sorted(_PLACES)
 
@@ -19,7 +19,7 @@ def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = _PLACES[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return getattr(importlib.import_module(f"littrainer.tracking.{module}"), attribute)
 
 
 def __dir__() -> list[str]:

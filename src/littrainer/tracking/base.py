@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import json
 import logging
 import numbers
 import os
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from littrainer.arguments.report_to import require_installed, tracker_label, trackers_in
 from littrainer.arguments.secrets import without_secrets
 from littrainer.callbacks.base import TrainerCallback
-from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, TRAINING_ARGS_NAME
+from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +24,9 @@ Event = TypeVar("Event", bound=Callable[..., Any])
 
 
 def survives_failure(event: Event) -> Event:
-    """Let no error of a tracker's event reach the training: it is told once, and the tracker is left alone after it.
+    """Keep errors of a tracker's event from the training: log a warning, and leave the tracker alone afterwards.
 
-    The beginning of the next training tries again. Interruptions (KeyboardInterrupt, SystemExit) pass.
+    The next training tries again. Interruptions (KeyboardInterrupt, SystemExit) pass.
     """
 
     @functools.wraps(event)
@@ -44,10 +45,9 @@ def survives_failure(event: Event) -> Event:
 
 
 class TrackerCallback(TrainerCallback):
-    """Reports a training to an experiment tracker. Services derive from it; users override `setup` of theirs.
+    """Reports a training to an experiment tracker. Each service has a subclass, whose `setup` users may override.
 
-    A service overrides `start_run` and `write_logs`; further events where it needs them, each wrapped in
-    `survives_failure`.
+    A service overrides `start_run` and `write_logs`. If it needs further events, it wraps each in `survives_failure`.
 
     Raises:
         ImportError: the service's package is not installed.
@@ -65,9 +65,9 @@ class TrackerCallback(TrainerCallback):
     has_failed: bool = False
     """Whether the service has failed; nothing more is reported to it until another training begins."""
     lightning_logger: Any = None
-    """The Lightning logger on the service's run, where there is one and `setup` has been called."""
+    """The Lightning logger on the service's run, if there is one and `setup` has been called."""
     trial_folder: Path | None = None
-    """In a hyperparameter search, the folder of the trial's checkpoints, whose name its run has too."""
+    """In a hyperparameter search, the folder of the trial's checkpoints; its run has the same name."""
     _is_trial: bool = False
 
     def __init__(self) -> None:
@@ -75,22 +75,22 @@ class TrackerCallback(TrainerCallback):
 
     @property
     def shown_name(self) -> str:
-        """What warnings call it."""
+        """Return the name that warnings use."""
         return self.service or type(self).__name__
 
     def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
-        """Begin to report; called once, on every process. Override it to start the run otherwise.
+        """Begin to report; called once, on every process. Override it to start the run in another way.
 
         Parameters:
             args, state, model: the training arguments, the Trainer's state, and the model, or None.
-            kwargs: what else events are given by keyword, such as `processing_class`; an override names what it needs.
+            kwargs: the other keywords of events, such as `processing_class`; an override names what it needs.
         """
         self._initialized = True
         if state.is_world_process_zero:
             self.start_run(args, state, model)
 
     def start_run(self, args: Any, state: Any, model: Any) -> None:
-        """Start a run and write what is known of it; called on the first process only.
+        """Start a run and write its parameters; called on the first process only.
 
         Parameters:
             args, state, model: the training arguments, the Trainer's state, and the model, or None.
@@ -100,13 +100,13 @@ class TrackerCallback(TrainerCallback):
         """Write logged values; called on the first process only.
 
         Parameters:
-            logs: values by name, as `Trainer.log` got them.
+            logs: the values by name, as they were given to `Trainer.log`.
             args, state: the training arguments and the Trainer's state, whose `global_step` counts optimizer steps.
             model: the model, or None.
         """
 
     def write_prediction_metrics(self, metrics: dict[str, Any], args: Any, state: Any) -> None:
-        """Write the metrics of `predict()`; called on the first process only, where `reports_predictions`.
+        """Write the metrics of `predict()`; called on the first process only, if `reports_predictions`.
 
         Parameters:
             metrics: values by name.
@@ -120,7 +120,7 @@ class TrackerCallback(TrainerCallback):
         self.set_up_once(args, state, model, **kwargs)
 
     def begin_training(self, args: Any, state: Any) -> None:
-        """A training begins: where it is a trial, or follows one, let it have a run of its own."""
+        """Let a training that is a trial, or follows one, have another run."""
         follows_trial, self._is_trial = self._is_trial, state.is_hyper_param_search
         if self._is_trial or follows_trial:
             if follows_trial and self._initialized and state.is_world_process_zero:
@@ -128,11 +128,11 @@ class TrackerCallback(TrainerCallback):
             self._initialized = False
 
     def end_trial(self) -> None:
-        """End the run of a trial, if it is open; called on the first process only. By default as `release` does."""
+        """End the run of a trial, if it is open; called on the first process only. By default it calls `release`."""
         self.release()
 
     def run_name(self, args: Any, state: Any) -> str | None:
-        """What a run is called: `args.run_name`, and after it the name of the trial, in a search.
+        """Return the name of the run: `args.run_name`, followed by the name of the trial in a search.
 
         Parameters:
             args, state: the training arguments and the Trainer's state.
@@ -140,7 +140,7 @@ class TrackerCallback(TrainerCallback):
         return "-".join(part for part in (args.run_name, self.trial_name(state)) if part) or None
 
     def trial_name(self, state: Any) -> str | None:
-        """What a trial is called, by `hp_name` or else by its folder; None outside of a search."""
+        """Return the name that `hp_name` gave the trial, or else the name of its folder; None outside of a search."""
         if not state.is_hyper_param_search:
             return None
         return state.trial_name or (None if self.trial_folder is None else self.trial_folder.name)
@@ -156,7 +156,7 @@ class TrackerCallback(TrainerCallback):
     def on_predict(
         self, args: Any, state: Any, control: Any, metrics: Any = None, model: Any = None, **kwargs: Any
     ) -> None:
-        """Report the metrics of a prediction, where the service takes them."""
+        """Report the metrics of a prediction, if the service takes them."""
         if self.reports_predictions:
             self.set_up_once(args, state, model, **kwargs)
             if state.is_world_process_zero:
@@ -164,11 +164,13 @@ class TrackerCallback(TrainerCallback):
 
     @survives_failure
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Upload the checkpoint, if the service is asked to."""
+        """Upload the checkpoint, if `uploads_checkpoints`."""
         if self.uploads_checkpoints and self._initialized and state.is_world_process_zero:
-            folder = newest_checkpoint(args, state, self.trial_folder)
-            if folder is not None:
+            folder = Path(self.trial_folder or args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+            if folder.is_dir():
                 self.write_checkpoint(folder, args, state)
+            else:
+                logger.warning("The checkpoint %s is not uploaded, since there is no such folder.", folder)
 
     def write_checkpoint(self, folder: Path, args: Any, state: Any) -> None:
         """Upload a checkpoint; called on the first process only, if `uploads_checkpoints`.
@@ -187,7 +189,7 @@ class TrackerCallback(TrainerCallback):
             self.end_run(args, state, model, processing_class)
 
     def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
-        """Write what belongs to a training that is complete, and end its run; called on the first process only.
+        """Write the results of a complete training, and end its run; called on the first process only.
 
         Parameters:
             args, state, model, processing_class: the training arguments, the Trainer's state, the model, and the
@@ -196,12 +198,12 @@ class TrackerCallback(TrainerCallback):
 
     @survives_failure
     def on_training_failed(self, args: Any, state: Any, error: BaseException) -> None:
-        """Training has ended with an error or an interruption, and no `on_train_end` will come."""
+        """End the run of a training that has ended with an error or an interruption."""
         if self._initialized and state.is_world_process_zero:
             self.end_failed_run(args, state, error)
 
     def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
-        """Mark the run as failed; called on the first process only. By default it ends as `release` does.
+        """Mark the run as failed; called on the first process only. By default it calls `release`.
 
         Parameters:
             args, state: the training arguments and the Trainer's state.
@@ -219,10 +221,10 @@ class TrackerCallback(TrainerCallback):
             self._initialized = True
 
     def give_up(self, error: BaseException) -> None:
-        """Report nothing more in this training, say why, and let go of the run."""
+        """Report nothing more in this training, log why, and release the run."""
         self.has_failed = True
         logger.warning(
-            "Reporting to %s failed (%s: %.300s). Training goes on, and nothing more is reported there.",
+            "Reporting to %s failed (%s: %.300s). Training continues, and nothing more is reported there.",
             self.shown_name,
             type(error).__name__,
             next(iter(str(error).splitlines()), ""),
@@ -233,19 +235,19 @@ class TrackerCallback(TrainerCallback):
             self.release()
 
     def release(self) -> None:
-        """Close the file or end the run that is open, since the training or the service has failed."""
+        """Close the file or end the run that is open, because the training or the service has failed."""
 
     def card_badge(self) -> str | None:
-        """What leads readers of the model card to the run, in Markdown; None where nothing is to be shown."""
+        """Return a link to the run for the model card, in Markdown, or None."""
         return None
 
     def lightning_loggers(self) -> list[Any]:
-        """Loggers for a `lightning.Trainer`, by which Lightning's callbacks write to the same run."""
+        """Return loggers for a `lightning.Trainer`, so that Lightning's callbacks write to the same run."""
         return []
 
 
 def model_config_of(model: Any) -> dict[str, Any]:
-    """A model's configuration as a dict without secrets; an empty one where it has none."""
+    """Return a model's configuration as a dict without secrets, or an empty dict."""
     config = getattr(model, "config", None)
     if config is None:
         return {}
@@ -253,23 +255,16 @@ def model_config_of(model: Any) -> dict[str, Any]:
 
 
 def shown_arguments(args: Any) -> dict[str, Any]:
-    """The training arguments as plain values, with secrets masked wherever they stand."""
+    """Return the training arguments as plain values, with secrets masked."""
     shown = {**args.to_dict(), "report_to": [tracker_label(tracker) for tracker in trackers_in(args.report_to)]}
     if "lightning" in shown:
-        # Loggers and plugins among its values have attributes that tell secrets.
-        shown["lightning"] = _plain_or_class_name(args.lightning)
+        # Loggers and plugins among its values may have secrets as attributes.
+        shown["lightning"] = json.loads(json.dumps(args.lightning, default=_path_or_class_name))
     return without_secrets(shown)
 
 
-def _plain_or_class_name(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain_or_class_name(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain_or_class_name(item) for item in value]
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    is_plain = value is None or isinstance(value, (bool, int, float, str))
-    return value if is_plain else getattr(value, "__name__", type(value).__name__)
+def _path_or_class_name(value: Any) -> str:
+    return os.fspath(value) if isinstance(value, os.PathLike) else getattr(value, "__name__", type(value).__name__)
 
 
 def flattened(nested: dict[str, Any], separator: str, prefix: str = "") -> dict[str, Any]:
@@ -283,7 +278,7 @@ def flattened(nested: dict[str, Any], separator: str, prefix: str = "") -> dict[
 
 
 def hyperparameters(args: Any, model: Any) -> dict[str, Any]:
-    """What most services show as the parameters of a run: the model's configuration, and the arguments over it."""
+    """Return what most services show as parameters of a run: the model's configuration, updated by the arguments."""
     found = {**model_config_of(model), **shown_arguments(args)}
     peft_config = getattr(model, "peft_config", None)
     return found if peft_config is None else {"peft_config": peft_config, **found}
@@ -291,34 +286,34 @@ def hyperparameters(args: Any, model: Any) -> dict[str, Any]:
 
 # ---- Names and values of metrics -------------------------------------------------------------------------------------
 
-# Splits whose metrics carry their name as a prefix; all else belongs to the training.
+# Splits whose metrics have their name as a prefix; all other values belong to the training.
 PREFIXED_SPLITS = ("eval", "test")
 
-# Results of a whole training: some services keep them as the summary of the run and not as a curve.
+# Results of a whole training, which some services keep as the summary of the run and not as a curve.
 SUMMARY_VALUES = ("train_loss", "total_flos", "train_runtime", "train_samples_per_second", "train_steps_per_second")
 
-# What has been warned about: service and name.
-_told: set[tuple[str, str]] = set()
+# Service and name of values that a warning has named.
+_warned: set[tuple[str, str]] = set()
 
 
 def split_and_name(name: str) -> tuple[str, str]:
-    """The split of a metric, and its name in it: `eval_accuracy` is `accuracy` of `eval`, `loss` is of `train`."""
+    """Return the split of a metric and its name there: `eval` and `accuracy` for `eval_accuracy`."""
     split = next((split for split in PREFIXED_SPLITS if name.startswith(f"{split}_")), "train")
     return split, name.removeprefix(f"{split}_") if split in PREFIXED_SPLITS else name
 
 
 def with_tracked_names(logs: dict[str, Any]) -> dict[str, Any]:
-    """Logged values under the names that trackers show, with the split in front: `train/loss`, `eval/accuracy`."""
+    """Return logged values under the names that trackers show: `train/loss`, `eval/accuracy`."""
     return {"/".join(split_and_name(name)): value for name, value in logs.items()}
 
 
 def without_summary(logs: dict[str, Any]) -> dict[str, Any]:
-    """Logged values without the results of a whole training, under the names that trackers show."""
+    """Return logged values without the results of a whole training, under the names that trackers show."""
     return with_tracked_names({name: value for name, value in logs.items() if name not in SUMMARY_VALUES})
 
 
 def as_number(value: Any) -> float | int | None:
-    """A value as a plain number: tensors and arrays of one number too; None for everything else."""
+    """Return a number, or a tensor or array of one number, as a plain number; None for everything else."""
     if isinstance(value, numbers.Real):
         return value if isinstance(value, (int, float)) else float(value)
     if getattr(value, "size", None) == 1 or (hasattr(value, "numel") and value.numel() == 1):
@@ -328,7 +323,7 @@ def as_number(value: Any) -> float | int | None:
 
 
 def only_numbers(logs: dict[str, Any], service: str) -> dict[str, float | int]:
-    """The values that a service can draw as curves; each other one is named in a warning, once.
+    """Return the values that a service can draw as curves; warn once about each of the others.
 
     Parameters:
         service: the service's name, for the warning.
@@ -344,35 +339,17 @@ def only_numbers(logs: dict[str, Any], service: str) -> dict[str, float | int]:
 
 
 def warn_of_left_out(service: str, name: str, value: Any) -> None:
-    """Say once for each service and name that a value is not reported, since it is no number."""
-    if (service, name) not in _told:
-        _told.add((service, name))
-        told = "%s: the logged value %r is left out, since it is a %s and no number: %.80r."
-        logger.warning(told, service, name, type(value).__name__, value)
-
-
-# ---- Models and checkpoints as files ---------------------------------------------------------------------------------
-
-
-def newest_checkpoint(args: Any, state: Any, trial_folder: Path | None = None) -> Path | None:
-    """The checkpoint of the current optimizer step; None, with a warning, where there is none.
-
-    Parameters:
-        trial_folder: where a trial's checkpoints lie; `output_dir` outside of a search.
-    """
-    folder = Path(trial_folder or args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
-    if folder.is_dir():
-        return folder
-    logger.warning("The checkpoint %s is not uploaded, since there is no such folder.", folder)
-    return None
+    """Warn, once for each service and name, that a value is not reported because it is not a number."""
+    if (service, name) not in _warned:
+        _warned.add((service, name))
+        message = "%s: the logged value %r is left out, because it is a %s and not a number: %.80r."
+        logger.warning(message, service, name, type(value).__name__, value)
 
 
 def write_final_model(folder: str, args: Any, model: Any, processing_class: Any) -> None:
     """Write a model as `Trainer.save_model` does."""
-    from littrainer.checkpoint.arguments_file import write_arguments
     from littrainer.checkpoint.weights import write_weights
+    from littrainer.checkpoint.writer import write_companions
 
     write_weights(model, folder)
-    if processing_class is not None:
-        processing_class.save_pretrained(folder)
-    write_arguments(args, os.path.join(folder, TRAINING_ARGS_NAME))
+    write_companions(folder, args, processing_class)

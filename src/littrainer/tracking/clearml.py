@@ -23,24 +23,24 @@ from littrainer.tracking.base import (
 logger = logging.getLogger(__name__)
 
 SINGLE_VALUES = (*SUMMARY_VALUES, "epoch")
-# A clone of the task that a ClearML agent runs takes its values from the server where this parameter is switched off.
+# A clone of the task that a ClearML agent runs takes its values from the server if this parameter is off.
 IGNORE_ARGUMENTS = "_ignore_hparams_ui_overrides_"
 IGNORE_MODEL_CONFIG = "_ignore_model_config_ui_overrides_"
 IGNORE_DESCRIPTION = "If true, values changed on the server have no effect when this task is run remotely"
 
 
 class ClearMLCallback(TrackerCallback):
-    """Reports to ClearML; see `start_run` for what the environment decides.
+    """Reports to ClearML; `start_run` lists the environment variables.
 
-    A task that is current (`clearml.Task.init`) is used and left open. One that this callback starts is closed when
-    the training ends, and what is logged later goes to it too; the next training starts another.
+    The current task (`clearml.Task.init`) is used and left open. A task that this callback starts is closed when the
+    training ends, and gets later logs too; the next training starts another.
     """
 
     service = "clearml"
     log_suffix: str = ""
-    """What follows the names of the second and later trainings on one task, for they would cover the first one's."""
+    """Follows the names of the second and later trainings on one task, which would overwrite those of the first."""
 
-    # Trainings that have reported to the task that is current, whichever callback they had.
+    # Trainings that have reported to the current task, with any callback.
     _train_run_counter: ClassVar[int] = 0
     _hparams_section = "Transformers"
     _model_config_section = "Model Configuration"
@@ -55,7 +55,6 @@ class ClearMLCallback(TrackerCallback):
         self._checkpoints_saved: list[Any] = []
 
     def begin_training(self, args: Any, state: Any) -> None:
-        """A task that was closed is followed by another."""
         super().begin_training(args, state)
         self._checkpoints_saved = []
         if self._clearml_task is not None and self._clearml.Task.current_task() is None:
@@ -64,8 +63,8 @@ class ClearMLCallback(TrackerCallback):
     def start_run(self, args: Any, state: Any, model: Any) -> None:
         """Start a task, unless one is current, and write arguments and the model's configuration.
 
-        Environment variables: CLEARML_PROJECT and CLEARML_TASK name the task that is started; CLEARML_LOG_MODEL says
-        whether checkpoints are uploaded: by default they are to such a task, and not to one that the script started.
+        Environment variables: CLEARML_PROJECT and CLEARML_TASK name the task that is started; CLEARML_LOG_MODEL uploads
+        checkpoints. By default they are uploaded to such a task, and not to a task that the script started.
         """
         task_class = self._clearml.Task
         self._clearml_task = task_class.current_task() if task_class.running_locally() else None
@@ -74,8 +73,8 @@ class ClearMLCallback(TrackerCallback):
             ClearMLCallback._train_run_counter = 0
             self._clearml_task = task_class.init(
                 project_name=os.environ.get("CLEARML_PROJECT", "HuggingFace Transformers"),
-                task_name=self._task_name(state),
-                # ClearML would take that of the trial before, which has the same name, for a failed try of this one.
+                task_name="-".join(filter(None, (os.environ.get("CLEARML_TASK", "Trainer"), self.trial_name(state)))),
+                # ClearML would take the task of the trial before, with the same name, for a failed try of this one.
                 reuse_last_task_id=not state.is_hyper_param_search,
                 auto_connect_frameworks={"tensorboard": False, "pytorch": False},
                 output_uri=True,
@@ -100,10 +99,6 @@ class ClearMLCallback(TrackerCallback):
             about = f"The configuration of model number {count}."
             config = model_config_of(model)
             self._clearml_task.set_configuration_object(name=name, config_dict=config, description=about)
-
-    def _task_name(self, state: Any) -> str:
-        name, trial = os.environ.get("CLEARML_TASK", "Trainer"), self.trial_name(state)
-        return name if trial is None else f"{name}-{trial}"
 
     def _server_decides(self, switch: str) -> bool:
         name, task = f"{self._hparams_section}{self.log_suffix}/{switch}", self._clearml_task
@@ -141,11 +136,10 @@ class ClearMLCallback(TrackerCallback):
             del self._checkpoints_saved[0]
 
     def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
-        """Close the task, if this callback started it."""
         self.release()
 
     def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
-        """Mark the task as failed, or as stopped where the training was interrupted, if this callback started it."""
+        """Mark the task as failed, or as stopped if the training was interrupted."""
         if self._closes_task and self._clearml_task is not None:
             if isinstance(error, Exception) and not is_a(error, "pruned trial"):
                 self._clearml_task.mark_failed(status_reason=type(error).__name__, status_message=str(error))
@@ -154,7 +148,6 @@ class ClearMLCallback(TrackerCallback):
         self.release()
 
     def release(self) -> None:
-        """Close the task, if this callback started it."""
         if self._closes_task and self._clearml_task is not None:
             self._closes_task = False
             self._clearml_task.close()

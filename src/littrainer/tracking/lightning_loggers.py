@@ -9,29 +9,24 @@ from typing import Any
 from littrainer.callbacks.handler import CallbackHandler
 from littrainer.data.limits import HasKeywords, development_batches, further_keywords
 from littrainer.errors.lazy_isinstance import is_a
-from littrainer.tracking.base import (
-    TrackerCallback,
-    hyperparameters,
-    only_numbers,
-    with_tracked_names,
-)
+from littrainer.tracking.base import TrackerCallback, hyperparameters, only_numbers, with_tracked_names
 
-# What Lightning reads of a logger -> its value as long as the run has not started.
+# What Lightning reads from a logger -> its value before the run starts.
 BEFORE_ITS_RUN = {"name": "", "version": "", "save_dir": None, "log_dir": None, "group_separator": "/"}
-# Methods of a shared logger by which Lightning writes, and those that are its tracker's business. What Lightning trains
+# Methods of a shared logger with which Lightning writes, and methods that only its tracker calls. What Lightning trains
 # is a wrapper around the model, whose graph nobody wants.
 WRITING = ("log_metrics", "log_hyperparams", "after_save_checkpoint")
 OF_THE_TRACKER = ("log_graph", "save", "finalize")
 
 
 class SharedLogger:
-    """A Lightning logger that a `lightning.Trainer` may write to, but neither ends nor brings down the training.
+    """A Lightning logger that a `lightning.Trainer` may write to, without ending the run or failing the training.
 
-    It stands for the logger, `isinstance` included. Its tracker callback starts and ends the run.
+    It behaves as the logger, `isinstance` included. Its tracker callback starts and ends the run.
 
     Parameters:
-        tracker: the callback that it belongs to, told of failures.
-        find: gives the logger, or None as long as there is no run.
+        tracker: the callback that it belongs to; it is called when the logger fails.
+        find: returns the logger, or None before there is a run.
     """
 
     def __init__(self, tracker: TrackerCallback, find: Callable[[], Any]):
@@ -82,8 +77,16 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     pass
 
 
+def _for_each_tracker(name: str) -> Any:
+    def event(self: LightningLoggersCallback, *given: Any, **keywords: Any) -> None:
+        for tracker in self.trackers:
+            getattr(tracker, name)(*given, **keywords)
+
+    return event
+
+
 class LightningLoggersCallback(TrackerCallback):
-    """Reports to Lightning loggers, as `report_to` may hold them: hyperparameters once, and each logged value.
+    """Reports to the Lightning loggers in `report_to`: hyperparameters once, and each logged value.
 
     Parameters:
         loggers: the loggers.
@@ -96,36 +99,20 @@ class LightningLoggersCallback(TrackerCallback):
 
     @property
     def loggers(self) -> list[Any]:
-        """The loggers as they were given."""
+        """Return the loggers that were given."""
         return [tracker.lightning_logger for tracker in self.trackers]
 
-    def on_train_begin(self, *event: Any, **kwargs: Any) -> None:
-        """Write the hyperparameters to those that have none, and try those again that failed."""
-        self._tell_each("on_train_begin", *event, **kwargs)
-
-    def on_log(self, *event: Any, **kwargs: Any) -> None:
-        """Write metrics under the names that trackers show."""
-        self._tell_each("on_log", *event, **kwargs)
-
-    def on_train_end(self, *event: Any, **kwargs: Any) -> None:
-        """End each logger's run."""
-        self._tell_each("on_train_end", *event, **kwargs)
-
-    def on_training_failed(self, *event: Any, **kwargs: Any) -> None:
-        """End each logger's run as a failed one, unless it was pruned."""
-        self._tell_each("on_training_failed", *event, **kwargs)
-
-    def _tell_each(self, name: str, *event: Any, **kwargs: Any) -> None:
-        for tracker in self.trackers:
-            getattr(tracker, name)(*event, **kwargs)
+    on_train_begin, on_log, on_train_end, on_training_failed = map(
+        _for_each_tracker, ("on_train_begin", "on_log", "on_train_end", "on_training_failed")
+    )
 
     def lightning_loggers(self) -> list[Any]:
-        """The loggers, for a `lightning.Trainer`."""
+        """Return the loggers for a `lightning.Trainer`."""
         return [shared for tracker in self.trackers for shared in tracker.lightning_loggers()]
 
 
 class _OneLogger(TrackerCallback):
-    """One of several loggers: when it fails, the others go on."""
+    """One of several loggers; if it fails, the others go on."""
 
     def __init__(self, lightning_logger: Any):
         self.lightning_logger = lightning_logger
@@ -167,21 +154,20 @@ class _OneLogger(TrackerCallback):
 
 
 def loggers_of(callbacks: Iterable[Any]) -> list[Any]:
-    """Return loggers for a `lightning.Trainer`, on the runs of the trackers among a Trainer's callbacks.
+    """Return loggers for a `lightning.Trainer` that write to the runs of a Trainer's trackers.
 
-    Lightning's callbacks write to them. What a tracker callback starts only when training begins is found when it is
-    used first.
+    Lightning's callbacks write to them. A run that starts with the training is found when it is used first.
     """
     trackers = [callback for callback in callbacks if isinstance(callback, TrackerCallback)]
     return [shared for tracker in trackers for shared in tracker.lightning_loggers()]
 
 
 def adopt_loggers(source: HasKeywords, handler: CallbackHandler) -> None:
-    """Make trackers of the loggers that were given by `lightning={"logger": ...}`, as `report_to` has them.
+    """Add trackers for the loggers in `lightning={"logger": ...}`, as for loggers in `report_to`.
 
     Parameters:
-        source: what the keywords for `lightning.Trainer` were given to.
-        handler: takes the trackers.
+        source: holds the keywords for `lightning.Trainer`.
+        handler: gets the trackers.
     """
     given = further_keywords(source).get("logger")
     if development_batches(source):

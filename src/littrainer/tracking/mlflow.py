@@ -1,4 +1,4 @@
-"""MLflow, by Lightning's MLFlowLogger on MLflow's active run; and DagsHub, whose server is one of MLflow's."""
+"""MLflow, with Lightning's MLFlowLogger on MLflow's active run; and DagsHub, which runs an MLflow server."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ from typing import Any
 
 from littrainer.arguments.report_to import SERVICES, environment_says
 from littrainer.errors.lazy_isinstance import is_a
-from littrainer.tracking.base import (
-    TrackerCallback,
-    flattened,
-    model_config_of,
-    only_numbers,
-    shown_arguments,
-)
+from littrainer.tracking.base import TrackerCallback, flattened, model_config_of, only_numbers, shown_arguments
 from littrainer.tracking.lightning_loggers import SharedLogger
 
 logger = logging.getLogger(__name__)
@@ -27,10 +21,10 @@ NOT_IN_NAMES = re.compile(r"[^0-9A-Za-z_\-. :/]")
 
 
 class MLflowCallback(TrackerCallback):
-    """Reports to MLflow; see `start_run` for what the environment decides.
+    """Reports to MLflow; `start_run` lists the environment variables.
 
-    An active run (`mlflow.start_run`) is used and left open. One that this callback starts ends with the training, as
-    failed where the training fails; what is logged later goes to it too, unless another run is active.
+    An active run (`mlflow.start_run`) is used and left open. A run that this callback starts ends with the training, as
+    failed if the training fails; later logs go to it too, unless another run is active.
 
     Raises:
         ImportError: MLflow is not installed, or DISABLE_MLFLOW_INTEGRATION is set.
@@ -52,10 +46,10 @@ class MLflowCallback(TrackerCallback):
         self._pending: Any = None
 
     def begin_training(self, args: Any, state: Any) -> None:
-        """A run of an earlier training is not gone on with where it has ended, or the script has started another."""
+        """Start another run if the one of the last training has ended, or if the script has started another."""
         was_initialized = self._initialized
         super().begin_training(args, state)
-        # One that the script has open takes all trials, and the parameters of the first: MLflow lets none be changed.
+        # A run of the script takes all trials, and the parameters of the first: MLflow lets none be changed.
         is_same = self._active_run_id() == self._run_id_written_to()
         is_nested = self._is_trial and environment_says("MLFLOW_NESTED_RUN")
         self._initialized = was_initialized and is_same and not is_nested
@@ -63,8 +57,8 @@ class MLflowCallback(TrackerCallback):
     def start_run(self, args: Any, state: Any, model: Any) -> None:
         """Start a run, unless one is active, and write arguments and the model's configuration as its parameters.
 
-        Environment variables: MLFLOW_TRACKING_URI is the server or store; MLFLOW_EXPERIMENT_NAME the experiment,
-        created where there is none; MLFLOW_RUN_ID a run to go on with; MLFLOW_NESTED_RUN starts the run inside the
+        Environment variables: MLFLOW_TRACKING_URI is the server or store; MLFLOW_EXPERIMENT_NAME is the experiment,
+        created if it does not exist; MLFLOW_RUN_ID is a run to continue; MLFLOW_NESTED_RUN starts the run inside the
         active one; MLFLOW_TAGS holds tags as a JSON object; MLFLOW_FLATTEN_PARAMS writes nested parameters one by one;
         MLFLOW_MAX_LOG_PARAMS limits their number; HF_MLFLOW_LOG_ARTIFACTS uploads each checkpoint.
         """
@@ -110,13 +104,13 @@ class MLflowCallback(TrackerCallback):
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
         self._raise_earlier_failure()
         run_id = self._run_logger().run_id
-        # The end of a run waits for what is being written to it; nothing would wait for what comes after the end.
+        # The end of a run waits for what is being written; nothing waits for what is written after it.
         has_ended = self._active_run_id() is None
         numbers = {NOT_IN_NAMES.sub("_", name): value for name, value in only_numbers(logs, self.service).items()}
         self._pending = self._ml_flow.log_metrics(numbers, step=state.global_step, synchronous=has_ended, run_id=run_id)
 
     def _raise_earlier_failure(self) -> None:
-        # MLflow writes in the background, and tells of what went wrong only those who ask.
+        # MLflow writes in the background, and raises an error only when asked.
         pending, futures = self._pending, getattr(self._pending, "_operation_futures", ())
         if futures and all(future.done() for future in futures):
             self._pending = None
@@ -144,7 +138,6 @@ class MLflowCallback(TrackerCallback):
         return None if self.lightning_logger is None else self.lightning_logger.run_id
 
     def lightning_loggers(self) -> list[Any]:
-        """The MLFlowLogger, once there is a run."""
         return [SharedLogger(self, lambda: self._run_logger() if self._initialized else None)]
 
     def write_checkpoint(self, folder: Path, args: Any, state: Any) -> None:
@@ -152,20 +145,18 @@ class MLflowCallback(TrackerCallback):
         run_logger.experiment.log_artifacts(run_logger.run_id, str(folder), artifact_path=folder.name)
 
     def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
-        """End the run, if this callback started it."""
         self._end_run("FINISHED")
 
     def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
-        """End the run as failed, or as killed where the training was interrupted, if this callback started it."""
+        """End the run as failed, or as killed if the training was interrupted."""
         failed = "FAILED" if isinstance(error, Exception) else "KILLED"
         self._end_run("FINISHED" if is_a(error, "pruned trial") else failed)
 
     def end_trial(self) -> None:
-        """End the run, if this callback started it."""
         self._end_run("FINISHED")
 
     def release(self) -> None:
-        """End the run as failed, if this callback started it: MLflow would take it for the active one."""
+        """End the run as failed; MLflow would take it for the active one."""
         self._pending = None
         self._end_run("FAILED")
 
@@ -185,9 +176,8 @@ class DagsHubCallback(MLflowCallback):
     def start_run(self, args: Any, state: Any, model: Any) -> None:
         """Start a run, as `MLflowCallback.start_run` does.
 
-        Environment variables beside those: MLFLOW_TRACKING_URI names the repository, and has to be set, as
-        `dagshub.init()` does it; HF_DAGSHUB_LOG_ARTIFACTS uploads the output_dir when training ends, into the branch
-        BRANCH (main by default).
+        Further environment variables: MLFLOW_TRACKING_URI names the repository and must be set, as by `dagshub.init()`;
+        HF_DAGSHUB_LOG_ARTIFACTS uploads the output_dir when training ends, into the branch BRANCH (default: main).
 
         Raises:
             RuntimeError: MLFLOW_TRACKING_URI is not set, or names no repository.
@@ -205,7 +195,6 @@ class DagsHubCallback(MLflowCallback):
         super().start_run(args, state, model)
 
     def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
-        """Upload the output_dir, if HF_DAGSHUB_LOG_ARTIFACTS asks for it, and end the run."""
         if self.log_artifacts:
             self.repo.directory("artifacts").add_dir(args.output_dir)
         super().end_run(args, state, model, processing_class)

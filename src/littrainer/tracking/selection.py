@@ -1,4 +1,4 @@
-"""From `report_to` to the callbacks that report, and what they learn of a trial."""
+"""The callbacks that `report_to` asks for, and what they learn about a trial."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def trackers_for(report_to: Any) -> list[Any]:
-    """The callbacks that report to what `report_to` names.
+    """Return callbacks that report to what `report_to` names.
 
     Parameters:
         report_to: names, `"all"`, `"none"`, None, Lightning loggers, or a list of names and loggers.
@@ -47,7 +47,7 @@ def trackers_for(report_to: Any) -> list[Any]:
 
 
 def tracker_classes(report_to: Any) -> list[type]:
-    """The callback classes of the services that `report_to` names.
+    """Return the callback classes of the services that `report_to` names.
 
     Raises:
         ValueError: a name is unknown.
@@ -57,21 +57,17 @@ def tracker_classes(report_to: Any) -> list[type]:
 
 
 def tracker_class(name: Any) -> type:
-    """The callback class of a service, or one that a script has entered into transformers' table under that name.
+    """Return the callback class of a service, or one that a script has added to transformers' table under that name.
 
     Raises:
         ValueError: the name is unknown.
     """
-    if name not in {*SERVICES, *TAKEN_ELSEWHERE} and name in (entered := _entered_into_transformers()):
-        return entered[name]
+    added = getattr(sys.modules.get("transformers.integrations.integration_utils"), "INTEGRATION_TO_CALLBACK", {})
+    if name not in {*SERVICES, *TAKEN_ELSEWHERE} and name in added:
+        return added[name]
     require_known(name)
     module, _, class_name = SERVICES[name].callback.partition(":")
-    return getattr(importlib.import_module(module), class_name)
-
-
-def _entered_into_transformers() -> dict[str, type]:
-    module = sys.modules.get("transformers.integrations.integration_utils")
-    return getattr(module, "INTEGRATION_TO_CALLBACK", {})
+    return getattr(importlib.import_module(f"littrainer.tracking.{module}"), class_name)
 
 
 def _is_wanted(name: Any) -> bool:
@@ -85,10 +81,10 @@ def _is_wanted(name: Any) -> bool:
 
 
 def tell_trackers_of_trial(callbacks: Iterable[Any], folder: str | None) -> None:
-    """Let the trackers know the folder of the trial that begins, after which its runs are called.
+    """Give the trackers the folder of the trial that begins, which their runs are named after.
 
     Parameters:
-        callbacks: those of a Trainer.
+        callbacks: the callbacks of a Trainer.
         folder: where the trial saves; None for a training outside of a search.
     """
     for callback in callbacks:

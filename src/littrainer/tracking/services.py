@@ -41,7 +41,6 @@ class AzureMLCallback(TrackerCallback):
 
     @survives_failure
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Look up the job's run, unless one was given."""
         from azureml.core.run import Run
 
         if self.azureml_run is None and state.is_world_process_zero:
@@ -57,8 +56,8 @@ class AzureMLCallback(TrackerCallback):
 class CodeCarbonCallback(TrackerCallback):
     """Measures a training with CodeCarbon, one process of each node; emissions.csv is written into `output_dir`.
 
-    CodeCarbon's own environment variables and .codecarbon.config hold. `tracker` may be set to a tracker of the
-    script's own, an `OfflineEmissionsTracker` say, before the callback is given to a Trainer.
+    CodeCarbon reads its environment variables and .codecarbon.config. A script may set `tracker`, for instance to an
+    `OfflineEmissionsTracker`, before it gives the callback to a Trainer.
 
     Raises:
         RuntimeError: torch runs on ROCm, whose devices CodeCarbon does not measure.
@@ -79,30 +78,23 @@ class CodeCarbonCallback(TrackerCallback):
 
     @survives_failure
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Make the tracker, unless there is one."""
         if self.tracker is None and state.is_local_process_zero:
             os.makedirs(args.output_dir, exist_ok=True)
             self.tracker = self._codecarbon.EmissionsTracker(output_dir=args.output_dir)
 
     @survives_failure
     def on_train_begin(self, args: Any, state: Any, *event: Any, **kwargs: Any) -> None:
-        """Begin to measure."""
         if self.tracker is not None and state.is_local_process_zero:
             self.tracker.start()
             self._measures = True
 
     @survives_failure
     def on_train_end(self, *event: Any, **kwargs: Any) -> None:
-        """Stop to measure, and write the emissions."""
         self.release()
 
-    @survives_failure
-    def on_training_failed(self, *event: Any, **kwargs: Any) -> None:
-        """Stop to measure, and write the emissions so far."""
-        self.release()
+    on_training_failed = on_train_end
 
     def release(self) -> None:
-        """Stop to measure, and write the emissions so far."""
         if self.tracker is not None and self._measures:
             self._measures = False
             self.tracker.stop()
@@ -112,9 +104,9 @@ MODES = ("get", "get_or_create", "create")
 
 
 class CometCallback(TrackerCallback):
-    """Reports to Comet; see `start_run` for what the environment decides.
+    """Reports to Comet; `start_run` lists the environment variables.
 
-    The experiment stays open after training, for the script to log more to; the end of the process closes it.
+    The experiment stays open after training, so that the script can log more; the end of the process closes it.
     """
 
     service = "comet_ml"
@@ -126,18 +118,17 @@ class CometCallback(TrackerCallback):
         self._log_assets = False
 
     def start_run(self, args: Any, state: Any, model: Any) -> None:
-        """Start an experiment, or go on with one, and write arguments and the model's configuration.
+        """Start an experiment, or continue one, and write arguments and the model's configuration.
 
-        Environment variables: COMET_MODE is `get`, `create` or `get_or_create` (the default); COMET_EXPERIMENT_KEY the
+        Environment variables: COMET_MODE is `get`, `create` or `get_or_create` (default); COMET_EXPERIMENT_KEY is the
         experiment to get; COMET_START_ONLINE=False keeps it in a file (in COMET_OFFLINE_DIRECTORY); COMET_PROJECT_NAME
-        the project; COMET_LOG_ASSETS uploads `output_dir` when training ends.
+        is the project; COMET_LOG_ASSETS uploads `output_dir` when training ends.
         """
         self._log_assets = environment_says("COMET_LOG_ASSETS")
         mode: Any = os.environ.get("COMET_MODE", "").lower() or None
         if mode is not None and mode not in MODES:
             raise ValueError(f"the environment variable COMET_MODE={mode} is none of {', '.join(MODES)}")
         if state.is_hyper_param_search:
-            # Each trial is an experiment of its own.
             mode = "create"
         from lightning.pytorch.loggers import CometLogger
 
@@ -159,11 +150,9 @@ class CometCallback(TrackerCallback):
         self.write_logs(metrics, args, state)
 
     def lightning_loggers(self) -> list[Any]:
-        """The CometLogger, once there is an experiment."""
         return [SharedLogger(self, lambda: self.lightning_logger)]
 
     def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
-        """Upload `output_dir`, if COMET_LOG_ASSETS asks for it, and hand over what waits in memory."""
         if self._log_assets:
             step = state.global_step
             self._experiment.log_asset_folder(args.output_dir, recursive=True, log_file_name=True, step=step)
@@ -176,7 +165,7 @@ class CometCallback(TrackerCallback):
         self._initialized = False
 
 
-# By which DVCLive knows the metrics' names, to put them under train, eval and test.
+# DVCLive puts metrics of this framework under train, eval and test.
 FRAMEWORK = "dvclive.huggingface"
 
 
@@ -184,9 +173,9 @@ class DVCLiveCallback(TrackerCallback):
     """Reports to DVCLive.
 
     Parameters:
-        live: a `dvclive.Live` to report to; one is made when training begins by default.
-        log_model: track models as artifacts: True the last or best one when training ends, "all" the whole
-            `output_dir` at each checkpoint. By default the environment variable HF_DVCLIVE_LOG_MODEL says it.
+        live: a `dvclive.Live` to report to; by default one is made when training begins.
+        log_model: track models as artifacts: with True the last or best one when training ends, with "all" the whole
+            `output_dir` at each checkpoint. The default is the environment variable HF_DVCLIVE_LOG_MODEL (true or all).
 
     Raises:
         TypeError: `live` is something else.
@@ -211,10 +200,6 @@ class DVCLiveCallback(TrackerCallback):
         self.uploads_checkpoints = log_model == "all"
 
     def start_run(self, args: Any, state: Any, model: Any) -> None:
-        """Make a `dvclive.Live`, unless there is one, and write the arguments.
-
-        The environment variable HF_DVCLIVE_LOG_MODEL, true or all, is `log_model` where that is not given.
-        """
         if self.live is None:
             from dvclive import Live
 
@@ -224,7 +209,6 @@ class DVCLiveCallback(TrackerCallback):
         self.live.log_params(shown_arguments(args))
 
     def end_trial(self) -> None:
-        """Part from the run, if it was made here: the next trial has another one."""
         if self._made_here:
             self.release()
             self.live, self._made_here = None, False
@@ -244,7 +228,6 @@ class DVCLiveCallback(TrackerCallback):
         self.live.log_artifact(args.output_dir)
 
     def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
-        """Track the model in `output_dir/best` or `output_dir/last`, if it is wanted, and end DVCLive's run."""
         if self._log_model is True:
             name = "best" if args.load_best_model_at_end else "last"
             folder = os.path.join(args.output_dir, name)
@@ -254,7 +237,6 @@ class DVCLiveCallback(TrackerCallback):
         self.live.end()
 
     def release(self) -> None:
-        """End DVCLive's run, where there is one."""
         if self.live is not None:
             self.live.end()
 
@@ -263,9 +245,8 @@ class FlyteCallback(TrackerCallback):
     """Shows a training on a Deck of the Flyte task that it runs in, and saves its checkpoints there.
 
     Parameters:
-        save_log_history: show everything logged as a table when training ends; takes flytekitplugins-deck-standard
-            and pandas.
-        sync_checkpoints: save each checkpoint, from which the task resumes after an interruption with
+        save_log_history: show all logs as a table when training ends, with flytekitplugins-deck-standard and pandas.
+        sync_checkpoints: save each checkpoint. After an interruption the task resumes with
             `trainer.train(resume_from_checkpoint=current_context().checkpoint.restore())`.
     """
 
@@ -288,7 +269,6 @@ class FlyteCallback(TrackerCallback):
         self.cp.save(str(folder))
 
     def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
-        """Show everything that was logged as a table on the Deck `Log History`."""
         if not self.save_log_history:
             return
         import pandas
@@ -302,9 +282,9 @@ BADGE_PICTURE = "https://raw.githubusercontent.com/SwanHubX/assets/main/badge1.s
 
 
 class SwanLabCallback(TrackerCallback):
-    """Reports to SwanLab; see `start_run` for what the environment decides.
+    """Reports to SwanLab; `start_run` lists the environment variables.
 
-    A run that is active (`swanlab.init`) is used. The run stays open after training, for what is logged later; SwanLab
+    An active run (`swanlab.init`) is used. The run stays open after training, so that the script can log more; SwanLab
     ends it with the process.
     """
 
@@ -322,15 +302,21 @@ class SwanLabCallback(TrackerCallback):
     def start_run(self, args: Any, state: Any, model: Any) -> None:
         """Start a run, unless one is active, and write arguments and the model's configuration.
 
-        Environment variables: SWANLAB_PROJECT is the project; SWANLAB_RUN_ID a run to go on with, as SWANLAB_RESUME
-        (must, allow or never) says; SWANLAB_MODE whether the run is kept in the cloud or in a folder, and
-        SWANLAB_LOG_DIR which. SwanLab itself reads SWANLAB_API_KEY, SWANLAB_API_HOST and SWANLAB_WEB_HOST.
-        SWANLAB_LOG_MODEL has no effect, since SwanLab keeps no models.
+        Environment variables: SWANLAB_PROJECT is the project; SWANLAB_RUN_ID is a run to continue, with SWANLAB_RESUME
+        (must, allow or never); SWANLAB_MODE keeps the run in the cloud or in a folder, SWANLAB_LOG_DIR. SwanLab itself
+        reads SWANLAB_API_KEY, SWANLAB_API_HOST and SWANLAB_WEB_HOST. SwanLab keeps no models: SWANLAB_LOG_MODEL only
+        puts a link into the model card.
         """
         if self._log_model is not None:
-            logger.warning("swanlab: SWANLAB_LOG_MODEL has no effect, since SwanLab keeps no models.")
+            logger.warning("swanlab: no model is uploaded by SWANLAB_LOG_MODEL, because SwanLab keeps no models.")
         if self._active_run() is None:
-            self._swanlab.init(**self._settings(args, state))
+            settings = {
+                "experiment_name": self.run_name(args, state),
+                "id": os.environ.get("SWANLAB_RUN_ID"),
+                "resume": os.environ.get("SWANLAB_RESUME") or ("allow" if args.resume_from_checkpoint else None),
+            }
+            given = {name: value for name, value in settings.items() if value is not None}
+            self._swanlab.init(project=os.environ.get("SWANLAB_PROJECT"), **given)
             self._started_here = True
         config = self._swanlab.config
         config["FRAMEWORK"] = "\N{HUGGING FACE}transformers"
@@ -342,7 +328,6 @@ class SwanLabCallback(TrackerCallback):
             config.update({"peft_model_trainable_params": trainable, "peft_model_all_param": all_of_them})
 
     def end_trial(self) -> None:
-        """End the run, if this callback started it."""
         if self._started_here and self._active_run() is not None:
             self._started_here = False
             self._swanlab.finish()
@@ -351,21 +336,11 @@ class SwanLabCallback(TrackerCallback):
         try:
             return self._swanlab.get_run()
         except RuntimeError:
-            # How releases from 0.10 on say that there is none.
+            # Releases from 0.10 on raise it if there is none.
             return None
 
-    def _settings(self, args: Any, state: Any) -> dict[str, Any]:
-        resume = os.environ.get("SWANLAB_RESUME") or ("allow" if args.resume_from_checkpoint else None)
-        settings = {
-            "experiment_name": self.run_name(args, state),
-            "id": os.environ.get("SWANLAB_RUN_ID"),
-            "resume": resume,
-        }
-        known = {name: value for name, value in settings.items() if value is not None}
-        return {"project": os.environ.get("SWANLAB_PROJECT"), **known}
-
     def card_badge(self) -> str | None:
-        """A link to the run in the cloud, where SWANLAB_LOG_MODEL is set."""
+        """Return a link to the run in the cloud, if SWANLAB_LOG_MODEL is set."""
         run = self._active_run() if self._log_model is not None else None
         url = getattr(getattr(getattr(run, "public", None), "cloud", None), "experiment_url", None)
         return f"[![SwanLab]({BADGE_PICTURE})]({url})" if url else None

@@ -1,4 +1,4 @@
-"""TensorBoard event files, by Lightning's TensorBoardLogger."""
+"""TensorBoard event files, with Lightning's TensorBoardLogger."""
 
 from __future__ import annotations
 
@@ -9,21 +9,15 @@ import socket
 from typing import Any
 
 from littrainer.arguments.secrets import without_secrets
-from littrainer.tracking.base import (
-    TrackerCallback,
-    as_number,
-    shown_arguments,
-    warn_of_left_out,
-    with_tracked_names,
-)
+from littrainer.tracking.base import TrackerCallback, as_number, shown_arguments, warn_of_left_out, with_tracked_names
 from littrainer.tracking.lightning_loggers import SharedLogger
 
 
 class TensorBoardCallback(TrackerCallback):
     """Writes logged values as TensorBoard event files, and the arguments and the model's configuration as text.
 
-    The folder is `args.logging_dir`, else the environment variable TENSORBOARD_LOGGING_DIR, else one of the current
-    time in `runs` in `args.output_dir`.
+    The folder is `args.logging_dir`, else the environment variable TENSORBOARD_LOGGING_DIR, else one named by the
+    current time in `<output_dir>/runs`.
 
     Parameters:
         tb_writer: a SummaryWriter to write with; by default one is made when training begins.
@@ -47,7 +41,7 @@ class TensorBoardCallback(TrackerCallback):
         self.tb_writer = self.lightning_logger.experiment
 
     def begin_training(self, args: Any, state: Any) -> None:
-        """Each training has event files of its own, and each trial a folder."""
+        """Give each training its event files, and each trial its folder."""
         if not self._is_trial:
             self._outside_search = self.logging_dir
         if self.lightning_logger is not None and (self._is_trial or state.is_hyper_param_search):
@@ -61,7 +55,7 @@ class TensorBoardCallback(TrackerCallback):
         if state.trial_name is not None:
             return os.path.join(_folder_of_now(args), state.trial_name)
         if self._outside_search is None:
-            # Its trials lie in one folder, where TensorBoard shows them as one list.
+            # All trials have one folder, which TensorBoard shows as one list.
             self._outside_search = args.logging_dir or _folder_of_now(args)
         folder, trial = args.logging_dir or self._outside_search, self.trial_name(state)
         return folder if trial is None else os.path.join(folder, trial)
@@ -91,17 +85,14 @@ class TensorBoardCallback(TrackerCallback):
         self.tb_writer.flush()
 
     def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
-        """Close the event file; what is logged later goes into another one in the same folder."""
         self.release()
 
     def release(self) -> None:
-        """Close the event file, if one is open."""
         writer, self.tb_writer, self.lightning_logger = self.tb_writer, None, None
         if writer is not None:
             writer.close()
 
     def lightning_loggers(self) -> list[Any]:
-        """The TensorBoardLogger, unless a writer was given."""
         if self.tb_writer is not None and self.lightning_logger is None:
             return []
         return [SharedLogger(self, lambda: self.lightning_logger)]

@@ -22,7 +22,7 @@ LONGEST_PROJECT_PART = 81
 
 
 class TrackioCallback(TrackerCallback):
-    """Reports to Trackio: `args.project`, `args.run_name` and the `trackio_*` arguments name where.
+    """Reports to Trackio, as `args.project`, `args.run_name` and the `trackio_*` arguments say.
 
     Without `trackio_space_id`, or the environment variable TRACKIO_SPACE_ID, it writes to the local store.
     """
@@ -41,7 +41,7 @@ class TrackioCallback(TrackerCallback):
         self._training_is_over = False
 
     def begin_training(self, args: Any, state: Any) -> None:
-        """Each training has a run of its own."""
+        """Give each training another run."""
         if self._training_is_over:
             # An evaluation may have opened its run again.
             if self._initialized and state.is_world_process_zero:
@@ -50,10 +50,10 @@ class TrackioCallback(TrackerCallback):
             self._run_name = None
 
     def start_run(self, args: Any, state: Any, model: Any) -> None:
-        """Start a run, or go on with one of that name, and write arguments and the model's configuration."""
+        """Start a run, or continue the one of that name, and write arguments and the model's configuration."""
         run = self._trackio.init(
             project=args.project,
-            # Trackio goes on with a run of that name, as the trials of another search may have.
+            # Trackio continues a run of that name, which the trials of another search may have.
             name=(self.run_name(args, state) if args.run_name or state.trial_name else None) or self._run_name,
             space_id=args.trackio_space_id,
             resume="allow",
@@ -61,14 +61,13 @@ class TrackioCallback(TrackerCallback):
             bucket_id=args.trackio_bucket_id,
         )
         self._run_name = run.name
-        # The whole name: the environment may have given it, and the arguments may leave the owner out.
+        # The whole name: it may come from the environment, and the arguments may leave the owner out.
         self._space_id = self._trackio.context_vars.current_space_id.get()
         self._trackio.config.update(hyperparameters(args, model), allow_val_change=True)
         if hasattr(model, "num_parameters"):
             self._trackio.config["model/num_parameters"] = model.num_parameters()
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
-        """Write values, all but the results of the whole training."""
         self._trackio.log({**without_summary(logs), "train/global_step": state.global_step})
 
     def write_prediction_metrics(self, metrics: dict[str, Any], args: Any, state: Any) -> None:
@@ -109,7 +108,7 @@ class TrackioCallback(TrackerCallback):
         self._tag_model(model)
 
     def card_badge(self) -> str | None:
-        """A link to the Space that shows the run; None where it is kept on this machine."""
+        """Return a link to the Space that shows the run; None if it is kept on this machine."""
         space = self._static_space_id or self._space_id
         return f"[![Trackio]({BADGE_PICTURE})]({SPACE_ADDRESS}{space})" if space else None
 
@@ -117,13 +116,13 @@ class TrackioCallback(TrackerCallback):
         return self._static_space_id or args.trackio_static_space_id or static_space_name(args.project)
 
     def _tag_model(self, model: Any) -> None:
-        # The Hub shows the Space of this tag beside the model.
+        # The Hub shows the Space of this tag next to the model.
         kept = [tag for tag in getattr(model, "model_tags", None) or [] if not str(tag).startswith(SPACE_TAG)]
         tags = ["trackio", f"{SPACE_TAG}{self._static_space_id or self._space_id}"]
         model.model_tags = kept + [tag for tag in tags if tag not in kept]
 
 
 def static_space_name(project: str) -> str:
-    """A name that the Hub takes, from a project's, with six random characters so that it is new."""
+    """Make a name that the Hub accepts from a project's, with six random characters so that it is new."""
     plain = re.sub(r"[^a-z0-9._]+|-+", "-", project.lower()).strip("-_.") or "trackio-project"
     return f"{plain[:LONGEST_PROJECT_PART].rstrip('-')}-static-{secrets.token_hex(3)}"

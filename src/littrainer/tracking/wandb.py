@@ -1,4 +1,4 @@
-"""Weights & Biases, by Lightning's WandbLogger on the run that wandb has."""
+"""Weights & Biases, with Lightning's WandbLogger on wandb's run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ class WandbLogModel(str, Enum):
 
     @property
     def is_enabled(self) -> bool:
-        """Whether any is."""
         return self is not WandbLogModel.FALSE
 
     @classmethod
@@ -54,18 +53,17 @@ class WandbLogModel(str, Enum):
 
 
 class SharedWandbLogger(SharedLogger):
-    """A shared WandbLogger that puts what Lightning's callbacks log at the step that curves are drawn over."""
+    """A shared WandbLogger that writes what Lightning's callbacks log at the step that curves are drawn over."""
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Write metrics at an optimizer step."""
         self._guarded("log_metrics", metrics if step is None else {**metrics, STEP_METRIC: step})
 
 
 class WandbCallback(TrackerCallback):
-    """Reports to Weights & Biases; see `start_run` for what the environment decides.
+    """Reports to Weights & Biases; `start_run` lists the environment variables.
 
-    A run that is there when training begins (`wandb.init`) is used. The run stays open after training, for the script
-    to log more to; `wandb.finish()` or the end of the process closes it.
+    An existing run (`wandb.init`) is used. The run stays open after training, so that the script can log more;
+    `wandb.finish()` or the end of the process closes it.
     """
 
     service = "wandb"
@@ -80,14 +78,14 @@ class WandbCallback(TrackerCallback):
         self.uploads_checkpoints = self._log_model is WandbLogModel.CHECKPOINT
 
     def begin_training(self, args: Any, state: Any) -> None:
-        """Each trial of a search has its own run, which is not called as the others."""
+        """Give each trial of a search its run and its name."""
         super().begin_training(args, state)
         if state.is_hyper_param_search:
             self.end_trial()
             args.run_name = None
 
     def end_trial(self) -> None:
-        """Finish the run, unless the agent of a sweep has started it for this trial."""
+        """Finish the run, unless a sweep's agent has started it for this trial."""
         if not getattr(self._wandb.run, "sweep_id", None):
             self._wandb.finish()
 
@@ -100,9 +98,9 @@ class WandbCallback(TrackerCallback):
     def start_run(self, args: Any, state: Any, model: Any) -> None:
         """Start a run, unless wandb has one, and write arguments and the model's configuration into its config.
 
-        Environment variables: WANDB_PROJECT names the project (`huggingface` by default); WANDB_LOG_MODEL uploads the
+        Environment variables: WANDB_PROJECT names the project (default: `huggingface`); WANDB_LOG_MODEL uploads the
         model at the `end` or each `checkpoint`; WANDB_WATCH draws histograms of `gradients`, `parameters` or `all`.
-        What wandb itself reads (WANDB_MODE, WANDB_ENTITY, WANDB_DIR and others) holds too.
+        wandb itself reads WANDB_MODE, WANDB_ENTITY, WANDB_DIR and others.
         """
         if self._wandb.run is None:
             self._wandb.init(project=os.environ.get("WANDB_PROJECT", DEFAULT_PROJECT), **self._names(args, state))
@@ -125,7 +123,7 @@ class WandbCallback(TrackerCallback):
         return {"name": name, "group": args.output_dir} if state.is_hyper_param_search else {"name": name}
 
     def card_badge(self) -> str | None:
-        """A link to the run, where WANDB_LOG_MODEL lets models stand there too and the run is online."""
+        """Return a link to the run, if WANDB_LOG_MODEL uploads models and the run is online."""
         url = getattr(self._wandb.run, "url", None)
         return f"[![Weights & Biases]({BADGE_PICTURE})]({url})" if self._log_model.is_enabled and url else None
 
@@ -152,7 +150,6 @@ class WandbCallback(TrackerCallback):
         return self.lightning_logger
 
     def lightning_loggers(self) -> list[Any]:
-        """The WandbLogger, once there is a run."""
         return [SharedWandbLogger(self, lambda: self._run_logger() if self._initialized and self._wandb.run else None)]
 
     def write_checkpoint(self, folder: Path, args: Any, state: Any) -> None:
@@ -163,7 +160,6 @@ class WandbCallback(TrackerCallback):
         self._wandb.run.log_artifact(artifact, aliases=aliases)
 
     def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
-        """Upload the model, if WANDB_LOG_MODEL is `end` or `checkpoint`."""
         if not self._log_model.is_enabled:
             return
         if args.load_best_model_at_end:

@@ -62,10 +62,9 @@ def failures_agreed_on(args: TrainingArguments, steps: int, is_trial: bool) -> A
     searches_size = args.auto_find_batch_size and steps < STEPS_AGREED_ON
     if not (searches_size or is_trial) or args.world_size == 1:
         return nullcontext()
-    if not is_trial:
-        return _agreeing()
     contexts = ExitStack()
-    contexts.enter_context(failing_together("a forward pass"))
+    if is_trial:
+        contexts.enter_context(failing_together("a forward pass"))
     if searches_size:
         contexts.enter_context(_agreeing())
     return contexts

@@ -1,4 +1,4 @@
-"""What a Trainer is given in the place of something else: a path for a dataset, a class for a model."""
+"""Parameters of the wrong kind that a Trainer is given: a path for a dataset, a class for a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.arguments.deepspeed import check_settled
 from littrainer.arguments.rules import check_loader_processes, check_values, refuse_unsupported
 from littrainer.arguments.sharding import check_processes
-from littrainer.data.limits import check_limits
+from littrainer.data.limits import check_limits, further_keywords
 from littrainer.data.loaders import has_length
 from littrainer.distributed.group import ensure_process_group
 from littrainer.distributed.layout import process_layout
@@ -124,7 +124,7 @@ def check_is_dataset(dataset: Any, name: str, method: str) -> None:
     if isinstance(dataset, Iterator) and not isinstance(dataset, IterableDataset):
         raise TypeError(
             f"{name} is {kind_of(dataset)}, which can be gone through only once and has no length: pass list(...) of "
-            "it, or a torch.utils.data.IterableDataset whose __iter__ begins anew."
+            "it, or a torch.utils.data.IterableDataset whose __iter__ begins again."
         )
     # A dict of samples numbered from 0 can be read as a list can.
     if isinstance(dataset, Mapping) and 0 not in dataset:
@@ -161,7 +161,7 @@ def checked_optimizers(optimizers: Any) -> tuple[Any, Any]:
 
 
 def checked_lightning_keywords(lightning: Any) -> dict[str, Any]:
-    """Further keywords of `lightning.Trainer`, as a dict of its own.
+    """Return further keywords of `lightning.Trainer`, copied.
 
     Raises:
         TypeError: they are no dict.
@@ -227,8 +227,7 @@ def check_construction(trainer: Any) -> None:
     if trainer.is_deepspeed_enabled:
         from littrainer.strategies.deepspeed import check_deepspeed
 
-        args: Any = trainer.args
-        check_deepspeed(args, {**(args.lightning or {}), **trainer.lightning_keywords})
+        check_deepspeed(trainer.args, further_keywords(trainer))
     check_limits(trainer)
     _check_optimizers(trainer)
     _check_metrics(trainer.args, trainer.compute_metrics, trainer.eval_dataset)

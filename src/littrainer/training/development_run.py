@@ -44,7 +44,7 @@ class _SavesNothing(TrainerCallback):
 
 
 def pushes_by_itself(source: HasKeywords) -> bool:
-    """Whether the Hub is told of the model without being asked by the script; in a trial it is not."""
+    """Return whether the model is pushed to the Hub without a call by the script; in a trial it is not."""
     return bool(source.args.push_to_hub) and not development_batches(source)
 
 

@@ -33,7 +33,7 @@ class LossSettings(Protocol):
     label_names: list[str]
     # Whether losses are divided by the window already; None: they are where the number of its label tokens is taken.
     loss_is_scaled_for_ga: bool | None
-    # Micro-batches in the window at hand.
+    # Micro-batches in the current window.
     current_gradient_accumulation_steps: int
     _loss_shifts_labels: bool
 
@@ -66,7 +66,9 @@ def loss_and_outputs(
             logger.warning("compute_loss_func is called with labels=None: the batch has no 'labels'.")
         return settings.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch), outputs
     if labels is not None:
-        return smoothed_loss(settings, model, outputs, labels, num_items_in_batch), outputs
+        shifted = predicts_next_token(users_model(model))
+        smoother = settings.label_smoother
+        return smoother(outputs, labels, shift_labels=shifted, num_items_in_batch=num_items_in_batch), outputs
     return _loss_in(settings, outputs, model, inputs), outputs
 
 
@@ -139,7 +141,7 @@ def normalised(
 
 def returns_the_mean(trainer: Any) -> bool:
     """Return whether the loss comes from an override that knows nothing of the window of its optimizer step."""
-    # A mock in the place of a method has every attribute.
+    # A mock instead of a method has every attribute.
     of_loss, of_step = getattr(trainer, "compute_loss", None), getattr(trainer, "training_step", None)
     return getattr(of_loss, RETURNS_THE_MEAN, None) is True or getattr(of_step, RETURNS_THE_MEAN, None) is True
 
@@ -163,7 +165,7 @@ def items_in_window(settings: LossSettings, window: list[Any], device: torch.dev
     if isinstance(number, torch.Tensor) and averages_over_processes(settings):
         # Processes that compute each layer together have counted the same labels.
         number = reduced(number.to(device)) / settings.get_tp_size()
-    # A float, as transformers has it: dividing a bfloat16 loss by it gives float32.
+    # A float, as in transformers: dividing a bfloat16 loss by it gives float32.
     return number.to(device) / 1 if isinstance(number, torch.Tensor) else number
 
 
@@ -352,15 +354,3 @@ def smoother_for(model: nn.Module, factor: float) -> LabelSmoother | None:
         )
         return None
     return LabelSmoother(epsilon=factor)
-
-
-def smoothed_loss(
-    settings: LossSettings,
-    model: Any,
-    outputs: Any,
-    labels: torch.Tensor,
-    num_items_in_batch: torch.Tensor | int | None,
-) -> torch.Tensor:
-    """The smoothed loss of a micro-batch; a causal language model's labels are shifted by one position."""
-    shifted = predicts_next_token(users_model(model))
-    return settings.label_smoother(outputs, labels, shift_labels=shifted, num_items_in_batch=num_items_in_batch)

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import warnings
 from collections.abc import Callable, Iterable
-from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
 from littrainer.training.loss import RETURNS_THE_MEAN
-
-logger = logging.getLogger(__name__)
 
 
 class Signature(NamedTuple):
@@ -55,7 +51,7 @@ def accept_earlier_signatures(instance: object) -> None:
 
 
 def accept_earlier_signature(holder: Any, name: str) -> None:
-    """Put a method in the place of an override that takes less than today's calls give, with a FutureWarning.
+    """Wrap an override that takes less than today's calls give, and issue a FutureWarning.
 
     Parameters:
         holder: the class, or the Trainer, that has it.
@@ -148,19 +144,15 @@ def of_the_package(cls: Class) -> Class:
 
 
 def own_methods(instance: object, names: Iterable[str]) -> list[str]:
-    """Those of the named methods that this instance, its class or a class between that and ours has a version of."""
-    return [name for name in names if name in vars(instance) or not _is_of_the_package(type(instance), name)]
-
-
-def _is_of_the_package(cls: type, name: str) -> bool:
-    ours = _OF_THE_PACKAGE.get(name, [])
-    found = getattr(cls, name, None)
-    # Python finds a function by itself faster than anything that goes through the classes.
-    if type(found) is FunctionType and found in ours:
-        return True
-    # As inspect.getattr_static finds it, in a ninth of the calls; each Trainer and each train() ask for many names.
-    member = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
-    return member is None or any(member is one for one in ours)
+    """Return the named methods that this instance, its class or a class between that and ours overrides."""
+    own, cls = [], type(instance)
+    for name in names:
+        ours, found = _OF_THE_PACKAGE.get(name, ()), getattr(cls, name, None)
+        # Python finds a function by itself much faster than `getattr_static` does, which finds all else.
+        is_ours = found is None or found in ours or inspect.getattr_static(cls, name) in ours
+        if name in vars(instance) or not is_ours:
+            own.append(name)
+    return own
 
 
 # Methods that transformers calls and that nothing here calls: an override would be ignored, so it is refused.
@@ -175,27 +167,10 @@ NEVER_CALLED: dict[str, str] = {
     "_defer_fsdp_gradient_reduction": "pass a strategy as lightning={...}",
     "_sync_replicated_trainable_parameters": "add a callback with on_train_begin",
 }
-# Methods that the Trainer of transformers 4 called, and that of transformers 5 does not either.
-CALLED_IN_TRANSFORMERS_4: dict[str, str] = {
-    "_nested_gather": "override _maybe_log_save_evaluate, or set gather_function",
-    "_gather_and_numpify": "override evaluation_loop",
-    "_sorted_checkpoints": "override _save_checkpoint",
-    "_rotate_checkpoints": "override _save_checkpoint",
-    "_activate_neftune": "set neftune_noise_alpha",
-    "_deactivate_neftune": "set neftune_noise_alpha",
-    "_align_special_tokens": "set the model's config before it is passed to the Trainer",
-    "prediction_loop": "override evaluation_loop",
-    "num_tokens": "override _track_num_input_tokens",
-    "_fsdp_qlora_plugin_updates": "override create_accelerator_and_postprocess",
-    "propagate_args_to_deepspeed": "override create_accelerator_and_postprocess",
-    "ipex_optimize_model": "override _wrap_model",
-    "torch_jit_model_eval": "override _wrap_model",
-    "_save_tpu": "override _save",
-}
 
 
 def refuse_ignored_overrides(instance: object) -> None:
-    """Refuse a Trainer with methods of its own that are never called, in a subclass, set on the class or the instance.
+    """Refuse a Trainer that overrides what is never called, in a subclass, on the class or on the instance.
 
     Raises:
         NotImplementedError: it has some; all are named, with what to override instead.
@@ -206,11 +181,3 @@ def refuse_ignored_overrides(instance: object) -> None:
             f"{type(instance).__name__} overrides what littrainer never calls: {'; '.join(ignored)}. Or run the script "
             "with plain `python`, which uses transformers' own Trainer."
         )
-
-
-def warn_of_earlier_overrides(instance: object) -> None:
-    """Say which methods of its own a Trainer has that only the Trainer of transformers 4 called."""
-    earlier = [f"{name} ({CALLED_IN_TRANSFORMERS_4[name]})" for name in own_methods(instance, CALLED_IN_TRANSFORMERS_4)]
-    if earlier:
-        name = type(instance).__name__
-        logger.warning("%s overrides methods that only transformers 4 calls: %s.", name, "; ".join(earlier))

@@ -1,8 +1,8 @@
 """Saving and stopping at an optimizer step because a signal says that the process is about to be ended.
 
 A signal is noted when it arrives. At the next step boundary all processes agree on it, training saves a checkpoint of
-that step, unless it has just saved one, and stops; `train()` returns. An evaluation is broken off, since the time left
-is short; the checkpoint says so, and a training that resumes from it makes up for it.
+that step, unless it has just saved one, and stops; `train()` returns. An evaluation is interrupted, since the time
+left is short; the checkpoint says so, and a training that resumes from it makes up for it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Preemption:
     def stop(self) -> None:
         """Give the signals back to what handled them before, unless a script has taken them in between."""
         for number, handler in self._earlier_handlers.items():
-            # Bound methods are made anew at each access.
+            # Each access makes another bound method.
             if signal.getsignal(number) == self._note and handler is not None:
                 signal.signal(number, handler)
         if self._earlier_handlers:
@@ -120,7 +120,7 @@ class Preemption:
             handler(number, frame)
 
     def agree(self) -> None:
-        """Find out whether any process has been told to stop; every process calls this at the same places."""
+        """Find out whether any process received a signal to stop; every process calls this at the same places."""
         if self.signals and self.agreed is None:
             number = largest(int(self._received or 0))
             if number:
@@ -170,7 +170,7 @@ class Preemption:
 
 
 def evaluation_to_make_up_for(state: TrainerState) -> dict[str, bool] | None:
-    """Take out of a checkpoint's state the note that an evaluation was broken off; None where there is none.
+    """Take out of a checkpoint's state the note that an evaluation was interrupted; None if there is none.
 
     Returns:
         the switches of the control, as they were when the evaluation was due.

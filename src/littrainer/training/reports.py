@@ -1,4 +1,4 @@
-"""Metrics as a user reads and keeps them: printed tables and JSON files beside the model."""
+"""Metrics as a user reads and keeps them: printed tables, and JSON files next to the model."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _to_the_right(value: Any, width: int) -> str:
     try:
         return f"{value:>{width}}"
     except (TypeError, ValueError):
-        # None, lists, dicts and tensors have no formats of their own.
+        # None, lists, dicts and tensors have no formats.
         return f"{value!s:>{width}}"
 
 

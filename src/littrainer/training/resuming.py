@@ -1,4 +1,4 @@
-"""What a checkpoint keeps so that training goes on exactly, beside what transformers' checkpoints keep.
+"""What a checkpoint keeps so that training goes on exactly, besides what transformers' checkpoints keep.
 
 It is one file, which transformers passes over. A checkpoint without it is resumed as transformers resumes it: at the
 place in the data that the number of optimizer steps stands for.
@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
+from littrainer.arguments.choices import IntervalStrategy
 from littrainer.callbacks.lightning_states import additions_of_lightning_callbacks, states_of_lightning_callbacks
 from littrainer.checkpoint.checksums import MANIFEST_NAME
 from littrainer.checkpoint.layout import RESUME_RECORD_NAME, TRAINER_STATE_NAME, resume_record_name
@@ -23,7 +23,7 @@ from littrainer.checkpoint.safe_loading import load_tensors
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.callbacks.state import TrainerState
-    from littrainer.training.plan import AccumulationSchedule, TrainingPlan
+    from littrainer.training.plan import TrainingPlan
     from littrainer.training.run import TrainingRun
 
 logger = logging.getLogger(__name__)
@@ -92,14 +92,12 @@ class ResumedTraining(NamedTuple):
         state: the checkpoint's, which it goes on with.
         plan: its length.
         train_batch_size: samples in a micro-batch of this process.
-        schedule: how accumulation changes from epoch to epoch, or None.
     """
 
     args: TrainingArguments
     state: TrainerState
     plan: TrainingPlan
     train_batch_size: int
-    schedule: AccumulationSchedule | None
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -175,23 +173,14 @@ def position_of(record: dict[str, Any] | None, training: ResumedTraining) -> Pos
 
 def counted_position(training: ResumedTraining) -> Position:
     """The place in the data that the number of optimizer steps stands for, as transformers counts it."""
-    args, state, plan, _, schedule = training
-    if schedule is None:
-        epoch, steps_into_epoch = divmod(state.global_step, plan.optimizer_steps_per_epoch)
-        accumulation = args.gradient_accumulation_steps
-    else:
-        epoch, steps_into_epoch = schedule.place_of(state.global_step, plan.micro_batches_per_epoch)
-        accumulation = schedule(epoch)
-    return Position(epoch, 0 if args.ignore_data_skip else steps_into_epoch * accumulation)
+    args = training.args
+    epoch, steps_into_epoch = divmod(training.state.global_step, training.plan.optimizer_steps_per_epoch)
+    return Position(epoch, 0 if args.ignore_data_skip else steps_into_epoch * args.gradient_accumulation_steps)
 
 
 def has_work_at_epoch_ends(args: TrainingArguments) -> bool:
     """Whether the arguments ask for something at the end of each epoch."""
-    return (
-        args.eval_strategy == IntervalStrategy.EPOCH
-        or args.logging_strategy == IntervalStrategy.EPOCH
-        or args.save_strategy == SaveStrategy.EPOCH
-    )
+    return IntervalStrategy.EPOCH in (args.eval_strategy, args.logging_strategy, args.save_strategy)
 
 
 def warn_of_differences(checkpoint: Path, record: dict[str, Any] | None, training: ResumedTraining) -> None:
@@ -214,7 +203,8 @@ def _other_arguments(record: dict[str, Any] | None, training: ResumedTraining) -
     compared = {name: (now[name], then[name], RESUME_RECORD_NAME) for name in now if name in then}
     for name in INTERVALS:
         if now[name] is not None:
-            compared[name] = _resolved(now[name], training.plan.max_steps), getattr(state, name), TRAINER_STATE_NAME
+            interval = math.ceil(now[name] * training.plan.max_steps) if now[name] < 1 else now[name]
+            compared[name] = interval, getattr(state, name), TRAINER_STATE_NAME
     if state.train_batch_size is not None:
         # A search for it goes on with the one that was found before.
         size = training.train_batch_size
@@ -246,10 +236,6 @@ def _other_processes(checkpoint: Path, sizes_are_named: bool, args: TrainingArgu
         return []
     numbers = "" if sizes_are_named else f"There are now {args.world_size} processes ({then}). "
     return [f"{numbers}Random numbers go on from the seed, since each process has its own."]
-
-
-def _resolved(interval: float | None, max_steps: int) -> float | None:
-    return math.ceil(interval * max_steps) if interval is not None and interval < 1 else interval
 
 
 def sizes_of(args: TrainingArguments, train_batch_size: int, plan: TrainingPlan) -> dict[str, Any]:

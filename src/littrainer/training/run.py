@@ -1,6 +1,6 @@
 """One training: what happens when it and its epochs begin, and when they end.
 
-Lightning drives the loop; its hooks arrive here through the bridge (engine/bridge.py), in the order in which the
+Lightning drives the loop; its hooks arrive here through engine/module.py, in the order in which the
 methods of `TrainingRun` stand. What happens at each micro-batch and optimizer step stands in training/step.py.
 """
 
@@ -25,7 +25,7 @@ from littrainer.model.traversal import clear_gradients, parameters_of
 from littrainer.optim.parameter_groups import AskedFor, are_others
 from littrainer.optim.schedules import leave_added_groups_alone
 from littrainer.training.loss import RunningLoss
-from littrainer.training.plan import TrainingPlan, accumulation_schedule
+from littrainer.training.plan import TrainingPlan
 from littrainer.training.preemption import evaluation_to_make_up_for
 from littrainer.training.resuming import (
     Position,
@@ -66,10 +66,10 @@ class TrainingRun:
         self.trainer = trainer
         self.plan = plan
         self.checkpoint = checkpoint
+        self._checkpoint_name = None if checkpoint is None else str(checkpoint)
         self.trial = trial
         self.ignore_keys_for_eval = ignore_keys_for_eval
         self.start_time = time.time()
-        self.schedule = accumulation_schedule(trainer)
         self.step = TrainingStep(self)
         self.windows = WindowLoader(
             loader,
@@ -77,7 +77,6 @@ class TrainingRun:
             micro_batches_per_epoch=plan.micro_batches_per_epoch,
             draw_window=self.step.draw,
             should_stop=self.step.ends_epoch,
-            accumulation_of_epoch=self.schedule,
         )
         self.first_epoch = 0
         self.epoch = 0
@@ -112,10 +111,6 @@ class TrainingRun:
             self.epoch_end_is_due = False
             self._skip(micro_batches, kept=None)
 
-    @property
-    def _checkpoint_name(self) -> str | None:
-        return None if self.checkpoint is None else str(self.checkpoint)
-
     def reset_state(self) -> tuple[int, int]:
         """Begin a new state, or go on with the checkpoint's.
 
@@ -144,7 +139,7 @@ class TrainingRun:
         self.evaluation_due = evaluation_to_make_up_for(trainer.state)
         self.record = read_resume_record(checkpoint, trainer.args.process_index)
         size = trainer.session.train_batch_size
-        training = ResumedTraining(trainer.args, trainer.state, plan, size, self.schedule)
+        training = ResumedTraining(trainer.args, trainer.state, plan, size)
         # A search means to change what it changes.
         if self.trial is None:
             warn_of_differences(checkpoint, self.record, training)
@@ -176,7 +171,7 @@ class TrainingRun:
         return self.checkpoint is not None and self.trainer.state.global_step >= self.plan.max_steps
 
     def resume_record(self) -> dict[str, Any]:
-        """What a checkpoint of this moment keeps beside the files that transformers' checkpoints have."""
+        """What a checkpoint of this moment keeps besides the files that transformers' checkpoints have."""
         return resume_record(self)
 
     def position(self) -> Position:
@@ -320,18 +315,17 @@ class TrainingRun:
         self.step.grad_norm = self.step.learning_rate = None
         self.windows.start_epoch(self.epoch)
         trainer.control = trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
-        if self.windows.accumulation_of_epoch is None:
-            self.windows.accumulation = trainer.args.gradient_accumulation_steps
+        self.windows.accumulation = trainer.args.gradient_accumulation_steps
 
     def note_schedule(self, schedules: list[Any]) -> None:
-        """Learn what callbacks did to the schedule: put one of their own in its place, or add groups of parameters."""
+        """Learn what callbacks did to the schedule: put another one in its place, or add groups of parameters."""
         schedule = self.trainer.lr_scheduler
         leave_added_groups_alone(schedule)
         self.trainer.session.optimization.schedule_is_replaced = bool(schedules) and all(
             one is not schedule for one in schedules
         )
         if self._rates_to_keep is not None:
-            # A schedule that is made anew sets those of its own beginning.
+            # A new schedule sets the rates of its beginning.
             for group, rate in zip(self.trainer.optimizer.param_groups, self._rates_to_keep, strict=True):
                 group["lr"] = rate
             self._rates_to_keep = None

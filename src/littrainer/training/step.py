@@ -12,8 +12,8 @@ Lightning's own loop and the fast one call these methods at the same moments, in
                         processes agree on flags of the control and on signals, then log, evaluate, save
                         (`_maybe_log_save_evaluate`). After another micro-batch of the window on_substep_end, no more
 
-`forward_and_backward` takes the place of `loss_of` for a `training_step` of a subclass, which calls backward too.
-`update` is `clip` to `note_update` for a loop that has all of it at hand.
+A `training_step` of a subclass, which `loss_of` then calls, does the backward pass too.
+`update` is `clip` to `note_update` for a loop that has all of it.
 """
 
 from __future__ import annotations
@@ -79,27 +79,21 @@ class TrainingStep:
         if micro_batch.opens_window:
             trainer.control = trainer.callback_handler.on_step_begin(trainer.args, trainer.state, trainer.control)
 
-    def loss_of(self, micro_batch: MicroBatch) -> torch.Tensor:
-        """Forward pass: the loss as it goes into the backward pass."""
-        trainer, number = self.trainer, micro_batch.num_items_in_window
-        loss = trainer._forward_for_training(trainer.model_wrapped, micro_batch.inputs, number)
-        self._count(loss, micro_batch)
+    def loss_of(self, micro_batch: MicroBatch, by_training_step: bool = False) -> torch.Tensor:
+        """Forward pass: the loss as it goes into the backward pass.
+
+        Parameters:
+            by_training_step: a subclass, or a script, has its own `training_step`, which calls backward too.
+        """
+        trainer, inputs = self.trainer, micro_batch.inputs
+        forward = trainer.training_step if by_training_step else trainer._forward_for_training
+        loss: torch.Tensor = forward(trainer.model_wrapped, inputs, micro_batch.num_items_in_window)
+        trainer.session.loss.add(loss, trainer.state.global_step, trainer.args.logging_nan_inf_filter)
+        trainer.session.flos += float(trainer.floating_point_ops(inputs))
+        trainer._track_num_input_tokens(inputs)
         steps = trainer.accelerator.gradient_state.plugin_kwargs.get("num_steps", 1)
         # A script may have told its accelerator to divide too.
-        return loss if steps == 1 else loss / steps
-
-    def forward_and_backward(self, micro_batch: MicroBatch) -> torch.Tensor:
-        """Forward and backward pass by a `training_step` that a subclass, or a script, has brought."""
-        trainer, number = self.trainer, micro_batch.num_items_in_window
-        loss = trainer.training_step(trainer.model_wrapped, micro_batch.inputs, number)
-        self._count(loss, micro_batch)
-        return loss
-
-    def _count(self, loss: torch.Tensor, micro_batch: MicroBatch) -> None:
-        trainer = self.trainer
-        trainer.session.loss.add(loss, trainer.state.global_step, trainer.args.logging_nan_inf_filter)
-        trainer.session.flos += float(trainer.floating_point_ops(micro_batch.inputs))
-        trainer._track_num_input_tokens(micro_batch.inputs)
+        return loss if steps == 1 or by_training_step else loss / steps
 
     def clip(self) -> None:
         """Gradients of the window are complete: clip them, note their norm."""
@@ -139,7 +133,7 @@ class TrainingStep:
         if self.clock is not None:
             self.clock.raise_flags(trainer.control, trainer.state.global_step)
         # What is due at the end of the epoch belongs to its last step too, and follows at once.
-        if micro_batch.epoch_fraction < 1:
+        if micro_batch.epoch_fraction < 1 and trainer.preemption.signals:
             trainer.preemption.agree()
         self.agree_on_flags()
         self.log_evaluate_save()

@@ -11,7 +11,7 @@ from accelerate import FullyShardedDataParallelPlugin, ParallelismConfig
 from accelerate.state import AcceleratorState, DistributedType, PartialState
 from torch.utils.data import DataLoader
 
-from littrainer import Trainer, TrainerCallback
+from littrainer import Trainer
 from littrainer.arguments.sharding import plugin_arguments, sharding_plan
 from littrainer.compat.accelerator import AcceleratorFacade
 from tests.compat.processes import facts_of
@@ -25,17 +25,13 @@ import torch
 from littrainer import Trainer, TrainingArguments
 
 
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(2, 2)
-
+class Model(torch.nn.Linear):
     def forward(self, x, labels=None):
-        return {"loss": self.layer(x).sum()}
+        return {"loss": super().forward(x).sum()}
 
 
 args = TrainingArguments("out", max_steps=1, use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True)
-trainer = Trainer(model=Model(), args=args, train_dataset=[{"x": torch.ones(2), "labels": 0}])
+trainer = Trainer(model=Model(2, 2), args=args, train_dataset=[{"x": torch.ones(2), "labels": 0}])
 trainer.train()
 accelerator = trainer.accelerator
 try:
@@ -51,6 +47,13 @@ print(json.dumps({
 """
 
 
+@pytest.fixture(autouse=True)
+def state_of_its_own() -> Any:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
 def test_littrainer_trains_and_answers_without_accelerate(tmp_path: Path) -> None:
     found = facts_of(WITHOUT_ACCELERATE, tmp_path)
     assert found == {
@@ -62,7 +65,6 @@ def test_littrainer_trains_and_answers_without_accelerate(tmp_path: Path) -> Non
 
 
 def test_the_state_is_accelerates_own_where_accelerate_is_loaded(tmp_path: Path) -> None:
-    AcceleratorState._reset_state(reset_partial_state=True)
     facade = AcceleratorFacade(quiet_arguments(tmp_path, bf16=True))
     assert isinstance(facade.state, AcceleratorState)
     # Libraries make it anew without arguments.
@@ -94,24 +96,6 @@ def test_a_value_of_sync_gradients_that_is_set_holds_for_its_micro_batch(tmp_pat
     assert seen == [False, True, False, True]
 
 
-def test_no_loader_is_read_outside_of_training_and_evaluation(tmp_path: Path) -> None:
-    ends: list[Any] = []
-
-    class Note(TrainerCallback):
-        def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
-            state = trainer.accelerator.gradient_state
-            ends.append(
-                (state.active_dataloader is kwargs["eval_dataloader"], state.end_of_dataloader, state.remainder)
-            )
-
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [Note()]})
-    trainer.evaluate()
-    assert ends == [(True, False, 1), (True, False, 1), (True, True, 1)]
-    state = trainer.accelerator.gradient_state
-    assert not state.in_dataloader and not state.end_of_dataloader and state.remainder == -1
-    assert state.sync_gradients
-
-
 def test_a_prepared_loader_that_a_script_goes_through_is_the_one_that_is_read(tmp_path: Path) -> None:
     accelerator = AcceleratorFacade(quiet_arguments(tmp_path))
     state = accelerator.gradient_state
@@ -126,25 +110,12 @@ def test_a_prepared_loader_that_a_script_goes_through_is_the_one_that_is_read(tm
     assert state.active_dataloader is None
 
 
-SHARDED: dict[str, Any] = {"fsdp": True, "fsdp_config": {"version": 2, "activation_checkpointing": True}}
-
-
-@pytest.fixture(autouse=True)
-def state_of_its_own() -> Any:
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-
-@pytest.fixture
-def in_two(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sharded_model_and_a_layout_are_told_in_accelerates_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-
-
-@pytest.mark.usefixtures("in_two")
-def test_a_sharded_model_is_told_by_type_and_plugin(tmp_path: Path) -> None:
-    args = quiet_arguments(tmp_path, **SHARDED)
+    args = quiet_arguments(tmp_path, fsdp=True, fsdp_config={"version": 2, "activation_checkpointing": True})
     facade = AcceleratorFacade(args)
     assert str(facade.distributed_type) == "DistributedType.FSDP"
     assert facade.is_fsdp2
@@ -154,13 +125,9 @@ def test_a_sharded_model_is_told_by_type_and_plugin(tmp_path: Path) -> None:
     assert plugin.fsdp_version == 2 and plugin.activation_checkpointing and plugin.reshard_after_forward is True
     assert "FULL_STATE_DICT" in str(plugin.state_dict_type)
 
-
-@pytest.mark.usefixtures("in_two")
-def test_a_layout_given_as_a_dict_is_accelerates_config(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"dp_replicate_size": 1, "tp_size": 2}
     args = quiet_arguments(tmp_path, parallelism_config=sizes)
-    real = ParallelismConfig(**sizes)
-    facade = AcceleratorFacade(args)
+    facade, real = AcceleratorFacade(args), ParallelismConfig(**sizes)
     assert facade.parallelism_config == real
     args.parallelism_config = real
     assert facade.parallelism_config is real

@@ -42,6 +42,8 @@ def put_in_place(patch: pytest.MonkeyPatch, name: str, **members: Any) -> Module
     parts = name.split(".")
     for length in range(1, len(parts) + 1):
         fullname = ".".join(parts[:length])
+        if length < len(parts) and fullname in sys.modules:
+            continue
         module = ModuleType(fullname)
         module.__spec__ = ModuleSpec(fullname, None, is_package=True)
         module.__path__ = []

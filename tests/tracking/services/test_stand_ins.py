@@ -60,50 +60,38 @@ def search_of(folder: Path, callback: Any) -> None:
     trainer.train()
 
 
-@pytest.fixture
-def azure(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
+def test_azure_gets_numbers_under_their_own_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls
+) -> None:
     run = SimpleNamespace(get_context=calls.recorder("get_context", Recorder(calls)))
     put_in_place(monkeypatch, "azureml.core.run", Run=run)
-
-
-@pytest.mark.usefixtures("azure")
-def test_azure_gets_numbers_under_their_own_names(tmp_path: Path, calls: Calls) -> None:
     trainer = trainer_of(tmp_path, AzureMLCallback())
-    assert [name for name, _, _ in calls] == ["get_context"]
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert [call[1:] for call in calls.named("log") if call[1][0] == "loss"] == [
-        (("loss", loss), {"description": "loss"}) for loss in losses
+    assert calls[0][0] == "get_context"
+    assert [call for call in calls.named("log") if call[1][0] == "loss"] == [
+        ("log", ("loss", loss), {"description": "loss"}) for loss in losses
     ]
 
 
-def test_flyte_saves_checkpoints_and_shows_the_history(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls
+@pytest.mark.parametrize("has_deck", [True, False])
+def test_flyte_saves_checkpoints_and_shows_the_history_on_its_deck(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls, caplog: pytest.LogCaptureFixture, has_deck: bool
 ) -> None:
     context = SimpleNamespace(checkpoint=Recorder(calls, "checkpoint"))
     put_in_place(monkeypatch, "flytekit", current_context=lambda: context, Deck=calls.recorder("Deck"))
     renderer = SimpleNamespace(to_html=lambda frame: frame)
     put_in_place(monkeypatch, "flytekitplugins.deck.renderer", TableRenderer=lambda: renderer)
     put_in_place(monkeypatch, "pandas", DataFrame=list)
+    if not has_deck:
+        monkeypatch.setitem(sys.modules, "flytekitplugins.deck", None)
     trainer = trainer_of(tmp_path, FlyteCallback(), save_strategy="steps", save_steps=1)
     trainer.train()
     saved = [Path(call[1][0]).name for call in calls.named("checkpoint.save")]
     assert saved == ["checkpoint-1", "checkpoint-2"]
-    ((_, (title, shown), _),) = calls.named("Deck")
-    assert (title, shown) == ("Log History", trainer.state.log_history)
-
-
-def test_flyte_without_its_deck_says_what_to_install_and_saves_checkpoints_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls, caplog: pytest.LogCaptureFixture
-) -> None:
-    context = SimpleNamespace(checkpoint=Recorder(calls, "checkpoint"))
-    put_in_place(monkeypatch, "flytekit", current_context=lambda: context)
-    monkeypatch.setitem(sys.modules, "flytekitplugins", None)
-    trainer_of(tmp_path, FlyteCallback(), save_strategy="steps", save_steps=2).train()
-    assert "flytekitplugins-deck-standard" in caplog.text
-    assert [name for name, _, _ in calls] == ["checkpoint.save"]
-    trainer_of(tmp_path / "other", FlyteCallback(sync_checkpoints=False), save_strategy="steps", save_steps=2).train()
-    assert len(calls) == 1
+    shown = [("Deck", ("Log History", trainer.state.log_history), {})]
+    assert calls.named("Deck") == (shown if has_deck else [])
+    assert ("flytekitplugins-deck-standard" in caplog.text) is not has_deck
 
 
 def test_dagshub_uploads_the_output_dir_where_it_is_asked_to_and_needs_a_repository(
@@ -139,22 +127,17 @@ def test_codecarbon_measures_from_the_beginning_of_training_to_its_end_or_failur
     trainer = trainer_of(tmp_path, CodeCarbonCallback())
     assert calls == [("EmissionsTracker", (), {"output_dir": str(tmp_path)})]
     trainer.train()
-    assert [name for name, _, _ in calls] == ["EmissionsTracker", "start", "stop"]
     monkeypatch.setattr(trainer, "compute_loss", _fail)
     with pytest.raises(RuntimeError, match="the loss"):
         trainer.train()
-    assert [name for name, _, _ in calls][3:] == ["start", "stop"]
+    assert [name for name, _, _ in calls][1:] == ["start", "stop"] * 2
+    monkeypatch.setattr("torch.version.hip", "6.2")
+    with pytest.raises(RuntimeError, match="AMD ROCm"):
+        CodeCarbonCallback()
 
 
 def _fail(*args: Any, **kwargs: Any) -> Any:
     raise RuntimeError("the loss")
-
-
-def test_codecarbon_is_refused_on_rocm(monkeypatch: pytest.MonkeyPatch) -> None:
-    put_in_place(monkeypatch, "codecarbon")
-    monkeypatch.setattr("torch.version.hip", "6.2")
-    with pytest.raises(RuntimeError, match="AMD ROCm"):
-        CodeCarbonCallback()
 
 
 @pytest.fixture
@@ -178,29 +161,9 @@ def test_the_environment_names_project_run_and_resumption_of_swanlab(
     assert swanlab.config["FRAMEWORK"].endswith("transformers")
 
 
-@pytest.mark.usefixtures("comet")
-def test_each_trial_is_an_experiment_of_comet_which_ends_with_it(tmp_path: Path, calls: Calls) -> None:
-    search_of(tmp_path, CometCallback())
-    begun_and_ended = [(name, given) for name, _, given in calls if name in ("CometLogger", "clean")]
-    trials = [("CometLogger", {"mode": "create", "name": f"run-{number}"}) for number in range(3)]
-    ends = [("clean", {})] * 3
-    together = [one for pair in zip(trials, ends, strict=True) for one in pair]
-    assert begun_and_ended == [*together, ("CometLogger", {"mode": None, "name": None})]
-    drawn = [given["parameters"] for _, _, given in calls.named("log_optimization")]
-    assert drawn == [{"decay": 0.0}, {"decay": 1.0}, {"decay": 2.0}]
-
-
-@pytest.mark.usefixtures("comet")
-def test_an_unknown_mode_of_comet_is_told_and_training_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_each_trial_is_an_experiment_of_comet_which_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("COMET_MODE", "sometimes")
-    trainer_of(tmp_path, CometCallback()).train()
-    assert "COMET_MODE=sometimes is none of get, get_or_create, create" in caplog.text
-
-
-@pytest.fixture
-def comet(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
     class Logger(Recorder):
         def __init__(self, **kwargs: Any) -> None:
             super().__init__(calls)
@@ -209,8 +172,17 @@ def comet(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
 
     put_in_place(monkeypatch, "comet_ml")
     monkeypatch.setattr("lightning.pytorch.loggers.CometLogger", Logger)
-    for name in ("COMET_MODE", "COMET_LOG_ASSETS"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("COMET_MODE", raising=False)
+    search_of(tmp_path, CometCallback())
+    begun_and_ended = [(name, given) for name, _, given in calls if name in ("CometLogger", "clean")]
+    trials = [("CometLogger", {"mode": "create", "name": f"run-{number}"}) for number in range(3)]
+    together = [one for trial in trials for one in (trial, ("clean", {}))]
+    assert begun_and_ended == [*together, ("CometLogger", {"mode": None, "name": None})]
+    drawn = [given["parameters"] for _, _, given in calls.named("log_optimization")]
+    assert drawn == [{"decay": 0.0}, {"decay": 1.0}, {"decay": 2.0}]
+    monkeypatch.setenv("COMET_MODE", "sometimes")
+    trainer_of(tmp_path, CometCallback()).train()
+    assert "COMET_MODE=sometimes is none of get, get_or_create, create" in caplog.text
 
 
 def test_a_badge_links_to_a_run_of_swanlab_in_the_cloud_where_the_environment_asks_for_it(
@@ -226,26 +198,18 @@ def test_a_badge_links_to_a_run_of_swanlab_in_the_cloud_where_the_environment_as
     assert SwanLabCallback().card_badge() is None
 
 
-def test_each_trial_is_a_run_of_swanlab_which_ends_before_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swanlab: Any, calls: Calls
+@pytest.mark.parametrize("is_active", [False, True])
+def test_each_trial_is_a_run_of_swanlab_unless_the_script_has_one_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swanlab: Any, calls: Calls, is_active: bool
 ) -> None:
-    active: list[Any] = []
+    active: list[Any] = ["mine"] if is_active else []
     monkeypatch.setattr(swanlab, "get_run", lambda: active[-1] if active else None)
     monkeypatch.setattr(swanlab, "init", lambda **kwargs: active.append(kwargs.get("experiment_name")))
     monkeypatch.setattr(swanlab, "finish", lambda: calls.append(("finish", (active.pop(),), {})), raising=False)
     search_of(tmp_path, SwanLabCallback())
-    assert [call[1][0] for call in calls.named("finish")] == ["run-0", "run-1", "run-2"]
+    assert [call[1][0] for call in calls.named("finish")] == ([] if is_active else ["run-0", "run-1", "run-2"])
     # What follows the search has a run without the name of a trial.
-    assert active == [None]
-
-
-def test_trials_within_an_active_run_of_swanlab_leave_it_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swanlab: Any, calls: Calls
-) -> None:
-    monkeypatch.setattr(swanlab, "get_run", lambda: "active")
-    monkeypatch.setattr(swanlab, "finish", _fail, raising=False)
-    search_of(tmp_path, SwanLabCallback())
-    assert calls.named("init") == [] and calls.named("log")
+    assert active == (["mine"] if is_active else [None]) and calls.named("log")
 
 
 class _Task(Recorder):
@@ -276,18 +240,17 @@ def clearml(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> type[_Task]:
             cls.current = cls(calls)
             return cls.current
 
-    def model(**kwargs: Any) -> Any:
-        calls.append(("OutputModel", (), kwargs))
-        return SimpleNamespace(
-            name=kwargs["name"],
-            connect=lambda **kwargs: None,
-            update_weights_package=calls.recorder("update_weights_package"),
-        )
+    class Model(Recorder):
+        def __init__(self, task: Any, name: str) -> None:
+            super().__init__(calls)
+            self.name = ""
+            self.model_name = name
 
-    removed = SimpleNamespace(
-        Model=SimpleNamespace(remove=lambda model, **kwargs: calls.append(("remove", (model.name,), {})))
-    )
-    put_in_place(monkeypatch, "clearml", Task=Task, OutputModel=model, model=removed)
+        @staticmethod
+        def remove(model: Any, **kwargs: Any) -> None:
+            calls.append(("remove", (model.model_name,), {}))
+
+    put_in_place(monkeypatch, "clearml", Task=Task, OutputModel=Model, model=SimpleNamespace(Model=Model))
     for name in ("CLEARML_PROJECT", "CLEARML_TASK", "CLEARML_LOG_MODEL"):
         monkeypatch.delenv(name, raising=False)
     return Task
@@ -320,7 +283,7 @@ def test_a_task_of_the_script_is_left_open_and_its_trainings_are_told_apart(
         trainer_of(tmp_path / str(number), ClearMLCallback(), save_strategy="steps", save_steps=2).train()
     titles = [call[2]["title"] for call in calls.named("report_scalar") if call[2]["series"] == "loss"]
     assert {"train", "train_2"} <= set(titles)
-    assert not calls.named("close") and not calls.named("init") and not calls.named("OutputModel")
+    assert not calls.named("close") and not calls.named("init") and not calls.named("connect")
 
 
 @pytest.mark.usefixtures("clearml")
@@ -332,51 +295,33 @@ def test_each_trial_is_a_task_of_clearml_that_says_how_it_ended(tmp_path: Path, 
     assert ends == ["close", "close", "mark_failed", "close", "close"]
 
 
-class _Live(Recorder):
-    def __init__(self, calls: Calls | None = None) -> None:
-        super().__init__(calls if calls is not None else Calls())
-
-
 @pytest.fixture
-def dvclive(monkeypatch: pytest.MonkeyPatch) -> None:
-    package = put_in_place(monkeypatch, "dvclive", Live=_Live)
-    is_float = SimpleNamespace(could_log=lambda value: isinstance(value, float))
-    for part, members in (("plots", {"Metric": is_float}), ("utils", {"standardize_metric_name": _named})):
-        child = type(package)(f"dvclive.{part}")
-        vars(child).update(members)
-        monkeypatch.setitem(sys.modules, f"dvclive.{part}", child)
-
-
-def _named(name: str, framework: str) -> str:
-    return f"{framework}/{name}"
-
-
-@pytest.mark.usefixtures("dvclive")
-@pytest.mark.parametrize(("wish", "artifacts"), [(None, []), ("true", ["last"]), ("all", ["", ""])])
-def test_dvclive_tracks_the_models_that_are_wanted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls, wish: str | None, artifacts: list[str]
-) -> None:
-    monkeypatch.delenv("HF_DVCLIVE_LOG_MODEL", raising=False)
-    if wish is not None:
-        monkeypatch.setenv("HF_DVCLIVE_LOG_MODEL", wish)
-    trainer_of(tmp_path, DVCLiveCallback(live=_Live(calls)), save_strategy="steps", save_steps=1).train()
-    assert [call[1][0] for call in calls.named("log_artifact")] == [
-        str(tmp_path / part) if part else str(tmp_path) for part in artifacts
-    ]
-    assert (tmp_path / "last" / "training_args.bin").is_file() is (artifacts == ["last"])
-    assert calls[-1][0] == "end"
-
-
-@pytest.mark.usefixtures("dvclive")
-def test_each_trial_writes_with_a_live_in_a_folder_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls
-) -> None:
-    class Live(_Live):
+def live(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> Any:
+    class Live(Recorder):
         def __init__(self, dir: str = "dvclive") -> None:
             super().__init__(calls)
             calls.append(("Live", (dir,), {}))
 
-    monkeypatch.setattr(sys.modules["dvclive"], "Live", Live)
+    put_in_place(monkeypatch, "dvclive.plots", Metric=SimpleNamespace(could_log=lambda value: isinstance(value, float)))
+    put_in_place(monkeypatch, "dvclive.utils", standardize_metric_name=lambda name, framework: f"{framework}/{name}")
+    sys.modules["dvclive"].Live = Live  # type: ignore[attr-defined]
+    monkeypatch.delenv("HF_DVCLIVE_LOG_MODEL", raising=False)
+    return Live
+
+
+@pytest.mark.parametrize(("wish", "artifacts"), [("", []), ("true", ["last"]), ("all", ["", ""])])
+def test_dvclive_tracks_the_models_that_are_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls, live: Any, wish: str, artifacts: list[str]
+) -> None:
+    monkeypatch.setenv("HF_DVCLIVE_LOG_MODEL", wish)
+    trainer_of(tmp_path, DVCLiveCallback(live=live()), save_strategy="steps", save_steps=1).train()
+    assert [call[1][0] for call in calls.named("log_artifact")] == [str(tmp_path.joinpath(part)) for part in artifacts]
+    assert (tmp_path / "last" / "training_args.bin").is_file() is (artifacts == ["last"])
+    assert calls[-1][0] == "end"
+
+
+@pytest.mark.usefixtures("live")
+def test_each_trial_writes_with_a_live_in_a_folder_of_its_own(tmp_path: Path, calls: Calls) -> None:
     search_of(tmp_path, DVCLiveCallback())
     folders = [call[1][0] for call in calls.named("Live")]
     assert folders == [f"dvclive/run-{number}" for number in range(3)] + ["dvclive"]

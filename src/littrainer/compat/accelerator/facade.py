@@ -6,6 +6,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,11 +17,7 @@ from littrainer.arguments.deepspeed import asks_for_deepspeed
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.compat.accelerator.preparing import Preparing
 from littrainer.compat.accelerator.processes import ProcessMembers
-from littrainer.compat.accelerator.states import (
-    HeldBy,
-    SplitModels,
-    shared_accelerator_state,
-)
+from littrainer.compat.accelerator.states import HeldBy, parallelism_config_of, shared_accelerator_state
 from littrainer.compat.accelerator.stepping import Stepping
 from littrainer.distributed import collectives
 from littrainer.distributed.layout import process_layout, tensor_parallel_size
@@ -55,52 +52,8 @@ WITHOUT_EFFECT: dict[str, str] = {
 }
 
 
-class _Apart(HeldBy):
-    """A setting that begins as that of `args.accelerator_config` and is written here alone.
-
-    Libraries write it between the loaders of training and evaluation, and then compare the arguments with the defaults
-    for a model card. No loader of a single process reads it.
-    """
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        is_written = instance is not None and self.name in vars(instance)
-        return vars(instance)[self.name] if is_written else super().__get__(instance, owner)
-
-    def __set__(self, instance: Any, value: Any) -> None:
-        vars(instance)[self.name] = value
-
-
-class LoaderSettings:
-    """How loaders are built and batches dispatched, readable and writable.
-
-    Parameters:
-        args: the arguments whose `accelerator_config` and `data_seed` this shows.
-    """
-
-    split_batches = HeldBy("config")
-    dispatch_batches = HeldBy("config")
-    even_batches = _Apart("config")
-    use_seedable_sampler = HeldBy("config")
-    non_blocking = HeldBy("config")
-
-    def __init__(self, args: TrainingArguments):
-        self.args = args
-
-    @property
-    def config(self) -> AcceleratorConfig:
-        """The config of the arguments, whatever a script has set in its place."""
-        config = AcceleratorConfig.from_argument(self.args.accelerator_config)
-        self.args.accelerator_config = config
-        return config
-
-    @property
-    def data_seed(self) -> int | None:
-        """Seed of the order of the training data."""
-        return self.args.data_seed
-
-
-class AcceleratorFacade(ProcessMembers, Stepping, Preparing, SplitModels):
-    """Stands where subclasses of a Trainer expect an accelerator; docs/compatibility.md lists what it answers.
+class AcceleratorFacade(ProcessMembers, Stepping, Preparing):
+    """What subclasses of a Trainer use as an accelerator; docs/api/compatibility.md lists what it answers.
 
     Parameters:
         args: the training arguments, which know device and ranks.
@@ -114,28 +67,40 @@ class AcceleratorFacade(ProcessMembers, Stepping, Preparing, SplitModels):
 
     def __init__(self, args: TrainingArguments):
         ProcessMembers.__init__(self, args)
-        self.dataloader_config = LoaderSettings(args)
-        Preparing.__init__(self)
+        # A copy, as in accelerate: libraries write it, and the arguments stay as they are.
+        config = AcceleratorConfig.from_argument(args.accelerator_config)
+        self.dataloader_config: Any = SimpleNamespace(**vars(config), data_seed=args.data_seed)
         Stepping.__init__(self)
-        # Samples in the batch at hand where it is an evaluation's last and not a full one; set by the evaluation.
+        # Samples in the current batch if it is an evaluation's last and not a full one; set by the evaluation.
         self.samples_in_last_batch: int | None = None
         self.evaluated_loader: Any = None
-        # Libraries make accelerate's own state anew, in callbacks for instance, and expect it to be set up.
+        # Libraries make accelerate's state again, in callbacks for instance, and expect it to be set up.
         shared_accelerator_state(args)
 
     def take_over_from(self, other: AcceleratorFacade) -> None:
-        """Stand in another one's place, in the midst of a training too."""
+        """Take the place of another facade, during a training too."""
         self.module, self._scaler = other.module, other._scaler
         self.samples_in_last_batch = other.samples_in_last_batch
 
     @property
     def deepspeed_plugin(self) -> Any:
-        """What DeepSpeed is told, if it carries the training out; else None."""
+        """DeepSpeed's configuration, if it carries the training out; else None."""
         return self._args.deepspeed_plugin
 
     @property
+    def is_fsdp2(self) -> bool:
+        """Whether the model is sharded by version 2 of FSDP."""
+        plan = sharding_plan(self._args)
+        return plan is not None and plan.version == 2 and self._args.world_size > 1
+
+    @property
+    def parallelism_config(self) -> Any:
+        """The argument `parallelism_config` as accelerate's ParallelismConfig; None for nothing."""
+        return parallelism_config_of(self._args)
+
+    @property
     def state(self) -> Any:
-        """accelerate's AcceleratorState, which is loaded when somebody asks for it.
+        """accelerate's AcceleratorState, which is loaded when it is first read.
 
         Raises:
             ImportError: accelerate is not installed.
@@ -152,8 +117,7 @@ class AcceleratorFacade(ProcessMembers, Stepping, Preparing, SplitModels):
             unwrap: take wrappers off before.
 
         Returns:
-            whole tensors; where the model is sharded, in the first process, and an empty dict in the others. All
-            processes have to call it then.
+            whole tensors; of a sharded model, for which all processes have to call this, in the first process alone.
         """
         consolidated = getattr(model, "_zero3_consolidated_16bit_state_dict", None)
         plugin = self._args.deepspeed_plugin
@@ -164,13 +128,13 @@ class AcceleratorFacade(ProcessMembers, Stepping, Preparing, SplitModels):
         return whole_state_dict(model) if is_sharded(model) else model.state_dict()
 
     def end_training(self) -> None:
-        """Leave the process group, where there is one."""
+        """Leave the process group, if there is one."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
     @contextmanager
     def evaluating(self, loader: Any) -> Iterator[None]:
-        """While the block runs, the loader of an evaluation is the one that is being read."""
+        """Read the loader of an evaluation while the block runs."""
         outer, self.evaluated_loader = self.evaluated_loader, loader
         try:
             yield
@@ -178,10 +142,10 @@ class AcceleratorFacade(ProcessMembers, Stepping, Preparing, SplitModels):
             self.evaluated_loader = outer
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """As `gather`, without samples that were only there to fill the last batch.
+        """As `gather`, without samples that only fill the last batch.
 
         Parameters:
-            use_gather_object: gather Python objects, as is done for anything that holds more than tensors.
+            use_gather_object: gather Python objects; anything that holds more than tensors is gathered so too.
         """
         rows = self._rows_that_count()
         if rows is None and collectives.process_count() == 1:
@@ -196,7 +160,7 @@ class AcceleratorFacade(ProcessMembers, Stepping, Preparing, SplitModels):
         return data if rows is None else truncated(data, rows)
 
     def gather_each_sample(self, tensor: Any) -> Any:
-        """As `gather`, but a sample that several processes have predicted together stands in it once."""
+        """As `gather`, with one copy of a sample that several processes have predicted together."""
         return collectives.gathered(tensor, self._processes_with_the_same_samples)
 
     @property
@@ -228,18 +192,14 @@ class AcceleratorFacade(ProcessMembers, Stepping, Preparing, SplitModels):
         )
 
 
-@functools.cache
-def _log_once(message: str) -> None:
-    logger.warning(message)
+_log_once = functools.cache(logger.warning)
 
 
 # ---- An Accelerator of accelerate's ----------------------------------------------------------------------------------
 
 
-LOADER_SETTINGS = ("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking")
-ACCUMULATION_SETTINGS = ("num_steps", "adjust_scheduler", "sync_with_dataloader", "sync_each_batch")
-# Where accelerate keeps what would change a training and has no part in Lightning's -> what to do instead, and whether
-# the arguments ask for the same, so that nothing is lost.
+# Attribute of what would change a training and Lightning does not take -> what to do instead, and whether the arguments
+# ask for the same, so that nothing is lost.
 WITHOUT_A_PLACE: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "deepspeed_plugin": ("set deepspeed to its configuration", asks_for_deepspeed),
     "fsdp_plugin": ("set fsdp and fsdp_config", lambda args: sharding_plan(args) is not None),
@@ -252,20 +212,22 @@ WITHOUT_A_PLACE: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def adopted(given: Any, args: TrainingArguments, engaged: Any) -> Any:
-    """What takes the place of an accelerator that a script has set: a facade with its settings.
+    """Return what a script has set as `accelerator`; for accelerate's Accelerator, a facade with its settings.
 
     Parameters:
-        given: what was set; anything but accelerate's Accelerator stays as it is.
-        args: the training arguments.
-        engaged: the facade whose place it takes, which knows what fit is carrying out; None at construction.
+        engaged: the facade that it replaces, which knows what fit is carrying out; None at construction.
 
     Raises:
-        NotImplementedError: it is set up in a way that Lightning has no part in.
+        NotImplementedError: it has a part that Lightning does not take.
         ValueError: it computes in another precision than the arguments ask for.
     """
     if is_a(given, "accelerator"):
         _refuse_what_would_be_lost(given, args)
-        given = _facade_like(given, args)
+        facade = AcceleratorFacade(args)
+        facade.dataloader_config = given.dataloader_config
+        facade.gradient_state.plugin_kwargs = dict(given.gradient_state.plugin_kwargs)
+        facade.step_scheduler_with_optimizer = given.step_scheduler_with_optimizer
+        given = facade
     if isinstance(given, AcceleratorFacade) and isinstance(engaged, AcceleratorFacade):
         given.take_over_from(engaged)
     return given
@@ -292,15 +254,3 @@ def _refuse_what_would_be_lost(given: Any, args: TrainingArguments) -> None:
             f"{args.mixed_precision!r}. Pass mixed_precision=self.args.mixed_precision to Accelerator, or set bf16 or "
             "fp16 to what it computes in."
         )
-
-
-def _facade_like(given: Any, args: TrainingArguments) -> AcceleratorFacade:
-    facade = AcceleratorFacade(args)
-    for name in LOADER_SETTINGS:
-        setattr(facade.dataloader_config, name, getattr(given.dataloader_config, name))
-    accumulation = given.gradient_state.plugin_kwargs
-    facade.gradient_state.plugin_kwargs = {
-        name: accumulation[name] for name in ACCUMULATION_SETTINGS if name in accumulation
-    }
-    facade.step_scheduler_with_optimizer = given.step_scheduler_with_optimizer
-    return facade

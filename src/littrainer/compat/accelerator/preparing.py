@@ -25,18 +25,15 @@ if TYPE_CHECKING:
 
 
 class Preparing:
-    """What a subclass calls to have its own objects run as the Trainer's do."""
+    """The methods that prepare a subclass's own objects, so that they run as the Trainer's do."""
 
     _args: TrainingArguments
-
-    def __init__(self) -> None:
-        self._models: list[nn.Module] = []
-        self._optimizers: list[PreparedOptimizer] = []
-        self._schedulers: list[Any] = []
-        self._dataloaders: list[Any] = []
+    _optimizers: list[PreparedOptimizer]
+    dataloader_config: Any
+    gradient_state: Any
 
     def prepare(self, *objects: Any, device_placement: Any = None) -> Any:
-        """Each object as its kind is prepared; anything else as it is.
+        """Prepare each object by its kind; anything else is returned as it is.
 
         Parameters:
             objects: loaders, models, optimizers and schedules, in any order.
@@ -62,11 +59,11 @@ class Preparing:
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        """The model on this process's device, in mixed precision and compiled where the arguments ask for it.
+        """Move a model to this process's device; put it in mixed precision and compile it if the arguments say so.
 
         Parameters:
             device_placement: False leaves it where it is.
-            evaluation_mode: it will not be trained, so several processes need not exchange its gradients.
+            evaluation_mode: it is not trained, so several processes do not exchange its gradients.
 
         Raises:
             NotImplementedError: DeepSpeed carries the training out, and this is another model to be trained.
@@ -74,8 +71,6 @@ class Preparing:
         args = self._args
         if asks_for_deepspeed(args) and not evaluation_mode:
             _refuse_second_engine(model)
-        if not any(model is known for known in self._models):
-            self._models.append(model)
         if getattr(model, "_is_accelerate_prepared", False):
             return model
         dtype = forward_type(args)
@@ -90,56 +85,51 @@ class Preparing:
         keywords = compile_keywords(args)
         if keywords is not None and not is_compiled(prepared):
             prepared = torch.compile(prepared, **keywords)
-        if prepared is not model:
-            self._models[[one is model for one in self._models].index(True)] = prepared
         prepared._is_accelerate_prepared = True
         return prepared
 
     def prepare_data_loader(
         self, data_loader: DataLoader, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
     ) -> DataLoader:
-        """A loader of this process's part of the data, with the order and the look-ahead of the Trainer's own.
+        """Return a loader of this process's part of the data, with the order and the look-ahead of the Trainer's.
 
         Parameters:
-            device_placement: False leaves its batches on the host; `_prepare_inputs` moves them all the same.
+            device_placement: False leaves its batches on the host; `_prepare_inputs` moves them anyway.
             slice_fn_for_dispatch: cuts the part of a process out of a batch that the first process has read; takes the
                 batch, a slice of rows, and by name `process_index` and `num_processes`. Without effect in one process.
 
         Raises:
             ValueError: its batches cannot be shared out between the processes.
         """
-        settings = getattr(self, "dataloader_config", None)
+        settings = self.dataloader_config
         prepared: Any = lookahead_version(self._args, data_loader, settings, slice_fn_for_dispatch)
         if isinstance(prepared, LookaheadLoader):
-            prepared.gradient_state = getattr(self, "gradient_state", None)
+            prepared.gradient_state = self.gradient_state
             if device_placement is not False:
                 prepared.hand_out_on(self._args.device, settings)
-        self._dataloaders.append(prepared)
         return prepared
 
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
     ) -> PreparedOptimizer:
-        """An optimizer that steps and clears its gradients with the Trainer's optimizer steps."""
+        """Return an optimizer that steps and clears its gradients with the Trainer's optimizer steps."""
         prepared = optimizer if isinstance(optimizer, PreparedOptimizer) else PreparedOptimizer(optimizer, self)
         if not any(prepared is known for known in self._optimizers):
             self._optimizers.append(prepared)
         return prepared
 
     def prepare_scheduler(self, scheduler: Any) -> Any:
-        """A schedule that steps with the prepared optimizer it drives."""
+        """Return a schedule that steps with the prepared optimizer it drives."""
         if not isinstance(scheduler, PreparedScheduler):
             driven = getattr(scheduler, "optimizer", None)
             own = [one for one in self._optimizers if driven is one or driven is one.optimizer]
             scheduler = PreparedScheduler(scheduler, own or list(self._optimizers), self)
-        if not any(scheduler is known for known in self._schedulers):
-            self._schedulers.append(scheduler)
         return scheduler
 
     def unwrap_model(
         self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
     ) -> nn.Module:
-        """The user's model inside data-parallel wrappers.
+        """Return the user's model inside data-parallel wrappers.
 
         Parameters:
             keep_fp32_wrapper: leave it running in mixed precision, if it does.
@@ -159,21 +149,18 @@ class Preparing:
         return model
 
     def free_memory(self, *objects: Any) -> list[None]:
-        """Forget prepared objects and empty the device's cache.
+        """Forget prepared optimizers and empty the device's cache.
 
         Returns:
             None for each object given, to be assigned to it.
         """
-        for kept in (self._models, self._optimizers, self._schedulers, self._dataloaders):
-            kept.clear()
+        self._optimizers.clear()
         gc.collect()
         if self._args.device.type == "cuda":
             torch.cuda.empty_cache()
         return [None] * len(objects)
 
-    def clear(self, *objects: Any) -> list[None]:
-        """Another name of `free_memory`."""
-        return self.free_memory(*objects)
+    clear = free_memory
 
 
 def _refuse_second_engine(model: nn.Module) -> None:
@@ -181,7 +168,7 @@ def _refuse_second_engine(model: nn.Module) -> None:
     if not is_engine and any(parameter.requires_grad for parameter in model.parameters()):
         raise NotImplementedError(
             f"accelerator.prepare({type(model).__name__}): DeepSpeed's engine holds the Trainer's model, and another "
-            "one to be trained needs an engine of its own: make it by deepspeed.initialize(model=..., "
-            "config=accelerator.state.deepspeed_plugin.deepspeed_config). One that is not trained goes through "
+            "one that is trained needs another engine: make it by deepspeed.initialize(model=..., "
+            "config=accelerator.state.deepspeed_plugin.deepspeed_config). Prepare one that is not trained by "
             "accelerator.prepare_model(model, evaluation_mode=True)."
         )

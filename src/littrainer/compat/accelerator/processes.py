@@ -1,4 +1,4 @@
-"""The members of an accelerator that are about processes: who this one is, waiting, sharing and gathering."""
+"""The members of an accelerator about processes: ranks, waiting, sharing and gathering."""
 
 from __future__ import annotations
 
@@ -28,34 +28,15 @@ class ProcessMembers:
     num_processes = property(lambda self: self._args.world_size, doc="World size.")
     process_index = property(lambda self: self._args.process_index, doc="Rank of this process.")
     local_process_index = property(lambda self: self._args.local_process_index, doc="Rank of this process on its node.")
-
-    @property
-    def is_main_process(self) -> bool:
-        """Whether this is rank 0."""
-        return self._args.process_index == 0
-
-    @property
-    def is_local_main_process(self) -> bool:
-        """Whether this is the first process of its node."""
-        return self._args.local_process_index == 0
-
-    @property
-    def is_last_process(self) -> bool:
-        """Whether this is the highest rank."""
-        return self._args.process_index == self._args.world_size - 1
-
-    @property
-    def use_distributed(self) -> bool:
-        """Whether several processes train together."""
-        return self._args.world_size > 1
-
-    @property
-    def distributed_type(self) -> Any:
-        """`NO`, `MULTI_CPU` or `MULTI_GPU`; accelerate's own member where accelerate is loaded."""
-        return distributed_type(self._args)
+    is_main_process = property(lambda self: self._args.process_index == 0, doc="Whether this is rank 0.")
+    is_local_main_process = property(lambda self: self._args.local_process_index == 0, doc="First one of its node.")
+    is_last_process = property(lambda self: self._args.process_index == self._args.world_size - 1, doc="Highest rank.")
+    use_distributed = property(lambda self: self._args.world_size > 1, doc="Whether several processes train together.")
+    # `NO` or `MULTI_GPU`, for instance; accelerate's own member if accelerate is loaded.
+    distributed_type = property(lambda self: distributed_type(self._args))
 
     def wait_for_everyone(self) -> None:
-        """Wait until all processes are here; with one process, at once.
+        """Wait until all processes are here.
 
         Raises:
             RuntimeError: there are several processes and no process group in which they could wait.
@@ -64,11 +45,11 @@ class ProcessMembers:
             self._args._barrier("wait_for_everyone")()
 
     def main_process_first(self) -> AbstractContextManager[None]:
-        """Let the first of all processes go through a block before the others."""
+        """Run a block in the first of all processes before the others."""
         return self._args.main_process_first(local=False, desc="a block of main_process_first")
 
     def local_main_process_first(self) -> AbstractContextManager[None]:
-        """Let the first process of each node go through a block before the others of its node."""
+        """Run a block in the first process of each node before the others of its node."""
         return self._args.main_process_first(local=True, desc="a block of local_main_process_first")
 
     def print(self, *values: Any, **kwargs: Any) -> None:
@@ -77,23 +58,23 @@ class ProcessMembers:
             print(*values, **kwargs)
 
     def on_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorate a function so that the first of all processes runs it, and the others do nothing."""
+        """Decorate a function so that only the first of all processes runs it."""
         return _where(lambda: self.is_main_process, function)
 
     def on_local_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorate a function so that the first process of each node runs it."""
+        """Decorate a function so that only the first process of each node runs it."""
         return _where(lambda: self.is_local_main_process, function)
 
     def gather(self, tensor: Any) -> Any:
-        """The values of all processes; with one process, its own."""
+        """Return the values of all processes."""
         return collectives.gathered(tensor)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
-        """Tensors padded to the longest one of all processes; with one process, its own."""
+        """Pad tensors to the longest one of all processes."""
         return collectives.padded_to_longest(tensor, dim, pad_index, pad_first)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Nested tensors reduced over all processes; those given stay as they are.
+        """Return nested tensors reduced over all processes.
 
         Parameters:
             reduction: `sum`, `mean` or `max`; anything else sums, as under accelerate.

@@ -1,4 +1,4 @@
-"""The `state` and `gradient_state` of an accelerator, and what both say about a model split between processes."""
+"""The `state` and `gradient_state` of an accelerator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def parallelism_config_of(args: TrainingArguments) -> Any:
-    """Return what `parallelism_config` asks for as accelerate's ParallelismConfig; None for nothing."""
+    """Return the argument `parallelism_config` as accelerate's ParallelismConfig; None for nothing."""
     given: Any = args.parallelism_config
     if given is not None and not isinstance(given, Mapping):
         return given
@@ -50,28 +50,11 @@ class HeldBy:
         setattr(getattr(instance, self.holder), self.name, value)
 
 
-class SplitModels:
-    """Members of an accelerator about models that are split between processes."""
-
-    _args: TrainingArguments
-
-    @property
-    def is_fsdp2(self) -> bool:
-        """Whether the model is sharded by version 2 of FSDP."""
-        plan = sharding_plan(self._args)
-        return plan is not None and plan.version == 2 and self._args.world_size > 1
-
-    @property
-    def parallelism_config(self) -> Any:
-        """What `parallelism_config` asks for, as accelerate's ParallelismConfig; None for nothing."""
-        return parallelism_config_of(self._args)
-
-
 def shared_accelerator_state(args: TrainingArguments, load: bool = False) -> Any:
     """Return accelerate's AcceleratorState with the facts of these arguments, one for the whole process.
 
-    None if accelerate is not loaded, or if making it would wait for processes that have no group yet. Libraries make it
-    again without arguments, and callbacks read it.
+    None if accelerate is not loaded, or if making it would wait for processes that have no group yet. Libraries make
+    it again without arguments, and callbacks read it.
 
     Parameters:
         load: import accelerate if it is installed, and make the state in any case.
@@ -109,23 +92,23 @@ def shared_accelerator_state(args: TrainingArguments, load: bool = False) -> Any
 
 
 class GradientView:
-    """Where a training stands within the window of an optimizer step, read when somebody asks.
+    """Where a training stands within the window of an optimizer step, computed when it is read.
 
     Parameters:
         accelerator: the facade it belongs to.
-        plugin_kwargs: settings of the accumulation that differ from accelerate's defaults. `num_steps` stays 1, since
-            the Trainer accumulates; whoever sets it has `accelerator.backward` divide by it.
+        plugin_kwargs: settings of the accumulation that differ from accelerate's defaults. `num_steps` is 1, since the
+            Trainer accumulates; `accelerator.backward` divides by another number that is set.
     """
 
     def __init__(self, accelerator: Any, plugin_kwargs: dict[str, Any]):
         self._accelerator = accelerator
         self.plugin_kwargs = plugin_kwargs
-        # A value that somebody has set, and the micro-batch it was set in; it holds for that one.
+        # A value that was set, and the micro-batch that it holds for.
         self._set_in: tuple[Any, bool] | None = None
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether the micro-batch at hand is the last one of its optimizer step."""
+        """Whether the current micro-batch is the last one of its optimizer step."""
         micro_batch = self._micro_batch
         if self._set_in is not None and self._set_in[0] is micro_batch:
             return self._set_in[1]
@@ -143,24 +126,16 @@ class GradientView:
         module = self._accelerator.module
         return None if module is None else module.micro_batch
 
-    @property
-    def num_steps(self) -> int:
-        """What `accelerator.backward` divides by; 1 unless somebody has set it."""
-        return self.plugin_kwargs.get("num_steps", 1)
-
-    @property
-    def adjust_scheduler(self) -> bool:
-        """Whether a prepared schedule counts the micro-batches at which it does not step."""
-        return self.plugin_kwargs.get("adjust_scheduler", False)
-
-    @property
-    def sync_with_dataloader(self) -> bool:
-        """Whether the last batch of a loader ends an accumulation of one's own."""
-        return self.plugin_kwargs.get("sync_with_dataloader", True)
+    # What `accelerator.backward` divides by; 1 unless somebody has set it.
+    num_steps = property(lambda self: self.plugin_kwargs.get("num_steps", 1))
+    # Whether a prepared schedule counts the micro-batches at which it does not step.
+    adjust_scheduler = property(lambda self: self.plugin_kwargs.get("adjust_scheduler", False))
+    # Whether the last batch of a loader ends an accumulation that a script does itself.
+    sync_with_dataloader = property(lambda self: self.plugin_kwargs.get("sync_with_dataloader", True))
 
     @property
     def active_dataloader(self) -> Any:
-        """The loader that is read right now: an evaluation's, else a script's own, else that of the training."""
+        """The loader that is being read: an evaluation's, else a script's own, else that of the training."""
         accelerator = self._accelerator
         if accelerator.evaluated_loader is not None:
             return accelerator.evaluated_loader
@@ -170,17 +145,8 @@ class GradientView:
         run = None if accelerator.module is None else accelerator.module.run
         return None if run is None or run.is_between_epochs else run.windows.loader_being_read
 
-    @property
-    def in_dataloader(self) -> bool:
-        """Whether a loader is being read."""
-        return self.active_dataloader is not None
-
-    @property
-    def end_of_dataloader(self) -> bool:
-        """Whether the loader that is being read has handed out its last batch."""
-        return getattr(self.active_dataloader, "end_of_dataloader", False)
-
-    @property
-    def remainder(self) -> int:
-        """Samples in the last, incomplete batch of all processes; 0 where it is complete, -1 where nobody knows."""
-        return getattr(self.active_dataloader, "remainder", -1)
+    in_dataloader = property(lambda self: self.active_dataloader is not None)
+    # Whether the loader that is being read has handed out its last batch.
+    end_of_dataloader = property(lambda self: getattr(self.active_dataloader, "end_of_dataloader", False))
+    # Samples in the last, incomplete batch of all processes; 0 if it is complete, -1 if nobody knows.
+    remainder = property(lambda self: getattr(self.active_dataloader, "remainder", -1))

@@ -1,4 +1,4 @@
-"""The members of an accelerator that are about steps, and prepared optimizers and schedules."""
+"""The members of an accelerator about steps, and prepared optimizers and schedules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.compat.accelerator.states import GradientView, HeldBy
 from littrainer.errors.lazy_isinstance import is_a
-from littrainer.optim.stepping import OptimizerAround, clip_by_norm
+from littrainer.optim.stepping import OptimizerAround, ScaledSteps, clip_by_norm
 from littrainer.strategies.mixed_precision import forward_type
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 ACCUMULATION_DEFAULTS = {"adjust_scheduler": True, "sync_with_dataloader": True, "sync_each_batch": False}
 
 
-class PreparedOptimizer(OptimizerAround):
+class PreparedOptimizer(ScaledSteps, OptimizerAround):
     """An optimizer that steps, and clears its gradients, only at the last micro-batch of an optimizer step.
 
     Parameters:
-        optimizer: the one that does the work; everything else is asked of it.
+        optimizer: the optimizer that does the work.
         accelerator: knows whether the window closes, and scales the losses of fp16.
     """
 
@@ -36,8 +36,6 @@ class PreparedOptimizer(OptimizerAround):
     def __init__(self, optimizer: torch.optim.Optimizer, accelerator: Any):
         super().__init__(optimizer)
         self.accelerator = accelerator
-        self.step_was_skipped = False
-        self._is_unscaled = False
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
@@ -54,31 +52,12 @@ class PreparedOptimizer(OptimizerAround):
             self.optimizer.zero_grad(set_to_none=set_to_none)
 
     def step(self, closure: Any = None) -> Any:
-        """Step at the last micro-batch of an optimizer step; with fp16 not where gradients are not finite."""
+        """Step at the last micro-batch of an optimizer step; with fp16, only if gradients are finite."""
         if not self.accelerator.sync_gradients:
             return None
-        scaler = self.scaler
-        if scaler is None:
+        if self.scaler is None:
             return self.optimizer.step(closure)
-        self.step_was_skipped = True
-        handle = self.optimizer.register_step_pre_hook(self._note_step)
-        try:
-            result = scaler.step(self.optimizer) if closure is None else scaler.step(self.optimizer, closure)
-        finally:
-            handle.remove()
-        scaler.update()
-        self._is_unscaled = False
-        return result
-
-    def unscale(self) -> None:
-        """Divide the scale of fp16 out of the gradients, once for each step."""
-        scaler = self.scaler
-        if scaler is not None and not self._is_unscaled:
-            scaler.unscale_(self.optimizer)
-            self._is_unscaled = True
-
-    def _note_step(self, *_: Any) -> None:
-        self.step_was_skipped = False
+        return self.step_unless_infinite(self.optimizer, *(() if closure is None else (closure,)))
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -91,7 +70,7 @@ class PreparedScheduler:
     """A schedule that steps with the optimizer steps that were taken.
 
     Parameters:
-        scheduler: the one that does the work; everything else is asked of it.
+        scheduler: the schedule that does the work.
         optimizers: the prepared optimizers it belongs to; with fp16 any of them may skip a step.
         accelerator: knows whether the window closes.
     """
@@ -109,7 +88,7 @@ class PreparedScheduler:
         return getattr(self.scheduler, name)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Step where the optimizers have; once for each process, unless batches are split between them."""
+        """Step if the optimizers have stepped; once for each process, unless batches are split between them."""
         if not self.accelerator.sync_gradients:
             if self.accelerator.gradient_state.adjust_scheduler:
                 self.scheduler._step_count += 1
@@ -123,22 +102,22 @@ class PreparedScheduler:
 
 
 class Stepping:
-    """What a `training_step` of a script's own calls."""
+    """The methods that a script's `training_step` calls."""
 
     _args: TrainingArguments
-    _optimizers: list[PreparedOptimizer]
     step_scheduler_with_optimizer = True
     # Whether this micro-batch is the last one of its optimizer step.
     sync_gradients = HeldBy("gradient_state")
 
     def __init__(self) -> None:
-        # What fit is carrying out right now; None outside training.
+        # The module that fit trains; None outside training.
         self.module: Any = None
         self.step = 0
+        self._optimizers: list[PreparedOptimizer] = []
         self._scaler: torch.amp.GradScaler | None = None
         config: Any = self._args.accelerator_config
         asked = getattr(config, "gradient_accumulation_kwargs", None) or {}
-        # The Trainer accumulates, whatever number is asked for; of the rest counts what differs from the defaults.
+        # The Trainer accumulates, so `num_steps` is 1; of the other settings those count that differ from the defaults.
         settings = {name: value for name, value in asked.items() if ACCUMULATION_DEFAULTS.get(name) is not value}
         self.gradient_state = GradientView(self, {**settings, "num_steps": 1})
 
@@ -178,10 +157,10 @@ class Stepping:
         return any(optimizer.step_was_skipped for optimizer in self._optimizers)
 
     def autocast(self, autocast_handler: Any = None) -> AbstractContextManager[Any]:
-        """The context in which the model's forward computes.
+        """Return the context in which the model's forward computes.
 
         Parameters:
-            autocast_handler: an AutocastKwargs of accelerate's, which may switch it off.
+            autocast_handler: accelerate's AutocastKwargs, which may switch it off.
         """
         dtype = forward_type(self._args)
         if dtype is None:
@@ -190,7 +169,7 @@ class Stepping:
         return torch.autocast(self._args.device.type, dtype=dtype, **settings)
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """Backward pass, through Lightning's precision plugin and strategy in a training step of a script's own.
+        """Call backward, in a script's `training_step` through Lightning's precision plugin and strategy.
 
         Parameters:
             kwargs: handed on to torch; but `learning_rate`, which the schedule decides.
@@ -203,15 +182,15 @@ class Stepping:
         if module is not None and not module.automatic_optimization:
             module.manual_backward(loss, **kwargs)
         else:
-            # A further backward pass, beside the one of Lightning's automatic optimization, or outside of training.
+            # A further backward pass in automatic optimization, or one outside of training.
             (loss if self.scaler is None else self.scaler.scale(loss)).backward(**kwargs)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Divide the scale of fp16 out of the gradients, unless that is done already.
 
         Parameters:
-            optimizer: the optimizer that holds them, or several; by default the one that is training, and those that
-                have been prepared.
+            optimizer: the optimizer that holds them, or several; by default the one that is training and all prepared
+                ones.
         """
         if self.scaler is None:
             return
@@ -219,7 +198,7 @@ class Stepping:
         given = [*([] if own is None else [own]), *self._optimizers] if optimizer is None else optimizer
         for one in given if isinstance(given, (list, tuple)) else [given]:
             if isinstance(one, PreparedOptimizer):
-                one.unscale()
+                one.unscale(one.optimizer)
             elif one is own:
                 self.module.trainer.precision_plugin.unscale(one)
             else:
@@ -239,7 +218,7 @@ class Stepping:
         given: list[Any] = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         # With version 1 of FSDP each process has pieces of parameters, and their wrapper knows of the others.
         for wrapper in () if strategy is None else (strategy.model, self.module.owner.model_wrapped):
-            if callable(getattr(wrapper, "clip_grad_norm_", None)) and _are_those_of(wrapper, given):
+            if hasattr(wrapper, "clip_grad_norm_") and {*map(id, wrapper.parameters())} == {*map(id, given)}:
                 return wrapper.clip_grad_norm_(max_norm, norm_type)
         return clip_by_norm(given, max_norm, norm_type)
 
@@ -249,20 +228,20 @@ class Stepping:
         nn.utils.clip_grad_value_(parameters, clip_value)
 
     def no_sync(self, model: Any) -> AbstractContextManager[Any]:
-        """A context in which several processes do not exchange the gradients of a model."""
+        """Return a context in which several processes do not exchange the gradients of a model."""
         if is_a(model, "resharding module"):
             return _without_exchange(model)
         plugin = self._args.deepspeed_plugin
         if plugin is not None and plugin.zero_stage >= 2:
-            # Its gradients are sharded as they come.
+            # Its gradients are sharded when they come.
             return nullcontext()
         return model.no_sync() if callable(getattr(model, "no_sync", None)) else nullcontext()
 
     @contextmanager
     def accumulate(self, *models: nn.Module) -> Iterator[None]:
-        """A micro-batch of an accumulation of a script's own over `gradient_accumulation_steps` of them.
+        """Run one micro-batch of a script's accumulation over `gradient_accumulation_steps` of them.
 
-        That number is 1 unless the script has set it, and then each micro-batch closes a window.
+        That number is 1 unless the script sets it, so that each micro-batch closes a window.
         """
         state = self.gradient_state
         if state.sync_with_dataloader and state.end_of_dataloader:
@@ -295,7 +274,3 @@ def _new_scaler(args: TrainingArguments) -> torch.amp.GradScaler:
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
     return ShardedGradScaler(args.device.type)
-
-
-def _are_those_of(model: nn.Module, parameters: list[Any]) -> bool:
-    return {id(one) for one in parameters} == {id(one) for one in model.parameters()}

@@ -1,28 +1,23 @@
-"""One of several processes that use an accelerator: `python -m tests.distributed.accelerator_process FOLDER`.
-
-Each writes what it found to `FOLDER/RANK.pickle`, once for ours and once for accelerate's own Accelerator.
-"""
+"""What two processes find in the accelerator of a Trainer: collectives, shares, turns, loaders and gradients."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import pickle
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, gather, gather_object
 from datasets import Dataset
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
-from littrainer import TrainingArguments
-from littrainer.compat.accelerator import AcceleratorFacade
-from tests.scenarios.other_processes import end_process
+from tests.fidelity.record import Record
+from tests.fidelity.registry import scenario
+from tests.fidelity.side import Side
+from tests.scenarios.data import Rows, Stream, vector_rows
+from tests.scenarios.models import VectorClassifier
 
 
 def exchanged(accelerator: Any, rank: int) -> dict[str, Any]:
@@ -60,15 +55,15 @@ def shares(accelerator: Any) -> list[Any]:
     return found
 
 
-def turns(accelerator: Any, folder: Path) -> list[Any]:
+def turns(accelerator: Any) -> list[Any]:
     """Who goes first, who prints, and which decorated functions run."""
     seen: list[Any] = []
     for name in ("main_process_first", "local_main_process_first"):
         with getattr(accelerator, name)():
             if accelerator.is_main_process:
                 time.sleep(0.2)
-                (folder / name).touch()
-            seen.append((folder / name).exists())
+                Path(name).touch()
+            seen.append(Path(name).exists())
     accelerator.wait_for_everyone()
     for decorate in (
         accelerator.on_main_process,
@@ -108,18 +103,11 @@ def data_parallel(accelerator: Any, rank: int) -> Any:
     ]
 
 
-def library_calls(rank: int) -> list[Any]:
-    """What libraries call of accelerate itself, which acts on its global state."""
-    objects = [f"from {rank}"]
-    broadcast_object_list(objects)
-    return [gather(torch.full((1,), rank)), gather_object([rank]), objects]
-
-
 def loaders(accelerator: Any) -> list[Any]:
     """Batches of prepared loaders, what is gathered of them for metrics, and where the accelerator says one stands."""
     found: list[Any] = []
     state = accelerator.gradient_state
-    datasets: list[Any] = [list(range(7)), list(range(8)), Numbers(7)]
+    datasets: list[Any] = [list(range(7)), list(range(8)), Stream([{"number": number} for number in range(7)])]
     for dataset in datasets:
         loader = accelerator.prepare(DataLoader(dataset, batch_size=2))
         for batch in loader:
@@ -130,16 +118,6 @@ def loaders(accelerator: Any) -> list[Any]:
             found.append([loader.total_batch_size, loader.total_dataset_length, loader.remainder])
     found.append(accelerator.gather_for_metrics(torch.ones(2)))
     return found
-
-
-class Numbers(IterableDataset):
-    """A stream of numbers."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __iter__(self) -> Any:
-        return iter(range(self.count))
 
 
 def accumulating(accelerator: Any, rank: int) -> Any:
@@ -160,29 +138,19 @@ def accumulating(accelerator: Any, rank: int) -> Any:
     return found
 
 
-def main(folder: Path) -> None:
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    args = TrainingArguments(str(folder), use_cpu=True, report_to="none")
-    accelerators = {"ours": AcceleratorFacade(args), "accelerate": Accelerator(cpu=True)}
-    found: dict[str, Any] = {"calls": library_calls(rank), "state": args.distributed_state.num_processes}
-    for name, accelerator in accelerators.items():
-        own = folder / name
-        own.mkdir(exist_ok=True)
-        found[name] = {
-            "exchanged": exchanged(accelerator, rank),
-            "shares": shares(accelerator),
-            "turns": turns(accelerator, own),
-            "facts": facts(accelerator),
-            "data parallel": data_parallel(accelerator, rank),
-            "loaders": loaders(accelerator),
-            "accumulating": accumulating(accelerator, rank),
-        }
-    (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
-    accelerators["ours"].end_training()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
-    end_process()
+@scenario(processes=2, extra=True)
+def two_processes_use_the_accelerator_of_their_trainer(side: Side) -> Record:
+    trainer = side.Trainer(
+        model=VectorClassifier(), args=side.arguments(), train_dataset=Rows(vector_rows(8)), callbacks=[side.watcher]
+    )
+    accelerator, rank = trainer.accelerator, dist.get_rank()
+    extra = {
+        "exchanged": exchanged(accelerator, rank),
+        "shares": shares(accelerator),
+        "turns": turns(accelerator),
+        "facts": facts(accelerator),
+        "data parallel": data_parallel(accelerator, rank),
+        "loaders": loaders(accelerator),
+        "accumulating": accumulating(accelerator, rank),
+    }
+    return side.train(trainer, extra=extra)
