@@ -9,11 +9,13 @@ import errno
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from littrainer.checkpoint.weights import WEIGHT_FILE, weights_are_finite
 
 MANIFEST_NAME = "littrainer_manifest.json"
 UNFINISHED_MANIFEST_NAME = f"{MANIFEST_NAME}.unfinished"
@@ -44,10 +46,12 @@ class Manifest:
     Parameters:
         files: their records by path, relative to the checkpoint's folder.
         sequence: how many checkpoints of this run's folder had been written before it, whatever the clock said.
+        weights_are_finite: whether no weight is infinite or not a number; None if it is not known.
     """
 
     files: dict[str, FileRecord]
     sequence: int = 0
+    weights_are_finite: bool | None = None
 
 
 # ---- Files and manifests ---------------------------------------------------------------------------------------------
@@ -78,7 +82,12 @@ def files_in(folder: Path, with_links: bool = False) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in found]
 
 
-def write_manifest(folder: Path, files: Mapping[str, FileRecord] | None = None, sequence: int = 0) -> None:
+def write_manifest(
+    folder: Path,
+    files: Mapping[str, FileRecord] | None = None,
+    sequence: int = 0,
+    weights_are_finite: bool | None = None,
+) -> None:
     """Write the manifest of a folder, by default with new checksums; it is on the disk when this returns."""
     if files is None:
         files = {name: file_record(folder / name) for name in files_in(folder)}
@@ -87,6 +96,8 @@ def write_manifest(folder: Path, files: Mapping[str, FileRecord] | None = None, 
         "sequence": sequence,
         "files": {name: {"size": record.size, "crc32": f"{record.crc32:08x}"} for name, record in files.items()},
     }
+    if weights_are_finite is not None:
+        content["weights_are_finite"] = weights_are_finite
     content["crc32"] = _own_checksum(content)
     unfinished = folder / UNFINISHED_MANIFEST_NAME
     with open(unfinished, "w", encoding="utf-8") as file:
@@ -119,7 +130,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         sequence = int(content["sequence"])
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise DamagedManifest(f"{MANIFEST_NAME} is not readable ({error})") from error
-    return Manifest(files, sequence)
+    return Manifest(files, sequence, content.get("weights_are_finite"))
 
 
 def _own_checksum(content: Mapping[str, Any]) -> str:
@@ -152,10 +163,18 @@ def to_disk(path: Path) -> None:
 
 
 class Seal:
-    """Collects the records of a folder's files for its manifest, and brings them onto the disk."""
+    """Collects the records of a folder's files for its manifest, and brings them onto the disk.
+
+    Attributes:
+        buffers: names of a model's buffers, among which masks may be infinite; None if the manifest is not to say
+            whether weights are finite.
+        parts_are_finite: whether weights are of which each process writes its part.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.buffers: Collection[str] | None = None
+        self.parts_are_finite: bool | None = None
         # One thread sums up while another waits for the disk.
         self._threads = ThreadPoolExecutor(2)
         self._added: dict[str, tuple[Any, Future[FileRecord], Future[None]]] = {}
@@ -171,14 +190,21 @@ class Seal:
     def complete(self, sequence: int = 0) -> None:
         """Write the manifest; everything is on the disk when this returns."""
         self.add_all()
+        finite = self._threads.submit(self._weights_are_finite)
         records: dict[str, FileRecord] = {}
         for name in files_in(self.folder):
             _, summed, synced = self._added[name]
             synced.result()
             records[name] = summed.result()
-        write_manifest(self.folder, records, sequence)
+        write_manifest(self.folder, records, sequence, finite.result())
         for parent, _, _ in os.walk(self.folder):
             to_disk(Path(parent))
+
+    def _weights_are_finite(self) -> bool | None:
+        if self.buffers is None:
+            return None
+        # Read from the system's cache: the device is not read again.
+        return weights_are_finite(self.folder, files_in(self.folder), self.buffers, self.parts_are_finite)
 
     def close(self) -> None:
         """End the threads, with what they have begun."""
@@ -205,5 +231,7 @@ def note_changes(folder: Path) -> None:
     for name in records:
         if records[name] != manifest.files.get(name):
             to_disk(folder / name)
-    write_manifest(folder, records, manifest.sequence)
+    # What a user's code writes nobody has looked into.
+    is_same_model = not any(WEIGHT_FILE.fullmatch(name) for name, _ in records.items() ^ manifest.files.items())
+    write_manifest(folder, records, manifest.sequence, manifest.weights_are_finite if is_same_model else None)
     to_disk(folder)

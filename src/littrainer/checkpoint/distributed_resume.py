@@ -17,7 +17,13 @@ from littrainer.checkpoint.layout import (
     SCHEDULER_NAME,
     TRAINER_STATE_NAME,
 )
-from littrainer.checkpoint.verification import damage_in, get_last_checkpoint, missing_from, refuse_damage
+from littrainer.checkpoint.verification import (
+    damage_in,
+    get_last_checkpoint,
+    has_finite_weights,
+    missing_from,
+    refuse_damage,
+)
 from littrainer.distributed.agreement import are_several, failing_together, from_each, from_first
 
 if TYPE_CHECKING:
@@ -163,4 +169,10 @@ def checkpoint_to_resume(
     refuse_damage(
         folder, "Resume from another checkpoint, or give resume_from_checkpoint=True to take the newest intact one."
     )
+    if has_finite_weights(folder) is False:
+        logger.warning(
+            "Not all weights in %s are finite numbers, and training does not heal them. resume_from_checkpoint=True "
+            "takes the newest checkpoint whose weights are.",
+            folder,
+        )
     return folder
