@@ -89,6 +89,8 @@ EFFECTS: dict[str, Effect] = {
     "save_minutes": Effect(None, 0, files),
     "eval_minutes": Effect(None, 0, events),
     "max_minutes": Effect(None, 0, steps),
+    "on_nonfinite": Effect("warn", "rollback", files, SAVING),
+    "spike_factor": Effect(None, 1, weights, {"on_nonfinite": "skip", "max_steps": 25}),
     "learning_rate": Effect(1e-3, 1e-2, weights),
     "lr_scheduler_type": Effect("linear", "constant", events),
     "lr_scheduler_kwargs": Effect(None, {"num_cycles": 2.0}, events, {"lr_scheduler_type": "cosine"}),

@@ -28,9 +28,10 @@ from littrainer.hub.repository import HubState
 from littrainer.optim.optimizers import Optimization
 from littrainer.search.trial import SearchState, begin_trial, is_of_search
 from littrainer.tracking.selection import tell_trackers_of_trial
-from littrainer.training.batch_size_search import with_fitting_batch_size
+from littrainer.training.batch_size_search import free_memory, with_fitting_batch_size
 from littrainer.training.checks import check_before_training
 from littrainer.training.development_run import trial_where_asked_for
+from littrainer.training.health import GoingBack, HealthGuard
 from littrainer.training.interruption_report import reported_interruption
 from littrainer.training.log_eval_save import background_saves
 from littrainer.training.loss import RunningLoss
@@ -59,6 +60,7 @@ class TrainingSession:
         tokens: counts input tokens.
         loss: the sum of the losses.
         tracked: what the script tracks.
+        health: looks for numbers that are not finite.
         run: the training; None before it begins.
         is_in_train: whether `train()` is going on.
         preemption: the signals that ask for a checkpoint.
@@ -83,6 +85,7 @@ class TrainingSession:
     tokens: InputTokenCounter = field(default_factory=InputTokenCounter)
     loss: RunningLoss = field(default_factory=RunningLoss)
     tracked: TrackedMeans = field(default_factory=TrackedMeans)
+    health: HealthGuard = field(default_factory=HealthGuard)
     run: TrainingRun | None = None
     is_in_train: bool = False
     preemption: Preemption = field(default_factory=Preemption)
@@ -240,6 +243,7 @@ def _train_from(
 ) -> TrainOutput:
     args = trainer.args
     trainer.preemption = Preemption.for_arguments(args)
+    trainer.session.health = HealthGuard(args.on_nonfinite, args.spike_factor)
     trainer.background_saves = background_saves(trainer.args, trainer, trainer._after_background_save)
     trainer.is_in_train = True
     try:
@@ -257,16 +261,24 @@ def _train_from(
                 with failing_together(f"loading the model in {checkpoint}"):
                     trainer._load_from_checkpoint(str(checkpoint))
                     _resume_batch_size(trainer, checkpoint)
-            return with_fitting_batch_size(
-                trainer,
-                lambda: trainer._inner_training_loop(
-                    batch_size=trainer._train_batch_size,
-                    args=args,
-                    resume_from_checkpoint=None if checkpoint is None else str(checkpoint),
-                    trial=trial,
-                    ignore_keys_for_eval=ignore_keys_for_eval,
-                ),
-            )
+            # Those of the script, or of a training before this one.
+            given = trainer.optimizer, trainer.lr_scheduler
+            while True:
+                try:
+                    return with_fitting_batch_size(
+                        trainer,
+                        lambda: trainer._inner_training_loop(
+                            batch_size=trainer._train_batch_size,
+                            args=args,
+                            resume_from_checkpoint=None if checkpoint is None else str(checkpoint),  # noqa: B023
+                            trial=trial,
+                            ignore_keys_for_eval=ignore_keys_for_eval,
+                        ),
+                    )
+                except GoingBack as error:
+                    fault = error.fault
+                # Outside of the except block, since the error's traceback holds the batch and its graph.
+                checkpoint = _go_back(trainer, fault, given)
     finally:
         try:
             if trainer.background_saves is not None:
@@ -276,6 +288,27 @@ def _train_from(
             trainer.background_saves = None
             trainer.preemption.stop()
             trainer.is_in_train = False
+
+
+def _go_back(trainer: Any, fault: Any, given: tuple[Any, Any]) -> Path:
+    """Put all back to the last healthy checkpoint, except what is read from it when training begins."""
+    session = trainer.session
+    if trainer.background_saves is not None:
+        trainer.background_saves.wait()
+    session.run.step.end_agreements()
+    found = session.health.go_back(fault)
+    checkpoint = checkpoint_for_all(found, trainer.args, needed_to_resume(trainer._own_methods(*READ_BY)))
+    assert checkpoint is not None
+    if trainer.accelerator.scaler is not None:
+        # Gradients that were unscaled for a step that is not taken.
+        trainer.accelerator.scaler.update()
+    session.flos = 0
+    session.tracked.take(trainer.args.device)
+    trainer.optimizer, trainer.lr_scheduler = given
+    free_memory(trainer)
+    with failing_together(f"loading the model in {checkpoint}"):
+        trainer._load_from_checkpoint(str(checkpoint))
+    return checkpoint
 
 
 def train_with_batch_size(

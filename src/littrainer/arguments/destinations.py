@@ -247,6 +247,11 @@ DESTINATIONS: dict[str, Destination] = {
     "save_minutes": Destination(Place.CHECKPOINT, "Looked at after each optimizer step, on the first process's clock."),
     "eval_minutes": Destination(Place.EVALUATION, "Looked at after each optimizer step, on the first process's clock."),
     "max_minutes": Destination(Place.FLOW, "Looked at after each optimizer step, on the first process's clock."),
+    "on_nonfinite": Destination(
+        Place.FLOW,
+        "Losses and gradient norms are read together at logs and saves; for `skip`, `rollback` at each step.",
+    ),
+    "spike_factor": Destination(Place.FLOW, "Compared with the norms since the training began, from the 20th on."),
 }
 
 

@@ -37,6 +37,8 @@ ANNOUNCING_SIGNALS = tuple(
 )
 DEFAULT_ANNOUNCING_SIGNAL = "SIGTERM"
 
+# The first one is the default.
+ON_NONFINITE = ("warn", "skip", "rollback", "stop")
 EVAL_LOSS_WEIGHTINGS = ("batches", "samples", "labels")
 
 
@@ -418,6 +420,16 @@ class AdditionalFields:
     max_minutes: float | None = argument(
         None,
         "End training after so many minutes of this call of `train()`, as at `max_steps`; a resumed one has as many.",
+    )
+    on_nonfinite: str = argument(
+        ON_NONFINITE[0],
+        "What happens if loss or gradients are not finite: `warn` tells what came first, at the latest at the next "
+        "log; `skip` leaves the optimizer step out; `rollback` goes back to the last healthy checkpoint and leaves "
+        "that batch out; `stop` ends the training with an error, before anything sick is saved.",
+        choices=list(ON_NONFINITE),
+    )
+    spike_factor: float | None = argument(
+        None, "Treat a gradient norm of more than so many times the median of the last 100 as one that is not finite."
     )
 
 

@@ -86,6 +86,8 @@ LEFT_TO_LIGHTNING: dict[str, str] = {
     "restore_callback_states_from_checkpoint": CHECKPOINTS,
     "save_minutes": "ModelCheckpoint(train_time_interval=...)",
     "max_minutes": "Trainer(max_time=...)",
+    "on_nonfinite": 'callbacks=[EarlyStopping("train_loss", check_finite=True)]',
+    "spike_factor": "a callback with on_before_optimizer_step",
     "save_only_model": "ModelCheckpoint(save_weights_only=True)",
     # The last weights stay in the model.
     "load_best_model_at_end": 'ckpt_path="best" for validate, test and predict, or load_from_checkpoint of the '

@@ -14,7 +14,12 @@ from torch.utils.data import DataLoader, IterableDataset
 from littrainer.arguments.accelerator_config import settle_accelerator_config
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.arguments.deepspeed import check_settled
-from littrainer.arguments.rules import check_loader_processes, check_values, refuse_unsupported
+from littrainer.arguments.rules import (
+    check_health_arguments,
+    check_loader_processes,
+    check_values,
+    refuse_unsupported,
+)
 from littrainer.arguments.sharding import check_processes
 from littrainer.data.limits import check_limits, further_keywords
 from littrainer.data.loaders import has_length
@@ -23,6 +28,7 @@ from littrainer.distributed.layout import process_layout
 from littrainer.errors.log_levels import apply_log_level
 from littrainer.errors.notes import kind_of
 from littrainer.evaluation.streaming import streaming_metrics
+from littrainer.optim.stepping import updates_during_backward
 from littrainer.training.overrides import accept_earlier_signatures, own_methods, refuse_ignored_overrides
 
 if TYPE_CHECKING:
@@ -380,4 +386,10 @@ def check_before_training(trainer: Any) -> None:
     refuse_ignored_overrides(trainer)
     accept_earlier_signatures(trainer)
     check_settled(trainer.args, trainer.is_deepspeed_enabled)
+    check_health_arguments(trainer.args)
+    if trainer.args.on_nonfinite == "skip" and updates_during_backward(trainer.optimizer):
+        raise ValueError(
+            f'on_nonfinite="skip" leaves out optimizer steps, and {type(trainer.optimizer).__name__} updates weights '
+            'during the backward pass: choose another optimizer, or on_nonfinite="warn" or "stop".'
+        )
     check_datasets(trainer.args, trainer.train_dataset, trainer.eval_dataset, trainer.overrides_evaluation())

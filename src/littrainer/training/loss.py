@@ -230,8 +230,8 @@ class RunningLoss:
     def since_last_log(self, value: torch.Tensor) -> None:
         self._sum, self._waiting = value, []
 
-    def add(self, loss: torch.Tensor, step: int, filter_non_finite: bool) -> None:
-        """Count the loss of a micro-batch.
+    def add(self, loss: torch.Tensor, step: int, filter_non_finite: bool) -> torch.Tensor:
+        """Count the loss of a micro-batch, and return a copy of it that lasts.
 
         Parameters:
             loss: as it goes into the backward pass.
@@ -252,17 +252,19 @@ class RunningLoss:
         if not can_wait or filter_non_finite is not self._is_filtered or len(self._waiting) >= self.MOST_WAITING:
             self._add_waiting(reads=False)
             self._is_filtered = filter_non_finite
+        # A copy: graphs of a compiled model write the next loss to the same place.
+        kept = loss.detach().clone()
         if can_wait:
-            # A copy: graphs of a compiled model write the next loss to the same place.
-            self._waiting.append((loss.detach().clone(), steps_since_logging))
+            self._waiting.append((kept, steps_since_logging))
         elif loss.numel() == 1:
-            add_to_running_loss(self._sum, loss.detach(), steps_since_logging, filter_non_finite)
+            add_to_running_loss(self._sum, kept, steps_since_logging, filter_non_finite)
         else:
             # As torch's backward pass would have it, which comes next.
             raise RuntimeError(
                 f"The loss has the shape {tuple(loss.shape)}, and has to be one number: take its mean, as "
                 "reduction='mean' and loss.mean() do, in forward, compute_loss or compute_loss_func."
             )
+        return kept
 
     def _add_waiting(self, reads: bool = True) -> None:
         waiting, self._waiting = self._waiting, []
