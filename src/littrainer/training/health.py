@@ -38,6 +38,8 @@ NORMS_COMPARED, FEWEST_NORMS = 100, 20
 MOST_RETURNS = 10
 MOST_NAMED = 20
 LABELS, LOSS, NORM = "labels", "loss", "norm"
+# What was not finite first, where all is.
+SPIKE = "nothing"
 
 
 class Place(NamedTuple):
@@ -233,8 +235,8 @@ class HealthGuard:
         if not self._acts_at_each_step:
             self._unread.add(NORM, self._window, norm)
             return False
-        value, usual = float(norm), self._usual_norm()
-        if self._is_healthy(value, usual):
+        value = float(norm)
+        if self._is_healthy(value):
             return False
         self._known += self._unread.take()
         step = self._window.step
@@ -242,7 +244,7 @@ class HealthGuard:
         if self._left_to_loss_scaling and not math.isfinite(value) and not agreed(any(map(_is_bad_loss, of_step))):
             return False
         self._known = [one for one in self._known if one.place.step != step]
-        own = self._fault([*of_step, _Number(NORM, self._window, value)], usual, weights_are_as_then=True)
+        own = self._fault([*of_step, _Number(NORM, self._window, value)], weights_are_as_then=True)
         fault = _first(from_each(own))
         if self.way == "rollback":
             raise GoingBack(fault)
@@ -259,27 +261,22 @@ class HealthGuard:
         Raises:
             UnhealthyTrainingError: something is not, and `on_nonfinite` is "stop".
         """
-        self._known += self._unread.take()
-        known, self._known = self._known, []
+        known, self._known = [*self._known, *self._unread.take()], []
+        is_looked_for = self.spike_factor is not None or self.way == "stop"
+        if not is_looked_for and all(math.isfinite(one.value) and one.value for one in known):
+            # The usual answer: neither is a window without labels among them.
+            self._windows += sum(one.kind == LABELS for one in known)
+            self._is_told = False
+            return
         self._tell_of_windows_without_labels([one.value for one in known if one.kind == LABELS])
         norms = [one for one in known if one.kind == NORM]
-        unhealthy: dict[int, float | None] = {}
-        overflown = 0
-        for one in norms:
-            usual = self._usual_norm()
-            if not self._is_healthy(one.value, usual):
-                unhealthy[one.place.step] = usual
-                overflown += not math.isfinite(one.value)
+        unhealthy = [one for one in norms if not self._is_healthy(one.value)]
         # Norms are the same in all processes, losses are not.
         is_common = bool(unhealthy) or self.way == "stop"
-        if self._left_to_loss_scaling and not FEWEST_NORMS <= overflown == len(norms):
-            infinite = {one.place.step for one in norms if not math.isfinite(one.value)}
-            unhealthy = {step: usual for step, usual in unhealthy.items() if step not in infinite}
-        steps = [*unhealthy, *(one.place.step for one in known if _is_bad_loss(one))]
-        own = None
-        if steps:
-            step = min(steps)
-            own = self._fault([one for one in known if one.place.step == step], unhealthy.get(step))
+        if self._left_to_loss_scaling and not FEWEST_NORMS <= len(unhealthy) == len(norms):
+            unhealthy = [one for one in unhealthy if math.isfinite(one.value)]
+        steps = [one.place.step for one in (*unhealthy, *filter(_is_bad_loss, known))]
+        own = self._fault([one for one in known if one.place.step == min(steps)]) if steps else None
         fault = _first(from_each(own)) if is_common else own
         if fault is None:
             self._is_told = False
@@ -287,18 +284,16 @@ class HealthGuard:
             raise self._error(fault, "on_nonfinite='stop' ends the training before anything of it is saved.")
         elif not self._is_told:
             # The weights may have taken harm, and then each interval that follows is like this one.
-            self._is_told = not fault.first.startswith("nothing")
+            self._is_told = fault.first != SPIKE
             self._warn(f"{fault.text} {self._where_to_go_on()}", everywhere=not is_common)
 
-    def _is_healthy(self, norm: float, usual: float | None) -> bool:
-        if not math.isfinite(norm) or (usual is not None and norm > (self.spike_factor or math.inf) * usual):
+    def _is_healthy(self, norm: float) -> bool:
+        if self.spike_factor is None or not math.isfinite(norm):
+            return math.isfinite(norm)
+        if len(self.recent_norms) >= FEWEST_NORMS and norm > self.spike_factor * statistics.median(self.recent_norms):
             return False
-        if self.spike_factor is not None:
-            self.recent_norms.append(norm)
+        self.recent_norms.append(norm)
         return True
-
-    def _usual_norm(self) -> float | None:
-        return statistics.median(self.recent_norms) if len(self.recent_norms) >= FEWEST_NORMS else None
 
     @property
     def _left_to_loss_scaling(self) -> bool:
@@ -323,12 +318,11 @@ class HealthGuard:
 
     # ---- Saying what it is -------------------------------------------------------------------------------------------
 
-    def _fault(self, of_step: list[_Number], usual: float | None, weights_are_as_then: bool = False) -> Fault:
+    def _fault(self, of_step: list[_Number], weights_are_as_then: bool = False) -> Fault:
         """Find out what was not finite first in an optimizer step, and with which rows.
 
         Parameters:
             of_step: all numbers of the step.
-            usual: the norm that its norm is compared with, if it is a spike.
             weights_are_as_then: whether the step has not changed the weights yet.
         """
         assert self._run is not None
@@ -342,8 +336,7 @@ class HealthGuard:
         rows = None if None in found else [row for one in found if one is not None for row in one]
         sick_weights = _names_of_sick(self._run.trainer.model)
         is_spike = not bad and norm is not None and math.isfinite(norm)
-        first = "nothing" if is_spike else ""
-        first = first or self._first_in_data(of_step, rows)
+        first = SPIKE if is_spike else self._first_in_data(of_step, rows)
         if not first and weights_are_as_then and sick_weights:
             first = f"the weights ({_listed(sick_weights)})"
         if not first and bad:
@@ -352,10 +345,10 @@ class HealthGuard:
         first = first or "the gradients"
         words = [f"Optimizer step {place.step}:"]
         if is_spike:
-            times = f", {norm / usual:.3g} times" if usual else ", above"
+            usual = statistics.median(self.recent_norms)
             words.append(
-                f"the gradient norm is {norm:.4g}{times} the median of the last {len(self.recent_norms)} "
-                f"({usual:.4g}; spike_factor={self.spike_factor:g})."
+                f"the gradient norm is {norm:.4g}, above spike_factor={self.spike_factor:g} times the median of the "
+                f"last {len(self.recent_norms)}, {usual:.4g}."
             )
         else:
             of_norm = "" if norm is None else f" and the gradient norm {norm:.4g}"
