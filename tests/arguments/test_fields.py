@@ -28,6 +28,8 @@ ONLY_OURS = [
     "save_minutes",
     "eval_minutes",
     "max_minutes",
+    "save_total_limit_best",
+    "keep_optimizer_states",
 ]
 # transformers' default is False, which here means that not even early stopping goes on.
 OTHER_DEFAULTS = {"restore_callback_states_from_checkpoint": None}

@@ -247,6 +247,12 @@ DESTINATIONS: dict[str, Destination] = {
     "save_minutes": Destination(Place.CHECKPOINT, "Looked at after each optimizer step, on the first process's clock."),
     "eval_minutes": Destination(Place.EVALUATION, "Looked at after each optimizer step, on the first process's clock."),
     "max_minutes": Destination(Place.FLOW, "Looked at after each optimizer step, on the first process's clock."),
+    "save_total_limit_best": Destination(
+        Place.CHECKPOINT, "Older checkpoints that are not among the best are deleted."
+    ),
+    "keep_optimizer_states": Destination(
+        Place.CHECKPOINT, "After a save, files that only a resume needs are deleted from older checkpoints."
+    ),
 }
 
 

@@ -419,6 +419,14 @@ class AdditionalFields:
         None,
         "End training after so many minutes of this call of `train()`, as at `max_steps`; a resumed one has as many.",
     )
+    save_total_limit_best: int | None = argument(
+        None,
+        "Checkpoints to keep for their `metric_for_best_model`, besides the newest `save_total_limit` (1 if unset).",
+    )
+    keep_optimizer_states: int | None = argument(
+        None,
+        "Newest checkpoints that can be resumed from; older ones are thinned to their weights. Unset, none is thinned.",
+    )
 
 
 @runtime_checkable

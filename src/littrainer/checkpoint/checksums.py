@@ -47,11 +47,13 @@ class Manifest:
         files: their records by path, relative to the checkpoint's folder.
         sequence: how many checkpoints of this run's folder had been written before it, whatever the clock said.
         weights_are_finite: whether no weight is infinite or not a number; None if it is not known.
+        is_thinned: whether what a resume needs besides the weights was deleted.
     """
 
     files: dict[str, FileRecord]
     sequence: int = 0
     weights_are_finite: bool | None = None
+    is_thinned: bool = False
 
 
 # ---- Files and manifests ---------------------------------------------------------------------------------------------
@@ -87,6 +89,7 @@ def write_manifest(
     files: Mapping[str, FileRecord] | None = None,
     sequence: int = 0,
     weights_are_finite: bool | None = None,
+    is_thinned: bool = False,
 ) -> None:
     """Write the manifest of a folder, by default with new checksums; it is on the disk when this returns."""
     if files is None:
@@ -98,6 +101,8 @@ def write_manifest(
     }
     if weights_are_finite is not None:
         content["weights_are_finite"] = weights_are_finite
+    if is_thinned:
+        content["is_thinned"] = True
     content["crc32"] = _own_checksum(content)
     unfinished = folder / UNFINISHED_MANIFEST_NAME
     with open(unfinished, "w", encoding="utf-8") as file:
@@ -130,7 +135,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         sequence = int(content["sequence"])
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise DamagedManifest(f"{MANIFEST_NAME} is not readable ({error})") from error
-    return Manifest(files, sequence, content.get("weights_are_finite"))
+    return Manifest(files, sequence, content.get("weights_are_finite"), content.get("is_thinned", False))
 
 
 def _own_checksum(content: Mapping[str, Any]) -> str:
