@@ -273,9 +273,11 @@ class FastEpochLoop(_TrainingEpochLoop):
 
     def _announce_zero_grad(self) -> None:
         counted: Any = self.automatic_optimization.optim_progress.optimizer.zero_grad
-        self._tell("on_before_zero_grad", self._strategy.optimizers[0])
+        counts: Any
         for counts in (counted.total, counted.current):
             counts.ready += 1
+        self._tell("on_before_zero_grad", self._strategy.optimizers[0])
+        for counts in (counted.total, counted.current):
             counts.started += 1
             counts.completed += 1
 
