@@ -44,7 +44,7 @@ from littrainer.model.facts import parameters_without_embeddings
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
 from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
 from littrainer.optim.schedules import get_scheduler
-from littrainer.override_points import OverridePoints
+from littrainer.override_points import NO_CONTEXT, OverridePoints
 from littrainer.search import searching
 from littrainer.search.record import BestRun
 from littrainer.session import SessionAttributes
@@ -439,7 +439,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         Parameters:
             cache_enabled: as in `torch.autocast`.
         """
-        return contextlib.nullcontext()
+        return NO_CONTEXT
 
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: Any
