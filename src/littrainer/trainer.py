@@ -760,7 +760,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         """Log the mean of a value over each logging interval, next to the loss.
 
         Call it in `compute_loss` or a callback, once or more often in each micro-batch, for a part of the loss or an
-        accuracy. In a model's `forward` call `littrainer.track`. Values of evaluations are passed over.
+        accuracy. In a model's `forward` call `littrainer.track`. Values of evaluations do not count.
 
         Parameters:
             name: what it is logged as.

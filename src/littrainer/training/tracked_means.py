@@ -18,7 +18,7 @@ class TrackedMeans:
     """The means of named values since they were last logged; tensors stay on their device until then.
 
     Attributes:
-        is_paused: whether values are passed over, as in an evaluation.
+        is_paused: whether values are skipped, as in an evaluation.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class TrackedMeans:
         return {name: sums[name] / counts[name] for name in sums}
 
 
-_of_training: ContextVar[TrackedMeans | None] = ContextVar("tracked means of the training at hand", default=None)
+_of_training: ContextVar[TrackedMeans | None] = ContextVar("tracked means of the current training", default=None)
 
 
 @contextmanager
@@ -98,7 +98,7 @@ def tracked_by(means: TrackedMeans) -> Iterator[None]:
 
 
 def track(name: str, value: torch.Tensor | float) -> None:
-    """Track a value of the training at hand from code that does not have the Trainer, such as a model's `forward`.
+    """Track a value of the current training from code that does not have the Trainer, such as a model's `forward`.
 
     Outside of `train()` it does nothing.
 
