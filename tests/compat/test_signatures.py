@@ -28,7 +28,7 @@ def methods() -> Iterator[tuple[str, str]]:
                 yield name, member
 
 
-# Unset is None here, and reads as the default of transformers: only False that is given keeps early stopping from going on.
+# Unset is None here, and reads as transformers' default: only a given False keeps early stopping from going on.
 UNSET = ("restore_callback_states_from_checkpoint", None)
 
 
