@@ -59,6 +59,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# One for all forward passes: it can be entered as often as wanted.
+NO_CONTEXT: AbstractContextManager[Any] = nullcontext()
+
 
 class OverridePoints:
     """What a Trainer does between its documented methods; `Trainer` derives from it."""
@@ -311,7 +314,7 @@ class OverridePoints:
         inputs = self._prepare_inputs(inputs)
         step = self.state.global_step
         args, is_trial = self.args, self.hp_search_backend is not None
-        agreed: AbstractContextManager[Any] = nullcontext()
+        agreed: AbstractContextManager[Any] = NO_CONTEXT
         if is_trial or args.auto_find_batch_size:
             agreed = failures_agreed_on(args, step - self.session.first_step, is_trial)
         with self.compute_loss_context_manager(), agreed:
