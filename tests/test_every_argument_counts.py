@@ -150,6 +150,8 @@ EFFECTS: dict[str, Effect] = {
     "save_steps": Effect(2, 3, files, {"save_strategy": "steps"}),
     "save_on_each_node": Effect(False, True, in_another_process("should_save")),
     "save_total_limit": Effect(None, 1, files, SAVING),
+    "save_total_limit_best": Effect(1, 2, files, {**SAVING, **EVALUATING, "learning_rate": 0.1}),
+    "keep_optimizer_states": Effect(None, 1, files, SAVING),
     "load_best_model_at_end": Effect(False, True, last_or_best_weights),
     "metric_for_best_model": Effect("loss", "accuracy", best),
     "greater_is_better": Effect(True, False, best, {"metric_for_best_model": "accuracy"}),

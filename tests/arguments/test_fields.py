@@ -30,6 +30,8 @@ ONLY_OURS = [
     "max_minutes",
     "on_nonfinite",
     "spike_factor",
+    "save_total_limit_best",
+    "keep_optimizer_states",
 ]
 # transformers' default is False, which here means that not even early stopping goes on.
 OTHER_DEFAULTS = {"restore_callback_states_from_checkpoint": None}

@@ -252,6 +252,12 @@ DESTINATIONS: dict[str, Destination] = {
         "Losses and gradient norms are read together at logs and saves; for `skip`, `rollback` at each step.",
     ),
     "spike_factor": Destination(Place.FLOW, "Compared with the norms since the training began, from the 20th on."),
+    "save_total_limit_best": Destination(
+        Place.CHECKPOINT, "Older checkpoints that are not among the best are deleted."
+    ),
+    "keep_optimizer_states": Destination(
+        Place.CHECKPOINT, "After a save, files that only a resume needs are deleted from older checkpoints."
+    ),
 }
 
 

@@ -431,6 +431,14 @@ class AdditionalFields:
     spike_factor: float | None = argument(
         None, "Treat a gradient norm of more than so many times the median of the last 100 as one that is not finite."
     )
+    save_total_limit_best: int | None = argument(
+        None,
+        "Checkpoints to keep for their `metric_for_best_model`, besides the newest `save_total_limit` (1 if unset).",
+    )
+    keep_optimizer_states: int | None = argument(
+        None,
+        "Newest checkpoints that can be resumed from; older ones are thinned to their weights. Unset, none is thinned.",
+    )
 
 
 @runtime_checkable

@@ -88,6 +88,8 @@ RANGES: dict[str, Range] = {
     "eval_minutes": FROM_0,
     "max_minutes": FROM_0,
     "spike_factor": FROM_1,
+    "save_total_limit_best": FROM_1,
+    "keep_optimizer_states": FROM_1,
     # What NumPy and torch take as seeds.
     "seed": Range(low=0, high=2**32 - 1),
     "data_seed": FROM_0,
@@ -330,11 +332,12 @@ def _check_step_intervals(args: ArgumentFields) -> None:
 
 
 def _check_best_model(args: ArgumentFields) -> None:
-    if not args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST:
+    asks = "load_best_model_at_end" if args.load_best_model_at_end else "save_total_limit_best"
+    if not getattr(args, asks) or args.save_strategy == SaveStrategy.BEST:
         return
     if args.eval_strategy != args.save_strategy:
         raise ValueError(
-            "load_best_model_at_end needs a checkpoint for each evaluation, but "
+            f"{asks} needs a checkpoint for each evaluation, but "
             f"eval_strategy={_text(args.eval_strategy)!r} and save_strategy={_text(args.save_strategy)!r}; "
             'set both to the same value, or save_strategy="best".'
         )
@@ -344,7 +347,7 @@ def _check_best_model(args: ArgumentFields) -> None:
     both_are_shares = saving < 1 and evaluating < 1
     if not both_are_shares or (saving * MILLIONTHS) % (evaluating * MILLIONTHS) != 0:
         raise ValueError(
-            "load_best_model_at_end needs an evaluation at each checkpoint, but "
+            f"{asks} needs an evaluation at each checkpoint, but "
             f"save_steps={args.save_steps} is not a multiple of eval_steps={args.eval_steps}."
         )
 

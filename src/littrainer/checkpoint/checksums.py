@@ -11,6 +11,7 @@ import os
 import zlib
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,11 +48,13 @@ class Manifest:
         files: their records by path, relative to the checkpoint's folder.
         sequence: how many checkpoints of this run's folder had been written before it, whatever the clock said.
         weights_are_finite: whether no weight is infinite or not a number; None if it is not known.
+        is_thinned: whether what a resume needs besides the weights was deleted.
     """
 
     files: dict[str, FileRecord]
     sequence: int = 0
     weights_are_finite: bool | None = None
+    is_thinned: bool = False
 
 
 # ---- Files and manifests ---------------------------------------------------------------------------------------------
@@ -74,12 +77,17 @@ def files_in(folder: Path, with_links: bool = False) -> list[str]:
     Parameters:
         with_links: links to files too, of which a downloaded folder may consist; links to nothing are left out.
     """
-    found = []
-    for parent, folders, names in os.walk(folder):
-        folders.sort()
-        paths = [Path(parent, name) for name in sorted(names) if parent != str(folder) or name not in MANIFEST_NAMES]
-        found += [path for path in paths if (path.is_file() if with_links else not path.is_symlink())]
-    return [path.relative_to(folder).as_posix() for path in found]
+    found, folders = [], [""]
+    for inner in folders:
+        # As os.walk does, pass over a folder that cannot be read or has just been deleted.
+        with suppress(OSError), os.scandir(os.path.join(folder, inner)) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                name = f"{inner}{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(f"{name}/")
+                elif name not in MANIFEST_NAMES and (entry.is_file() if with_links else not entry.is_symlink()):
+                    found.append(name)
+    return found
 
 
 def write_manifest(
@@ -87,6 +95,7 @@ def write_manifest(
     files: Mapping[str, FileRecord] | None = None,
     sequence: int = 0,
     weights_are_finite: bool | None = None,
+    is_thinned: bool = False,
 ) -> None:
     """Write the manifest of a folder, by default with new checksums; it is on the disk when this returns."""
     if files is None:
@@ -98,6 +107,8 @@ def write_manifest(
     }
     if weights_are_finite is not None:
         content["weights_are_finite"] = weights_are_finite
+    if is_thinned:
+        content["is_thinned"] = True
     content["crc32"] = _own_checksum(content)
     unfinished = folder / UNFINISHED_MANIFEST_NAME
     with open(unfinished, "w", encoding="utf-8") as file:
@@ -130,7 +141,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         sequence = int(content["sequence"])
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise DamagedManifest(f"{MANIFEST_NAME} is not readable ({error})") from error
-    return Manifest(files, sequence, content.get("weights_are_finite"))
+    return Manifest(files, sequence, content.get("weights_are_finite"), content.get("is_thinned", False))
 
 
 def _own_checksum(content: Mapping[str, Any]) -> str:
@@ -142,7 +153,7 @@ def _own_checksum(content: Mapping[str, Any]) -> str:
 
 def stamps_in(folder: Path, with_links: bool = False) -> dict[str, tuple[int, int, int]]:
     """Return what changes when a file is written again, of all in `files_in`: size, modification time in ns, inode."""
-    found = {name: os.stat(folder / name) for name in files_in(folder, with_links)}
+    found = {name: os.stat(os.path.join(folder, name)) for name in files_in(folder, with_links)}
     return {name: (status.st_size, status.st_mtime_ns, status.st_ino) for name, status in found.items()}
 
 

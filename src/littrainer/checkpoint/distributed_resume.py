@@ -21,7 +21,9 @@ from littrainer.checkpoint.verification import (
     damage_in,
     get_last_checkpoint,
     has_finite_weights,
+    is_thinned,
     missing_from,
+    newest_healthy_checkpoint,
     refuse_damage,
 )
 from littrainer.distributed.agreement import are_several, failing_together, from_each, from_first
@@ -153,6 +155,13 @@ def checkpoint_to_resume(
                 if told
                 else "Give the path of a checkpoint-<step> folder, or True for the newest one in output_dir."
             )
+        )
+    if is_thinned(folder):
+        complete = newest_healthy_checkpoint(folder.parent)
+        newest = "no complete one is next to it" if complete is None else f"the newest complete one is {complete}"
+        raise ValueError(
+            f"The checkpoint {folder} was thinned to its weights (keep_optimizer_states), so training cannot go on "
+            f"from it; {newest}. Resume from a complete one, or load its model with from_pretrained."
         )
     missing = missing_from(set(files_in(folder, with_links=True)), needed)
     if missing:

@@ -280,15 +280,29 @@ def has_finite_weights(folder: Path) -> bool | None:
     Parameters:
         folder: the checkpoint's folder.
     """
-    try:
-        manifest = read_manifest(folder)
-    except DamagedManifest:
-        return None
+    manifest = _readable_manifest(folder)
     return None if manifest is None else manifest.weights_are_finite
 
 
+def is_thinned(folder: Path) -> bool:
+    """Return whether `keep_optimizer_states` has left a checkpoint its weights only.
+
+    Parameters:
+        folder: the checkpoint's folder.
+    """
+    manifest = _readable_manifest(folder)
+    return manifest is not None and manifest.is_thinned
+
+
+def _readable_manifest(folder: Path) -> Manifest | None:
+    try:
+        return read_manifest(folder)
+    except DamagedManifest:
+        return None
+
+
 def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> str | None:
-    """Return the intact checkpoint with the highest step in a folder, or None.
+    """Return the intact checkpoint with the highest step in a folder from which training can go on, or None.
 
     Skips newer ones that are damaged, with a warning that names the damaged files, and those with weights that are
     known not to be finite, with a warning that names them.
@@ -329,6 +343,8 @@ def _newest_to_resume(
     sick: list[str] = []
     for step in sorted(steps, reverse=True):
         path = os.path.join(run_dir, steps[step])
+        if is_thinned(Path(path)):
+            continue
         if damage := damage_in(Path(path)):
             damaged[path] = damage
         elif has_finite_weights(Path(path)) is False:

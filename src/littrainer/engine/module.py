@@ -235,7 +235,8 @@ class TrainerModule(StepsAfterBackward):
 
     def follow_window(self, micro_batch: MicroBatch) -> None:
         """Let Lightning step the optimizer after this micro-batch exactly if it closes its window."""
-        self.micro_batch = micro_batch
+        # Past torch's search among parameters and buffers for what a module is given.
+        self.__dict__["micro_batch"] = micro_batch
         self.trainer.accumulate_grad_batches = STEP_NOW if micro_batch.closes_window else DO_NOT_STEP
 
     @carries_stop_iteration

@@ -84,6 +84,8 @@ LEFT_TO_LIGHTNING: dict[str, str] = {
     # Checkpoints
     **dict.fromkeys(("save_strategy", "save_steps", "save_total_limit", "save_on_each_node"), CHECKPOINTS),
     "restore_callback_states_from_checkpoint": CHECKPOINTS,
+    "save_total_limit_best": CHECKPOINTS,
+    "keep_optimizer_states": "a second ModelCheckpoint(save_weights_only=True)",
     "save_minutes": "ModelCheckpoint(train_time_interval=...)",
     "max_minutes": "Trainer(max_time=...)",
     "on_nonfinite": 'callbacks=[EarlyStopping("train_loss", check_finite=True)]',

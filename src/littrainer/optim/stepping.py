@@ -107,7 +107,8 @@ def lie_on_several_meshes(parameters: Iterable[nn.Parameter]) -> bool:
 
 def _any_is_split(parameters: Iterable[nn.Parameter]) -> bool:
     # Split parameters have another class; a process that trains alone has none.
-    return any(hasattr(kind, "device_mesh") for kind in set(map(type, parameters)) - UNSPLIT)
+    others = set(map(type, parameters)) - UNSPLIT
+    return bool(others) and any(hasattr(kind, "device_mesh") for kind in others)
 
 
 def _by_mesh(parameters: Iterable[nn.Parameter]) -> dict[Any, list[nn.Parameter]]:

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from littrainer.checkpoint.checksums import files_in
+from littrainer.checkpoint.distributed_resume import NEEDED_TO_RESUME
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME, checkpoint_step
-from littrainer.checkpoint.verification import damage_in, has_finite_weights
+from littrainer.checkpoint.verification import damage_in, has_finite_weights, missing_from
 from littrainer.checkpoint.weights import is_finite
 from littrainer.data.windows import IGNORED_LABEL
 from littrainer.data.workers import host_states, set_host_states
@@ -465,7 +467,8 @@ def _has_sick_number(value: Any) -> bool:
 
 
 def _checkpoints_in(run_dir: str) -> list[Path]:
-    return [one for one in Path(run_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if (one / TRAINER_STATE_NAME).is_file()]
+    found = Path(run_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+    return [one for one in found if not missing_from(set(files_in(one, with_links=True)), NEEDED_TO_RESUME)]
 
 
 def _identity(folder: Path) -> tuple[str, int]:

@@ -14,7 +14,6 @@ from typing import Any
 
 from littrainer.callbacks.lightning_states import restore_lightning_callbacks
 from littrainer.callbacks.state import TrainerState, is_exportable
-from littrainer.checkpoint.atomic_write import delete_checkpoint, sort_checkpoints
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
 from littrainer.checkpoint.reader import read_state
 from littrainer.data.position import ResumePoint
@@ -396,12 +395,3 @@ class TrainingRun:
             if from_first(clock is not None and clock.ended_training):
                 metrics["ended_by"] = "max_minutes"
         return TrainOutput(state.global_step, train_loss, metrics)
-
-
-def delete_all_but_best(run_dir: str, best: str) -> None:
-    """Delete the checkpoints of a folder but for the best one, if that lies there."""
-    # The best one of a training resumed from another folder lies there, and none would be left here.
-    if Path(best).parent.samefile(run_dir):
-        for folder in sort_checkpoints(run_dir, best_model_checkpoint=best):
-            if not Path(folder).samefile(best):
-                delete_checkpoint(folder)

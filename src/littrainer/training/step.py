@@ -62,8 +62,8 @@ class TrainingStep:
         self.health = run.trainer.session.health
         self._device = run.trainer.args.device
         processes = run.trainer.args.world_size
-        run_dir = run.trainer._get_output_dir(run.trial)
-        self.clock = Clock(run.trainer.args, run_dir) if run.trainer.is_world_process_zero() else None
+        is_first = run.trainer.args.process_index == 0
+        self.clock = Clock(run.trainer.args, run.folder) if is_first else None
         self._flags = FlagsRaisedTogether(CONTROL_FLAGS, processes) if processes > 1 else None
 
     def draw(self, batches: Iterator[Any], number: int) -> tuple[list[Any], Any]:

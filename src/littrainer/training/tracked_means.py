@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 import torch
 
-from littrainer.distributed.collectives import gathered_objects, reduced
+from littrainer.distributed.collectives import gathered_objects, process_count, reduced
 from littrainer.errors.notes import kind_of
 
 LOGGED_BY_TRAINER = ("loss", "grad_norm", "learning_rate", "epoch", "step")
@@ -69,8 +69,10 @@ class TrackedMeans:
 
         Every process calls this at the same places.
         """
-        any_tracked = int(reduced(torch.tensor(len(self._sums), device=device), "max"))
-        if not any_tracked:
+        most_tracked = len(self._sums)
+        if process_count() > 1:
+            most_tracked = int(reduced(torch.tensor(most_tracked, device=device), "max"))
+        if not most_tracked:
             return {}
         found = [(name, float(total), self._counts[name]) for name, total in self._sums.items()]
         self._sums, self._counts = {}, {}
