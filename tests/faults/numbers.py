@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import load_file
 
-from littrainer import TrainerCallback, UnhealthyTrainingError
+from littrainer import UnhealthyTrainingError
 from littrainer.checkpoint.verification import newest_healthy_checkpoint
-from littrainer.distributed.agreement import from_each, from_first
+from littrainer.distributed.agreement import from_each
 from tests.distributed.together import start_processes, wait_for_all
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
@@ -121,17 +121,7 @@ class Told(logging.Handler):
         self.texts.append((self.trainer.state.global_step, record.getMessage()))
 
 
-class Unbroken(TrainerCallback):
-    """Asserts that no optimizer step is taken twice in a row by mistake, and that counting goes on."""
-
-    def __init__(self) -> None:
-        self.steps: list[int] = []
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.steps.append(state.global_step)
-
-
-def trained(folder: str, fault: Fault, way: str, faulty: bool, told: Told) -> Any:
+def trained(folder: Path, fault: Fault, way: str, faulty: bool, told: Told) -> Any:
     """A training with the fault, or one whose data lacks the rows of its step."""
     rows = vector_rows(BATCH_SIZE * fault.accumulation * PROCESSES * (STEPS + 2))
     if faulty and fault.kind == "data":
@@ -144,7 +134,7 @@ def trained(folder: str, fault: Fault, way: str, faulty: bool, told: Told) -> An
         folder,
         Faulty(fault if faulty else None),
         kind=StepwiseTrainer if fault.is_stepwise else Trainer,
-        given={"train_dataset": Rows(rows), "callbacks": [Unbroken()]},
+        given={"train_dataset": Rows(rows)},
         max_steps=STEPS,
         per_device_train_batch_size=BATCH_SIZE,
         gradient_accumulation_steps=fault.accumulation,
@@ -164,15 +154,14 @@ def trained(folder: str, fault: Fault, way: str, faulty: bool, told: Told) -> An
     return trainer
 
 
-def outcome_of(fault: Fault) -> str:
-    """`well`, or what is not as it has to be."""
+def outcome_of(fault: Fault, folder: Path) -> str:
+    """`well`, or what is not as it has to be; trainings write below the folder."""
     told = Told()
     loggers = logging.getLogger("littrainer")
     loggers.addHandler(told)
-    folder = from_first(tempfile.mkdtemp() if RANK == 0 else "")
     error: UnhealthyTrainingError | None = None
     try:
-        trained(folder, fault, fault.way, True, told)
+        trained(folder / "faulty", fault, fault.way, True, told)
     except UnhealthyTrainingError as raised:
         error = raised
         told.texts.append((told.trainer.state.global_step, str(raised)))
@@ -188,9 +177,11 @@ def outcome_of(fault: Fault) -> str:
         wrong.append(f"told late, at {about[0][0]}")
     elif KINDS[fault.kind] not in about[0][1] and not (fault.kind == "weights" and "or the weights" in about[0][1]):
         wrong.append(f"told as {about[0][1]}")
-    healthy = newest_healthy_checkpoint(folder)
-    if healthy is None or not all(part.isfinite().all() for part in load_file(healthy / "model.safetensors").values()):
+    healthy = newest_healthy_checkpoint(folder / "faulty")
+    if healthy is None:
         wrong.append("no healthy checkpoint")
+    elif not all(part.isfinite().all() for part in load_file(healthy / "model.safetensors").values()):
+        wrong.append(f"{healthy.name} is not healthy")
     is_finite = all(part.isfinite().all() for part in trainer.model.state_dict().values())
     if fault.way == "rollback" or (fault.way == "skip" and fault.kind != "weights"):
         if not is_finite or trainer.state.global_step != STEPS:
@@ -198,21 +189,19 @@ def outcome_of(fault: Fault) -> str:
     elif (error is not None) != (fault.way in ("stop", "skip")) or (error is not None and error.step != fault.step):
         wrong.append(f"ended with {error!r}")
     if fault.way == "rollback":
-        with tempfile.TemporaryDirectory() as other:
-            expected = trained(from_first(other), fault, "warn", False, told).model.state_dict()
-            from_each(None)
+        expected = trained(folder / "without", fault, "warn", False, told).model.state_dict()
         if any(not torch.equal(part, expected[name]) for name, part in trainer.model.state_dict().items()):
             wrong.append("other weights")
     return "; ".join(text for each in from_each(wrong) for text in each) or "well"
 
 
-def outcomes(number: int, seed: int) -> collections.Counter[str]:
+def outcomes(number: int, seed: int, folder: Path) -> collections.Counter[str]:
     """What becomes of so many faults; those that do not go well are printed."""
     source, found = random.Random(seed), collections.Counter[str]()
-    # In an order in which a few are of all kinds and ways.
-    for one in range(number):
+    # In an order in which a few are of several kinds and ways.
+    for one in range(PROCESSES - 1, number + PROCESSES - 1):
         fault = Fault.drawn(source, one * 7)
-        outcome = outcome_of(fault)
+        outcome = outcome_of(fault, folder / str(one))
         found[outcome] += 1
         if outcome != "well" and RANK == 0:
             print(fault, outcome, flush=True)
@@ -224,21 +213,23 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=60)
     parser.add_argument("--in-two-processes", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found = outcomes(options.faults, options.seed)
-    if RANK == 0:
-        print(f"{PROCESSES} process{'es' if PROCESSES > 1 else ''}: {dict(found)}", flush=True)
-    if PROCESSES == 1 and options.in_two_processes:
-        with tempfile.TemporaryDirectory() as folder:
-            arguments = ["--faults", str(options.in_two_processes), "--seed", str(options.seed)]
-            command = [sys.executable, "-m", "tests.faults.numbers", *arguments]
-            started, logs = start_processes(command, Path(folder))
+    with tempfile.TemporaryDirectory() as other:
+        folder = options.folder or Path(other)
+        found = outcomes(options.faults, options.seed, folder)
+        if RANK == 0:
+            print(f"in {PROCESSES} process{'es' if PROCESSES > 1 else ''}: {dict(found)}", flush=True)
+        if PROCESSES == 1 and options.in_two_processes:
+            settings = {"faults": options.in_two_processes, "seed": options.seed, "folder": folder / "together"}
+            arguments = [f"--{name}={value}" for name, value in settings.items()]
+            started, logs = start_processes([sys.executable, "-m", "tests.faults.numbers", *arguments], folder)
             try:
                 wait_for_all(started, logs, 60 + 20 * options.in_two_processes)
             finally:
-                print((Path(folder) / "out0").read_text(), end="")
-    return set(found) > {"well"}
+                print((folder / "out0").read_text(), end="")
+    return int(set(found) != {"well"})
 
 
 if __name__ == "__main__":
