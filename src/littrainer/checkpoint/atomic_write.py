@@ -379,11 +379,7 @@ def rotate_checkpoints(
 
 
 def newest_healthy_of(ordered: Sequence[str]) -> str | None:
-    """Return the newest checkpoint of those that can be resumed from and whose weights may be finite; None if none is.
-
-    Parameters:
-        ordered: checkpoints, the oldest first.
-    """
+    """Return the last one of checkpoints that can be resumed from and whose weights may be finite; None if none is."""
     healthy = (path for path in reversed(ordered) if not is_thinned(Path(path)))
     return next((path for path in healthy if has_finite_weights(Path(path)) is not False), None)
 

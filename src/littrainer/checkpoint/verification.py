@@ -275,30 +275,20 @@ FORMATS: dict[re.Pattern[str], Callable[[Path], str | None]] = {
 
 
 def has_finite_weights(folder: Path) -> bool | None:
-    """Return whether all weights of a checkpoint are finite; None if its manifest does not say so, or it has none.
-
-    Parameters:
-        folder: the checkpoint's folder.
-    """
-    manifest = _readable_manifest(folder)
-    return None if manifest is None else manifest.weights_are_finite
+    """Return whether all weights of a checkpoint are finite; None if its manifest does not say so, or it has none."""
+    return _readable_manifest(folder).weights_are_finite
 
 
 def is_thinned(folder: Path) -> bool:
-    """Return whether `keep_optimizer_states` has left a checkpoint its weights only.
-
-    Parameters:
-        folder: the checkpoint's folder.
-    """
-    manifest = _readable_manifest(folder)
-    return manifest is not None and manifest.is_thinned
+    """Return whether `keep_optimizer_states` has left a checkpoint its weights only."""
+    return _readable_manifest(folder).is_thinned
 
 
-def _readable_manifest(folder: Path) -> Manifest | None:
+def _readable_manifest(folder: Path) -> Manifest:
     try:
-        return read_manifest(folder)
+        return read_manifest(folder) or Manifest({})
     except DamagedManifest:
-        return None
+        return Manifest({})
 
 
 def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> str | None:
