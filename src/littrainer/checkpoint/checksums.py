@@ -202,10 +202,10 @@ class Seal:
         """Write the manifest; everything is on the disk when this returns."""
         self.add_all()
         # Read from the system's cache: the device is not read again.
-        read = (self.folder, files_in(self.folder), self.buffers, self.parts_are_finite)
-        finite = self._threads.submit(weights_are_finite, *read)
+        names = files_in(self.folder)
+        finite = self._threads.submit(weights_are_finite, self.folder, names, self.buffers, self.parts_are_finite)
         records: dict[str, FileRecord] = {}
-        for name in files_in(self.folder):
+        for name in names:
             _, summed, synced = self._added[name]
             synced.result()
             records[name] = summed.result()
