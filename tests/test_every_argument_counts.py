@@ -89,6 +89,7 @@ EFFECTS: dict[str, Effect] = {
     "save_minutes": Effect(None, 0, files),
     "eval_minutes": Effect(None, 0, events),
     "max_minutes": Effect(None, 0, steps),
+    "loss_normalization": Effect("transformers", "exact", logged_losses, {"gradient_accumulation_steps": 2}),
     "learning_rate": Effect(1e-3, 1e-2, weights),
     "lr_scheduler_type": Effect("linear", "constant", events),
     "lr_scheduler_kwargs": Effect(None, {"num_cycles": 2.0}, events, {"lr_scheduler_type": "cosine"}),

@@ -38,6 +38,7 @@ ANNOUNCING_SIGNALS = tuple(
 DEFAULT_ANNOUNCING_SIGNAL = "SIGTERM"
 
 EVAL_LOSS_WEIGHTINGS = ("batches", "samples", "labels")
+LOSS_NORMALIZATIONS = ("transformers", "exact")
 
 
 def argument(
@@ -418,6 +419,12 @@ class AdditionalFields:
     max_minutes: float | None = argument(
         None,
         "End training after so many minutes of this call of `train()`, as at `max_steps`; a resumed one has as many.",
+    )
+    loss_normalization: str = argument(
+        LOSS_NORMALIZATIONS[0],
+        "What the losses of an optimizer step are divided by: `transformers`, as there; `exact`, by its samples or "
+        "labels in all micro-batches and processes, so that loss and gradients do not depend on how they are split.",
+        choices=list(LOSS_NORMALIZATIONS),
     )
 
 
