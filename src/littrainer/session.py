@@ -35,6 +35,7 @@ from littrainer.training.health import GoingBack, HealthGuard
 from littrainer.training.interruption_report import reported_interruption
 from littrainer.training.log_eval_save import background_saves
 from littrainer.training.loss import RunningLoss
+from littrainer.training.loss_normalization import UNKNOWN, LossHead
 from littrainer.training.model_preparation import model_prepared_for_training
 from littrainer.training.plan import TrainingPlan
 from littrainer.training.preemption import Preemption
@@ -59,6 +60,7 @@ class TrainingSession:
         lightning, saving: further parts that belong to a package.
         tokens: counts input tokens.
         loss: the sum of the losses.
+        loss_head: what the first window has shown of the model's loss.
         tracked: what the script tracks.
         health: looks for numbers that are not finite.
         run: the training; None before it begins.
@@ -84,6 +86,7 @@ class TrainingSession:
     saving: Saving = field(default_factory=Saving)
     tokens: InputTokenCounter = field(default_factory=InputTokenCounter)
     loss: RunningLoss = field(default_factory=RunningLoss)
+    loss_head: LossHead = UNKNOWN
     tracked: TrackedMeans = field(default_factory=TrackedMeans)
     health: HealthGuard = field(default_factory=HealthGuard)
     run: TrainingRun | None = None
@@ -162,6 +165,7 @@ class SessionAttributes:
     background_saves = of_session("saving.background")
     _written_checkpoint = of_session("saving.written")
     _tr_loss = of_session("loss.since_last_log")
+    _loss_head = of_session("loss_head")
     _total_loss_scalar = of_session("loss.before_last_log")
     _globalstep_last_logged = of_session("loss.step_of_last_log")
     _initial_global_step = of_session("first_step")

@@ -300,6 +300,11 @@ def validate(args: ArgumentFields) -> None:
     for first, second in (("fp16", "bf16"), ("fp16_full_eval", "bf16_full_eval")):
         if getattr(args, first) and getattr(args, second):
             raise ValueError(f"{first} and {second} are both set; choose one of them.")
+    if args.loss_normalization == "exact" and not args.average_tokens_across_devices:
+        raise ValueError(
+            'loss_normalization="exact" divides by what all processes count, and average_tokens_across_devices=False '
+            "by what each counts; leave that at True."
+        )
     checkpointing: Any = args.activation_checkpointing_kwargs
     every = (checkpointing or {}).get("every_n_layers", 1)
     if not isinstance(every, int) or every < 1:

@@ -14,7 +14,7 @@ ACTED_ON = frozenset(
     (
         *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio"),
         *("optim", "optim_args", "optim_target_modules", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
-        *("average_tokens_across_devices", "label_smoothing_factor", "label_names"),
+        *("average_tokens_across_devices", "loss_normalization", "label_smoothing_factor", "label_names"),
         *("activation_checkpointing", "activation_checkpointing_kwargs"),
         *("gradient_checkpointing", "gradient_checkpointing_kwargs"),
         *("use_liger_kernel", "liger_kernel_config", "use_cache", "neftune_noise_alpha"),
