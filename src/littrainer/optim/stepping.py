@@ -17,6 +17,15 @@ from torch import nn
 from littrainer.distributed.collectives import whole_tensor
 
 
+class _NoOptimizer:
+    def step(self, *_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+
+# Steps in the place of an optimizer whose step is left out.
+LEAVES_WEIGHTS = _NoOptimizer()
+
+
 def updates_during_backward(optimizer: Any) -> bool:
     """Whether the optimizer's own backward pass (`fused_backward`, as LOMO has) updates the weights."""
     return callable(getattr(optimizer, "fused_backward", None))

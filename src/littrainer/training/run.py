@@ -76,6 +76,7 @@ class TrainingRun:
             micro_batches_per_epoch=plan.micro_batches_per_epoch,
             draw_window=self.step.draw,
             should_stop=self.step.ends_epoch,
+            left_out=self.step.health.left_out,
         )
         self.first_epoch = 0
         self.epoch = 0
@@ -124,6 +125,8 @@ class TrainingRun:
         trainer.state.compute_steps(trainer.args, plan.max_steps)
         if self.checkpoint is not None:
             self._resume_state(self.checkpoint)
+        plan = self.plan = plan.without_windows(len(self.step.health.left_out), trainer.args)
+        self.windows.lengthen(plan.micro_batches_per_epoch)
         drawn_then = trainer.state.trial_params
         trainer.state.init_training_references(trainer, plan.max_steps, plan.num_train_epochs, self.trial)
         if self.checkpoint is not None and self.trial is not None:
@@ -144,6 +147,7 @@ class TrainingRun:
             warn_of_differences(checkpoint, self.record, training)
         position = position_of(self.record, training)
         kept = self.record["data"] if self.record is not None and position is not None else None
+        self.step.health.resume(self.record or {}, is_same_data=position is not None)
         position = self.resumed_at = position or counted_position(training)
         self.first_epoch = self.epoch = position.epoch
         micro_batches = position.micro_batches
@@ -247,6 +251,7 @@ class TrainingRun:
         session, state = trainer.session, trainer.state
         session.loss = RunningLoss(trainer.args.device, state.global_step)
         session.first_step, session.first_input_tokens = state.global_step, state.num_input_tokens_seen
+        self.step.health.begin(self)
         clear_gradients(trainer.model)
         trainer.control = handler.on_train_begin(trainer.args, trainer.state, trainer.control)
         if trainer.args.eval_on_start:
@@ -259,6 +264,10 @@ class TrainingRun:
             self._make_up_for_evaluation(self.evaluation_due)
         if self.epoch_end_is_due:
             self._finish_interrupted_epoch()
+        if trainer.args.on_nonfinite == "rollback" and self.checkpoint is None:
+            # What the first steps go back to.
+            trainer.control.should_save = True
+            self.step.log_evaluate_save()
         # A failed attempt with larger micro-batches may have ended within its optimizer step.
         trainer.update_guard.release()
         trainer.preemption.start()
@@ -368,6 +377,7 @@ class TrainingRun:
         """
         trainer, state, session = self.trainer, self.trainer.state, self.trainer.session
         self.step.end_agreements()
+        self.step.health.look()
         logger.info("\n\nTraining completed. Do not forget to share your model on huggingface.co/models =)\n\n")
         loss = session.loss
         loss.before_last_log += loss.since_last_log.item()
