@@ -260,7 +260,7 @@ class DataProgress:
     def rows_of_batch(self, epoch: int, number: int, is_current: bool) -> list[int] | None:
         """The indices of a batch's rows, which are drawn once more; afterwards all generators stand where they stood.
 
-        None for streams, and for samplers of a script, which may have states of their own.
+        None for streams, and for samplers of a script, whose states are not known.
 
         Parameters:
             epoch, number: counted from 0.

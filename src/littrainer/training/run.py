@@ -363,6 +363,8 @@ class TrainingRun:
             )
             trainer.control.should_training_stop = True
         self.is_between_epochs = True
+        # Not taken where nothing was left of the resumed epoch.
+        self._micro_batches_to_skip = 0
         trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
         trainer.preemption.agree()
         self.step.agree_on_flags()
