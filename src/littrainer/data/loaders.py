@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 
+# How processes share a stream of which each opens its own files.
+OWN_FILES = "own files"
+
+
 def on_device(value: Any, device: torch.device, non_blocking: bool) -> Any:
     """What a batch holds on a device, objects that move themselves as a whole.
 
@@ -150,7 +154,9 @@ class LookaheadLoader(DataLoader):
         leaves_out = self.drop_last or self.leaves_out_last or getattr(self.batch_sampler, "drop_last", False)
         if batch_size is None or leaves_out or not has_length(self.dataset):
             return -1
-        return len(self.dataset) % (batch_size if self.splits_batches else batch_size * self.processes)
+        # Of an epoch that was resumed with other batches.
+        left_out = getattr(getattr(self.batch_sampler, "sampler", None), "left_out", 0)
+        return (len(self.dataset) - left_out) % (batch_size if self.splits_batches else batch_size * self.processes)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         _read_by_iteration.append(self)
@@ -326,7 +332,7 @@ def _lookahead_loader(
         loader.sharing = "dispatched"
     elif is_stream:
         loader = _loader_of_stream(dataset, keywords, share)
-        loader.sharing = "read by each"
+        loader.sharing = "read by each" if isinstance(loader.dataset, SharedStream) else OWN_FILES
     else:
         loader = _loader_of_part(dataset, keywords, share, settings)
         loader.sharing = "by index"
