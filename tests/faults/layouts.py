@@ -72,7 +72,7 @@ class NotingTrainer(Trainer):
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         epoch = self.training_run.epoch
-        self.rows += [(epoch, index) for index in inputs.pop("index").tolist()]
+        self.rows += [(epoch, index) for index in inputs.pop("index", torch.empty(0)).tolist()]
         return super().compute_loss(model, inputs, *args, **kwargs)
 
 
@@ -84,7 +84,8 @@ class CutAfter(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.left -= 1
-        control.should_save = control.should_training_stop = self.left == 0
+        if self.left == 0:
+            control.should_save = control.should_training_stop = True
 
 
 def samples(number: int) -> list[dict[str, Any]]:

@@ -246,6 +246,10 @@ DESTINATIONS: dict[str, Destination] = {
     "eval_loss_weighting": Destination(Place.EVALUATION, "How the losses of batches are weighted in their mean."),
     "save_minutes": Destination(Place.CHECKPOINT, "Looked at after each optimizer step, on the first process's clock."),
     "eval_minutes": Destination(Place.EVALUATION, "Looked at after each optimizer step, on the first process's clock."),
+    "global_batch_size": Destination(
+        Place.STEP,
+        "`gradient_accumulation_steps` is this, divided by `per_device_train_batch_size` and the processes.",
+    ),
     "max_minutes": Destination(Place.FLOW, "Looked at after each optimizer step, on the first process's clock."),
 }
 

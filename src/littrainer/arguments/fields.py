@@ -419,6 +419,11 @@ class AdditionalFields:
         None,
         "End training after so many minutes of this call of `train()`, as at `max_steps`; a resumed one has as many.",
     )
+    global_batch_size: int | None = argument(
+        None,
+        "Samples of an optimizer step in all processes together; sets `gradient_accumulation_steps`, so that they stay "
+        "as many on other machines.",
+    )
 
 
 @runtime_checkable

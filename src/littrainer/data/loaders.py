@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 
-# How processes share a stream of which each opens its own files.
-OWN_FILES = "own files"
-
-
 def on_device(value: Any, device: torch.device, non_blocking: bool) -> Any:
     """What a batch holds on a device, objects that move themselves as a whole.
 
@@ -332,7 +328,7 @@ def _lookahead_loader(
         loader.sharing = "dispatched"
     elif is_stream:
         loader = _loader_of_stream(dataset, keywords, share)
-        loader.sharing = "read by each" if isinstance(loader.dataset, SharedStream) else OWN_FILES
+        loader.sharing = "read by each"
     else:
         loader = _loader_of_part(dataset, keywords, share, settings)
         loader.sharing = "by index"

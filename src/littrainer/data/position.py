@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, get_worker_info
 
-from littrainer.data.loaders import OWN_FILES, LookaheadLoader, has_length
+from littrainer.data.loaders import LookaheadLoader, has_length
 from littrainer.data.samplers import EpochSeededSampler
 from littrainer.data.sharding import SharedBatches, SharedStream, tell_epoch
 from littrainer.data.stream_end import CommonEnd
@@ -120,7 +120,7 @@ def skips_by_index(loader: Any) -> bool:
     )
 
 
-def _reads_as_torch(loader: Any) -> bool:
+def _reads_as_torch(loader: Any) -> TypeGuard[DataLoader]:
     return isinstance(loader, DataLoader) and type(loader).__iter__ in (DataLoader.__iter__, LookaheadLoader.__iter__)
 
 
@@ -195,23 +195,23 @@ class LaterBatches(Sampler[list[int]]):
 
 
 def rows_of_round(loader: Any) -> int | None:
-    """Rows that all processes together train while each takes one batch; None if nothing says so.
-
-    Of a stream of which each process opens its own files, they are the rows of this process.
-    """
+    """Rows that all processes together train while each takes one batch; None if nothing says so."""
+    size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     if isinstance(loader, LookaheadLoader):
-        with suppress(AttributeError):
-            size = loader.total_batch_size
-            return size // loader.processes if loader.sharing == OWN_FILES else size
+        # Each process may have opened its own files of a stream.
+        has_files = loader.sharing == "read by each" and not isinstance(loader.dataset, SharedStream)
+        size = None if size is None or has_files else loader.total_batch_size
+    elif are_several():
+        # Nobody knows what the other processes read with a loader of the script's own.
         return None
-    sizes = [getattr(one, "batch_size", None) for one in (loader, getattr(loader, "batch_sampler", None))]
-    # Nobody knows what the other processes read with a loader of the script's own.
-    return None if are_several() else next((size for size in sizes if isinstance(size, int)), None)
+    return size if isinstance(size, int) else None
 
 
 def parts_read(loader: Any) -> int:
     """Parts of a stream that worker processes read side by side; 1 for other data."""
     dataset = getattr(loader, "dataset", None)
+    while isinstance(dataset, (LaterRows, SharedStream)):
+        dataset = dataset.dataset
     if not isinstance(dataset, IterableDataset):
         return 1
     # Workers of a `datasets.IterableDataset` beyond its files read nothing.
@@ -239,55 +239,36 @@ def without_first_rows(loader: Any, rows: list[int]) -> DataLoader | None:
     """
     if not _reads_as_torch(loader) or len(rows) != parts_read(loader):
         return None
-    later, dataset = copied_loader(loader), loader.dataset
-    if isinstance(dataset, SharedStream):
-        shared = vars(later)["dataset"] = copy.copy(dataset)
-        shared.dataset = LaterStream(dataset.dataset, rows)
-    elif isinstance(dataset, IterableDataset):
-        vars(later)["dataset"] = LaterStream(dataset, rows)
+    later = copied_loader(loader)
+    parts = vars(later)
+    if isinstance(loader.dataset, SharedStream):
+        parts["dataset"] = copy.copy(loader.dataset)
+        parts["dataset"].dataset = LaterRows(loader.dataset.dataset, rows)
+    elif isinstance(loader.dataset, IterableDataset):
+        parts["dataset"] = LaterRows(loader.dataset, rows)
     else:
-        shares = isinstance(loader.batch_sampler, SharedBatches)
-        batches = copy.copy(loader.batch_sampler.batch_sampler if shares else loader.batch_sampler)
-        if type(batches) is not BatchSampler:
+        innermost = parts["batch_sampler"] = copy.copy(loader.batch_sampler)
+        if isinstance(innermost, SharedBatches):
+            innermost.batch_sampler = innermost = copy.copy(innermost.batch_sampler)
+        if type(innermost) is not BatchSampler:
             return None
-        batches.sampler = LaterRows(batches.sampler, rows[0])
-        if shares:
-            outer = copy.copy(loader.batch_sampler)
-            outer.batch_sampler = batches
-        vars(later)["batch_sampler"] = outer if shares else batches
+        innermost.sampler = LaterRows(innermost.sampler, rows)
     return later
 
 
-class LaterRows(Sampler[Any]):
-    """The order of another sampler from a row on, in the next iteration; in later ones all.
+class LaterRows(IterableDataset[Any]):
+    """A stream, or the order of a sampler, from a row on in the next iteration; in later ones all.
+
+    Parameters:
+        dataset: the stream, or the sampler.
+        rows: rows to leave out, for each worker that reads a stream.
 
     Attributes:
         left_out: rows that are left out of the iteration that goes on.
     """
 
-    def __init__(self, sampler: Any, rows: int):
-        self.sampler, self.rows, self.left_out = sampler, rows, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        tell_epoch(epoch, self.sampler)
-
-    def __iter__(self) -> Iterator[Any]:
-        self.left_out, self.rows = self.rows, 0
-        return islice(iter(self.sampler), self.left_out, None)
-
-    def __len__(self) -> int:
-        return max(len(self.sampler) - self.rows, 0)
-
-
-class LaterStream(IterableDataset[Any]):
-    """A stream from a row on, in the next iteration; in later ones all.
-
-    Parameters:
-        rows: rows to leave out, for each of the workers.
-    """
-
     def __init__(self, dataset: Any, rows: list[int]):
-        self.dataset, self.rows = dataset, rows
+        self.dataset, self.rows, self.left_out = dataset, rows, 0
         self.generator = getattr(dataset, "generator", None)
 
     def set_epoch(self, epoch: int) -> None:
@@ -295,9 +276,8 @@ class LaterStream(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         worker = getattr(get_worker_info(), "id", 0)
-        number = self.rows[worker] if worker < len(self.rows) else 0
-        self.rows = [0] * len(self.rows)
-        return islice(iter(self.dataset), number, None)
+        self.left_out, self.rows = (self.rows[worker] if worker < len(self.rows) else 0), []
+        return islice(iter(self.dataset), self.left_out, None)
 
     def __len__(self) -> int:
         return max(len(self.dataset) - sum(self.rows), 0)
@@ -615,7 +595,7 @@ def _owners_of_generators(loader: Any) -> dict[str, Any]:
         batch_sampler = batch_sampler.batch_sampler
     sampler = getattr(batch_sampler, "sampler", None) or getattr(loader, "sampler", None)
     if isinstance(sampler, LaterRows):
-        sampler = sampler.sampler
+        sampler = sampler.dataset
     return {"loader": loader, "batch_sampler": batch_sampler, "sampler": sampler}
 
 

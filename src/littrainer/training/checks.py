@@ -14,7 +14,12 @@ from torch.utils.data import DataLoader, IterableDataset
 from littrainer.arguments.accelerator_config import settle_accelerator_config
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.arguments.deepspeed import check_settled
-from littrainer.arguments.rules import check_loader_processes, check_values, refuse_unsupported
+from littrainer.arguments.rules import (
+    check_loader_processes,
+    check_values,
+    refuse_unsupported,
+    settle_global_batch_size,
+)
 from littrainer.arguments.sharding import check_processes
 from littrainer.data.limits import check_limits, further_keywords
 from littrainer.data.loaders import has_length
@@ -376,6 +381,7 @@ def check_before_training(trainer: Any) -> None:
         NotImplementedError: an argument that is not supported was set after the arguments were made.
     """
     refuse_unsupported(trainer.args)
+    settle_global_batch_size(trainer.args)
     # Methods may have been set on the instance since it was made.
     refuse_ignored_overrides(trainer)
     accept_earlier_signatures(trainer)

@@ -21,7 +21,7 @@ from littrainer.checkpoint.checksums import MANIFEST_NAME
 from littrainer.checkpoint.layout import RESUME_RECORD_NAME, TRAINER_STATE_NAME, resume_record_name
 from littrainer.checkpoint.reader import processes_that_wrote
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.data.loaders import OWN_FILES, has_length
+from littrainer.data.loaders import has_length
 from littrainer.data.position import (
     LayoutChange,
     keeps_its_state,
@@ -96,6 +96,12 @@ class Position:
     epoch_end_is_due: bool = False
 
 
+COUNTED = (
+    " Which rows were trained is not known of these batches. The place in the data is counted in optimizer steps of "
+    "the new size, so rows may be trained twice or left out."
+)
+
+
 class ResumedPlace(NamedTuple):
     """Where a training goes on, and what reading on from there needs.
 
@@ -104,14 +110,12 @@ class ResumedPlace(NamedTuple):
         kept: what `DataProgress.state()` returned, as far as it means something; None if nothing is known.
         steps_ahead: as for `TrainingPlan.behind`.
         words: where that is, if the sizes are others than they were; else None.
-        is_counted: the number of optimizer steps is all that is known.
     """
 
     position: Position
     kept: dict[str, Any] | None = None
     steps_ahead: int = 0
     words: str | None = None
-    is_counted: bool = False
 
 
 class ResumedTraining(NamedTuple):
@@ -204,7 +208,7 @@ def place_to_resume(record: dict[str, Any] | None, training: ResumedTraining, lo
     Raises:
         UnequalData: with today's batches the rows that are left do not give all processes equally many.
     """
-    counted = ResumedPlace(counted_position(training), is_counted=True)
+    counted = ResumedPlace(counted_position(training))
     if record is None or training.args.ignore_data_skip:
         return counted
     now, then = training.sizes, record["sizes"]
@@ -237,11 +241,9 @@ def _behind_rows(
     position: Position, data: Mapping[str, Any], are_other_processes: bool, training: ResumedTraining, loader: Any
 ) -> ResumedPlace | None:
     plan, size, rows = training.plan, rows_of_round(loader), data.get("rows")
-    length, sharing = plan.micro_batches_per_epoch, getattr(loader, "sharing", None)
-    # Batches of which Lightning's limits leave some out; files that were read by one process each.
-    is_limited = has_length(loader) and len(loader) != length
-    are_others = OWN_FILES in (sharing, data["sharing"]) and (are_other_processes or sharing != data["sharing"])
-    if rows is None or size is None or is_limited or are_others:
+    length = plan.micro_batches_per_epoch
+    # Lightning's limits may leave batches out.
+    if rows is None or size is None or (has_length(loader) and len(loader) != length):
         return None
     later, number = without_first_rows(loader, rows), sum(rows)
     reads_on = keeps_its_state(loader) and data.get("loader") is not None and not are_other_processes
@@ -256,7 +258,11 @@ def _behind_rows(
         batches, share = length - left, number / plan.num_examples
     names = ("epoch_start", "generators", "order", "stream", "loader", "num_workers")
     change = asdict(LayoutChange(rows, batches, batches, share))
-    kept = {**{name: data.get(name) for name in names}, "sharing": sharing, "layout_change": change}
+    kept = {
+        **{name: data.get(name) for name in names},
+        "sharing": getattr(loader, "sharing", None),
+        "layout_change": change,
+    }
     return ResumedPlace(Position(position.epoch, batches, batches == length), kept, words=_in_words(position, data))
 
 
@@ -337,15 +343,10 @@ def _other_sizes(record: dict[str, Any] | None, training: ResumedTraining, place
     changed = [f"{now[name]} {SIZES[name]} ({then[name]})" for name in names if now[name] != then[name]]
     if not changed:
         return []
-    where = ""
-    if place.words is not None:
-        steps = training.plan.behind(place.steps_ahead, training.args).max_steps
-        where = f" Training goes on {place.words}, and takes {steps} optimizer steps in all."
-    elif place.is_counted and not training.args.ignore_data_skip:
-        where = (
-            " Which rows were trained is not known of these batches: the place in the data is counted in optimizer "
-            "steps of the new size, so rows may be trained twice or left out."
-        )
+    steps = training.plan.behind(place.steps_ahead, training.args).max_steps
+    where = f" Training goes on {place.words}, and takes {steps} optimizer steps in all."
+    if place.words is None:
+        where = "" if place.kept is not None or training.args.ignore_data_skip else COUNTED
     return [f"There are now {', '.join(changed)}.{where}"]
 
 
@@ -353,10 +354,8 @@ def _other_parts(record: dict[str, Any] | None, training: ResumedTraining, loade
     rows, parts = ((record or {}).get("data") or {}).get("rows"), parts_read(loader)
     if rows is None or len(rows) == parts or training.args.ignore_data_skip:
         return []
-    return [
-        f"The workers read the stream in {parts} parts ({len(rows)}), so rows may be trained twice or left out. Set "
-        "dataloader_num_workers to what it was to go on exactly."
-    ]
+    named = f"The workers read the stream in {parts} parts ({len(rows)})"
+    return [f"{named}, so rows may be trained twice or left out: set dataloader_num_workers to what it was."]
 
 
 def _other_processes(checkpoint: Path, sizes_are_named: bool, args: TrainingArguments) -> list[str]:
