@@ -19,6 +19,7 @@ from littrainer.arguments.rules import (
     check_loader_processes,
     check_values,
     refuse_unsupported,
+    settle_global_batch_size,
 )
 from littrainer.arguments.sharding import check_processes, sharding_plan
 from littrainer.data.limits import check_limits, further_keywords
@@ -383,6 +384,7 @@ def check_before_training(trainer: Any) -> None:
         NotImplementedError: an argument that is not supported was set after the arguments were made.
     """
     refuse_unsupported(trainer.args)
+    settle_global_batch_size(trainer.args)
     # Methods may have been set on the instance since it was made.
     refuse_ignored_overrides(trainer)
     accept_earlier_signatures(trainer)
