@@ -98,6 +98,7 @@ test-all: $(LIBRARIES)/.installed
 # Of each `make test-all` runs a small sample.
 soak: .venv/.full
 	$(call timed,for fault in 'damage' 'damage --bits 20' kills full_disk; do $(BIN)/python -m tests.faults.$$fault || exit; done; \
+		$(BIN)/python -m tests.commands.verified_scripts || exit; \
 		FIDELITY_ORDERS=420 FIDELITY_ORDERS_IN_TWO_PROCESSES=60 $(PYTEST) $(PYTEST_ARGS) -k of_calls \
 		tests/fidelity tests/distributed/test_fidelity_in_two_processes.py)
 

@@ -26,7 +26,7 @@ from littrainer.strategies.choice import strategy_name
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
-LONGEST_GIT_SECONDS = 10
+LONGEST_GIT_SECONDS = 5
 
 
 def facts_of_run(model: Any, datasets: Mapping[str, Any]) -> dict[str, Any]:

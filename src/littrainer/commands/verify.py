@@ -92,7 +92,7 @@ def main(words: Sequence[str]) -> int:
             )
         with tempfile.TemporaryDirectory(prefix="littrainer-verify-") as folder:
             return _verify(program, options.steps, Path(folder))
-    except (CannotVerifyError, LaunchError, NothingToReport) as error:
+    except (CannotVerifyError, LaunchError, NothingToReport, ValueError) as error:
         return complain("verify", str(error))
 
 
@@ -114,7 +114,7 @@ def _verify(program: list[str], steps: int, folder: Path) -> int:
         held = weights_in(ours.folder).values()
         print(
             f"{told}: {logs.equal} logged values of {ours.state.global_step} steps, and "
-            f"{sum(tensor.numel() for tensor in held):,} weights in {len(held)} tensors ({ours.environment['device']})"
+            f"{sum(tensor.numel() for tensor in held):,} weights ({ours.environment['device']})"
         )
         if noise:
             print(f"Two runs with the same Trainer differ as much: {shown}.")

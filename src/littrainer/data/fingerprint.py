@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import IterableDataset
 
 from littrainer.data.loaders import length_of
 from littrainer.errors.lazy_isinstance import is_a
@@ -22,7 +23,7 @@ from littrainer.errors.lazy_isinstance import is_a
 MOST_ITEMS, MOST_NUMBERS, MOST_NUMBERS_OF_A_PARAMETER = 1000, 65_536, 64
 # What is read in all, so that a run begins without delay, and how deeply objects are searched.
 MOST_BYTES, DEEPEST = 8_000_000, 6
-SCALARS = (type(None), bool, int, float, complex, str, bytes)
+NUMBERS, LONGEST_TEXT = (type(None), bool, int, float, complex), 4096
 
 
 def described(dataset: Any) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def described(dataset: Any) -> dict[str, Any]:
         its class, its number of rows, and a fingerprint of up to 1,000 of them; both are None for a stream.
     """
     kind = {"class": type(dataset).__name__}
-    if not hasattr(type(dataset), "__getitem__"):
+    if isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__getitem__"):
         return {**kind, "rows": None, "fingerprint": None}
     return {**kind, "rows": length_of(dataset), "fingerprint": fingerprint(dataset)}
 
@@ -63,8 +64,12 @@ class _Reading:
         self.bytes_left -= len(content)
 
     def add(self, value: Any) -> None:
-        self.write(value if type(value) in SCALARS else type(value).__qualname__)
-        if type(value) in SCALARS or self.bytes_left < 0 or len(self.path) > DEEPEST or id(value) in self.path:
+        if isinstance(value, (str, bytes)):
+            # Of an image or a long text its length and its beginning.
+            self.write((len(value), value[:LONGEST_TEXT]))
+            return
+        self.write(value if type(value) in NUMBERS else type(value).__qualname__)
+        if type(value) in NUMBERS or self.bytes_left < 0 or len(self.path) > DEEPEST or id(value) in self.path:
             return
         self.path.append(id(value))
         if isinstance(value, torch.Tensor):
@@ -74,15 +79,20 @@ class _Reading:
         elif isinstance(value, (np.ndarray, np.generic)):
             numbers = np.asarray(value).reshape(-1)[_spread(value.size, MOST_NUMBERS)]
             self.write((str(value.dtype), value.shape))
-            self.add_items(numbers.tolist() if value.dtype.hasobject else [numbers.tobytes()])
+            if value.dtype.hasobject:
+                self.add_items(numbers.tolist())
+            else:
+                self.write(numbers.tobytes())
         elif isinstance(value, (list, tuple)):
             # Not by a method of a subclass.
             kind: Any = list if isinstance(value, list) else tuple
             self.add_items(kind.__getitem__(value, _spread(kind.__len__(value))))
         elif is_a(value, "datasets.Dataset"):
-            # As Arrow, nothing is decoded and no transform runs.
-            rows = value.with_format("arrow")
-            self.add_items([rows[row].to_pylist() for row in range(len(value))[_spread(len(value))]])
+            from datasets.formatting import query_table
+
+            # From the table nothing is decoded and no transform runs.
+            for row in range(len(value))[_spread(len(value))] if self.bytes_left > 0 else ():
+                self.add_items(query_table(value.data, row, indices=value._indices).to_pylist())
         else:
             entries = value if isinstance(value, dict) else getattr(value, "__dict__", None)
             # A class has no dict there, and a module or a function holds no data.
@@ -91,7 +101,7 @@ class _Reading:
         self.path.pop()
 
     def add_items(self, items: Any) -> None:
-        if isinstance(items, (list, tuple)) and all(type(item) in SCALARS for item in items):
+        if isinstance(items, (list, tuple)) and all(type(item) in NUMBERS for item in items):
             self.write(items)
             return
         for item in items:
