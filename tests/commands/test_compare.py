@@ -148,7 +148,7 @@ def test_the_first_step_the_last_values_and_the_layers_are_named_on_the_console_
     status, printed = compared(capsys, *pair, "--html", target)
     assert status == 1
     # The schedule is linear: after the first step the rates have fallen by a quarter.
-    assert printed.startswith("The logs differ first at step 1: learning_rate is 0.01 and 0.02. 3 values before it are")
+    assert printed.startswith("The logs differ first at step 1: learning_rate is 0.01 and 0.02. 0 values before it are")
     assert rows_below(printed, "First difference, at step 1") == ["learning_rate  0.01  0.02"]
     values = rows_below(printed, "Last values")
     assert any(row.startswith("eval_loss  ") for row in values) and not any("runtime" in row for row in values)
@@ -175,7 +175,7 @@ def test_equal_runs_and_runs_of_transformers_are_equal_and_status_is_0(
     assert status == 0 and "hf_secret" not in printed
     (rate,) = [row for row in rows_below(printed, "What differs from the start") if row.startswith("learning_rate")]
     assert rate.split() == ["learning_rate", "0.01", "0.25"]
-    assert "Code, data, versions and environment are compared if both runs have a littrainer_run.json." in printed
+    assert "Code, data, versions and environment, which runs with a littrainer_run.json have noted." in printed
 
 
 class RunsCode:
@@ -194,7 +194,7 @@ def test_arguments_that_would_run_code_are_not_read_and_run_nothing(
     status, printed = compared(capsys, one, two)
     assert status == 0 and not (tmp_path / "made").exists()
     assert f"two: The arguments are not known: {two / 'training_args.bin'} is not readable" in printed
-    assert "The weights are not compared" in printed
+    assert "Weights: one of the runs has none" in printed
 
 
 def test_runs_that_logged_at_other_steps_are_compared_where_both_logged(
@@ -203,7 +203,7 @@ def test_runs_that_logged_at_other_steps_are_compared_where_both_logged(
     one = write_state(tmp_path / "one")
     two = write_state(tmp_path / "two", [{"step": 1, "loss": 9.0}, *LOGGED[1:3], {"step": 6, "loss": 9.0}])
     status, printed = compared(capsys, one, two)
-    assert status == 0 and "They logged at 2 and 3 steps, 1 of them the same." in printed
+    assert status == 0 and "Steps that one run alone has logged: of 2 and 3, 1 are common." in printed
     assert printed.startswith("Equal: 6 logged values.")
 
 

@@ -93,7 +93,7 @@ PLANTED = {
     ),
     "other weights at step 6": Planted(
         "STEP",
-        "if ON_LIGHTNING and state.global_step == 5: model.head.bias.data += 0.01",
+        "if ON_LIGHTNING and state.global_step == 5: model.head.bias.data[0] += 0.5",
         r"first at step 6, after 20 equal values[^$]*loss: [^$]*a step in the middle",
     ),
     "another metric": Planted(

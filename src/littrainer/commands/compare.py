@@ -49,32 +49,19 @@ def main(words: Sequence[str]) -> int:
         runs, searches = read_folders(options.runs)
         if len(runs) != 2 or searches:
             return complain("compare", "give the folders of two trainings; a search, or one folder twice, is not two")
-        notes, logs = notes_on(*runs), logs_of(*runs)
-        layers = layers_of(*runs)
+        one, other = (logged_values(run.state.log_history) for run in runs)
+        logs, layers = compare_logs(one, other, {}, common_only=True), layers_of(*runs)
+        verdict, tables = verdict_on(logs, layers), tables_of(runs, logs, layers)
+        notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
+        print("\n\n".join([verdict, *(_as_text(*table) for table in tables), *notes]))
+        if options.html is not None:
+            write_whole(options.html, page(runs, [], training_charts(runs), verdict=verdict, tables=tables))
+            print(f"\npage: {options.html}")
     except (NothingToReport, ValueError) as error:
         return complain("compare", str(error))
-    verdict = verdict_on(logs, layers)
-    tables = tables_of(runs, logs, layers)
-    console = [
-        _as_text((title, headings, rows[:MOST_LAYERS] if "layer" in headings else rows))
-        for title, headings, rows in tables
-    ]
-    print("\n\n".join([verdict, *console, *notes]))
-    if options.html is not None:
-        for run in runs:
-            run.notes[:] = []
-        try:
-            runs[0].notes += notes
-            write_whole(options.html, page(runs, [], training_charts(runs), verdict=verdict, tables=tables))
-        except OSError as error:
-            return complain("compare", f"{options.html} cannot be written: {error.strerror}; give another --html FILE")
-        print(f"\npage: {options.html}")
+    except OSError as error:
+        return complain("compare", f"{options.html} cannot be written: {error.strerror}; give another --html FILE")
     return int(logs.step is not None or any((layers or {}).values()))
-
-
-def logs_of(one: Run, other: Run) -> LogComparison:
-    """Compare what both runs have logged at the same steps."""
-    return compare_logs(logged_values(one.state.log_history), logged_values(other.state.log_history), common_only=True)
 
 
 def causes(one: Run, other: Run) -> list[tuple[str, str, str]]:
@@ -87,18 +74,13 @@ def causes(one: Run, other: Run) -> list[tuple[str, str, str]]:
             # One side may have arguments that the other side does not know.
             if name not in NAMES_OF_THE_RUN and ABSENT not in values and not is_same(*values):
                 found.append((name, values[0], values[1]))
-    if all(map(has_record, (one, other))):
+    if all("littrainer" in run.environment for run in (one, other)):
         for name in {**one.environment, **other.environment}:
             values = [run.environment.get(name, ABSENT) for run in (one, other)]
             # A run that only saved its state at the end does not know its first weights.
             if values[0] != values[1] and (name != "weights at the start" or ABSENT not in values):
                 found.append((name, values[0], values[1]))
     return found
-
-
-def has_record(run: Run) -> bool:
-    """Whether a run has noted its code, data, versions and environment."""
-    return "littrainer" in run.environment
 
 
 def layers_of(one: Run, other: Run) -> dict[str, float] | None:
@@ -126,18 +108,19 @@ def _folders_with_weights(run: Run) -> dict[str, Path]:
     return {name: path for name, path in places.items() if holds_weights(path)}
 
 
-def notes_on(one: Run, other: Run) -> list[str]:
+def not_compared(one: Run, other: Run) -> list[str]:
     """Say what could not be compared."""
-    notes = [f"{run.name}: {note}" for run in (one, other) for note in run.notes]
-    if not all(map(has_record, (one, other))):
-        notes.append(f"Code, data, versions and environment are compared if both runs have a {RUN_RECORD_NAME}.")
+    notes = []
+    if not all("littrainer" in run.environment for run in (one, other)):
+        notes.append(f"Code, data, versions and environment, which runs with a {RUN_RECORD_NAME} have noted.")
     steps = [{entry.get("step") for entry in run.state.log_history} for run in (one, other)]
     if steps[0] != steps[1]:
+        common = len(steps[0] & steps[1])
         notes.append(
-            f"They logged at {len(steps[0])} and {len(steps[1])} steps, {len(steps[0] & steps[1])} of them the same."
+            f"Steps that one run alone has logged: of {len(steps[0])} and {len(steps[1])}, {common} are common."
         )
     if not all(map(_folders_with_weights, (one, other))):
-        notes.append("The weights are not compared: one of the runs has none in its folder or its checkpoints.")
+        notes.append("Weights: one of the runs has none in its folder or its checkpoints.")
     return notes
 
 
@@ -176,12 +159,12 @@ def tables_of(runs: Sequence[Run], logs: LogComparison, layers: dict[str, float]
         title = f"Weights: {len(differing)} of {len(layers or {})} layers differ"
         texts = [(name, f"{gap:.3g}" if math.isfinite(gap) else "another shape, or nan") for name, gap in differing]
         tables.append((title, ("layer", "largest difference"), texts))
-    return tables
+    notes = not_compared(runs[0], runs[1])
+    return [*tables, ("Not compared", ("",), [(note,) for note in notes])] if notes else tables
 
 
-def _as_text(table: Table) -> str:
-    title, headings, rows = table
-    lines = [headings, *rows]
+def _as_text(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [*([headings] if any(headings) else []), *(rows[:MOST_LAYERS] if "layer" in headings else rows)]
     widths = [max(len(line[place]) for line in lines) for place in range(len(headings))]
     padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
     return "\n".join([title, *(f"  {line}".rstrip() for line in padded)])

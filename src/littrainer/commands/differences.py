@@ -107,22 +107,14 @@ Logs = Mapping[int, Mapping[str, Any]]
 
 
 class LogComparison(NamedTuple):
-    """How far the logs of two trainings are equal.
-
-    Parameters:
-        equal: values that are equal up to the first difference, or in all.
-        step: the first optimizer step with a difference; None if there is none.
-        differing: name of a value -> both values, of that step.
-    """
+    """How many values are equal before the first step with a difference; what differs there; no step if none does."""
 
     equal: int
     step: int | None
     differing: dict[str, tuple[Any, Any]]
 
 
-def compare_logs(
-    one: Logs, other: Logs, tolerances: Mapping[str, float] | None = None, common_only: bool = False
-) -> LogComparison:
+def compare_logs(one: Logs, other: Logs, tolerances: Mapping[str, float], common_only: bool = False) -> LogComparison:
     """Compare two logs, as `logged_values` returns them, step by step.
 
     Parameters:
@@ -136,11 +128,10 @@ def compare_logs(
         # What a reader looks at first.
         names.sort(key=lambda name: not name.endswith("loss"))
         pairs = {name: (left.get(name, NOT_LOGGED), right.get(name, NOT_LOGGED)) for name in names}
-        allowed = tolerances or {}
-        differing = {name: pair for name, pair in pairs.items() if first_difference(*pair, allowed.get(name, 0.0))}
-        equal += len(pairs) - len(differing)
+        differing = {name: pair for name, pair in pairs.items() if first_difference(*pair, tolerances.get(name, 0.0))}
         if differing:
             return LogComparison(equal, step, differing)
+        equal += len(pairs)
     return LogComparison(equal, None, {})
 
 

@@ -39,10 +39,8 @@ class ChangingFinder(importlib.abc.MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         """Return the spec that other finders have, with a loader that changes the module."""
-        if fullname not in self.changes:
-            return None
         found = (one.find_spec(fullname, path, target) for one in sys.meta_path if one is not self)
-        spec: Any = next(filter(None, found), None)
+        spec: Any = next(filter(None, found), None) if fullname in self.changes else None
         if spec is not None:
             execute = spec.loader.exec_module
             spec.loader.exec_module = lambda module: (execute(module), self.changes[fullname](module))
@@ -55,28 +53,21 @@ def redirect(args: Any, folder: str) -> None:
     args.report_to = [] if isinstance(args.report_to, list) else "none"
 
 
-def change_arguments(module: Any, folder: str) -> None:
-    """Redirect arguments when they are made."""
-    finish = module.TrainingArguments.__post_init__
+def redirected(method: Any, folder: str) -> Any:
+    """Return a constructor, or the end of one, that redirects the arguments it is given before it begins."""
 
-    def redirect_and_finish(args: Any) -> None:
-        redirect(args, folder)
-        finish(args)
-
-    module.TrainingArguments.__post_init__ = redirect_and_finish
-
-
-def change_trainer(module: Any, folder: str, callbacks: str, steps: int) -> None:
-    """Let the first `train()` take a few steps, log each, evaluate, save, and end the script."""
-    make, train = module.Trainer.__init__, module.Trainer.train
-
-    @functools.wraps(make)
-    def make_redirected(self: Any, *given: Any, **named: Any) -> None:
+    @functools.wraps(method)
+    def redirect_and_call(*given: Any, **named: Any) -> None:
         for value in (*given, *named.values()):
-            # A script may have changed its arguments.
             if hasattr(value, "output_dir") and hasattr(value, "push_to_hub"):
                 redirect(value, folder)
-        make(self, *given, **named)
+        method(*given, **named)
+
+    return redirect_and_call
+
+
+def recorded(train: Any, folder: str, callbacks: str, steps: int) -> Any:
+    """Return a `train()` that takes a few steps, logs each, evaluates, saves, and ends the script."""
 
     @functools.wraps(train)
     def train_recorded(self: Any, *given: Any, **named: Any) -> None:
@@ -94,7 +85,7 @@ def change_trainer(module: Any, folder: str, callbacks: str, steps: int) -> None
         self.save_state()
         raise TrainingRecordedError
 
-    module.Trainer.__init__, module.Trainer.train = make_redirected, train_recorded
+    return train_recorded
 
 
 def ending(base: Any, steps: int, evaluates: bool) -> Any:
@@ -118,17 +109,25 @@ def ending(base: Any, steps: int, evaluates: bool) -> Any:
     return Ending()
 
 
-def refuse(module: Any) -> None:
-    """End the process with transformers' Trainer: the script has taken littrainer's."""
-    sys.exit("The script imports its Trainer from littrainer, so there is none of transformers to compare with.")
-
-
 def main(side: str, steps: str, folder: str, *program: str) -> None:
     """Run the program, which is a script, or `-m` and a module, with its arguments."""
     arguments, trainer, callbacks = MODULES[side]
-    changes: dict[str, Callable[[Any], None]] = {MODULES[LITTRAINER][1]: refuse} if side == TRANSFORMERS else {}
-    changes[arguments] = functools.partial(change_arguments, folder=folder)
-    changes[trainer] = functools.partial(change_trainer, folder=folder, callbacks=callbacks, steps=int(steps))
+
+    def change_arguments(module: Any) -> None:
+        module.TrainingArguments.__post_init__ = redirected(module.TrainingArguments.__post_init__, folder)
+
+    def change_trainer(module: Any) -> None:
+        module.Trainer.__init__ = redirected(module.Trainer.__init__, folder)
+        module.Trainer.train = recorded(module.Trainer.train, folder, callbacks, int(steps))
+
+    def refuse(module: Any) -> None:
+        sys.exit("The script imports its Trainer from littrainer, so there is none of transformers to compare with.")
+
+    changes: dict[str, Callable[[Any], None]] = {
+        MODULES[LITTRAINER][1]: refuse,
+        arguments: change_arguments,
+        trainer: change_trainer,
+    }
     sys.meta_path.insert(0, ChangingFinder(changes))
     if side == TRANSFORMERS:
         # `import littrainer.auto` would redirect the script.

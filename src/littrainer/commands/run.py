@@ -13,7 +13,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from littrainer.commands.command_line import CommandParser, complain
 from littrainer.distributed.environment import (
@@ -90,7 +90,7 @@ def main(words: Sequence[str]) -> int:
     Returns:
         The exit status. It does not return if one process is enough and the operating system can replace it by another.
     """
-    own, program = split_at_program(list(words), RUN_OPTIONS)
+    own, program = _split_at_program(list(words))
     parser = build_parser()
     options = parser.parse_args(own)
     if not program:
@@ -101,18 +101,15 @@ def main(words: Sequence[str]) -> int:
         return complain("run", str(error))
 
 
-def split_at_program(given: list[str], options: Collection[str]) -> tuple[list[str], list[str]]:
+def _split_at_program(given: list[str]) -> tuple[list[str], list[str]]:
     """Divide the arguments into those that littrainer parses and the program's: ["-m", MODULE, ...] or [SCRIPT, ...].
 
     The first list names the program too, for the parser to check. argparse alone cannot do it: it would take options of
     the program for littrainer's.
-
-    Parameters:
-        options: littrainer's that have a value.
     """
     is_value = False
     for position, argument in enumerate(given):
-        if is_value or argument in options:
+        if is_value or argument in RUN_OPTIONS:
             is_value = not is_value
             continue
         if argument == "-m":
@@ -135,7 +132,7 @@ def _run(program: list[str], options: argparse.Namespace, words: Sequence[str]) 
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise LaunchError("python runs with -E, -I or -S, which keep littrainer out of the script; start it without")
     if program[0] != "-m":
-        check_script(program[0])
+        _check_script(program[0])
     environment = dict(os.environ)
     if options.strategy is not None:
         environment |= {**dict.fromkeys((USE_FSDP, USE_DEEPSPEED), "false"), **STRATEGIES[options.strategy]}
@@ -236,12 +233,7 @@ def _asks_for_cpu(program: list[str]) -> bool:
     return asks
 
 
-def check_script(script: str) -> None:
-    """Check that there is a script, or a folder with a __main__.py, of this name.
-
-    Raises:
-        LaunchError: there is none.
-    """
+def _check_script(script: str) -> None:
     if script == STANDARD_INPUT:
         return
     if os.path.isdir(script):

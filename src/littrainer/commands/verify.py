@@ -28,9 +28,7 @@ from littrainer.commands.differences import (
 from littrainer.commands.env import version_of
 from littrainer.commands.recorded_training import LITTRAINER, TRANSFORMERS
 from littrainer.commands.report_folders import NothingToReport, Run, read_folders
-from littrainer.commands.run import check_script, split_at_program
 from littrainer.distributed.environment import is_launched
-from littrainer.distributed.launcher import LaunchError
 from littrainer.redirection.redirect import STARTUP_FOLDER, extend_to_children
 
 DESCRIPTION = """\
@@ -59,14 +57,14 @@ KNOWN_DIFFERENCES = {
 
 def build_parser() -> CommandParser:
     """Return the parser of the command's options and of the program's name."""
-    parser = CommandParser(
-        "littrainer verify", description=DESCRIPTION, usage="littrainer verify [-h] [--steps N] SCRIPT [ARGS ...]"
-    )
+    usage = "littrainer verify [-h] [--steps N] {SCRIPT | -m MODULE} [ARGS ...]"
+    parser = CommandParser("littrainer verify", description=DESCRIPTION, usage=usage)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--steps", metavar="N", type=int, default=20, help="optimizer steps to compare (default: 20)")
-    program = parser.add_mutually_exclusive_group()
-    program.add_argument("script", nargs="?", metavar="SCRIPT", help="script to run")
-    program.add_argument("-m", dest="module", metavar="MODULE", help="module to run, as in python -m")
+    parser.add_argument(
+        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="module instead of a script"
+    )
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="SCRIPT", help="script to run, with its arguments")
     return parser
 
 
@@ -76,14 +74,15 @@ class CannotVerifyError(Exception):
 
 def main(words: Sequence[str]) -> int:
     """Run the command on what follows `littrainer verify`; returns the exit status."""
-    own, program = split_at_program(list(words), ("--steps",))
-    parser = build_parser()
-    options = parser.parse_args(own)
-    if not program or options.steps < 1:
-        parser.error("name a SCRIPT, or -m MODULE, after the options, and give at least one of --steps")
+    options = build_parser().parse_args(words)
+    program = ["-m", *options.module] if options.module else options.program
     try:
-        if program[0] != "-m":
-            check_script(program[0])
+        if not program or options.steps < 1:
+            raise CannotVerifyError("name a SCRIPT, or -m MODULE, after the options, and give at least one of --steps")
+        if program[0] != "-m" and not os.path.isfile(program[0]):
+            raise CannotVerifyError(
+                f"no script {program[0]!r} (looked in {os.path.abspath(os.path.dirname(program[0]))})"
+            )
         if is_launched():
             raise CannotVerifyError("it compares trainings in one process; start it without a launcher")
         if version_of("transformers") is None or version_of("accelerate") is None:
@@ -92,7 +91,7 @@ def main(words: Sequence[str]) -> int:
             )
         with tempfile.TemporaryDirectory(prefix="littrainer-verify-") as folder:
             return _verify(program, options.steps, Path(folder))
-    except (CannotVerifyError, LaunchError, NothingToReport, ValueError) as error:
+    except (CannotVerifyError, NothingToReport, ValueError) as error:
         return complain("verify", str(error))
 
 

@@ -21,25 +21,20 @@ from littrainer.errors.lazy_isinstance import is_a
 
 # Of each list, table and dict, of each tensor and array, and of each parameter of a model: evenly spread.
 MOST_ITEMS, MOST_NUMBERS, MOST_NUMBERS_OF_A_PARAMETER = 1000, 65_536, 64
-# What is read in all, so that a run begins without delay, and how deeply objects are searched.
-MOST_BYTES, DEEPEST = 8_000_000, 6
-NUMBERS, LONGEST_TEXT = (type(None), bool, int, float, complex), 4096
+# Of an image or a text; of all, so that a run begins without delay; and how deeply objects are searched.
+LONGEST_TEXT, MOST_BYTES, DEEPEST = 4096, 8_000_000, 6
+PLAIN = (type(None), bool, int, float, complex)
 
 
 def described(dataset: Any) -> dict[str, Any]:
-    """Describe a dataset.
-
-    Returns:
-        its class, its number of rows, and a fingerprint of up to 1,000 of them; both are None for a stream.
-    """
-    kind = {"class": type(dataset).__name__}
+    """Return a dataset's class, its rows, and a fingerprint of up to 1,000 of them; of a stream the class alone."""
     if isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__getitem__"):
-        return {**kind, "rows": None, "fingerprint": None}
-    return {**kind, "rows": length_of(dataset), "fingerprint": fingerprint(dataset)}
+        return {"class": type(dataset).__name__, "rows": None, "fingerprint": None}
+    return {"class": type(dataset).__name__, "rows": length_of(dataset), "fingerprint": fingerprint(dataset)}
 
 
 def described_model(model: torch.nn.Module) -> dict[str, Any]:
-    """Describe a model: its class, its number of parameters, and a fingerprint of some numbers of each of them."""
+    """Return a model's class, how many parameters it has, and a fingerprint of some numbers of each."""
     parameters = dict(model.named_parameters())
     sample = {name: _sample(parameter, MOST_NUMBERS_OF_A_PARAMETER) for name, parameter in parameters.items()}
     count = sum(parameter.numel() for parameter in parameters.values())
@@ -58,31 +53,28 @@ class _Reading:
         self.digest, self.bytes_left = hashlib.blake2b(digest_size=6), MOST_BYTES
         self.path: list[int] = []
 
-    def write(self, value: Any) -> None:
-        content = value if isinstance(value, bytes) else repr(value).encode("utf-8", "backslashreplace")
-        self.digest.update(content)
-        self.bytes_left -= len(content)
+    def write(self, *values: Any) -> None:
+        for value in values:
+            content = value if isinstance(value, bytes) else repr(value).encode("utf-8", "backslashreplace")
+            self.digest.update(content)
+            self.bytes_left -= len(content)
 
     def add(self, value: Any) -> None:
-        if isinstance(value, (str, bytes)):
-            # Of an image or a long text its length and its beginning.
-            self.write((len(value), value[:LONGEST_TEXT]))
+        if type(value) in PLAIN or isinstance(value, (str, bytes)):
+            self.write((len(value), value[:LONGEST_TEXT]) if isinstance(value, (str, bytes)) else value)
             return
-        self.write(value if type(value) in NUMBERS else type(value).__qualname__)
-        if type(value) in NUMBERS or self.bytes_left < 0 or len(self.path) > DEEPEST or id(value) in self.path:
+        self.write(type(value).__qualname__)
+        if self.bytes_left < 0 or len(self.path) > DEEPEST or id(value) in self.path:
             return
         self.path.append(id(value))
         if isinstance(value, torch.Tensor):
-            sample = _sample(value, MOST_NUMBERS)
-            self.write((str(value.dtype), tuple(value.shape)))
-            self.write(b"" if sample is None else sample.view(torch.uint8).numpy().tobytes())
+            self.write(
+                str(value.dtype), tuple(value.shape), _sample(value, MOST_NUMBERS).view(torch.uint8).numpy().tobytes()
+            )
         elif isinstance(value, (np.ndarray, np.generic)):
             numbers = np.asarray(value).reshape(-1)[_spread(value.size, MOST_NUMBERS)]
-            self.write((str(value.dtype), value.shape))
-            if value.dtype.hasobject:
-                self.add_items(numbers.tolist())
-            else:
-                self.write(numbers.tobytes())
+            self.write(str(value.dtype), value.shape, b"" if value.dtype.hasobject else numbers.tobytes())
+            self.add_items(numbers.tolist() if value.dtype.hasobject else ())
         elif isinstance(value, (list, tuple)):
             # Not by a method of a subclass.
             kind: Any = list if isinstance(value, list) else tuple
@@ -91,7 +83,7 @@ class _Reading:
             from datasets.formatting import query_table
 
             # From the table nothing is decoded and no transform runs.
-            for row in range(len(value))[_spread(len(value))] if self.bytes_left > 0 else ():
+            for row in range(len(value))[_spread(len(value))]:
                 self.add_items(query_table(value.data, row, indices=value._indices).to_pylist())
         else:
             entries = value if isinstance(value, dict) else getattr(value, "__dict__", None)
@@ -101,18 +93,18 @@ class _Reading:
         self.path.pop()
 
     def add_items(self, items: Any) -> None:
-        if isinstance(items, (list, tuple)) and all(type(item) in NUMBERS for item in items):
+        if isinstance(items, (list, tuple)) and all(type(item) in PLAIN for item in items):
             self.write(items)
             return
         for item in items:
             self.add(item)
 
 
-def _sample(tensor: torch.Tensor, most: int) -> torch.Tensor | None:
-    """Return numbers that are spread over a tensor, on the CPU; None if it has none here."""
+def _sample(tensor: torch.Tensor, most: int) -> torch.Tensor:
+    """Return numbers that are spread over a tensor, on the CPU; none if it has none here."""
     tensor = tensor.to_local() if is_a(tensor, "sharded tensor") else tensor  # type: ignore[attr-defined]
     if tensor.is_meta or tensor.layout is not torch.strided:
-        return None
+        return torch.empty(0)
     return tensor.detach().reshape(-1)[_spread(tensor.numel(), most)].cpu().contiguous()
 
 
