@@ -91,6 +91,7 @@ EFFECTS: dict[str, Effect] = {
     "max_minutes": Effect(None, 0, steps),
     "on_nonfinite": Effect("warn", "rollback", files, SAVING),
     "spike_factor": Effect(None, 1, weights, {"on_nonfinite": "skip", "max_steps": 25}),
+    "loss_normalization": Effect("transformers", "exact", logged_losses, {"gradient_accumulation_steps": 2}),
     "learning_rate": Effect(1e-3, 1e-2, weights),
     "lr_scheduler_type": Effect("linear", "constant", events),
     "lr_scheduler_kwargs": Effect(None, {"num_cycles": 2.0}, events, {"lr_scheduler_type": "cosine"}),
@@ -105,6 +106,7 @@ EFFECTS: dict[str, Effect] = {
     "adam_beta2": Effect(0.999, 0.1, weights, ADAM),
     "adam_epsilon": Effect(1e-8, 1.0, weights, ADAM),
     "gradient_accumulation_steps": Effect(1, 2, steps),
+    "global_batch_size": Effect(None, 8, steps),
     "max_grad_norm": Effect(0.0, 0.01, weights, {"optim": "sgd"}),
     "label_smoothing_factor": Effect(0.0, 0.5, weights),
     # Number formats and memory

@@ -49,6 +49,7 @@ from littrainer.search import trial as search_trial
 from littrainer.strategies.model_wrapping import is_own_wrapping, move_to_device, prepared_model, wrapped_model
 from littrainer.training import log_eval_save, loss
 from littrainer.training.batch_size_search import empty_device_cache, failures_agreed_on
+from littrainer.training.loss_normalization import EXACT, find_loss_head
 from littrainer.training.overrides import own_methods
 from littrainer.training.reports import MemoryReport
 
@@ -191,6 +192,8 @@ class OverridePoints:
         return collator
 
     def _get_num_items_in_batch(self: Any, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
+        if not self.session.loss_head.is_known and self.args.loss_normalization == EXACT:
+            self.session.loss_head = find_loss_head(self, self.model_wrapped, batch_samples, device)
         return loss.items_in_window(self, batch_samples, device)
 
     # ---- Optimizer and schedule --------------------------------------------------------------------------------------

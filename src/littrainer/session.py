@@ -16,6 +16,7 @@ from littrainer.callbacks.handler import callbacks_told_of_failure
 from littrainer.checkpoint.distributed_resume import READ_BY, checkpoint_for_all, needed_to_resume
 from littrainer.checkpoint.reader import read_state
 from littrainer.checkpoint.run_lock import claimed_for_training
+from littrainer.checkpoint.run_record import facts_of_run, write_run_record
 from littrainer.checkpoint.writer import Saving
 from littrainer.data.limits import check_order_stays, overfits
 from littrainer.distributed.agreement import failing_together
@@ -35,6 +36,7 @@ from littrainer.training.health import GoingBack, HealthGuard
 from littrainer.training.interruption_report import reported_interruption
 from littrainer.training.log_eval_save import background_saves
 from littrainer.training.loss import RunningLoss
+from littrainer.training.loss_normalization import UNKNOWN, LossHead
 from littrainer.training.model_preparation import model_prepared_for_training
 from littrainer.training.plan import TrainingPlan
 from littrainer.training.preemption import Preemption
@@ -59,6 +61,7 @@ class TrainingSession:
         lightning, saving: further parts that belong to a package.
         tokens: counts input tokens.
         loss: the sum of the losses.
+        loss_head: what the first window has shown of the model's loss.
         tracked: what the script tracks.
         health: looks for numbers that are not finite.
         run: the training; None before it begins.
@@ -84,6 +87,7 @@ class TrainingSession:
     saving: Saving = field(default_factory=Saving)
     tokens: InputTokenCounter = field(default_factory=InputTokenCounter)
     loss: RunningLoss = field(default_factory=RunningLoss)
+    loss_head: LossHead = UNKNOWN
     tracked: TrackedMeans = field(default_factory=TrackedMeans)
     health: HealthGuard = field(default_factory=HealthGuard)
     run: TrainingRun | None = None
@@ -162,6 +166,7 @@ class SessionAttributes:
     background_saves = of_session("saving.background")
     _written_checkpoint = of_session("saving.written")
     _tr_loss = of_session("loss.since_last_log")
+    _loss_head = of_session("loss_head")
     _total_loss_scalar = of_session("loss.before_last_log")
     _globalstep_last_logged = of_session("loss.step_of_last_log")
     _initial_global_step = of_session("first_step")
@@ -224,7 +229,11 @@ def train(
     tell_trackers_of_trial(trainer.callback_handler.callbacks, folder)
     # Ray sees to it that one process has a trial; the process before may take a while to end.
     is_on_ray = trainer.hp_search_backend == HPSearchBackend.RAY
-    claim = claimed_for_training(trainer.args, functools.partial(trainer._get_output_dir, trial=trial))
+    run_dir, write_record = (
+        functools.partial(trainer._get_output_dir, trial=trial),
+        functools.partial(_begin_record, trainer),
+    )
+    claim = claimed_for_training(trainer.args, run_dir, write_record)
     # A search goes on by the call that began it.
     reported = reported_interruption(trainer.args, lambda: trainer.state) if trial is None else contextlib.nullcontext()
     with (
@@ -236,6 +245,12 @@ def train(
         tracked_by(trainer.session.tracked),
     ):
         return _train_from(trainer, resume_from_checkpoint, trial, ignore_keys_for_eval)
+
+
+def _begin_record(trainer: Any, folder: Path) -> None:
+    datasets = {"train": trainer.train_dataset, "eval": trainer.eval_dataset}
+    trainer.session.saving.facts = facts_of_run(trainer.model, datasets)
+    write_run_record(trainer.args, folder, trainer.session.saving.facts)
 
 
 def _train_from(

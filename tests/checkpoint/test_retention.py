@@ -18,7 +18,7 @@ from littrainer.checkpoint.atomic_write import clean_unfinished, rotate_checkpoi
 from littrainer.checkpoint.checksums import write_manifest
 from littrainer.checkpoint.distributed_resume import checkpoint_to_resume
 from littrainer.checkpoint.retention import thin_checkpoint
-from littrainer.checkpoint.verification import damage_in, edits_in, is_thinned
+from littrainer.checkpoint.verification import damage_in, edits_in, readable_manifest
 from tests.checkpoint.test_atomic_write import Kill, Killed
 from tests.checkpoint.test_finite_weights import folders
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
@@ -30,6 +30,10 @@ OF_A_RESUME = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "littrainer_resu
 def steps_in(run_dir: Path) -> list[int]:
     wait_for_deletions()
     return sorted(int(path.name.partition("-")[2]) for path in run_dir.glob("checkpoint-*"))
+
+
+def is_thinned(folder: Path) -> bool:
+    return readable_manifest(folder).is_thinned
 
 
 def names_in(folder: Path) -> set[str]:

@@ -40,6 +40,7 @@ DEFAULT_ANNOUNCING_SIGNAL = "SIGTERM"
 # The first one is the default.
 ON_NONFINITE = ("warn", "skip", "rollback", "stop")
 EVAL_LOSS_WEIGHTINGS = ("batches", "samples", "labels")
+LOSS_NORMALIZATIONS = ("transformers", "exact")
 
 
 def argument(
@@ -438,6 +439,17 @@ class AdditionalFields:
     keep_optimizer_states: int | None = argument(
         None,
         "Newest checkpoints that can be resumed from; older ones are thinned to their weights. Unset, none is thinned.",
+    )
+    loss_normalization: str = argument(
+        LOSS_NORMALIZATIONS[0],
+        "What the losses of an optimizer step are divided by: `transformers`, as there; `exact`, by its samples or "
+        "labels in all micro-batches and processes, so that loss and gradients do not depend on how they are split.",
+        choices=list(LOSS_NORMALIZATIONS),
+    )
+    global_batch_size: int | None = argument(
+        None,
+        "Samples of an optimizer step in all processes together; sets `gradient_accumulation_steps`, so that they stay "
+        "as many on other machines.",
     )
 
 

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from littrainer.checkpoint.checksums import MANIFEST_NAME, DamagedManifest, Seal, files_in, read_manifest, to_disk
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME
-from littrainer.checkpoint.verification import has_finite_weights, is_thinned
+from littrainer.checkpoint.verification import readable_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -379,13 +379,12 @@ def rotate_checkpoints(
 
 
 def newest_healthy_of(ordered: Sequence[str]) -> str | None:
-    """Return the newest checkpoint of those that can be resumed from and whose weights may be finite; None if none is.
-
-    Parameters:
-        ordered: checkpoints, the oldest first.
-    """
-    healthy = (path for path in reversed(ordered) if not is_thinned(Path(path)))
-    return next((path for path in healthy if has_finite_weights(Path(path)) is not False), None)
+    """Return the last one of checkpoints that can be resumed from and whose weights may be finite; None if none is."""
+    for path in reversed(ordered):
+        manifest = readable_manifest(Path(path))
+        if not manifest.is_thinned and manifest.weights_are_finite is not False:
+            return path
+    return None
 
 
 def delete_checkpoint(path: str, in_background: bool = False) -> None:

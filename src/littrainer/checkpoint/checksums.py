@@ -201,21 +201,17 @@ class Seal:
     def complete(self, sequence: int = 0) -> None:
         """Write the manifest; everything is on the disk when this returns."""
         self.add_all()
-        finite = self._threads.submit(self._weights_are_finite)
+        # Read from the system's cache: the device is not read again.
+        names = files_in(self.folder)
+        finite = self._threads.submit(weights_are_finite, self.folder, names, self.buffers, self.parts_are_finite)
         records: dict[str, FileRecord] = {}
-        for name in files_in(self.folder):
+        for name in names:
             _, summed, synced = self._added[name]
             synced.result()
             records[name] = summed.result()
         write_manifest(self.folder, records, sequence, finite.result())
         for parent, _, _ in os.walk(self.folder):
             to_disk(Path(parent))
-
-    def _weights_are_finite(self) -> bool | None:
-        if self.buffers is None:
-            return None
-        # Read from the system's cache: the device is not read again.
-        return weights_are_finite(self.folder, files_in(self.folder), self.buffers, self.parts_are_finite)
 
     def close(self) -> None:
         """End the threads, with what they have begun."""

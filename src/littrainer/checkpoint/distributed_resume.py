@@ -20,10 +20,9 @@ from littrainer.checkpoint.layout import (
 from littrainer.checkpoint.verification import (
     damage_in,
     get_last_checkpoint,
-    has_finite_weights,
-    is_thinned,
     missing_from,
     newest_healthy_checkpoint,
+    readable_manifest,
     refuse_damage,
 )
 from littrainer.distributed.agreement import are_several, failing_together, from_each, from_first
@@ -156,7 +155,8 @@ def checkpoint_to_resume(
                 else "Give the path of a checkpoint-<step> folder, or True for the newest one in output_dir."
             )
         )
-    if is_thinned(folder):
+    manifest = readable_manifest(folder)
+    if manifest.is_thinned:
         complete = newest_healthy_checkpoint(folder.parent)
         newest = "no complete one is next to it" if complete is None else f"the newest complete one is {complete}"
         raise ValueError(
@@ -178,7 +178,7 @@ def checkpoint_to_resume(
     refuse_damage(
         folder, "Resume from another checkpoint, or give resume_from_checkpoint=True to take the newest intact one."
     )
-    if has_finite_weights(folder) is False:
+    if manifest.weights_are_finite is False:
         logger.warning(
             "Not all weights in %s are finite numbers, and training does not heal them. resume_from_checkpoint=True "
             "takes the newest checkpoint whose weights are.",

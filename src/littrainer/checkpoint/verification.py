@@ -275,30 +275,16 @@ FORMATS: dict[re.Pattern[str], Callable[[Path], str | None]] = {
 
 
 def has_finite_weights(folder: Path) -> bool | None:
-    """Return whether all weights of a checkpoint are finite; None if its manifest does not say so, or it has none.
-
-    Parameters:
-        folder: the checkpoint's folder.
-    """
-    manifest = _readable_manifest(folder)
-    return None if manifest is None else manifest.weights_are_finite
+    """Return whether all weights of a checkpoint are finite; None if its manifest does not say so, or it has none."""
+    return readable_manifest(folder).weights_are_finite
 
 
-def is_thinned(folder: Path) -> bool:
-    """Return whether `keep_optimizer_states` has left a checkpoint its weights only.
-
-    Parameters:
-        folder: the checkpoint's folder.
-    """
-    manifest = _readable_manifest(folder)
-    return manifest is not None and manifest.is_thinned
-
-
-def _readable_manifest(folder: Path) -> Manifest | None:
+def readable_manifest(folder: Path) -> Manifest:
+    """Return the manifest of a checkpoint; one that knows nothing if there is none, or it is damaged."""
     try:
-        return read_manifest(folder)
+        return read_manifest(folder) or Manifest({})
     except DamagedManifest:
-        return None
+        return Manifest({})
 
 
 def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> str | None:
@@ -343,11 +329,12 @@ def _newest_to_resume(
     sick: list[str] = []
     for step in sorted(steps, reverse=True):
         path = os.path.join(run_dir, steps[step])
-        if is_thinned(Path(path)):
+        manifest = readable_manifest(Path(path))
+        if manifest.is_thinned:
             continue
         if damage := damage_in(Path(path)):
             damaged[path] = damage
-        elif has_finite_weights(Path(path)) is False:
+        elif manifest.weights_are_finite is False:
             sick.append(path)
         else:
             return path, damaged, sick

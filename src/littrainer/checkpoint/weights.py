@@ -421,26 +421,23 @@ WEIGHT_FILE = re.compile(
 
 
 def weights_are_finite(
-    folder: Path, names: Iterable[str], buffers: Collection[str], parts_are_finite: bool | None = None
+    folder: Path, names: Iterable[str], buffers: Collection[str] | None, parts_are_finite: bool | None = None
 ) -> bool | None:
     """Return whether all weights in a checkpoint's files are finite; None if that cannot be known.
 
     Parameters:
         names: paths of the files that are there, relative to the folder.
-        buffers: names of the model's buffers, which may be infinite, as masks are, but are numbers.
+        buffers: names of the model's buffers, which may be infinite, as masks are, but are numbers; None asks nothing.
         parts_are_finite: what is known of weights of which each process has written its part.
     """
+    if buffers is None:
+        return None
     found = [] if parts_are_finite is None else [parts_are_finite]
     for name in filter(WEIGHT_FILE.fullmatch, names):
-        if name.endswith(".safetensors"):
-            from safetensors import safe_open
-
-            with safe_open(folder / name, "pt") as file:
-                # One after the other, mapped into memory.
-                found.append(all(is_finite(key, file.get_tensor(key), buffers) for key in file.keys()))  # noqa: SIM118
-            continue
+        # The first maps the file into memory.
+        load = load_safetensors if name.endswith(".safetensors") else load_tensors
         try:
-            found.append(are_finite(load_tensors(folder / name), buffers))
+            found.append(are_finite(load(folder / name), buffers))
         except ValueError:
             # A user's own code may have written it.
             return None

@@ -14,7 +14,7 @@ ACTED_ON = frozenset(
     (
         *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio"),
         *("optim", "optim_args", "optim_target_modules", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
-        *("average_tokens_across_devices", "label_smoothing_factor", "label_names"),
+        *("average_tokens_across_devices", "loss_normalization", "label_smoothing_factor", "label_names"),
         *("activation_checkpointing", "activation_checkpointing_kwargs"),
         *("gradient_checkpointing", "gradient_checkpointing_kwargs"),
         *("use_liger_kernel", "liger_kernel_config", "use_cache", "neftune_noise_alpha"),
@@ -49,6 +49,7 @@ LEFT_TO_LIGHTNING: dict[str, str] = {
     "num_train_epochs": "max_epochs",
     "max_steps": "max_steps",
     "gradient_accumulation_steps": "accumulate_grad_batches",
+    "global_batch_size": "accumulate_grad_batches",
     # Acted on if the other is None.
     "max_grad_norm": "gradient_clip_val",
     "bf16": 'precision="bf16-mixed"',

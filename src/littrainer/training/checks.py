@@ -19,6 +19,7 @@ from littrainer.arguments.rules import (
     check_loader_processes,
     check_values,
     refuse_unsupported,
+    settle_global_batch_size,
 )
 from littrainer.arguments.sharding import check_processes, sharding_plan
 from littrainer.data.limits import check_limits, further_keywords
@@ -29,6 +30,7 @@ from littrainer.errors.log_levels import apply_log_level
 from littrainer.errors.notes import kind_of
 from littrainer.evaluation.streaming import streaming_metrics
 from littrainer.optim.stepping import updates_during_backward
+from littrainer.training.loss import returns_the_mean
 from littrainer.training.overrides import accept_earlier_signatures, own_methods, refuse_ignored_overrides
 
 if TYPE_CHECKING:
@@ -378,13 +380,20 @@ def check_before_training(trainer: Any) -> None:
     """Refuse a training that cannot go well, before anything is begun.
 
     Raises:
-        ValueError: data or arguments that no training can be made of.
+        ValueError: data or arguments that no training can be made of, or a loss that cannot be normalised as asked.
         NotImplementedError: an argument that is not supported was set after the arguments were made.
     """
     refuse_unsupported(trainer.args)
+    settle_global_batch_size(trainer.args)
     # Methods may have been set on the instance since it was made.
     refuse_ignored_overrides(trainer)
     accept_earlier_signatures(trainer)
+    if trainer.args.loss_normalization == "exact" and returns_the_mean(trainer):
+        raise ValueError(
+            f'loss_normalization="exact" and {type(trainer).__name__}, whose compute_loss or training_step does not '
+            "take num_items_in_batch: add that parameter and divide the sum of the micro-batch's losses by it, or set "
+            'loss_normalization="transformers".'
+        )
     check_settled(trainer.args, trainer.is_deepspeed_enabled)
     check_health_arguments(trainer.args)
     if trainer.args.on_nonfinite == "rollback":

@@ -36,6 +36,8 @@ class LossSettings(Protocol):
     # Micro-batches in the current window.
     current_gradient_accumulation_steps: int
     _loss_shifts_labels: bool
+    # A LossHead (training/loss_normalization.py): what the first window has shown of the model's loss.
+    _loss_head: Any
 
     def get_tp_size(self) -> int:
         """Processes that compute each layer together."""
@@ -56,7 +58,10 @@ def loss_and_outputs(
     labels = None
     if (settings.compute_loss_func is not None or settings.label_smoother is not None) and "labels" in inputs:
         labels = inputs.pop("labels")
-    if settings.model_accepts_loss_kwargs and num_items_in_batch is not None:
+    head = settings._loss_head
+    # One that is weighted afterwards is a mean.
+    is_weighted = not head.divides and num_items_in_batch is not None
+    if settings.model_accepts_loss_kwargs and num_items_in_batch is not None and not is_weighted:
         inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
     if not hasattr(inputs, "keys"):
         raise batch_without_names(inputs, model)
@@ -69,7 +74,8 @@ def loss_and_outputs(
         shifted = predicts_next_token(users_model(model))
         smoother = settings.label_smoother
         return smoother(outputs, labels, shift_labels=shifted, num_items_in_batch=num_items_in_batch), outputs
-    return _loss_in(settings, outputs, model, inputs), outputs
+    loss = _loss_in(settings, outputs, model, inputs)
+    return head.weighted(loss, inputs, num_items_in_batch) if is_weighted else loss, outputs
 
 
 def _loss_in(settings: LossSettings, outputs: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
@@ -131,7 +137,8 @@ def normalised(
     """
     is_divided = settings.loss_is_scaled_for_ga
     if is_divided is None:
-        by_model = settings.model_accepts_loss_kwargs and num_items_in_batch is not None
+        takes_number = settings.model_accepts_loss_kwargs or settings._loss_head.is_exact
+        by_model = takes_number and num_items_in_batch is not None
         is_divided = by_model or settings.compute_loss_func is not None
         is_divided = is_divided and not returns_the_mean(settings)
     if loss is None:
@@ -157,11 +164,18 @@ def no_loss_returned(returned: Any, by: str) -> TypeError:
 
 def items_in_window(settings: LossSettings, window: list[Any], device: torch.device) -> torch.Tensor | int | None:
     """Label tokens of a window, where the loss is divided by them; None where it is not."""
-    takes_number = settings.model_accepts_loss_kwargs or settings.compute_loss_func is not None
+    head = settings._loss_head
+    takes_number = settings.model_accepts_loss_kwargs or settings.compute_loss_func is not None or head.is_exact
     # Of a batch without names it is said later what is wrong with it.
-    if not takes_number or not window or not hasattr(window[0], "keys") or "labels" not in window[0]:
+    if not takes_number or not window or not hasattr(window[0], "keys"):
         return None
-    number = count_label_tokens(window, settings._loss_shifts_labels)
+    number: Any
+    if head.is_exact and not (head.divides and "labels" in window[0]):
+        number = sum(head.counts(batch).sum().to(device) for batch in window)
+    elif "labels" not in window[0]:
+        return None
+    else:
+        number = count_label_tokens(window, settings._loss_shifts_labels)
     if isinstance(number, torch.Tensor) and averages_over_processes(settings):
         # Processes that compute each layer together have counted the same labels.
         number = reduced(number.to(device)) / settings.get_tp_size()
@@ -183,6 +197,7 @@ def scaled_for_mean_gradient(
     are.
     """
     takes_number = settings.model_accepts_loss_kwargs or settings.compute_loss_func is not None
+    takes_number = takes_number or settings._loss_head.is_exact
     if takes_number and num_items_in_batch is not None and averages_over_processes(settings):
         loss *= settings.args.world_size // settings.get_tp_size()
     return loss

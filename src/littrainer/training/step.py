@@ -29,6 +29,7 @@ from littrainer.distributed.agreement import FlagsRaisedTogether
 from littrainer.model.traversal import clear_gradients
 from littrainer.training.clock import Clock
 from littrainer.training.health import Place
+from littrainer.training.loss_normalization import find_loss_head
 from littrainer.training.overrides import own_methods
 
 if TYPE_CHECKING:
@@ -68,7 +69,10 @@ class TrainingStep:
 
     def draw(self, batches: Iterator[Any], number: int) -> tuple[list[Any], Any]:
         """Draw the micro-batches of a window, by the Trainer's overridable `get_batch_samples`."""
-        drawn: tuple[list[Any], Any] = self.trainer.get_batch_samples(batches, number, self._device)
+        trainer = self.trainer
+        drawn: tuple[list[Any], Any] = trainer.get_batch_samples(batches, number, self._device)
+        if not trainer.session.loss_head.is_known:
+            trainer.session.loss_head = find_loss_head(trainer, trainer.model_wrapped, drawn[0], self._device)
         return drawn
 
     def ends_epoch(self) -> bool:

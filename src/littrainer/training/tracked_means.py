@@ -57,7 +57,7 @@ class TrackedMeans:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Skip values within the block."""
+        """Pass over values within the block."""
         before, self.is_paused = self.is_paused, True
         try:
             yield
