@@ -26,6 +26,7 @@ from littrainer.arguments.fields import (
 )
 from littrainer.arguments.normalization import CHOICE_FIELDS, SCHEDULES_THAT_WATCH_A_METRIC
 from littrainer.distributed.environment import refused_variables
+from littrainer.distributed.layout import data_parallel_size
 
 LARGEST_WHOLE_NUMBER = 2**63 - 1
 
@@ -74,6 +75,7 @@ RANGES: dict[str, Range] = {
     "adam_beta2": Range(low=0, below=1),
     "adam_epsilon": FROM_0,
     "gradient_accumulation_steps": FROM_1,
+    "global_batch_size": FROM_1,
     "label_smoothing_factor": SHARE,
     "neftune_noise_alpha": FROM_0,
     "torch_empty_cache_steps": FROM_1,
@@ -405,6 +407,50 @@ def check_loader_processes(args: ArgumentFields, names: Iterable[str] = WORKER_F
             raise ValueError(
                 f"{name}={value!r} needs loader processes; set dataloader_num_workers above 0 or leave {name} unset."
             )
+
+
+def settle_global_batch_size(args: Any, batch_size: int | None = None) -> None:
+    """Let `gradient_accumulation_steps` follow from `global_batch_size`, if that is set.
+
+    A script may set the sizes after it made the arguments, so this is called again when training starts.
+
+    Parameters:
+        batch_size: samples in a micro-batch of one process; by default what the arguments say.
+
+    Raises:
+        ValueError: the sizes do not divide it, or `gradient_accumulation_steps` is given too.
+    """
+    total, size = args.global_batch_size, batch_size or args.train_batch_size
+    if total is None:
+        return
+    processes = _processes_with_batches(args)
+    steps, left_over = divmod(total, size * processes)
+    if left_over:
+        fitting = ", ".join(map(str, fitting_batch_sizes(args)))
+        advice = f"per_device_train_batch_size to one of {fitting}" if fitting else f"it to a multiple of {processes}"
+        raise ValueError(
+            f"global_batch_size={total} is not a multiple of the {size * processes} samples that {processes} "
+            f"{'process takes' if processes == 1 else 'processes take'} at once with micro-batches of {size}. Set "
+            f"{advice}."
+        )
+    given = args.gradient_accumulation_steps
+    if given not in (1, steps, args._derived_accumulation):
+        raise ValueError(
+            f"gradient_accumulation_steps={given} and global_batch_size={total} are both set, which asks for {steps} "
+            "micro-batches in an optimizer step: leave one of them out."
+        )
+    args.gradient_accumulation_steps = args._derived_accumulation = steps
+
+
+def fitting_batch_sizes(args: Any) -> list[int]:
+    """Return the samples that a micro-batch may have by `global_batch_size`; none if the processes do not divide it."""
+    samples, left_over = divmod(args.global_batch_size, _processes_with_batches(args))
+    return [] if left_over else [size for size in range(1, samples + 1) if samples % size == 0]
+
+
+def _processes_with_batches(args: Any) -> int:
+    # Else all processes together have one batch of the size that the arguments name.
+    return 1 if getattr(args.accelerator_config, "split_batches", False) else data_parallel_size(args)
 
 
 def _text(choice: Any) -> str:

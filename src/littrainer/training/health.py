@@ -85,6 +85,11 @@ class Fault:
 class UnhealthyTrainingError(RuntimeError):
     """Ends a training whose numbers are not finite, or whose gradients are much larger than usual.
 
+    Parameters:
+        message: what came up, what is done, and how to resume.
+        fault: the optimizer step.
+        checkpoint: the last healthy checkpoint; None if there is none.
+
     Attributes:
         step: the optimizer step, counted from 1.
         loss, grad_norm: its numbers; None if they are not known.
