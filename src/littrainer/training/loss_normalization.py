@@ -165,7 +165,8 @@ class _Trial:
         """Warn if the loss depends on the number of micro-batches or processes, or labels do not weigh the same."""
         settings, steps = self.settings, len(self.window)
         processes = settings.args.world_size // settings.get_tp_size() if averages_over_processes(settings) else 1
-        share, unit, ratio = 0.0, SAMPLES, self._ratio_of_labels()
+        share, ratio = 0.0, self._ratio_of_labels()
+        unit: str | None = SAMPLES
         # A rare head fails in evaluation mode.
         with contextlib.suppress(Exception), _left_as_found(self.model):
             if settings.model_accepts_loss_kwargs:
