@@ -256,11 +256,7 @@ def test_a_streamed_dataset_goes_on_behind_its_rows_also_if_it_shuffles_in_a_buf
         rows = Dataset.from_dict(columns).to_iterable_dataset()
         return (rows.shuffle(seed=1, buffer_size=5) if shuffled else rows).with_format("torch")
 
-    settings = {"max_steps": 8}
-    whole = part(tmp_path / "whole", 0, stream(), **settings)
-    folder = tmp_path / "cut"
-    parts = [part(folder, 2, stream(), **settings)]
-    parts += [
-        part(folder, steps, stream(), per_device_train_batch_size=size, **settings) for steps, size in ((1, 3), (0, 5))
-    ]
+    whole = part(tmp_path / "whole", 0, stream(), max_steps=7)
+    layouts = [{"steps": 2}, {"steps": 1, "per_device_train_batch_size": 3}, {"per_device_train_batch_size": 5}]
+    parts = [part(tmp_path / "cut", dataset=stream(), max_steps=7, **layout) for layout in layouts]
     assert indices(*parts) == indices(whole)
