@@ -435,6 +435,9 @@ class DataProgress:
         )
         if not (follows_from_seed or is_kept):
             return None
+        order = getattr(getattr(batches, "batch_sampler", batches), "sampler", None)
+        if isinstance(order, LaterRows) and self._change is not None and is_current:
+            order.rows, number = self._change.rows, number - self._change.batches
         states, generators, epoch_then = host_states(), generator_states(loader), getattr(sampler, "epoch", None)
         try:
             if self._epoch_start is not None:
