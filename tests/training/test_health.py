@@ -61,14 +61,6 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING and "littr" in one.name]
 
 
-class EndsAt(TrainerCallback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        control.should_training_stop = control.should_training_stop or state.global_step == self.step
-
-
 # ---- What is told ----------------------------------------------------------------------------------------------------
 
 
@@ -122,19 +114,6 @@ def test_rows_of_a_batch_are_found_again_and_nothing_that_is_drawn_changes(
     unasked = numbered_trainer(tmp_path, Rows(rows), {"data_collator": collate}, num_train_epochs=2, **changes)
     unasked.train()
     assert unasked.model.seen == seen and are_equal(weights(unasked), weights(trainer))
-
-
-def test_no_rows_are_named_after_a_resume_with_another_layout(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    changes = {"train_sampling_strategy": "sequential", "num_train_epochs": 1, **SAVING}
-    cut = numbered_trainer(tmp_path / "cut", Rows(rows_with_a_sick_one()), **changes)
-    cut.add_callback(EndsAt(2))
-    cut.train()
-    resumed = numbered_trainer(tmp_path / "cut", Rows(rows_with_a_sick_one()), per_device_train_batch_size=3, **changes)
-    caplog.clear()
-    resumed.train(resume_from_checkpoint=True)
-    (told,) = [text for text in warnings_in(caplog) if text.startswith("Optimizer step")]
-    assert "It is micro-batch" in told and "The rows" not in told
-    assert any(SICK in batch for batch in resumed.model.seen)
 
 
 class Stream(IterableDataset):

@@ -260,3 +260,10 @@ def test_a_streamed_dataset_goes_on_behind_its_rows_also_if_it_shuffles_in_a_buf
     layouts = [{"steps": 2}, {"steps": 1, "per_device_train_batch_size": 3}, {"per_device_train_batch_size": 5}]
     parts = [part(tmp_path / "cut", dataset=stream(), max_steps=7, **layout) for layout in layouts]
     assert indices(*parts) == indices(whole)
+
+
+def test_a_report_names_the_rows_of_a_batch_of_an_epoch_that_was_resumed_with_another_layout(tmp_path: Path) -> None:
+    part(tmp_path, 2, num_train_epochs=1)
+    rest = part(tmp_path, num_train_epochs=1, per_device_train_batch_size=2)
+    windows = rest.training_run.windows
+    assert [windows.rows_of(0, number) for number in (4, 7)] == [indices(rest)[:2], indices(rest)[-2:]]

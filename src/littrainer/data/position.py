@@ -420,8 +420,8 @@ class DataProgress:
             is_current: it is the epoch that is being read; of earlier ones an order is known that follows from a seed.
         """
         loader = self._loader
-        # An epoch that was resumed with another layout begins in the midst of the order.
-        is_cut = self._change is not None if is_current else self._was_changed
+        # Of an earlier epoch it is not known any more where another layout began.
+        is_cut = self._was_changed and not is_current
         if not skips_by_index(loader) or self._dispatch is not None or is_cut:
             return None
         batches, sampler = loader.batch_sampler, _owners_of_generators(loader)["sampler"]
