@@ -260,7 +260,7 @@ class TrainingRun:
         session, state = trainer.session, trainer.state
         session.loss = RunningLoss(trainer.args.device, state.global_step)
         session.first_step, session.first_input_tokens = state.global_step, state.num_input_tokens_seen
-        self.step.health.begin(self)
+        self.step.health.begin(self.windows, trainer.model, trainer.accelerator, self.folder, self.checkpoint)
         clear_gradients(trainer.model)
         trainer.control = handler.on_train_begin(trainer.args, trainer.state, trainer.control)
         if trainer.args.eval_on_start:
