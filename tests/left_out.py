@@ -51,6 +51,7 @@ FOR_THEIR_TIME = (
     "search/test_wandb_sweep.py",
     "test_accepted_arguments.py",
     "test_benchmarks.py",
+    "fidelity/test_heads.py",
     "errors/test_log_levels.py::test_a_script_that_asks_for_nothing_gets_the_logs_and_one_warning",
     "tracking/services",
     "tracking/test_trials.py",
