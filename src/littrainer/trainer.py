@@ -20,6 +20,8 @@ from littrainer.callbacks.handler import CallbackHandler, DefaultFlowCallback, c
 from littrainer.callbacks.lightning_callbacks import add_lightning_callback, brings_a_bar, remove_lightning_callback
 from littrainer.callbacks.progress import PrinterCallback, default_progress_callback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
+from littrainer.check.checking import TrainingCheck
+from littrainer.check.findings import CheckReport
 from littrainer.checkpoint.arguments_file import write_run_record
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, make_output_dir
 from littrainer.compat.trainer_attributes import TrainerAttributes
@@ -376,6 +378,22 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             checkpoint_of_trainer(self, resume_from_checkpoint) as checkpoint,
         ):
             return session.train(self, checkpoint, trial, ignore_keys_for_eval)
+
+    def check(self) -> CheckReport:
+        """Try out what fails late in a training: rows, the longest batch, an evaluation, a save, a resume.
+
+        It trains a few optimizer steps in a temporary folder, and nothing is pushed or tracked. Afterwards model,
+        optimizer, generators and this Trainer are what they were, so that `train()` has the same numbers as without.
+
+        Returns:
+            what passed, what would fail and when, and the memory and time of the whole training; print it for a page.
+
+        Raises:
+            RuntimeError: a training goes on, or there is no model.
+            NotImplementedError: the model is split between processes, so that it could not be put back:
+                `littrainer check SCRIPT` checks such trainings.
+        """
+        return TrainingCheck(self).run()
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
