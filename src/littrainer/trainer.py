@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -20,8 +20,6 @@ from littrainer.callbacks.handler import CallbackHandler, DefaultFlowCallback, c
 from littrainer.callbacks.lightning_callbacks import add_lightning_callback, brings_a_bar, remove_lightning_callback
 from littrainer.callbacks.progress import PrinterCallback, default_progress_callback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
-from littrainer.check.checking import TrainingCheck
-from littrainer.check.findings import CheckReport
 from littrainer.checkpoint.arguments_file import write_run_record
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, make_output_dir
 from littrainer.compat.trainer_attributes import TrainerAttributes
@@ -59,6 +57,9 @@ from littrainer.training.overrides import accept_earlier_signatures, of_the_pack
 from littrainer.training.plan import plan_training
 from littrainer.training.preemption import listed_callbacks
 from littrainer.training.reports import CONSTRUCTION, MemoryReport
+
+if TYPE_CHECKING:
+    from littrainer.check.findings import CheckReport
 
 logger = logging.getLogger(__name__)
 
@@ -380,19 +381,17 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             return session.train(self, checkpoint, trial, ignore_keys_for_eval)
 
     def check(self) -> CheckReport:
-        """Try out what fails late in a training: rows, the longest batch, an evaluation, a save, a resume.
-
-        It trains a few optimizer steps in a temporary folder, and nothing is pushed or tracked. Afterwards model,
-        optimizer, generators and this Trainer are what they were, so that `train()` has the same numbers as without.
+        """Find out what would fail late in a training; afterwards `train()` has the same numbers as without.
 
         Returns:
-            what passed, what would fail and when, and the memory and time of the whole training; print it for a page.
+            what passed, what would fail and when, memory and time of the whole training; print it for a page.
 
         Raises:
             RuntimeError: a training goes on, or there is no model.
-            NotImplementedError: the model is split between processes, so that it could not be put back:
-                `littrainer check SCRIPT` checks such trainings.
+            NotImplementedError: processes split the model; `littrainer check SCRIPT` checks such a training.
         """
+        from littrainer.check.checking import TrainingCheck
+
         return TrainingCheck(self).run()
 
     def training_step(

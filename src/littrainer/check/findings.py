@@ -13,39 +13,24 @@ from typing import NamedTuple
 from littrainer.errors.lazy_isinstance import package_of
 from littrainer.errors.tracebacks import INTERNAL
 
-PASSED, FAILS, NOTE = "passed", "would fail", "note"
-WIDTH = 110
-# Files of Python itself and of installed packages.
-NOT_THE_USERS = ("<", *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+PASSED, NOTE, FAILS = "passed", "note", "would fail"
+# Where Python's own files are; installed packages lie there, or in a folder of this name.
+PYTHON, PACKAGES = sysconfig.get_path("stdlib"), "site-packages"
 # Of the words of an error, which may show a whole batch.
 MOST_LETTERS = 600
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at.
-
-    Parameters:
-        status: `passed`, `would fail` or `note`.
-        about: what was looked at.
-        text: what was found.
-        when: the moment of the training at which it would fail; empty if it would not.
-    """
+    """One thing that was looked at: `passed`, `note` or `would fail`, what it is, what was found, and when it fails."""
 
     status: str
     about: str
     text: str
     when: str = ""
 
-    def lines(self) -> list[str]:
-        """Return the lines of a page."""
-        words = f"{self.about}: {self.text}"
-        shown = [
-            f"{self.status:<11}{line}" if not number else f"{'':<11}{line}"
-            for number, line in enumerate(
-                line for part in words.splitlines() for line in textwrap.wrap(part, WIDTH) or [""]
-            )
-        ]
-        return [*shown, *([f"{'':<11}when: {self.when}"] if self.when else [])]
+    def __str__(self) -> str:
+        words = f"{self.about}: {self.text}" + (f"\nwhen: {self.when}" if self.when else "")
+        return f"{self.status:<11}{textwrap.indent(words, ' ' * 11).lstrip()}"
 
 
 @dataclass
@@ -54,11 +39,11 @@ class CheckReport:
 
     Parameters:
         training: which training was checked.
-        findings: what passed, what would fail and when, and what is worth knowing.
+        findings: what passed, what is worth knowing, what would fail and when.
         forecast_seconds: how long the whole training takes; None if that is not known.
-        forecast_bytes: peak of the memory of one process: on a GPU what torch allocates there, else the process's
-            resident memory; None if that is not known.
-        forecast: lines about time and memory.
+        forecast_bytes: peak of the memory of one process: on a GPU what torch allocates there, else all of the
+            process's memory; None if nothing could be trained.
+        forecast: lines about time and memory, by their first word.
         is_broken_off: whether one of several processes has failed, and others wait for it.
     """
 
@@ -74,43 +59,33 @@ class CheckReport:
         """Whether nothing was found that would fail."""
         return not any(finding.status == FAILS for finding in self.findings)
 
-    def add(self, status: str, about: str, text: str, when: str = "") -> None:
-        """Note a finding."""
-        self.findings.append(Finding(status, about, text, when))
-
     def __str__(self) -> str:
-        order = (PASSED, NOTE, FAILS)
-        lines = [line for status in order for one in self.findings if one.status == status for line in one.lines()]
-        lines += [f"{name:<11}{text}" for name, text in self.forecast.items()]
+        shown = [str(one) for status in (PASSED, NOTE, FAILS) for one in self.findings if one.status == status]
+        shown += [f"{name:<11}{text}" for name, text in self.forecast.items()]
         number = sum(finding.status == FAILS for finding in self.findings)
-        verdict = "Nothing was found that would fail." if self.ok else f"Would fail: {number}."
-        return "\n".join([f"littrainer check: {self.training}", "", *lines, "", verdict])
+        verdict = f"Would fail: {number}." if number else "Nothing was found that would fail."
+        return "\n".join([f"littrainer check: {self.training}", "", *shown, "", verdict])
 
 
 def words_of(error: BaseException) -> str:
     """Return what an error says: its kind, its words and notes, and the line of the user's code that it came from."""
-    words = " ".join(str(error).split())
-    if len(words) > MOST_LETTERS:
-        words = f"{words[:MOST_LETTERS]} ..."
-    notes = [" ".join(str(note).split())[:MOST_LETTERS] for note in getattr(error, "__notes__", [])]
-    frames = [
-        (frame, line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if package_of(frame) not in INTERNAL and not frame.f_code.co_filename.startswith(NOT_THE_USERS)
-    ]
-    if frames:
-        frame, line = frames[-1]
-        notes.append(f"({os.path.basename(frame.f_code.co_filename)}, line {line}, in {frame.f_code.co_name})")
-    return "\n".join([f"{type(error).__name__}: {words}", *notes])
+    said = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]
+    lines = [textwrap.shorten(str(one), MOST_LETTERS, placeholder=" ...") for one in said]
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        file = frame.f_code.co_filename
+        if package_of(frame) not in INTERNAL and not file.startswith(("<", PYTHON)) and PACKAGES not in file:
+            lines.append(f"({os.path.basename(file)}, line {line}, in {frame.f_code.co_name})")
+            break
+    return "\n".join(lines)
 
 
 def shown_bytes(number: float) -> str:
     """Return a number of bytes for reading, as `1.5 GB`."""
-    for unit in ("B", "kB", "MB", "GB"):
+    for unit in ("B", "kB", "MB"):
         if number < 1000:
             return f"{number:.3g} {unit}"
         number /= 1000
-    return f"{number:.3g} TB"
+    return f"{number:,.3g} GB"
 
 
 def shown_seconds(number: float) -> str:

@@ -16,14 +16,8 @@ from littrainer.tracking.base import TrackerCallback
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
-# Services whose start writes into a folder alone, so that it can be tried in another one.
+# The service whose start writes into a folder alone, so that it can be tried in another one.
 WRITES_FILES_ONLY = "tensorboard"
-
-
-def existing_folder(path: str) -> Path:
-    """Return a folder, or the nearest one above it that exists."""
-    folder = Path(path).absolute()
-    return next(one for one in (folder, *folder.parents) if one.is_dir())
 
 
 def room_on_disk(args: TrainingArguments, checkpoint_bytes: int, saves: int) -> Finding:
@@ -33,67 +27,51 @@ def room_on_disk(args: TrainingArguments, checkpoint_bytes: int, saves: int) -> 
         checkpoint_bytes: size of one.
         saves: checkpoints that the training writes.
     """
-    limit = args.save_total_limit
+    limit = args.save_total_limit or 0
     # The oldest one is deleted when the newest is written, and the best one stays besides.
-    most = saves if not limit or limit <= 0 else min(saves, limit + 1 + bool(args.load_best_model_at_end))
-    free = shutil.disk_usage(existing_folder(str(args.output_dir))).free
-    needed = most * checkpoint_bytes
-    text = (
-        f"{most} checkpoint{'s' * (most != 1)} of {shown_bytes(checkpoint_bytes)} need {shown_bytes(needed)}, and "
-        f"{shown_bytes(free)} are free"
-    )
-    if needed <= free:
+    most = min(saves, limit + 1 + bool(args.load_best_model_at_end)) if limit > 0 else saves
+    free = shutil.disk_usage(next(one for one in Path(args.output_dir).absolute().parents if one.is_dir())).free
+    text = f"{most} of {shown_bytes(checkpoint_bytes)} need {shown_bytes(most * checkpoint_bytes)}"
+    text = f"checkpoints: {text}, and {shown_bytes(free)} are free"
+    if most * checkpoint_bytes <= free:
         return Finding(PASSED, "disk", text)
-    fitting = free // max(checkpoint_bytes, 1)
     advice = "set save_total_limit, save less often, or choose another output_dir"
-    return Finding(FAILS, "disk", f"{text}: {advice}", f"at save {fitting + 1} of {saves}")
+    return Finding(FAILS, "disk", f"{text}: {advice}", f"at save {free // checkpoint_bytes + 1} of {saves}")
 
 
-def rights_on_hub(args: TrainingArguments) -> Iterator[Finding]:
+def rights_on_hub(args: TrainingArguments) -> Finding:
     """Say whether the token may push, by one request that reads what the Hub knows of it."""
-    if not args.push_to_hub:
-        return
     from huggingface_hub import HfApi, constants
 
-    name, when = repository_name(args), "at the first push"
+    name, token, when = repository_name(args), token_for(args), "at the first push"
     if constants.HF_HUB_OFFLINE:
-        yield Finding(NOTE, "Hub", f"rights to push {name} were not looked at, since HF_HUB_OFFLINE is set")
-        return
-    token = token_for(args)
+        return Finding(NOTE, "Hub", f"rights to push {name} were not looked at, since HF_HUB_OFFLINE is set")
     try:
         user: Any = HfApi().whoami(token=token)
     except Exception as error:
         is_refused = getattr(getattr(error, "response", None), "status_code", None) in (401, 403)
-        refused = is_refused or "LocalTokenNotFoundError" in type(error).__name__
-        advice = advice_for(error) or "Log in with `hf auth login`, or set hub_token."
-        yield Finding(FAILS if refused else NOTE, "Hub", f"{text_of(error, token)[:300]} {advice}", when * refused)
-        return
+        fails = is_refused or "LocalTokenNotFound" in type(error).__name__
+        text = f"{text_of(error, token)} {advice_for(error)}"
+        return Finding(FAILS, "Hub", text, when) if fails else Finding(NOTE, "Hub", text)
     namespace = name.partition("/")[0] if "/" in name else user["name"]
     access = (user.get("auth") or {}).get("accessToken") or {}
-    role = access.get("role")
-    known = {user["name"], *(one["name"] for one in user.get("orgs", []))}
     scopes = (access.get("fineGrained") or {}).get("scoped", [])
-    may_write = {
-        (scope.get("entity") or {}).get("name") for scope in scopes if "repo.write" in scope.get("permissions", [])
-    }
-    if role == "read":
-        yield Finding(FAILS, "Hub", f"the token of {user['name']} may only read: use one with write access", when)
-    elif namespace not in known:
-        text = f"{user['name']} is no member of {namespace}, and cannot push {name}: look at hub_model_id"
-        yield Finding(FAILS, "Hub", text, when)
-    elif role == "fineGrained" and not may_write & {namespace, f"{namespace}/{name.rpartition('/')[2]}"}:
-        yield Finding(FAILS, "Hub", f"the token has no right to write in {namespace} (repo.write)", when)
-    else:
-        yield Finding(PASSED, "Hub", f"{user['name']} may push {name}")
+    writable = {scope["entity"]["name"] for scope in scopes if "repo.write" in scope["permissions"]}
+    may_write = access.get("role") != "fineGrained" or bool(writable & {namespace, name})
+    if access.get("role") == "read" or not may_write:
+        return Finding(FAILS, "Hub", f"this token may not write in {namespace}: use one with write access", when)
+    if namespace not in {user["name"], *(one["name"] for one in user.get("orgs", []))}:
+        text = f"{user['name']} is no member of {namespace}: look at hub_model_id={name!r}"
+        return Finding(FAILS, "Hub", text, when)
+    return Finding(PASSED, "Hub", f"{user['name']} may push {name}")
 
 
 def starts_of_trackers(callbacks: Iterable[Any]) -> Iterator[Finding]:
     """Say of each tracker that it is not started, and whether it lacks a key."""
     for callback in callbacks:
-        if not isinstance(callback, TrackerCallback) or callback.service == WRITES_FILES_ONLY:
-            continue
-        name, text = callback.shown_name, "not started, since that would make a run there"
-        is_online = callback.service == "wandb" and os.environ.get("WANDB_MODE", "online") == "online"
-        if is_online and not importlib.import_module("wandb").api.api_key:
-            text = "no API key was found: `wandb login`, or set WANDB_API_KEY; training would ask, or go on without"
-        yield Finding(NOTE, name, text)
+        if isinstance(callback, TrackerCallback) and callback.service != WRITES_FILES_ONLY:
+            text = "not started, since that would make a run there"
+            is_online = callback.service == "wandb" and os.environ.get("WANDB_MODE", "online") == "online"
+            if is_online and not importlib.import_module("wandb").api.api_key:
+                text = "no API key was found: run `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline"
+            yield Finding(NOTE, callback.shown_name, text)

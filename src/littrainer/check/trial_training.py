@@ -13,40 +13,27 @@ from littrainer.callbacks.base import TrainerCallback
 if TYPE_CHECKING:
     from littrainer.callbacks.state import TrainerControl, TrainerState
 
-# Optimizer steps at which a trial evaluates and saves: a second time, since the first one takes longer.
+# First optimizer steps, at which a trial evaluates and saves: twice, since the first time takes longer.
 STEPS_WITH_EVENTS = 2
-# What the arguments say for the length of a trial; the times at which it saves are asked for by `TrialSteps`.
-ARGUMENTS_OF_A_TRIAL: dict[str, Any] = {
-    "push_to_hub": False,
-    "eval_on_start": False,
-    "disable_tqdm": True,
-    "save_total_limit": None,
-    "max_minutes": None,
-    "save_minutes": None,
-    "enable_jit_checkpoint": False,
-    "logging_nan_inf_filter": False,
-    "skip_memory_metrics": True,
+# What the arguments say for the length of a trial; what is done when is asked for by `TrialSteps`.
+OF_A_TRIAL: dict[str, Any] = {
+    **dict.fromkeys(("push_to_hub", "eval_on_start", "enable_jit_checkpoint", "logging_nan_inf_filter"), False),
+    **dict.fromkeys(("save_total_limit", "max_minutes", "save_minutes"), None),
+    **dict.fromkeys(("disable_tqdm", "skip_memory_metrics"), True),
 }
 # What they say for a training on chosen rows, of which nobody hears.
-ARGUMENTS_OF_STEPS_ALONE: dict[str, Any] = {
-    "max_steps": -1,
-    "logging_strategy": IntervalStrategy.STEPS,
-    "logging_steps": 1,
-    "eval_strategy": IntervalStrategy.NO,
-    "save_strategy": SaveStrategy.NO,
-    "load_best_model_at_end": False,
+OF_STEPS_ALONE: dict[str, Any] = {
+    "max_steps": -1, "logging_strategy": IntervalStrategy.STEPS, "logging_steps": 1,
+    "eval_strategy": IntervalStrategy.NO, "save_strategy": SaveStrategy.NO, "load_best_model_at_end": False,
 }
 # Parts of a training, and functions whose call means that it has come to that part; the outermost one counts.
 EVALUATION, SAVE, END, STEP = "evaluation", "save", "end of training", "optimizer step"
 PARTS = {
-    "_evaluate": EVALUATION,
-    "_determine_best_metric": EVALUATION,
-    "evaluate": EVALUATION,
-    "_save_checkpoint": SAVE,
-    "on_save": SAVE,
-    "note_what_callbacks_did": SAVE,
+    **dict.fromkeys(("_evaluate", "_determine_best_metric", "evaluate"), EVALUATION),
+    **dict.fromkeys(("_save_checkpoint", "on_save", "note_what_callbacks_did"), SAVE),
     "_finalize_training": END,
 }
+OF_METRICS = "call_metric_function"
 
 
 class TrialSteps(TrainerCallback):
@@ -54,19 +41,17 @@ class TrialSteps(TrainerCallback):
 
     Parameters:
         evaluates, saves: whether the first steps do.
-        seconds: how long it goes on after the steps with events.
+        seconds: how long it goes on after these.
         last_step: the optimizer step after which it ends at the latest.
     """
 
     def __init__(self, evaluates: bool, saves: bool, seconds: float = 0.0, last_step: float = math.inf):
-        self.evaluates, self.saves = evaluates, saves
-        self.last_step, self.seconds = last_step, seconds
+        self.evaluates, self.saves, self.seconds, self.last_step = evaluates, saves, seconds, last_step
         self.state: TrainerState | None = None
-        self.began, self.first_step_began = time.perf_counter(), 0.0
+        self.began = self.last_event = time.perf_counter()
+        self.first_step_began: float | None = None
         self.step_ends: list[float] = []
-        # By step, the time at which the last event of the kind before the save, and the save itself, was over.
-        self.before_save: dict[int, float] = {}
-        self.save_seconds: dict[int, float] = {}
+        self.save_seconds = 0.0
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.state = state
@@ -75,33 +60,24 @@ class TrialSteps(TrainerCallback):
         self.first_step_began = self.first_step_began or time.perf_counter()
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        step, now = state.global_step, time.perf_counter()
-        self.step_ends.append(now)
-        has_events = step <= STEPS_WITH_EVENTS
+        self.last_event = time.perf_counter()
+        self.step_ends.append(self.last_event)
+        step, has_events = state.global_step, state.global_step <= STEPS_WITH_EVENTS
         control.should_log = control.should_log or has_events
         control.should_evaluate, control.should_save = has_events and self.evaluates, has_events and self.saves
-        self.before_save[step] = now
-        is_over = step > STEPS_WITH_EVENTS and now - self.step_ends[STEPS_WITH_EVENTS] >= self.seconds
-        if step >= self.last_step or is_over:
-            control.should_training_stop = True
+        is_over = not has_events and self.last_event - self.step_ends[STEPS_WITH_EVENTS] >= self.seconds
+        control.should_training_stop = control.should_training_stop or is_over or step >= self.last_step
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.before_save[state.global_step] = time.perf_counter()
+        self.last_event = time.perf_counter()
 
-    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.before_save[state.global_step] = time.perf_counter()
+    on_evaluate = on_log
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        step = state.global_step
-        self.save_seconds[step] = time.perf_counter() - self.before_save.get(step, math.nan)
+        self.save_seconds = time.perf_counter() - self.last_event
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         control.should_evaluate = control.should_save = False
-
-    @property
-    def seconds_to_start(self) -> float:
-        """What lies before the first step: Lightning's set-up, and the start of the loader's processes."""
-        return max(self.first_step_began - self.began, 0.0)
 
     @property
     def seconds_per_step(self) -> float | None:
@@ -110,10 +86,14 @@ class TrialSteps(TrainerCallback):
         return (plain[-1] - plain[0]) / (len(plain) - 1) if len(plain) > 1 else None
 
 
+def calls_of(error: BaseException) -> list[str]:
+    """Return the names of the functions that an error came through, the outermost first."""
+    return [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+
+
 def part_of(error: BaseException) -> str:
     """Return the part of a training that an error came from, by its traceback."""
-    names = (frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__))
-    return next((PARTS[name] for name in names if name in PARTS), STEP)
+    return next((PARTS[name] for name in calls_of(error) if name in PARTS), STEP)
 
 
 def losses_by_step(state: TrainerState) -> dict[int, float]:
@@ -128,11 +108,9 @@ def times_of(strategy: Any, interval: float, state: TrainerState) -> int:
     return 0 if strategy in (None, IntervalStrategy.NO) else state.num_train_epochs
 
 
-def first_time(strategy: Any, interval: float, state: TrainerState | None) -> str:
+def first_time(strategy: Any, interval: float, state: TrainerState) -> str:
     """Return when a training first does what a strategy asks for."""
-    if state is None:
-        return "before the first optimizer step"
     if strategy == IntervalStrategy.STEPS:
         return f"at optimizer step {min(interval, state.max_steps):,} of {state.max_steps:,}"
-    per_epoch = math.ceil(state.max_steps / max(state.num_train_epochs, 1))
-    return f"at the end of epoch 1 of {state.num_train_epochs} (optimizer step {per_epoch:,} of {state.max_steps:,})"
+    steps = math.ceil(state.max_steps / max(state.num_train_epochs, 1))
+    return f"at the end of epoch 1 of {state.num_train_epochs} (optimizer step {steps:,} of {state.max_steps:,})"

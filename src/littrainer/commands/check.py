@@ -7,11 +7,10 @@ runs the script.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,7 +36,7 @@ def check_program(program: Sequence[str]) -> int:
     """Run a program in this process up to its first `train()`, and print what a check of that has found.
 
     Parameters:
-        program: a script or `-m` and a module, and its arguments.
+        program: a script, or `-m` and a module, and its arguments.
 
     Returns:
         0 if nothing would fail, 1 if something would, 2 if nothing could be checked.
@@ -45,31 +44,29 @@ def check_program(program: Sequence[str]) -> int:
     from littrainer.redirection.redirect import install
 
     install()
-    if program[0] == "-m":
-        name, sys.argv = program[1], list(program[1:])
-        execute: Callable[[], Any] = functools.partial(runpy.run_module, name, run_name="__main__", alter_sys=True)
-    else:
-        name, sys.argv = program[0], list(program)
+    is_module = program[0] == "-m"
+    name, *_ = sys.argv = list(program[is_module:])
+    if not is_module:
         sys.path[0] = os.path.dirname(os.path.abspath(name))
-        execute = functools.partial(runpy.run_path, name, run_name="__main__")
     try:
         with _training_replaced_by_check(name), contextlib.redirect_stdout(sys.stderr):
-            execute()
+            if is_module:
+                runpy.run_module(name, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(name, run_name="__main__")
     except TrainingChecked as checked:
         (report,) = checked.args
-        if isinstance(report, Exception):
-            return complain("check", f"this training cannot be checked: {report}")
-        rank = int(os.environ.get("RANK", "0"))
-        if rank == 0 or not report.ok:
-            # Of another process what fails alone; the first one may wait for it forever.
-            print(report if rank == 0 else f"process {rank}: {report}", flush=True)
-        status = 0 if report.ok else WOULD_FAIL
-        if report.is_broken_off:
-            # Other processes wait in a collective call, and so would the end of this one.
-            sys.stdout.flush()
-            os._exit(status)
-        return status
-    return complain("check", f"{name} ended without a call of train(), so there is nothing to check")
+    else:
+        return complain("check", f"{name} ended without a call of train(), so there is nothing to check")
+    if isinstance(report, Exception):
+        return complain("check", f"this training cannot be checked: {type(report).__name__}: {report}")
+    rank = int(os.environ.get("RANK", "0"))
+    if rank == 0 or not report.ok:
+        print(report if rank == 0 else f"process {rank}: {report}", flush=True)
+    if report.is_broken_off:
+        # Other processes wait in a collective call, and so would the end of this one.
+        os._exit(WOULD_FAIL)
+    return 0 if report.ok else WOULD_FAIL
 
 
 @contextlib.contextmanager
@@ -86,17 +83,17 @@ def _training_replaced_by_check(name: str) -> Iterator[None]:
         kind.train = train
         try:
             if trial is not None:
-                raise ValueError("the script searches for hyperparameters; let it call train() to have that checked.")
+                raise NotImplementedError("it is a trial of a search; let the script call train().")
             training = f"the training that {_calling_line(name)} begins; what the script does after it was not run"
-            checked = TrainingCheck(self, training, ends_afterwards=True)
-            raise TrainingChecked(checked.run(resume_from_checkpoint))
+            found: Any = TrainingCheck(self, training, ends_afterwards=True).run(resume_from_checkpoint)
         except Exception as error:
-            raise TrainingChecked(error) from error
+            found = error
+        raise TrainingChecked(found)
 
     def note_output_dir(folder: Any) -> None:
-        missing = [one for one in (Path(folder).absolute(), *Path(folder).absolute().parents) if not one.exists()]
+        path = Path(folder).absolute()
+        made.extend(one for one in (path, *path.parents) if not one.exists())
         make_output_dir(folder)
-        made.extend(missing)
 
     kind.train, kind.init_hf_repo = check_instead, lambda *_, **__: None
     module.make_output_dir = note_output_dir  # type: ignore[assignment]
