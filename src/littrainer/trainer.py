@@ -44,7 +44,7 @@ from littrainer.model.facts import parameters_without_embeddings
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
 from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
 from littrainer.optim.schedules import get_scheduler
-from littrainer.override_points import OverridePoints
+from littrainer.override_points import NO_CONTEXT, OverridePoints
 from littrainer.search import searching
 from littrainer.search.record import BestRun
 from littrainer.session import SessionAttributes
@@ -456,7 +456,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         Parameters:
             cache_enabled: as in `torch.autocast`.
         """
-        return contextlib.nullcontext()
+        return NO_CONTEXT
 
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: Any
@@ -777,7 +777,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         """Log the mean of a value over each logging interval, next to the loss.
 
         Call it in `compute_loss` or a callback, once or more often in each micro-batch, for a part of the loss or an
-        accuracy. In a model's `forward` call `littrainer.track`. Values of evaluations are passed over.
+        accuracy. In a model's `forward` call `littrainer.track`. Values of evaluations do not count.
 
         Parameters:
             name: what it is logged as.

@@ -87,6 +87,9 @@ RANGES: dict[str, Range] = {
     "save_minutes": FROM_0,
     "eval_minutes": FROM_0,
     "max_minutes": FROM_0,
+    "spike_factor": FROM_1,
+    "save_total_limit_best": FROM_1,
+    "keep_optimizer_states": FROM_1,
     # What NumPy and torch take as seeds.
     "seed": Range(low=0, high=2**32 - 1),
     "data_seed": FROM_0,
@@ -288,6 +291,7 @@ def validate(args: ArgumentFields) -> None:
     _check_step_intervals(args)
     if getattr(args, "decides_the_run", True):
         _check_best_model(args)
+        check_health_arguments(args)
         if args.lr_scheduler_type in SCHEDULES_THAT_WATCH_A_METRIC and args.eval_strategy == IntervalStrategy.NO:
             raise ValueError(
                 f"lr_scheduler_type={_text(args.lr_scheduler_type)!r} follows an evaluation metric; "
@@ -296,6 +300,11 @@ def validate(args: ArgumentFields) -> None:
     for first, second in (("fp16", "bf16"), ("fp16_full_eval", "bf16_full_eval")):
         if getattr(args, first) and getattr(args, second):
             raise ValueError(f"{first} and {second} are both set; choose one of them.")
+    if args.loss_normalization == "exact" and not args.average_tokens_across_devices:
+        raise ValueError(
+            'loss_normalization="exact" divides by what all processes count, and average_tokens_across_devices=False '
+            "by what each counts; leave that at True."
+        )
     checkpointing: Any = args.activation_checkpointing_kwargs
     every = (checkpointing or {}).get("every_n_layers", 1)
     if not isinstance(every, int) or every < 1:
@@ -328,11 +337,12 @@ def _check_step_intervals(args: ArgumentFields) -> None:
 
 
 def _check_best_model(args: ArgumentFields) -> None:
-    if not args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST:
+    asks = "load_best_model_at_end" if args.load_best_model_at_end else "save_total_limit_best"
+    if not getattr(args, asks) or args.save_strategy == SaveStrategy.BEST:
         return
     if args.eval_strategy != args.save_strategy:
         raise ValueError(
-            "load_best_model_at_end needs a checkpoint for each evaluation, but "
+            f"{asks} needs a checkpoint for each evaluation, but "
             f"eval_strategy={_text(args.eval_strategy)!r} and save_strategy={_text(args.save_strategy)!r}; "
             'set both to the same value, or save_strategy="best".'
         )
@@ -342,8 +352,42 @@ def _check_best_model(args: ArgumentFields) -> None:
     both_are_shares = saving < 1 and evaluating < 1
     if not both_are_shares or (saving * MILLIONTHS) % (evaluating * MILLIONTHS) != 0:
         raise ValueError(
-            "load_best_model_at_end needs an evaluation at each checkpoint, but "
+            f"{asks} needs an evaluation at each checkpoint, but "
             f"save_steps={args.save_steps} is not a multiple of eval_steps={args.eval_steps}."
+        )
+
+
+def check_health_arguments(args: Any) -> None:
+    """Refuse a way to act on unhealthy gradients that the other arguments leave no room for.
+
+    A script may set arguments after it made them, so this is called again before training.
+
+    Raises:
+        ValueError: names the arguments and what to change.
+    """
+    way = args.on_nonfinite
+    remedy = 'or choose on_nonfinite="warn" or "stop".'
+    if way == "rollback" and args.save_strategy == SaveStrategy.NO:
+        raise ValueError(
+            f'on_nonfinite="rollback" goes back to a checkpoint, and save_strategy="no" saves none; set it to "steps", '
+            f"{remedy}"
+        )
+    if way == "rollback" and args.save_only_model:
+        raise ValueError(
+            'on_nonfinite="rollback" goes back to the optimizer\'s state too, and save_only_model=True does not save '
+            f"it; set it to False, {remedy}"
+        )
+    if way in ("skip", "rollback") and args.deepspeed:
+        raise ValueError(
+            f"on_nonfinite={way!r} looks at the gradient norm before the optimizer step, and DeepSpeed's engine "
+            "computes it within the step; fp16 in its config leaves out steps that overflow. Choose "
+            'on_nonfinite="warn" or "stop".'
+        )
+    optim = str(_text(args.optim))
+    if way == "skip" and ("layerwise" in optim or "lomo" in optim):
+        raise ValueError(
+            f'on_nonfinite="skip" leaves out optimizer steps, and optim={optim!r} updates weights during the backward '
+            f"pass; choose another optim, {remedy}"
         )
 
 

@@ -159,6 +159,13 @@ def write_companions(folder: str, args: TrainingArguments, processing_class: Any
     write_arguments(args, os.path.join(folder, TRAINING_ARGS_NAME))
 
 
+def note_finite_parts(are_finite: bool | None, folder: Path) -> None:
+    """Note whether the weights in a checkpoint are finite of which each process writes its part."""
+    checkpoint = _open.get(folder)
+    if checkpoint is not None and checkpoint.seal is not None:
+        checkpoint.seal.parts_are_finite = are_finite
+
+
 def write_files(objects: dict[str, Any], folder: Path) -> None:
     """Write objects with torch.save, by file name, into the folder of a checkpoint or any other."""
     (_open.get(folder) or CheckpointFiles(StagedCheckpoint(folder))).take(objects)
@@ -207,6 +214,8 @@ def collect_files(training: SavedTraining, files: CheckpointFiles, is_complete: 
     """
     methods, folder = training.methods, str(files.folder)
     _open[files.folder] = files
+    if files.seal is not None:
+        files.seal.buffers = [name for name, _ in methods.model.named_buffers()]
     try:
         methods.save_model(folder, _internal_call=True)
         if not files.is_deferred:

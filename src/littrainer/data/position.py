@@ -17,10 +17,10 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from littrainer.data.loaders import LookaheadLoader, has_length
-from littrainer.data.samplers import EpochSeededSampler
+from littrainer.data.samplers import EpochSeededSampler, LengthGroupedSampler
 from littrainer.data.sharding import SharedBatches, tell_epoch
 from littrainer.data.stream_end import CommonEnd
 from littrainer.data.workers import (
@@ -201,10 +201,10 @@ class ResumePoint:
 class DataProgress:
     """Follows the reading of a training loader, and reads on where an interrupted training stopped."""
 
-    def __init__(self) -> None:
+    def __init__(self, loader: Any = None) -> None:
         self.point: ResumePoint | None = None
         self.workers = WorkerStates()
-        self._loader: Any = None
+        self._loader = loader
         self._stream: ExactStreamState | None = None
         self._epoch_start: HostStates | None = None
         self._generators_at_start: dict[str, torch.Tensor] = {}
@@ -256,6 +256,44 @@ class DataProgress:
             "dispatch": None if dispatch is None else dispatch.state(),
             "sharing": getattr(self._loader, "sharing", None),
         }
+
+    def rows_of_batch(self, epoch: int, number: int, is_current: bool) -> list[int] | None:
+        """The indices of a batch's rows, which are drawn once more; afterwards all generators stand where they stood.
+
+        None for streams, and for samplers of a script, whose states are not known.
+
+        Parameters:
+            epoch, number: counted from 0.
+            is_current: it is the epoch that is being read; of earlier ones an order is known that follows from a seed.
+        """
+        loader = self._loader
+        if not skips_by_index(loader) or self._dispatch is not None:
+            return None
+        batches, sampler = loader.batch_sampler, _owners_of_generators(loader)["sampler"]
+        while isinstance(batches, LaterBatches):
+            batches = batches.batch_sampler
+        if type(getattr(batches, "batch_sampler", batches)) is not BatchSampler or isinstance(sampler, SharedBatches):
+            return None
+        follows_from_seed = type(sampler) in (EpochSeededSampler, SequentialSampler)
+        is_kept = (
+            is_current and type(sampler) in (RandomSampler, LengthGroupedSampler) and not loader.persistent_workers
+        )
+        if not (follows_from_seed or is_kept):
+            return None
+        states, generators, epoch_then = host_states(), generator_states(loader), getattr(sampler, "epoch", None)
+        try:
+            if self._epoch_start is not None:
+                set_host_states(self._epoch_start)
+            set_generator_states(loader, self._generators_at_start)
+            # As an iterator of a DataLoader does first.
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+            tell_epoch(epoch, sampler)
+            return next(islice(batches, number, None), None)
+        finally:
+            set_host_states(states)
+            set_generator_states(loader, generators)
+            if epoch_then is not None:
+                tell_epoch(epoch_then, sampler)
 
     @property
     def _dispatch(self) -> Any:

@@ -115,7 +115,7 @@ def with_fitting_batch_size(trainer: Any, train: Callable[[], Result]) -> Result
         return train()
     session = trainer.session
     first_size = session.train_batch_size
-    _free_memory(trainer)
+    free_memory(trainer)
     while session.train_batch_size > 0:
         size = session.train_batch_size
         try:
@@ -141,14 +141,15 @@ def with_fitting_batch_size(trainer: Any, train: Callable[[], Result]) -> Result
                 size,
                 session.train_batch_size,
             )
-        _free_memory(trainer)
+        free_memory(trainer)
     raise RuntimeError(
         "auto_find_batch_size: memory runs out even with micro-batches of one sample. Use a smaller model or shorter "
         "samples, activation_checkpointing=True or bf16=True."
     )
 
 
-def _free_memory(trainer: Any) -> None:
+def free_memory(trainer: Any) -> None:
+    """Let go of what a try has made around the model."""
     trainer.session.lightning.trainer = None
     # With DDP around it, which would go on to exchange gradients.
     trainer.model_wrapped = trainer.model

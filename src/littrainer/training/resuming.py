@@ -123,6 +123,7 @@ def resume_record(run: TrainingRun) -> dict[str, Any]:
         "data": data,
         "lightning_callbacks": states_of_lightning_callbacks(run.trainer.lightning_module),
         "schedule_is_replaced": run.trainer.schedule_is_replaced,
+        **run.step.health.record(),
         "lightning_additions": additions_of_lightning_callbacks(
             run.trainer.lightning_module, run.trainer.state.global_step
         ),

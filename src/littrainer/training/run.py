@@ -14,7 +14,6 @@ from typing import Any
 
 from littrainer.callbacks.lightning_states import restore_lightning_callbacks
 from littrainer.callbacks.state import TrainerState, is_exportable
-from littrainer.checkpoint.atomic_write import delete_checkpoint, sort_checkpoints
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
 from littrainer.checkpoint.reader import read_state
 from littrainer.data.position import ResumePoint
@@ -77,6 +76,7 @@ class TrainingRun:
             micro_batches_per_epoch=plan.micro_batches_per_epoch,
             draw_window=self.step.draw,
             should_stop=self.step.ends_epoch,
+            left_out=self.step.health.left_out,
         )
         self.first_epoch = 0
         self.epoch = 0
@@ -125,6 +125,8 @@ class TrainingRun:
         trainer.state.compute_steps(trainer.args, plan.max_steps)
         if self.checkpoint is not None:
             self._resume_state(self.checkpoint)
+        plan = self.plan = plan.without_windows(len(self.step.health.left_out), trainer.args)
+        self.windows.lengthen(plan.micro_batches_per_epoch)
         drawn_then = trainer.state.trial_params
         trainer.state.init_training_references(trainer, plan.max_steps, plan.num_train_epochs, self.trial)
         if self.checkpoint is not None and self.trial is not None:
@@ -145,6 +147,7 @@ class TrainingRun:
             warn_of_differences(checkpoint, self.record, training)
         position = position_of(self.record, training)
         kept = self.record["data"] if self.record is not None and position is not None else None
+        self.step.health.resume(self.record or {}, is_same_data=position is not None)
         position = self.resumed_at = position or counted_position(training)
         self.first_epoch = self.epoch = position.epoch
         micro_batches = position.micro_batches
@@ -248,6 +251,7 @@ class TrainingRun:
         session, state = trainer.session, trainer.state
         session.loss = RunningLoss(trainer.args.device, state.global_step)
         session.first_step, session.first_input_tokens = state.global_step, state.num_input_tokens_seen
+        self.step.health.begin(self)
         clear_gradients(trainer.model)
         trainer.control = handler.on_train_begin(trainer.args, trainer.state, trainer.control)
         if trainer.args.eval_on_start:
@@ -260,6 +264,10 @@ class TrainingRun:
             self._make_up_for_evaluation(self.evaluation_due)
         if self.epoch_end_is_due:
             self._finish_interrupted_epoch()
+        if trainer.args.on_nonfinite == "rollback" and self.checkpoint is None:
+            # What the first steps go back to.
+            trainer.control.should_save = True
+            self.step.log_evaluate_save()
         # A failed attempt with larger micro-batches may have ended within its optimizer step.
         trainer.update_guard.release()
         trainer.preemption.start()
@@ -355,6 +363,8 @@ class TrainingRun:
             )
             trainer.control.should_training_stop = True
         self.is_between_epochs = True
+        # Not taken where nothing was left of the resumed epoch.
+        self._micro_batches_to_skip = 0
         trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
         trainer.preemption.agree()
         self.step.agree_on_flags()
@@ -369,6 +379,7 @@ class TrainingRun:
         """
         trainer, state, session = self.trainer, self.trainer.state, self.trainer.session
         self.step.end_agreements()
+        self.step.health.look()
         logger.info("\n\nTraining completed. Do not forget to share your model on huggingface.co/models =)\n\n")
         loss = session.loss
         loss.before_last_log += loss.since_last_log.item()
@@ -386,12 +397,3 @@ class TrainingRun:
             if from_first(clock is not None and clock.ended_training):
                 metrics["ended_by"] = "max_minutes"
         return TrainOutput(state.global_step, train_loss, metrics)
-
-
-def delete_all_but_best(run_dir: str, best: str) -> None:
-    """Delete the checkpoints of a folder but for the best one, if that lies there."""
-    # The best one of a training resumed from another folder lies there, and none would be left here.
-    if Path(best).parent.samefile(run_dir):
-        for folder in sort_checkpoints(run_dir, best_model_checkpoint=best):
-            if not Path(folder).samefile(best):
-                delete_checkpoint(folder)
