@@ -5,6 +5,9 @@ from __future__ import annotations
 NOT_EXECUTED: dict[str, dict[str, str]] = {
     "docs/architecture.md": {"script ──► TrainingArguments": "a drawing"},
     "docs/callbacks.md": {"ValueError: no such file": "an error; expectations.py has it raised, and compares"},
+    "docs/check.md": {
+        "passed     train_dataset: 1,000": "pages of several trainings in one; tests/check/test_checking.py"
+    },
     "docs/checkpoints.md": {"Interrupted at": "what Ctrl-C prints; tests/training/test_interruption_report.py"},
 }
 """page -> the beginning of a block's code or of a command line -> why it is not executed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,12 @@ OF_A_TRIAL: dict[str, Any] = {
 }
 # What they say for a training on chosen rows, of which nobody hears.
 OF_STEPS_ALONE: dict[str, Any] = {
-    "max_steps": -1, "logging_strategy": IntervalStrategy.STEPS, "logging_steps": 1,
-    "eval_strategy": IntervalStrategy.NO, "save_strategy": SaveStrategy.NO, "load_best_model_at_end": False,
+    "max_steps": -1,
+    "logging_strategy": IntervalStrategy.STEPS,
+    "logging_steps": 1,
+    "eval_strategy": IntervalStrategy.NO,
+    "save_strategy": SaveStrategy.NO,
+    "load_best_model_at_end": False,
 }
 # Parts of a training, and functions whose call means that it has come to that part; the outermost one counts.
 EVALUATION, SAVE, END, STEP = "evaluation", "save", "end of training", "optimizer step"
@@ -105,12 +110,14 @@ def times_of(strategy: Any, interval: float, state: TrainerState) -> int:
     """Return how often a training does what a strategy asks for; by steps the last step is among them."""
     if strategy == IntervalStrategy.STEPS:
         return math.ceil(state.max_steps / max(interval, 1))
-    return 0 if strategy in (None, IntervalStrategy.NO) else state.num_train_epochs
+    # The length of a stream's epochs is not known.
+    epochs = 1 if state.num_train_epochs == sys.maxsize else state.num_train_epochs
+    return 0 if strategy in (None, IntervalStrategy.NO) else epochs
 
 
 def first_time(strategy: Any, interval: float, state: TrainerState) -> str:
     """Return when a training first does what a strategy asks for."""
     if strategy == IntervalStrategy.STEPS:
         return f"at optimizer step {min(interval, state.max_steps):,} of {state.max_steps:,}"
-    steps = math.ceil(state.max_steps / max(state.num_train_epochs, 1))
-    return f"at the end of epoch 1 of {state.num_train_epochs} (optimizer step {steps:,} of {state.max_steps:,})"
+    steps = math.ceil(state.max_steps / times_of(IntervalStrategy.EPOCH, 1, state))
+    return f"at the end of epoch 1 (optimizer step {steps:,} of {state.max_steps:,})"
