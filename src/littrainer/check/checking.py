@@ -136,8 +136,10 @@ class TrainingCheck:
             if not can_select(dataset):
                 self._add(NOTE, about, "its rows were not looked at, since single ones cannot be read")
                 continue
-            own = look_at_rows(dataset, columns, trainer.model, own_loss) if self.args.process_index == 0 else None
-            look = self.looks[name] = from_first(own)
+            first = self.args.process_index == 0
+            own: Any = look_at_rows(dataset, columns, trainer.model, own_loss) if first else None
+            look: RowLook = from_first(own)
+            self.looks[name] = look
             self._add(PASSED, about, str(look))
             when = "in epoch 1, when a batch has this row" if name == TRAINING_DATA else "in the evaluation"
             for column, rows in look.failing.items():
@@ -179,7 +181,7 @@ class TrainingCheck:
         for one in self.callbacks:
             if isinstance(one, TrackerCallback) and one.service == WRITES_FILES_ONLY:
                 one = type(one)()
-                one.logging_dir = f"{self.folder}/runs"
+                vars(one)["logging_dir"] = f"{self.folder}/runs"
             elif (
                 isinstance(one, (TrackerCallback, PrinterCallback, ProgressCallback))
                 or "Notebook" in type(one).__name__

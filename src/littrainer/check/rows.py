@@ -135,7 +135,7 @@ def look_at_rows(dataset: Any, columns: Collection[str] | None, model: Any, has_
                 known.add(kind)
                 found.notable[number] = f"{name}: {kind}"
             lengths[name] = length
-            sizes = {"shortest": -length, "longest": length}
+            sizes: dict[str, float] = {"shortest": -length, "longest": length}
             sizes |= {} if limits is None else {"least": -limits[0], "greatest": limits[1]}
             for which, size in sizes.items():
                 if size > extremes.get(f"the {which} {name}", (-math.inf, 0))[0]:

@@ -96,7 +96,7 @@ def _training_replaced_by_check(name: str) -> Iterator[None]:
         make_output_dir(folder)
 
     kind.train, kind.init_hf_repo = check_instead, lambda *_, **__: None
-    module.make_output_dir = note_output_dir  # type: ignore[assignment]
+    module.make_output_dir = note_output_dir
     try:
         yield
     finally:
