@@ -19,7 +19,7 @@ import torch
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.callbacks.handler import DefaultFlowCallback
 from littrainer.callbacks.lightning_callbacks import is_one_of
-from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
+from littrainer.callbacks.progress import PrinterCallback, ProgressCallback, default_progress_callback
 from littrainer.check import trial_training as trial
 from littrainer.check.findings import FAILS, NOTE, PASSED, CheckReport, Finding, shown_bytes, shown_seconds, words_of
 from littrainer.check.rows import RowLook, can_select, look_at_rows, selected
@@ -27,24 +27,19 @@ from littrainer.check.surroundings import WRITES_FILES_ONLY, rights_on_hub, room
 from littrainer.check.trial_training import END, EVALUATION, SAVE, STEP, TrialSteps
 from littrainer.checkpoint.verification import damage_in
 from littrainer.data.columns import accepted_columns
-from littrainer.data.limits import DEVELOPMENT_RUN
 from littrainer.distributed.agreement import from_first, wait_for_each_other
 from littrainer.distributed.layout import data_parallel_size
 from littrainer.errors.tracebacks import ShortTraceback
-from littrainer.lightning.trial_steps import check_can_try, left_as_found
+from littrainer.lightning.trial_steps import OF_THE_TRAINING, check_can_try, left_as_found
 from littrainer.tracking.base import TrackerCallback
 from littrainer.training.overrides import own_methods
 
-# How long steps, and batches of an evaluation, are taken to forecast the whole.
-SECONDS_TO_MEASURE = 5.0
-# How long an evaluation of all rows may take whose metrics fail on few.
-LONGEST_EVALUATION_SECONDS = 120.0
+# How long steps, and batches of an evaluation, are taken to forecast the whole; and how long an evaluation of all rows
+# may take if its metrics fail on few.
+SECONDS_TO_MEASURE, LONGEST_EVALUATION_SECONDS = 5.0, 120.0
 MOST_BATCHES, MOST_ROWS = 12, 32
-# Keywords for `lightning.Trainer` that would write somewhere, or make another training of it.
-NOT_IN_A_TRIAL = ("logger", "max_time", "profiler", DEVELOPMENT_RUN)
-# Between the losses with and without a resume. Kernels of a GPU may add in another order each time.
-TOLERANCES = {"cpu": 1e-6}
-TOLERANCE_OF_GPUS = 1e-3
+# Of losses with and without a resume, on the CPU and elsewhere, where kernels may add in another order each time.
+TOLERANCE, TOLERANCE_OF_GPUS = 1e-6, 1e-3
 TRAINING_DATA = "train_dataset"
 
 
@@ -76,16 +71,8 @@ class TrainingCheck:
         self.folder = ""
         self.peak_at_start = self._peak()
 
-    def run(self, resume_from_checkpoint: str | bool | None = None) -> CheckReport:
-        """Check everything, and return what was found.
-
-        Parameters:
-            resume_from_checkpoint: as `train()` was given it; a checkpoint that is named is verified.
-
-        Raises:
-            RuntimeError: a training goes on, or there is no model.
-            NotImplementedError: the model is split between processes, so that it could not be put back.
-        """
+    def run(self) -> CheckReport:
+        """Check everything, and return what was found; raises what `Trainer.check()` does."""
         try:
             check_can_try(self.trainer, "check")
         except NotImplementedError:
@@ -94,12 +81,9 @@ class TrainingCheck:
             self.puts_model_back = False
         # On the disk of the run, and where all processes see it.
         near = next(one for one in Path(self.args.output_dir).absolute().parents if one.is_dir())
-        make = lambda: tempfile.mkdtemp(prefix=".littrainer_check_", dir=near)  # noqa: E731
-        self.folder = from_first(make() if self.args.process_index == 0 else "")
+        is_first = self.args.process_index == 0
+        self.folder = from_first(tempfile.mkdtemp(prefix=".littrainer_check_", dir=near) if is_first else "")
         try:
-            if isinstance(resume_from_checkpoint, str):
-                damage = damage_in(Path(resume_from_checkpoint))
-                self._add(FAILS if damage else PASSED, resume_from_checkpoint, " ".join(damage) or "intact")
             self._look_at_rows()
             steps = self._train_and_save()
             if steps is not None:
@@ -112,15 +96,15 @@ class TrainingCheck:
             if not self.report.is_broken_off:
                 wait_for_each_other()
         finally:
-            if self.args.process_index == 0:
+            if is_first:
                 shutil.rmtree(self.folder, ignore_errors=True)
         return self.report
 
     def _add(self, status: str, about: str, text: str, when: str = "") -> None:
         self.report.findings.append(Finding(status, about, text, when))
 
-    def _fail(self, about: str, error: Exception, when: str, advice: str = "") -> None:
-        self._add(FAILS, about, words_of(error) + advice, when)
+    def _fail(self, about: str, error: Exception, when: str) -> None:
+        self._add(FAILS, about, words_of(error), when)
         # The other processes wait for this one.
         self.report.is_broken_off = self.report.is_broken_off or self.args.world_size > 1
 
@@ -128,18 +112,14 @@ class TrainingCheck:
         trainer = self.trainer
         columns = accepted_columns(trainer.model, trainer.label_names) if self.args.remove_unused_columns else None
         own_loss = trainer.compute_loss_func is not None or bool(own_methods(trainer, ("compute_loss",)))
-        evaluated = {
-            f"eval_dataset {name!r}" if name else "eval_dataset": (name, one)
-            for name, one in self.eval_datasets.items()
-        }
-        for about, (name, dataset) in {TRAINING_DATA: (TRAINING_DATA, trainer.train_dataset), **evaluated}.items():
+        for name, dataset in {TRAINING_DATA: trainer.train_dataset, **self.eval_datasets}.items():
+            about = name if name == TRAINING_DATA else f"eval_dataset {name!r}".removesuffix(" ''")
             if not can_select(dataset):
                 self._add(NOTE, about, "its rows were not looked at, since single ones cannot be read")
                 continue
-            first = self.args.process_index == 0
-            own: Any = look_at_rows(dataset, columns, trainer.model, own_loss) if first else None
-            look: RowLook = from_first(own)
-            self.looks[name] = look
+            is_first = self.args.process_index == 0
+            own: Any = look_at_rows(dataset, columns, trainer.model, own_loss) if is_first else None
+            look = self.looks[name] = from_first(own)
             self._add(PASSED, about, str(look))
             when = "in epoch 1, when a batch has this row" if name == TRAINING_DATA else "in the evaluation"
             for column, rows in look.failing.items():
@@ -152,42 +132,37 @@ class TrainingCheck:
     def _trial(self, last: Any, changed: dict[str, Any] | None = None, train_dataset: Any = None) -> Iterator[None]:
         """A block in which the Trainer tries something out; afterwards it is as it was.
 
-        Parameters:
-            last: the callback that comes after those of the script; None without any of theirs.
-            changed: arguments with other values.
-            train_dataset: rows to train on instead of the whole data.
+        The callback `last` comes after those of the script; without it none of these hears of the trial.
         """
         trainer, args, handler = self.trainer, self.args, self.trainer.callback_handler
-        with (
-            left_as_found(trainer, [*self.callbacks, *trainer.lightning_callbacks], self.puts_model_back),
-            ShortTraceback(),
-        ):
-            lightning = {name: value for name, value in (args.lightning or {}).items() if name not in NOT_IN_A_TRIAL}
+        heard = [*self.callbacks, *trainer.lightning_callbacks]
+        with left_as_found(trainer, heard, self.puts_model_back), ShortTraceback():
+            replaced = {} if train_dataset is None else {"train_dataset": train_dataset}
+            if self.eval_datasets and train_dataset is None:
+                replaced["eval_dataset"] = self._few_rows()
+            lightning = {name: value for name, value in (args.lightning or {}).items() if name not in OF_THE_TRAINING}
             places = {"output_dir": self.folder, "logging_dir": f"{self.folder}/runs", "lightning": lightning}
             vars(args).update(trial.OF_A_TRIAL | places | (changed or {}))
-            for name in NOT_IN_A_TRIAL:
+            for name in OF_THE_TRAINING:
                 trainer.lightning_keywords.pop(name, None)
             if self.limits_evaluation:
                 trainer.lightning_keywords["limit_val_batches"] = MOST_BATCHES
             kept = [one for one in trainer.lightning_callbacks if last is not None and not is_one_of(one, "Checkpoint")]
             trainer.lightning_callbacks[:] = kept
             handler.callbacks = [DefaultFlowCallback()] if last is None else [*self._users_callbacks(), last]
-            replaced = {"eval_dataset": self._few_rows()} if self.eval_datasets else {}
-            vars(trainer).update(replaced if train_dataset is None else {"train_dataset": train_dataset})
+            vars(trainer).update(replaced)
             yield
 
     def _users_callbacks(self) -> Iterator[Any]:
         """Yield the callbacks of the script without bars and trackers; TensorBoard writes into the folder."""
+        bars_and_trackers = (TrackerCallback, PrinterCallback, ProgressCallback, default_progress_callback())
         for one in self.callbacks:
             if isinstance(one, TrackerCallback) and one.service == WRITES_FILES_ONLY:
-                one = type(one)()
-                vars(one)["logging_dir"] = f"{self.folder}/runs"
-            elif (
-                isinstance(one, (TrackerCallback, PrinterCallback, ProgressCallback))
-                or "Notebook" in type(one).__name__
-            ):
-                continue
-            yield one
+                copied: Any = type(one)()
+                copied.logging_dir = f"{self.folder}/runs"
+                yield copied
+            elif not isinstance(one, bars_and_trackers):
+                yield one
 
     def _few_rows(self) -> Any:
         """Return the evaluation data with few batches, each as in the whole: first, notable and last ones."""
@@ -311,7 +286,7 @@ class TrainingCheck:
         expected, again = (trial.losses_by_step(one.state).get(2) for one in (before, steps) if one.state is not None)
         if expected is None or again is None:
             self._add(PASSED, about, "the checkpoint was loaded; no further loss was logged to compare")
-        elif math.isclose(expected, again, rel_tol=TOLERANCES.get(args.device.type, TOLERANCE_OF_GPUS)):
+        elif math.isclose(expected, again, rel_tol=TOLERANCE if args.device.type == "cpu" else TOLERANCE_OF_GPUS):
             self._add(PASSED, about, f"the next loss is the same ({again:.6g})")
         else:
             text = (

@@ -14,10 +14,9 @@ from littrainer.errors.lazy_isinstance import package_of
 from littrainer.errors.tracebacks import INTERNAL
 
 PASSED, NOTE, FAILS = "passed", "note", "would fail"
-# Where Python's own files are; installed packages lie there, or in a folder of this name.
-PYTHON, PACKAGES = sysconfig.get_path("stdlib"), "site-packages"
-# Of the words of an error, which may show a whole batch.
-MOST_LETTERS = 600
+# Where Python's own files are; installed packages lie there, or in a folder of this name. Words of an error may show a
+# whole batch.
+PYTHON, PACKAGES, MOST_LETTERS = sysconfig.get_path("stdlib"), "site-packages", 600
 
 
 class Finding(NamedTuple):
@@ -41,8 +40,7 @@ class CheckReport:
         training: which training was checked.
         findings: what passed, what is worth knowing, what would fail and when.
         forecast_seconds: how long the whole training takes; None if that is not known.
-        forecast_bytes: peak of the memory of one process: on a GPU what torch allocates there, else all of the
-            process's memory; None if nothing could be trained.
+        forecast_bytes: peak memory of one process, on a GPU what torch allocates there; None if that is not known.
         forecast: lines about time and memory, by their first word.
         is_broken_off: whether one of several processes has failed, and others wait for it.
     """

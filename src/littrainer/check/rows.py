@@ -11,21 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset, Subset
 
 from littrainer.data.loaders import has_length
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.model.facts import base_model
 
 SECONDS_TO_LOOK = 10.0
-# Padding of labels, which losses leave out.
-PADDING = -100
 LABELS = ("labels", "label", "label_ids")
-# Kinds of values of a column, one row of each of which is tried.
-MOST_KINDS = 6
-# As against the length below it, from when on rows of the greatest length may be cut off.
-TIMES_AS_MANY = 3
-
+# Padding of labels; kinds of values of a column, one row of each of which is tried; and how many times as many rows as
+# have the length below it may be cut off at the greatest one.
+PADDING, MOST_KINDS, TIMES_AS_MANY = -100, 6, 3
 # Least and greatest number of a value; what says why they are outside of what the model takes, or None.
 Limits = tuple[float, float]
 Rule = Callable[[Any, Limits], str | None]
@@ -62,29 +58,19 @@ class RowLook:
         counts, seen = Counter(self.lengths.values()), len(self.lengths)
         greatest = max(counts)
         words = f"{seen:,} of {self.total:,} rows looked at"
-        if greatest > 1:
-            mean = sum(self.lengths.values()) / seen
-            words += f"; lengths from {min(counts):,} to {greatest:,}, {mean:,.0f} on average"
+        mean = sum(self.lengths.values()) / seen
+        words += f"; lengths from {min(counts):,} to {greatest:,}, {mean:,.0f} on average" * (greatest > 1)
         # Without a limit few are as long as the longest one.
         if len(counts) > 1 and counts[greatest] > TIMES_AS_MANY * max(counts[greatest - 1], 1):
             words += f"; {counts[greatest] / seen:.0%} have the greatest one, and may be cut off"
         return words + (f"; {self.without_labels / seen:.0%} without labels" if self.without_labels else "")
 
 
-class SelectedRows(Dataset[Any]):
+class SelectedRows(Subset[Any]):
     """Some rows of a map-style dataset, with its attributes."""
 
-    def __init__(self, dataset: Any, rows: list[int]):
-        self.dataset, self.rows = dataset, rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[self.rows[index]]
-
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("dataset", "rows"):
+        if name.startswith("__") or name in ("dataset", "indices"):
             raise AttributeError(name)
         return getattr(self.dataset, name)
 

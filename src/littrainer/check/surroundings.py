@@ -21,22 +21,17 @@ WRITES_FILES_ONLY = "tensorboard"
 
 
 def room_on_disk(args: TrainingArguments, checkpoint_bytes: int, saves: int) -> Finding:
-    """Say whether the disk has room for the checkpoints that will lie there at one time.
-
-    Parameters:
-        checkpoint_bytes: size of one.
-        saves: checkpoints that the training writes.
-    """
+    """Say whether the disk has room for those of all saves that will lie there at one time."""
     limit = args.save_total_limit or 0
     # The oldest one is deleted when the newest is written, and the best one stays besides.
     most = min(saves, limit + 1 + bool(args.load_best_model_at_end)) if limit > 0 else saves
     free = shutil.disk_usage(next(one for one in Path(args.output_dir).absolute().parents if one.is_dir())).free
-    text = f"{most} of {shown_bytes(checkpoint_bytes)} need {shown_bytes(most * checkpoint_bytes)}"
-    text = f"checkpoints: {text}, and {shown_bytes(free)} are free"
+    needed = f"{most} checkpoints of {shown_bytes(checkpoint_bytes)} need {shown_bytes(most * checkpoint_bytes)}"
+    text = f"{needed}, and {shown_bytes(free)} are free"
     if most * checkpoint_bytes <= free:
         return Finding(PASSED, "disk", text)
-    advice = "set save_total_limit, save less often, or choose another output_dir"
-    return Finding(FAILS, "disk", f"{text}: {advice}", f"at save {free // checkpoint_bytes + 1} of {saves}")
+    text += ": set save_total_limit, save less often, or choose another output_dir"
+    return Finding(FAILS, "disk", text, f"at save {free // checkpoint_bytes + 1} of {saves}")
 
 
 def rights_on_hub(args: TrainingArguments) -> Finding:
@@ -49,10 +44,9 @@ def rights_on_hub(args: TrainingArguments) -> Finding:
     try:
         user: Any = HfApi().whoami(token=token)
     except Exception as error:
-        is_refused = getattr(getattr(error, "response", None), "status_code", None) in (401, 403)
-        fails = is_refused or "LocalTokenNotFound" in type(error).__name__
-        text = f"{text_of(error, token)} {advice_for(error)}"
-        return Finding(FAILS, "Hub", text, when) if fails else Finding(NOTE, "Hub", text)
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        fails = status in (401, 403) or "LocalTokenNotFound" in type(error).__name__
+        return Finding(FAILS if fails else NOTE, "Hub", f"{text_of(error, token)} {advice_for(error)}", when * fails)
     namespace = name.partition("/")[0] if "/" in name else user["name"]
     access = (user.get("auth") or {}).get("accessToken") or {}
     scopes = (access.get("fineGrained") or {}).get("scoped", [])
@@ -61,8 +55,7 @@ def rights_on_hub(args: TrainingArguments) -> Finding:
     if access.get("role") == "read" or not may_write:
         return Finding(FAILS, "Hub", f"this token may not write in {namespace}: use one with write access", when)
     if namespace not in {user["name"], *(one["name"] for one in user.get("orgs", []))}:
-        text = f"{user['name']} is no member of {namespace}: look at hub_model_id={name!r}"
-        return Finding(FAILS, "Hub", text, when)
+        return Finding(FAILS, "Hub", f"{user['name']} is no member of {namespace}: look at hub_model_id", when)
     return Finding(PASSED, "Hub", f"{user['name']} may push {name}")
 
 

@@ -42,11 +42,10 @@ OF_METRICS = "call_metric_function"
 
 
 class TrialSteps(TrainerCallback):
-    """The last of the callbacks of a trial: asks for evaluations and saves, takes times, and ends it.
+    """The last callback of a trial: asks for evaluations and saves at the first steps, takes times, and ends it.
 
     Parameters:
-        evaluates, saves: whether the first steps do.
-        seconds: how long it goes on after these.
+        seconds: how long it goes on after the first steps.
         last_step: the optimizer step after which it ends at the latest.
     """
 
@@ -102,7 +101,7 @@ def part_of(error: BaseException) -> str:
 
 
 def losses_by_step(state: TrainerState) -> dict[int, float]:
-    """Return the losses that were logged."""
+    """Return the losses that were logged, by optimizer step."""
     return {int(entry["step"]): entry["loss"] for entry in state.log_history if "loss" in entry}
 
 

@@ -1,7 +1,6 @@
 """The command `littrainer check`: a script up to its first `train()`, and a check of that training instead of it.
 
-The command starts the script as `littrainer run` does, in one process or several; each of these is this module, which
-runs the script.
+It starts processes as `littrainer run` does; in each of them this module runs the script.
 """
 
 from __future__ import annotations
@@ -33,10 +32,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def check_program(program: Sequence[str]) -> int:
-    """Run a program in this process up to its first `train()`, and print what a check of that has found.
-
-    Parameters:
-        program: a script, or `-m` and a module, and its arguments.
+    """Run a script, or `-m` and a module, with its arguments, up to its first `train()`, and check that.
 
     Returns:
         0 if nothing would fail, 1 if something would, 2 if nothing could be checked.
@@ -79,13 +75,13 @@ def _training_replaced_by_check(name: str) -> Iterator[None]:
     train, make_repository, make_output_dir = kind.train, kind.init_hf_repo, module.make_output_dir
     made: list[Path] = []
 
-    def check_instead(self: Any, resume_from_checkpoint: Any = None, trial: Any = None, **keywords: Any) -> NoReturn:
+    def check_instead(self: Any, *args: Any, trial: Any = None, **keywords: Any) -> NoReturn:
         kind.train = train
         try:
             if trial is not None:
                 raise NotImplementedError("it is a trial of a search; let the script call train().")
             training = f"the training that {_calling_line(name)} begins; what the script does after it was not run"
-            found: Any = TrainingCheck(self, training, ends_afterwards=True).run(resume_from_checkpoint)
+            found: Any = TrainingCheck(self, training, ends_afterwards=True).run()
         except Exception as error:
             found = error
         raise TrainingChecked(found)
