@@ -96,7 +96,8 @@ class TrainingCheck:
             if not self.report.is_broken_off:
                 wait_for_each_other()
         finally:
-            if is_first:
+            # The first process may be ended while it waits for one that has failed.
+            if is_first or self.report.is_broken_off:
                 shutil.rmtree(self.folder, ignore_errors=True)
         return self.report
 
