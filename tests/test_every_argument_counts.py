@@ -106,6 +106,7 @@ EFFECTS: dict[str, Effect] = {
     "adam_beta2": Effect(0.999, 0.1, weights, ADAM),
     "adam_epsilon": Effect(1e-8, 1.0, weights, ADAM),
     "gradient_accumulation_steps": Effect(1, 2, steps),
+    "global_batch_size": Effect(None, 8, steps),
     "max_grad_norm": Effect(0.0, 0.01, weights, {"optim": "sgd"}),
     "label_smoothing_factor": Effect(0.0, 0.5, weights),
     # Number formats and memory

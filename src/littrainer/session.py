@@ -16,6 +16,7 @@ from littrainer.callbacks.handler import callbacks_told_of_failure
 from littrainer.checkpoint.distributed_resume import READ_BY, checkpoint_for_all, needed_to_resume
 from littrainer.checkpoint.reader import read_state
 from littrainer.checkpoint.run_lock import claimed_for_training
+from littrainer.checkpoint.run_record import facts_of_run, write_run_record
 from littrainer.checkpoint.writer import Saving
 from littrainer.data.limits import check_order_stays, overfits
 from littrainer.distributed.agreement import failing_together
@@ -228,7 +229,11 @@ def train(
     tell_trackers_of_trial(trainer.callback_handler.callbacks, folder)
     # Ray sees to it that one process has a trial; the process before may take a while to end.
     is_on_ray = trainer.hp_search_backend == HPSearchBackend.RAY
-    claim = claimed_for_training(trainer.args, functools.partial(trainer._get_output_dir, trial=trial))
+    run_dir, write_record = (
+        functools.partial(trainer._get_output_dir, trial=trial),
+        functools.partial(_begin_record, trainer),
+    )
+    claim = claimed_for_training(trainer.args, run_dir, write_record)
     # A search goes on by the call that began it.
     reported = reported_interruption(trainer.args, lambda: trainer.state) if trial is None else contextlib.nullcontext()
     with (
@@ -240,6 +245,12 @@ def train(
         tracked_by(trainer.session.tracked),
     ):
         return _train_from(trainer, resume_from_checkpoint, trial, ignore_keys_for_eval)
+
+
+def _begin_record(trainer: Any, folder: Path) -> None:
+    datasets = {"train": trainer.train_dataset, "eval": trainer.eval_dataset}
+    trainer.session.saving.facts = facts_of_run(trainer.model, datasets)
+    write_run_record(trainer.args, folder, trainer.session.saving.facts)
 
 
 def _train_from(
@@ -280,7 +291,7 @@ def _train_from(
                         ),
                     )
                 except GoingBack as error:
-                    fault = error.fault
+                    (fault,) = error.args
                 # Outside of the except block, since the error's traceback holds the batch and its graph.
                 checkpoint = _go_back(trainer, fault, given)
     finally:

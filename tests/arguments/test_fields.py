@@ -33,6 +33,7 @@ ONLY_OURS = [
     "save_total_limit_best",
     "keep_optimizer_states",
     "loss_normalization",
+    "global_batch_size",
 ]
 # transformers' default is False, which here means that not even early stopping goes on.
 OTHER_DEFAULTS = {"restore_callback_states_from_checkpoint": None}

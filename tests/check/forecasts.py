@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import runpy
 import subprocess
@@ -68,7 +69,14 @@ def in_a_process(kind: str, example: str, clock: str) -> list[Any]:
     """What one of the two functions returns in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "tests.check.forecasts", kind, example, f"{folder}/found", clock]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            command,
+            check=True,
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         found: list[Any] = json.loads(Path(folder, "found").read_text())
         return found
 

@@ -8,6 +8,12 @@ NOT_EXECUTED: dict[str, dict[str, str]] = {
     "docs/check.md": {
         "passed     train_dataset: 1,000": "pages of several trainings in one; tests/check/test_checking.py"
     },
+    "docs/compare.md": {
+        "equal, bit": "what verify prints; tests/commands/test_verify.py",
+        "different: first": "what verify prints; tests/commands/test_verify.py",
+        "equal but": "what verify prints on a GPU; tests/commands/test_verify.py",
+        "The logs differ": "what compare prints; tests/commands/test_compare.py",
+    },
     "docs/checkpoints.md": {"Interrupted at": "what Ctrl-C prints; tests/training/test_interruption_report.py"},
 }
 """page -> the beginning of a block's code or of a command line -> why it is not executed."""

@@ -249,6 +249,10 @@ DESTINATIONS: dict[str, Destination] = {
     "loss_normalization": Destination(
         Place.STEP, "`exact` weighs the mean of a micro-batch by its samples or labels among those of the window."
     ),
+    "global_batch_size": Destination(
+        Place.STEP,
+        "`gradient_accumulation_steps` is this, divided by `per_device_train_batch_size` and the processes.",
+    ),
     "max_minutes": Destination(Place.FLOW, "Looked at after each optimizer step, on the first process's clock."),
     "on_nonfinite": Destination(
         Place.FLOW,

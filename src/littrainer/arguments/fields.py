@@ -446,6 +446,11 @@ class AdditionalFields:
         "labels in all micro-batches and processes, so that loss and gradients do not depend on how they are split.",
         choices=list(LOSS_NORMALIZATIONS),
     )
+    global_batch_size: int | None = argument(
+        None,
+        "Samples of an optimizer step in all processes together; sets `gradient_accumulation_steps`, so that they stay "
+        "as many on other machines.",
+    )
 
 
 @runtime_checkable

@@ -26,6 +26,7 @@ from littrainer.arguments.fields import (
 )
 from littrainer.arguments.normalization import CHOICE_FIELDS, SCHEDULES_THAT_WATCH_A_METRIC
 from littrainer.distributed.environment import refused_variables
+from littrainer.distributed.layout import data_parallel_size
 
 LARGEST_WHOLE_NUMBER = 2**63 - 1
 
@@ -74,6 +75,7 @@ RANGES: dict[str, Range] = {
     "adam_beta2": Range(low=0, below=1),
     "adam_epsilon": FROM_0,
     "gradient_accumulation_steps": FROM_1,
+    "global_batch_size": FROM_1,
     "label_smoothing_factor": SHARE,
     "neftune_noise_alpha": FROM_0,
     "torch_empty_cache_steps": FROM_1,
@@ -365,30 +367,17 @@ def check_health_arguments(args: Any) -> None:
     Raises:
         ValueError: names the arguments and what to change.
     """
-    way = args.on_nonfinite
-    remedy = 'or choose on_nonfinite="warn" or "stop".'
-    if way == "rollback" and args.save_strategy == SaveStrategy.NO:
-        raise ValueError(
-            f'on_nonfinite="rollback" goes back to a checkpoint, and save_strategy="no" saves none; set it to "steps", '
-            f"{remedy}"
-        )
-    if way == "rollback" and args.save_only_model:
-        raise ValueError(
-            'on_nonfinite="rollback" goes back to the optimizer\'s state too, and save_only_model=True does not save '
-            f"it; set it to False, {remedy}"
-        )
-    if way in ("skip", "rollback") and args.deepspeed:
-        raise ValueError(
-            f"on_nonfinite={way!r} looks at the gradient norm before the optimizer step, and DeepSpeed's engine "
-            "computes it within the step; fp16 in its config leaves out steps that overflow. Choose "
-            'on_nonfinite="warn" or "stop".'
-        )
-    optim = str(_text(args.optim))
-    if way == "skip" and ("layerwise" in optim or "lomo" in optim):
-        raise ValueError(
-            f'on_nonfinite="skip" leaves out optimizer steps, and optim={optim!r} updates weights during the backward '
-            f"pass; choose another optim, {remedy}"
-        )
+    way, optim = args.on_nonfinite, str(_text(args.optim))
+    updates_in_backward = "layerwise" in optim or "lomo" in optim
+    refused = (
+        (("rollback",), args.save_strategy == SaveStrategy.NO, 'needs checkpoints, and save_strategy="no" saves none'),
+        (("rollback",), args.save_only_model, "needs optimizer states, and save_only_model=True does not save them"),
+        (("skip", "rollback"), args.deepspeed, "looks at gradients before the step, and DeepSpeed's engine hides them"),
+        (("skip",), updates_in_backward, f"leaves out steps, and optim={optim!r} updates weights in the backward pass"),
+    )
+    for ways, is_so, reason in refused:
+        if way in ways and is_so:
+            raise ValueError(f'on_nonfinite={way!r} {reason}. Change that, or choose on_nonfinite="warn" or "stop".')
 
 
 def check_loader_processes(args: ArgumentFields, names: Iterable[str] = WORKER_FIELDS) -> None:
@@ -405,6 +394,50 @@ def check_loader_processes(args: ArgumentFields, names: Iterable[str] = WORKER_F
             raise ValueError(
                 f"{name}={value!r} needs loader processes; set dataloader_num_workers above 0 or leave {name} unset."
             )
+
+
+def settle_global_batch_size(args: Any, batch_size: int | None = None) -> None:
+    """Let `gradient_accumulation_steps` follow from `global_batch_size`, if that is set.
+
+    A script may set the sizes after it made the arguments, so this is called again when training starts.
+
+    Parameters:
+        batch_size: samples in a micro-batch of one process; by default what the arguments say.
+
+    Raises:
+        ValueError: the sizes do not divide it, or `gradient_accumulation_steps` is given too.
+    """
+    total, size = args.global_batch_size, batch_size or args.train_batch_size
+    if total is None:
+        return
+    processes = _processes_with_batches(args)
+    steps, left_over = divmod(total, size * processes)
+    if left_over:
+        fitting = ", ".join(map(str, fitting_batch_sizes(args)))
+        advice = f"per_device_train_batch_size to one of {fitting}" if fitting else f"it to a multiple of {processes}"
+        raise ValueError(
+            f"global_batch_size={total} is not a multiple of the {size * processes} samples that {processes} "
+            f"{'process takes' if processes == 1 else 'processes take'} at once with micro-batches of {size}. Set "
+            f"{advice}."
+        )
+    given = args.gradient_accumulation_steps
+    if given not in (1, steps, args._derived_accumulation):
+        raise ValueError(
+            f"gradient_accumulation_steps={given} and global_batch_size={total} are both set, which asks for {steps} "
+            "micro-batches in an optimizer step: leave one of them out."
+        )
+    args.gradient_accumulation_steps = args._derived_accumulation = steps
+
+
+def fitting_batch_sizes(args: Any) -> list[int]:
+    """Return the samples that a micro-batch may have by `global_batch_size`; none if the processes do not divide it."""
+    samples, left_over = divmod(args.global_batch_size, _processes_with_batches(args))
+    return [] if left_over else [size for size in range(1, samples + 1) if samples % size == 0]
+
+
+def _processes_with_batches(args: Any) -> int:
+    # Else all processes together have one batch of the size that the arguments name.
+    return 1 if getattr(args.accelerator_config, "split_batches", False) else data_parallel_size(args)
 
 
 def _text(choice: Any) -> str:

@@ -44,10 +44,12 @@ class Saving:
     Attributes:
         background: writes checkpoints while training goes on; None if the training waits for them.
         written: the checkpoint that this process completed last, until its `on_save` callbacks have run.
+        facts: code, data and model that the training began with, if it has written them.
     """
 
     background: Any = None
     written: Any = None
+    facts: dict[str, Any] | None = None
 
 
 @dataclass

@@ -127,6 +127,7 @@ class WindowLoader:
     def __iter__(self) -> Iterator[MicroBatch]:
         progress = self.progress
         seen = progress.point.batches if progress.point is not None else 0
+        change = progress.point.change if progress.point is not None else None
         self.micro_batches_seen = self.micro_batches_done = seen
         self._data_has_ended = False
         loader = progress.resumed_loader(self.loader)
@@ -138,8 +139,15 @@ class WindowLoader:
         accumulation = self.accumulation
         last_window = self.micro_batches_per_epoch % accumulation or accumulation
         length = min(self.micro_batches_per_epoch, (self._windows_per_epoch - 1) * accumulation + last_window)
-        # Windows stand where they would stand from the epoch's beginning on, whatever `draw_window` returns of them.
-        resumed_at, behind_in_window = seen, seen % accumulation
+        # Windows stand where they would stand from the epoch's beginning on, whatever `draw_window` returns of them; or
+        # from where it was resumed with another layout.
+        first, left, length_of_epoch = 0, 0.0, self.micro_batches_per_epoch
+        if change is not None:
+            first, length = change.window, length_of_epoch
+        if change is not None and change.rows:
+            # The rows that were trained before need not make whole micro-batches.
+            left = (1 - change.share) / max(length_of_epoch - change.batches, 1)
+        resumed_at, behind_in_window = seen, (seen - first) % accumulation
         for beginning in range(seen - behind_in_window, length, accumulation):
             wanted = min(accumulation, length - beginning) - behind_in_window
             behind_in_window = 0
@@ -154,16 +162,16 @@ class WindowLoader:
                 self.micro_batches_seen = seen
                 continue
             for position, inputs in enumerate(window):
-                opens_window = seen % accumulation == 0 or seen == resumed_at
+                opens_window = (seen - first) % accumulation == 0 or seen == resumed_at
                 seen += 1
                 self.micro_batches_seen = seen
                 yield MicroBatch(
                     inputs=inputs,
                     opens_window=opens_window,
-                    closes_window=seen % accumulation == 0 or seen == self.micro_batches_per_epoch,
+                    closes_window=(seen - first) % accumulation == 0 or seen == self.micro_batches_per_epoch,
                     window_size=len(window),
                     num_items_in_window=num_items,
-                    epoch_fraction=seen / self.micro_batches_per_epoch,
+                    epoch_fraction=1 - left * (length_of_epoch - seen) if left else seen / length_of_epoch,
                     position=position,
                 )
                 if self.should_stop():

@@ -49,6 +49,7 @@ LEFT_TO_LIGHTNING: dict[str, str] = {
     "num_train_epochs": "max_epochs",
     "max_steps": "max_steps",
     "gradient_accumulation_steps": "accumulate_grad_batches",
+    "global_batch_size": "accumulate_grad_batches",
     # Acted on if the other is None.
     "max_grad_norm": "gradient_clip_val",
     "bf16": 'precision="bf16-mixed"',

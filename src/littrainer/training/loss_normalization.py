@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,15 +20,15 @@ from littrainer.distributed.collectives import gathered, process_rank
 from littrainer.errors.nested_values import map_nested
 from littrainer.model.facts import base_model, users_model
 from littrainer.model.traversal import eval_all
-from littrainer.strategies.shards import has_flat_shards
+from littrainer.strategies.shards import is_sharded
 from littrainer.training.loss import LossSettings, averages_over_processes, loss_and_outputs, returns_the_mean
 from littrainer.training.overrides import own_methods
 
 EXACT = "exact"
 # What a mean loss is a mean over.
 SAMPLES, LABELS, SHIFTED_LABELS = "samples", "labels", "labels after the first of each row"
-# Relative; the rounding of half precision, and of sums in another order.
-TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float64: 1e-9}
+# Relative: the rounding of half precision, and of sums in another order.
+TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 2e-3}
 TOLERANCE = 2e-5
 
 
@@ -95,6 +96,9 @@ def find_loss_head(
     is_own = is_own or settings.compute_loss_func is not None or settings.loss_is_scaled_for_ga is not None
     if is_own or not hasattr(window[0], "keys") or not (is_exact or len(window) > 1 or args.world_size > 1):
         return LossHead(is_exact=is_exact)
+    base = base_model(users_model(model))
+    if settings.model_accepts_loss_kwargs and "num_items_in_batch" in inspect.signature(base.forward).parameters:
+        return LossHead(is_exact=is_exact)
     label_name = next((name for name in ("labels", *settings.label_names) if name in window[0]), "labels")
     if is_exact:
         head = _by_type(settings, model, window[0], label_name)
@@ -113,7 +117,6 @@ def _by_type(settings: LossSettings, model: Any, inputs: Any, label_name: str) -
     # Heads that hand further keywords to transformers' loss functions.
     divides = settings.model_accepts_loss_kwargs and "loss_function" in getattr(code, "co_names", ())
     divides = divides or settings.label_smoother is not None
-    divides = divides or "num_items_in_batch" in inspect.signature(base.forward).parameters
     labels = inputs.get(label_name)
     units = LABELS, SHIFTED_LABELS
     has_rows_of_labels = isinstance(labels, torch.Tensor) and labels.dim() > 1 and not labels.is_floating_point()
@@ -122,8 +125,8 @@ def _by_type(settings: LossSettings, model: Any, inputs: Any, label_name: str) -
 
 
 def _can_be_tried(model: Any) -> bool:
-    # FSDP's first version and DeepSpeed keep a state of forward passes.
-    is_split = has_flat_shards(model) or any(hasattr(parameter, "ds_numel") for parameter in model.parameters())
+    # In a model that is split all processes have to go through the same forward passes.
+    is_split = is_sharded(model) or any(hasattr(parameter, "ds_numel") for parameter in model.parameters())
     return not is_split and not type(model).__module__.startswith("deepspeed")
 
 
@@ -136,6 +139,7 @@ class _Trial:
 
     def __init__(self, settings: LossSettings, model: Any, window: list[Any], head: LossHead, device: torch.device):
         self.settings, self.model, self.window, self.head = settings, users_model(model), window, head
+        self.device = device
         # Of one that has no label nothing can be told.
         inputs = window[0] if len(window) == 1 else max(window, key=lambda batch: int(head.counts(batch).sum()))
         self.inputs = {
@@ -162,14 +166,14 @@ class _Trial:
         """Warn if the loss depends on the number of micro-batches or processes, or labels do not weigh the same."""
         settings, steps = self.settings, len(self.window)
         processes = settings.args.world_size // settings.get_tp_size() if averages_over_processes(settings) else 1
-        named = "num_items_in_batch" in inspect.signature(base_model(self.model).forward).parameters
-        share, unit = 0.0, SAMPLES
+        share, ratio = 0.0, self._ratio_of_labels()
+        unit: str | None = SAMPLES
         # A rare head fails in evaluation mode.
         with contextlib.suppress(Exception), _left_as_found(self.model):
             if settings.model_accepts_loss_kwargs:
-                share = 0.0 if named else self._undivided_share()
+                share = self._undivided_share()
             if not settings.model_accepts_loss_kwargs or (share and steps * processes == 1):
-                unit = self._unit() if self._labels_differ(self.head) else SAMPLES
+                unit = self._unit() if ratio > 1 else SAMPLES
         layout = f"{steps} micro-batches" + (f" in each of {processes} processes" if processes > 1 else "")
         if share > 0 and steps * processes > 1:
             part = "its loss" if share > 0.999 else "a part of its loss"
@@ -177,7 +181,7 @@ class _Trial:
                 f"takes num_items_in_batch and does not divide {part} by it, so that with {layout} in an optimizer "
                 f"step {part} and the gradients are {steps * processes} times too large, as in transformers"
             )
-        elif unit in (LABELS, SHIFTED_LABELS) and (ratio := self._labels_differ(replace(self.head, unit=unit))):
+        elif unit in (LABELS, SHIFTED_LABELS):
             trouble = (
                 f"returns means over the labels of a micro-batch, so that a label of a micro-batch with few weighs up "
                 f"to {ratio:.3g} times as much as one with many in the same optimizer step, as in transformers"
@@ -192,24 +196,24 @@ class _Trial:
                 stacklevel=2,
             )
 
-    def _labels_differ(self, head: LossHead) -> float:
-        """Return the ratio of the most labels in a micro-batch of the step to the fewest; 0 if it is 1."""
-        if head.unit == SAMPLES:
-            return 0.0
-        counts = torch.stack([head.counts(batch).sum() for batch in self.window])
-        counts = gathered(counts.to(self.settings.args.device)) if self.settings.args.world_size > 1 else counts
-        most, fewest = counts.max().item(), counts[counts > 0].min().item() if counts.any() else 0
-        return 0.0 if most == fewest else most / fewest
+    def _ratio_of_labels(self) -> float:
+        """Return the ratio of the most labels in a micro-batch of the step to the fewest; all processes call this."""
+        if self.head.unit == SAMPLES:
+            return 1.0
+        counts = torch.stack([self.head.counts(batch).sum() for batch in self.window]).to(self.device)
+        counts = gathered(counts) if self.settings.args.world_size > 1 else counts
+        counts = counts[counts > 0]
+        return (counts.max() / counts.min()).item() if len(counts) else 1.0
 
     def _loss(self, inputs: dict[str, Any], number: Any = None) -> tuple[torch.Tensor, Any]:
         loss, outputs = loss_and_outputs(self.settings, self.model, dict(inputs), number)
-        return loss.float().mean(), outputs
+        return loss.mean(), outputs
 
     def _undivided_share(self) -> float:
         """Return the part of the loss that does not depend on `num_items_in_batch`, from 0 to 1."""
         if not (self.settings.model_accepts_loss_kwargs or self.settings.label_smoother is not None):
             return 1.0
-        infinite = torch.tensor(float("inf"), device=next(iter(self.model.parameters())).device)
+        infinite = torch.tensor(float("inf"), device=self.device)
         left = self._loss(self.inputs, infinite)[0].abs().item()
         return left and left / self._loss(self.inputs)[0].abs().item()
 
@@ -221,25 +225,40 @@ class _Trial:
             return None
         units = [SAMPLES] if head.unit == SAMPLES else [head.unit, *{LABELS, SHIFTED_LABELS} - {head.unit}, SAMPLES]
         loss, outputs = self._loss(inputs)
-        logits = outputs.get("logits") if hasattr(outputs, "get") else getattr(outputs, "logits", None)
-        tolerance = TOLERANCES.get(getattr(logits, "dtype", None), TOLERANCE)
-        labels = inputs.get(head.label_name)
-        if head.unit != SAMPLES and isinstance(logits, torch.Tensor) and logits.shape[:-1] == labels.shape:
-            for unit in units[:2]:
-                if torch.isclose(_cross_entropy(logits, inputs, labels, unit), loss, rtol=tolerance):
-                    return unit
+        found = list(outputs.values()) if hasattr(outputs, "values") else list(outputs)
+        tensors = [value for value in found if isinstance(value, torch.Tensor) and value.dim()]
+        tolerance = max(TOLERANCES.get(tensor.dtype, TOLERANCE) for tensor in (loss, *tensors))
+        if head.unit != SAMPLES:
+            labels = inputs[head.label_name]
+            for logits in (tensor for tensor in tensors if tensor.shape[:-1] == labels.shape):
+                for unit in units[:2]:
+                    if math.isclose(_cross_entropy(logits, inputs, labels, unit), loss.item(), rel_tol=tolerance):
+                        return unit
         rows = len(head.counts(inputs))
-        halves = [list(range(rows // 2)), list(range(rows // 2, rows))] if rows > 1 else [[0], [0]]
-        if rows == 1:
-            loss = self._loss(_rows_of(inputs, rows, [0, 0]))[0]
-        parts = [_rows_of(inputs, rows, half) for half in halves]
-        losses = torch.stack([self._loss(part)[0] for part in parts])
+        first, second = ([*range(rows // 2)], [*range(rows // 2, rows)]) if rows > 1 else ([0], [0])
+        whole, *parts = (_rows_of(inputs, rows, indices) for indices in (first + second, first, second))
+        fitting = self._fitting(units, whole, parts, tolerance)
+        # Rows with as many labels each tell units apart if some labels of the second half do not count. A head that
+        # does not know -100 would stop a GPU by it.
+        if len(fitting) > 1 and (self.device.type == "cpu" or inputs[head.label_name].eq(IGNORED_LABEL).any()):
+            for name in {head.label_name, "shift_labels"} & inputs.keys():
+                labels = parts[1][name]
+                counted = labels.ne(IGNORED_LABEL)
+                labels = labels.masked_fill(counted & (counted.cumsum(-1) % 2 == 0), IGNORED_LABEL)
+                parts[1][name], whole[name] = labels, torch.cat([parts[0][name], labels])
+            fitting = self._fitting(fitting, whole, parts, tolerance) or fitting
+        return fitting[0] if fitting else None
+
+    def _fitting(self, units: list[str], whole: Any, parts: list[Any], tolerance: float) -> list[str]:
+        """Return the units over which the loss of a micro-batch is the mean of those of its two parts."""
+        loss, losses, found = self._loss(whole)[0], torch.stack([self._loss(part)[0] for part in parts]), []
         for unit in units:
-            counts = torch.stack([replace(head, unit=unit).counts(part).sum() for part in parts]).to(losses.device)
+            head = replace(self.head, unit=unit)
+            counts = torch.stack([head.counts(part).sum() for part in parts]).to(losses.device)
             mean = torch.where(counts > 0, losses * counts, 0.0).sum() / counts.sum()
-            if torch.isclose(mean, loss, rtol=tolerance):
-                return unit
-        return None
+            if math.isclose(mean.item(), loss.item(), rel_tol=tolerance):
+                found.append(unit)
+        return found
 
     def _warn(self, trouble: str) -> None:
         if process_rank() == 0:
@@ -260,7 +279,7 @@ def _rows_of(inputs: dict[str, Any], rows: int, indices: list[int]) -> dict[str,
     }
 
 
-def _cross_entropy(logits: torch.Tensor, inputs: Any, labels: torch.Tensor, unit: str) -> torch.Tensor:
+def _cross_entropy(logits: torch.Tensor, inputs: Any, labels: torch.Tensor, unit: str) -> float:
     """Return the mean over labels; nan if some of them are no classes."""
     if unit == SHIFTED_LABELS and "shift_labels" in inputs:
         labels = inputs["shift_labels"]
@@ -268,13 +287,13 @@ def _cross_entropy(logits: torch.Tensor, inputs: Any, labels: torch.Tensor, unit
         logits, labels = logits[..., :-1, :], labels[..., 1:]
     counted = labels.ne(IGNORED_LABEL)
     if not counted.any() or labels[counted].min() < 0 or labels.max() >= logits.shape[-1]:
-        return torch.tensor(float("nan"), device=logits.device)
+        return math.nan
     # Row by row: a copy of all logits in float32 may not fit.
     losses = [
         nn.functional.cross_entropy(row.reshape(-1, row.shape[-1]).float(), targets.flatten(), reduction="sum")
         for row, targets in zip(logits, labels, strict=True)
     ]
-    return torch.stack(losses).sum() / counted.sum()
+    return (torch.stack(losses).sum() / counted.sum()).item()
 
 
 @contextlib.contextmanager

@@ -22,16 +22,15 @@ from littrainer.distributed.agreement import failing_together, from_first
 from littrainer.evaluation.results import TrainOutput, speed_metrics
 from littrainer.model.traversal import clear_gradients, parameters_of
 from littrainer.optim.parameter_groups import AskedFor, are_others
-from littrainer.optim.schedules import leave_added_groups_alone
+from littrainer.optim.schedules import leave_added_groups_alone, move_schedule
 from littrainer.training.loss import RunningLoss
 from littrainer.training.plan import TrainingPlan
 from littrainer.training.preemption import evaluation_to_make_up_for
 from littrainer.training.resuming import (
     Position,
     ResumedTraining,
-    counted_position,
     has_work_at_epoch_ends,
-    position_of,
+    place_to_resume,
     read_resume_record,
     resume_record,
     warn_of_differences,
@@ -94,6 +93,9 @@ class TrainingRun:
         trainer.session.optimization.schedule_is_replaced = False
         self._rates_to_keep: list[float] | None = None
         self._hyperparameters_changed = False
+        # Optimizer steps that were taken more than steps of today's size would have been, before a resume.
+        self.steps_ahead = 0
+        self._is_other_layout = False
 
     def prepare_state(self) -> None:
         """Let the Trainer's overridable `_init_training_state` reset its state, or read it from the checkpoint."""
@@ -125,7 +127,7 @@ class TrainingRun:
         trainer.state.compute_steps(trainer.args, plan.max_steps)
         if self.checkpoint is not None:
             self._resume_state(self.checkpoint)
-        plan = self.plan = plan.without_windows(len(self.step.health.left_out), trainer.args)
+        plan = self.plan = self.plan.without_windows(len(self.step.health.left_out), trainer.args)
         self.windows.lengthen(plan.micro_batches_per_epoch)
         drawn_then = trainer.state.trial_params
         trainer.state.init_training_references(trainer, plan.max_steps, plan.num_train_epochs, self.trial)
@@ -142,13 +144,18 @@ class TrainingRun:
         self.record = read_resume_record(checkpoint, trainer.args.process_index)
         size = trainer.session.train_batch_size
         training = ResumedTraining(trainer.args, trainer.state, plan, size)
+        loader = self.windows.loader
+        place = place_to_resume(self.record, training, loader)
         # A search means to change what it changes.
         if self.trial is None:
-            warn_of_differences(checkpoint, self.record, training)
-        position = position_of(self.record, training)
-        kept = self.record["data"] if self.record is not None and position is not None else None
-        self.step.health.resume(self.record or {}, is_same_data=position is not None)
-        position = self.resumed_at = position or counted_position(training)
+            warn_of_differences(checkpoint, self.record, training, place, loader)
+        self.steps_ahead, self._is_other_layout = place.steps_ahead, place.words is not None
+        self.plan = plan.behind(self.steps_ahead, trainer.args)
+        kept = place.kept
+        if self.record is not None and self._is_other_layout:
+            self.record["data"] = kept
+        self.step.health.resume(self.record or {}, is_same_data=kept is not None and not self._is_other_layout)
+        position = self.resumed_at = place.position
         self.first_epoch = self.epoch = position.epoch
         micro_batches = position.micro_batches
         if position.epoch_end_is_due:
@@ -159,7 +166,7 @@ class TrainingRun:
     def _skip(self, micro_batches: int, kept: Any) -> None:
         self._micro_batches_to_skip = micro_batches
         # The order of an epoch is drawn from where the checkpoint left the generators, and so is what callbacks draw.
-        self._restores_before_epoch = kept is not None and not micro_batches
+        self._restores_before_epoch = kept is not None and not (micro_batches or "layout_change" in kept)
         restore = (lambda: None) if self._restores_before_epoch else self._restore_random_states
         self.windows.resume_at(ResumePoint(micro_batches, kept, restore))
 
@@ -189,7 +196,7 @@ class TrainingRun:
     def _restore_random_states(self) -> None:
         if self._random_states is not None:
             set_random_states(self._random_states)
-        else:
+        elif self.record is None or self.record["sizes"]["world_size"] == self.trainer.args.world_size:
             self.trainer._load_rng_state(self._checkpoint_name)
 
     @property
@@ -239,6 +246,8 @@ class TrainingRun:
                 if asked_for is not None:
                     rate_then = (self.record or {}).get("arguments", {}).get("learning_rate")
                     asked_for.put_back(trainer.optimizer, trainer.lr_scheduler, rate_then, trainer.args.learning_rate)
+            if self._is_other_layout:
+                move_schedule(trainer.lr_scheduler, trainer.state.global_step - self._schedule_behind)
             if (self.record or {}).get("schedule_is_replaced"):
                 self._rates_to_keep = [group["lr"] for group in self.trainer.optimizer.param_groups]
 
@@ -292,8 +301,15 @@ class TrainingRun:
 
     def optimizer_and_schedule(self) -> tuple[Any, Any]:
         """Make optimizer and schedule for the length of this training."""
-        made: tuple[Any, Any] = self.trainer._optimizer_and_schedule(self.plan.max_steps)
+        steps = self.plan.max_steps - self._schedule_behind
+        made: tuple[Any, Any] = self.trainer._optimizer_and_schedule(steps)
         return made
+
+    @property
+    def _schedule_behind(self) -> int:
+        """Optimizer steps by which the schedule stands behind the training: it is a function of the rows trained."""
+        # If the length was given in steps, it is a function of these.
+        return 0 if self.plan.is_endless or self.trainer.args.max_steps >= 0 else self.steps_ahead
 
     def begin_without_steps(self) -> None:
         """Training is over before it begins, as where one that had ended is resumed: make optimizer and schedule."""
