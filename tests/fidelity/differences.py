@@ -8,7 +8,6 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
-from littrainer.commands.differences import first_difference
 from tests.fidelity.record import Record
 
 NOT_COMPARED = ("error", "automatic_optimization")
@@ -27,6 +26,9 @@ def read_record(folder: Path, name: str) -> Record:
 
 def differing_aspects(expected: Record, actual: Record) -> dict[str, str]:
     """The first difference of each aspect that differs; under "error" the last line of a traceback."""
+    # The process of transformers' side imports this file, and must not import littrainer.
+    from littrainer.commands.differences import first_difference
+
     for side in (expected, actual):
         if side.error:
             return {"error": side.error.strip().splitlines()[-1]}

@@ -131,11 +131,12 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
         # Left open, bars are drawn on terminals only.
         is_copy = was_normalized(self)
         # What followed from global_batch_size, before it is looked at again.
-        self._derived_accumulation: int | None = self.gradient_accumulation_steps if is_copy else None
+        derived = self.gradient_accumulation_steps if is_copy else None
+        self._derived_accumulation: int | None = vars(self).get("_derived_accumulation", derived)
         self._asked_for_bars: bool = self.disable_tqdm is False and not is_copy
         restores = self.restore_callback_states_from_checkpoint
         # Left open it reads as False, as in transformers, and early stopping alone goes on.
-        self._restores_patience: bool = restores is None or (restores is False and is_copy)
+        self._restores_patience: bool = vars(self).get("_restores_patience", restores is not False or is_copy)
         normalize(self, [*self._VALID_DICT_FIELDS, "lightning"])
         validate(self)
         # What contradicts itself is refused before a script loads its model.
