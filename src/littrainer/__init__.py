@@ -192,6 +192,7 @@ if TYPE_CHECKING:
     from littrainer.search.record import BestRun
     from littrainer.seq2seq import Seq2SeqTrainer
     from littrainer.trainer import Trainer
+    from littrainer.training.health import UnhealthyTrainingError
     from littrainer.training.tracked_means import track
 
 
