@@ -778,17 +778,16 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         self.control = self.callback_handler.on_log(self.args, state, self.control, logs)
 
     def track(self, name: str, value: torch.Tensor | float) -> None:
-        """Log the mean of a value over each logging interval, next to the loss.
+        """Log the mean of a value over each logging interval, next to the loss; evaluations do not count.
 
-        Call it in `compute_loss` or a callback, once or more often in each micro-batch, for a part of the loss or an
-        accuracy. In a model's `forward` call `littrainer.track`. Values of evaluations do not count.
+        Call it in `compute_loss` or a callback as often as wanted, and `littrainer.track` in a model's `forward`.
 
         Parameters:
             name: what it is logged as.
             value: one number, or a tensor with one, which stays on its device until the mean is logged.
 
         Raises:
-            TypeError: the name is no text, or the value is not one number.
+            TypeError: the value is not one number.
             ValueError: the Trainer logs something else under this name.
         """
         self.session.tracked.add(name, value)

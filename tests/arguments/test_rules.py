@@ -255,8 +255,8 @@ def test_accumulation_follows_from_the_global_batch_size(
 @pytest.mark.parametrize(
     ("values", "processes", "words"),
     [
-        ({"per_device_train_batch_size": 5}, 2, r"not a multiple of the 10 .*Set .* to one of 1, 2, 3, 4, 6, 12\."),
-        ({"per_device_train_batch_size": 2}, 5, r"global_batch_size=24 .*5 processes take.*Set it to a multiple of 5"),
+        ({"per_device_train_batch_size": 5}, 2, r"not a multiple of 10, .*Set .* to one of 1, 2, 3, 4, 6, 12\."),
+        ({"per_device_train_batch_size": 2}, 5, r"global_batch_size=24 .*the 5 process.*Set it to a multiple of 5"),
         ({"gradient_accumulation_steps": 4}, 1, r"gradient_accumulation_steps=4 and global_batch_size=24 are both set"),
         ({"global_batch_size": 0}, 1, r"global_batch_size=0 is out of range"),
     ],

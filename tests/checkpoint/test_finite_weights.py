@@ -15,7 +15,7 @@ from transformers import DataCollatorForTokenClassification
 from littrainer import TrainerCallback
 from littrainer.checkpoint.checksums import files_in, note_changes, write_manifest
 from littrainer.checkpoint.distributed_resume import checkpoint_to_resume
-from littrainer.checkpoint.verification import get_last_checkpoint, has_finite_weights, newest_healthy_checkpoint
+from littrainer.checkpoint.verification import get_last_checkpoint, readable_manifest
 from littrainer.checkpoint.weights import weights_are_finite, write_weights
 from tests.scenarios.data import tag_rows, tiny_tokenizer
 from tests.scenarios.models import VectorClassifier, tiny_bert_tagger, tiny_lora_tagger
@@ -108,9 +108,9 @@ def test_a_checkpoint_says_whether_its_weights_are_finite(
     if make is not Masked:
         given |= {"train_dataset": tag_rows(10), "data_collator": DataCollatorForTokenClassification(tiny_tokenizer())}
     quiet_trainer(tmp_path, make(), given=given, **EACH_STEP, **changes).train()
-    assert has_finite_weights(tmp_path / "checkpoint-1") is True
-    assert has_finite_weights(tmp_path / "checkpoint-2") is False
-    assert newest_healthy_checkpoint(tmp_path) == tmp_path / "checkpoint-1"
+    assert readable_manifest(tmp_path / "checkpoint-1").weights_are_finite is True
+    assert readable_manifest(tmp_path / "checkpoint-2").weights_are_finite is False
+    assert get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
 
 
 def test_what_a_users_code_changes_afterwards_is_not_known_to_be_finite(tmp_path: Path) -> None:
@@ -118,13 +118,13 @@ def test_what_a_users_code_changes_afterwards_is_not_known_to_be_finite(tmp_path
     write_manifest(tmp_path, weights_are_finite=True)
     (tmp_path / "notes.txt").touch()
     note_changes(tmp_path)
-    assert has_finite_weights(tmp_path) is True
+    assert readable_manifest(tmp_path).weights_are_finite is True
     save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
     note_changes(tmp_path)
-    assert has_finite_weights(tmp_path) is None
+    assert readable_manifest(tmp_path).weights_are_finite is None
     write_manifest(tmp_path, weights_are_finite=False)
     (tmp_path / "littrainer_manifest.json").write_text("{")
-    assert has_finite_weights(tmp_path) is None
+    assert readable_manifest(tmp_path).weights_are_finite is None
 
 
 def folders(root: Path, finite: dict[int, bool | None]) -> Path:
@@ -144,16 +144,13 @@ def test_resuming_from_the_newest_passes_over_sick_checkpoints_with_one_warning(
     (warning,) = caplog.messages
     assert f"{tmp_path / 'checkpoint-4'}, {tmp_path / 'checkpoint-3'}" in warning
     assert f"{tmp_path / 'checkpoint-2'} is the newest one before" in warning
-    caplog.clear()
-    assert newest_healthy_checkpoint(tmp_path) == tmp_path / "checkpoint-2" and not caplog.messages
 
 
 def test_a_folder_of_sick_checkpoints_is_resumed_by_name_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folders(tmp_path, {3: False})
-    assert get_last_checkpoint(tmp_path) is None and newest_healthy_checkpoint(tmp_path) is None
+    assert get_last_checkpoint(tmp_path) is None
     caplog.clear()
     folder = tmp_path / "checkpoint-3"
     with caplog.at_level(logging.WARNING):
         assert checkpoint_to_resume(str(folder), str(tmp_path), needed=()) == folder
     assert [str(folder) in message and "finite" in message for message in caplog.messages] == [True]
-    assert newest_healthy_checkpoint(tmp_path / "none") is None

@@ -243,7 +243,7 @@ def older_checkpoints_are_thinned_and_the_last_healthy_one_stays(folder: Path) -
     refused = error_of(lambda: make(run).train(resume_from_checkpoint=str(folder / "thin" / "checkpoint-2")))
     assert state == WHOLE[1:] and weights_of(resumed) == WEIGHTS_OF_A_WHOLE_RUN
     assert thin == WHOLE and left == [FILES[0], FILES[3], *FILES[-2:]]
-    check_errors(refused, 0, f"newest complete one is {folder / 'thin' / 'checkpoint-6'}")
+    check_errors(refused, 0, f"Resume from {folder / 'thin' / 'checkpoint-6'}")
 
 
 def a_damaged_newest_checkpoint_is_passed_over_by_both_and_refused_by_name(folder: Path) -> None:

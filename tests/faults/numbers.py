@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import load_file
 
 from littrainer import UnhealthyTrainingError
-from littrainer.checkpoint.verification import newest_healthy_checkpoint
+from littrainer.checkpoint.verification import get_last_checkpoint
 from littrainer.distributed.agreement import from_each
 from tests.distributed.together import start_processes, wait_for_all
 from tests.scenarios.data import Rows, vector_rows
@@ -177,11 +177,11 @@ def outcome_of(fault: Fault, folder: Path) -> str:
         wrong.append(f"told late, at {about[0][0]}")
     elif KINDS[fault.kind] not in about[0][1] and not (fault.kind == "weights" and "or the weights" in about[0][1]):
         wrong.append(f"told as {about[0][1]}")
-    healthy = newest_healthy_checkpoint(folder / "faulty")
+    healthy = get_last_checkpoint(folder / "faulty")
     if healthy is None:
         wrong.append("no healthy checkpoint")
-    elif not all(part.isfinite().all() for part in load_file(healthy / "model.safetensors").values()):
-        wrong.append(f"{healthy.name} is not healthy")
+    elif not all(part.isfinite().all() for part in load_file(Path(healthy, "model.safetensors")).values()):
+        wrong.append(f"{healthy} is not healthy")
     is_finite = all(part.isfinite().all() for part in trainer.model.state_dict().values())
     if fault.way == "rollback" or (fault.way == "skip" and fault.kind != "weights"):
         if not is_finite or trainer.state.global_step != STEPS:

@@ -416,9 +416,8 @@ def settle_global_batch_size(args: Any, batch_size: int | None = None) -> None:
         fitting = ", ".join(map(str, fitting_batch_sizes(args)))
         advice = f"per_device_train_batch_size to one of {fitting}" if fitting else f"it to a multiple of {processes}"
         raise ValueError(
-            f"global_batch_size={total} is not a multiple of the {size * processes} samples that {processes} "
-            f"{'process takes' if processes == 1 else 'processes take'} at once with micro-batches of {size}. Set "
-            f"{advice}."
+            f"global_batch_size={total} is not a multiple of {size * processes}, the {size} samples of a micro-batch "
+            f"times the {processes} process(es). Set {advice}."
         )
     given = args.gradient_accumulation_steps
     if given not in (1, steps, args._derived_accumulation):

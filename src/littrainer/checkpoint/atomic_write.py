@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,12 +151,11 @@ def clean_unfinished(run_dir: Path) -> None:
         unfinished.rmdir()
 
 
-def set_aside_and_delete(folder: Path, in_background: bool = False, only: Iterable[str] | None = None) -> None:
+def set_aside_and_delete(folder: Path, in_background: bool = False) -> None:
     """Delete a checkpoint so that no half of it is ever found under its name.
 
     Parameters:
         in_background: return when it is gone from its place; `wait_for_deletions` waits for the rest.
-        only: names of files and folders in it that are deleted; by default all of it is.
 
     Raises:
         OSError: it could not be deleted; in the background that is a warning.
@@ -166,7 +165,7 @@ def set_aside_and_delete(folder: Path, in_background: bool = False, only: Iterab
     wait_for_deletions()
     unfinished.mkdir(exist_ok=True)
     try:
-        aside = _set_aside(folder, only)
+        aside = _set_aside(folder)
         if in_background:
             _deletions.append(in_thread(functools.partial(_delete_or_warn, aside), f"deleting {folder.name}"))
         else:
@@ -213,15 +212,10 @@ def _telling_files(folder: Path) -> list[Path]:
     return [folder / name for name in TELLING_FILES]
 
 
-def _set_aside(folder: Path, only: Iterable[str] | None = None) -> Path:
-    """Move a folder, or some of what is in it, to a place where it is not taken for a checkpoint."""
+def _set_aside(folder: Path) -> Path:
+    """Move a folder to a place where it is not taken for a checkpoint, and return that place."""
     aside = folder.parent / UNFINISHED_DIR / f"{folder.name}{DELETED}"
     delete_folder(aside)
-    if only is not None:
-        aside.mkdir()
-        for name in only:
-            os.rename(folder / name, aside / name)
-        return aside
     try:
         os.rename(folder, aside)
     except OSError as error:
@@ -379,7 +373,7 @@ def rotate_checkpoints(
 
 
 def newest_healthy_of(ordered: Sequence[str]) -> str | None:
-    """Return the last one of checkpoints that can be resumed from and whose weights may be finite; None if none is."""
+    """Return the last checkpoint that is not thinned and whose weights are not known to be sick; None if none is."""
     for path in reversed(ordered):
         manifest = readable_manifest(Path(path))
         if not manifest.is_thinned and manifest.weights_are_finite is not False:

@@ -21,7 +21,6 @@ from littrainer.checkpoint.verification import (
     damage_in,
     get_last_checkpoint,
     missing_from,
-    newest_healthy_checkpoint,
     readable_manifest,
     refuse_damage,
 )
@@ -157,11 +156,10 @@ def checkpoint_to_resume(
         )
     manifest = readable_manifest(folder)
     if manifest.is_thinned:
-        complete = newest_healthy_checkpoint(folder.parent)
-        newest = "no complete one is next to it" if complete is None else f"the newest complete one is {complete}"
         raise ValueError(
             f"The checkpoint {folder} was thinned to its weights (keep_optimizer_states), so training cannot go on "
-            f"from it; {newest}. Resume from a complete one, or load its model with from_pretrained."
+            f"from it. Resume from {get_last_checkpoint(folder.parent) or 'a complete one'}, or load its model with "
+            "from_pretrained."
         )
     missing = missing_from(set(files_in(folder, with_links=True)), needed)
     if missing:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from littrainer.checkpoint.atomic_write import (
     delete_checkpoint,
+    delete_folder,
     newest_healthy_of,
     rotate_checkpoints,
-    set_aside_and_delete,
     sort_checkpoints,
 )
 from littrainer.checkpoint.checksums import DamagedManifest, read_manifest, to_disk, write_manifest
@@ -38,14 +38,13 @@ def tidy_checkpoints(
     Parameters:
         state: the Trainer's, whose logs say which checkpoints are the best.
         newest: the checkpoint that was written last.
-        in_background: free room while this returns.
+        in_background: free the room of what is deleted wholly while this returns.
     """
     limit, best, also_kept = args.save_total_limit, state.best_model_checkpoint, []
     if args.save_total_limit_best is not None:
-        limit = limit if limit is not None and limit > 0 else 1
-        also_kept = [*best_checkpoints(args, state, run_dir), *([] if best is None else [str(Path(best))])]
         # The limit counts the newest ones alone.
-        best = None
+        also_kept = [*best_checkpoints(args, state, run_dir), str(Path(best or ""))]
+        limit, best = max(limit or 1, 1), None
     rotate_checkpoints(
         run_dir, limit, best, use_mtime=True, newest=newest, in_background=in_background, also_kept=also_kept
     )
@@ -56,7 +55,7 @@ def tidy_checkpoints(
         complete = {*ordered[-args.keep_optimizer_states :], newest_healthy_of(ordered)}
         for path in ordered:
             if path not in complete:
-                thin_checkpoint(Path(path), in_background)
+                thin_checkpoint(Path(path))
 
 
 def best_checkpoints(args: TrainingArguments, state: TrainerState, run_dir: str) -> list[str]:
@@ -74,32 +73,30 @@ def best_checkpoints(args: TrainingArguments, state: TrainerState, run_dir: str)
 
 def delete_all_but_best(args: TrainingArguments, run_dir: str, best: str) -> None:
     """Delete the checkpoints of a folder but for the best one, if that lies there and no further ones are kept."""
-    # The best one of a training resumed from another folder lies there, and none would be left here.
+    # That of a training resumed from another folder lies there, and none would be left here.
     if args.save_total_limit_best is None and Path(best).parent.samefile(run_dir):
         for folder in sort_checkpoints(run_dir, best_model_checkpoint=best):
             if not Path(folder).samefile(best):
                 delete_checkpoint(folder)
 
 
-def thin_checkpoint(folder: Path, in_background: bool = False) -> None:
+def thin_checkpoint(folder: Path) -> None:
     """Leave a checkpoint its weights; its manifest says first that nothing else is to be expected.
 
     Nothing is done to a link, or to a checkpoint without a manifest, such as one of transformers.
-
-    Parameters:
-        in_background: delete while this returns.
     """
     try:
         manifest = None if folder.is_symlink() else read_manifest(folder)
         # Those that a killed process was about to delete are not in the manifest any more.
-        surplus = [entry.name for entry in folder.iterdir() if OF_A_RESUME.fullmatch(entry.name)]
+        surplus = [entry for entry in folder.iterdir() if OF_A_RESUME.fullmatch(entry.name)]
         if manifest is None or not surplus:
             return
         if not manifest.is_thinned:
             logger.info("Thinning the older checkpoint %s to its weights (keep_optimizer_states)", folder)
-            files = {name: record for name, record in manifest.files.items() if name.partition("/")[0] not in surplus}
+            files = {name: one for name, one in manifest.files.items() if not OF_A_RESUME.fullmatch(name.split("/")[0])}
             write_manifest(folder, files, manifest.sequence, manifest.weights_are_finite, is_thinned=True)
             to_disk(folder)
-        set_aside_and_delete(folder, in_background, surplus)
+        for entry in surplus:
+            delete_folder(entry)
     except (OSError, DamagedManifest) as error:
         logger.warning("The older checkpoint %s could not be thinned to its weights: %s.", folder, error)

@@ -274,11 +274,6 @@ FORMATS: dict[re.Pattern[str], Callable[[Path], str | None]] = {
 }
 
 
-def has_finite_weights(folder: Path) -> bool | None:
-    """Return whether all weights of a checkpoint are finite; None if its manifest does not say so, or it has none."""
-    return readable_manifest(folder).weights_are_finite
-
-
 def readable_manifest(folder: Path) -> Manifest:
     """Return the manifest of a checkpoint; one that knows nothing if there is none, or it is damaged."""
     try:
@@ -300,35 +295,11 @@ def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> st
     Raises:
         FileNotFoundError: there is no such folder.
     """
-    found, damaged, sick = _newest_to_resume(folder, without)
-    for path, damage in damaged.items():
-        going_on = f"{found} is the newest intact one." if found else "There is no intact one before it."
-        logger.warning("Passing over the damaged checkpoint %s: %s %s", path, " ".join(damage), going_on)
-    if sick:
-        going_on = f"{found} is the newest one before." if found else "There is no other one."
-        logger.warning("Passing over %s: not all of their weights are finite numbers. %s", ", ".join(sick), going_on)
-    return found
-
-
-def newest_healthy_checkpoint(run_dir: str | Path) -> Path | None:
-    """Return the newest intact checkpoint of which no weights are known not to be finite; None if there is none.
-
-    Parameters:
-        run_dir: the folder that holds the `checkpoint-<step>` folders.
-    """
-    newest = _newest_to_resume(run_dir)[0] if Path(run_dir).is_dir() else None
-    return None if newest is None else Path(newest)
-
-
-def _newest_to_resume(
-    run_dir: str | Path, without: Collection[str] = ()
-) -> tuple[str | None, dict[str, list[str]], list[str]]:
-    folders = (entry for entry in Path(run_dir).iterdir() if entry.is_dir() and entry.name not in without)
+    folders = (entry for entry in Path(folder).iterdir() if entry.is_dir() and entry.name not in without)
     steps = {step: entry.name for entry in folders if (step := checkpoint_step(entry)) is not None}
-    damaged: dict[str, list[str]] = {}
-    sick: list[str] = []
+    found, damaged, sick = None, {}, []
     for step in sorted(steps, reverse=True):
-        path = os.path.join(run_dir, steps[step])
+        path = os.path.join(folder, steps[step])
         manifest = readable_manifest(Path(path))
         if manifest.is_thinned:
             continue
@@ -337,5 +308,12 @@ def _newest_to_resume(
         elif manifest.weights_are_finite is False:
             sick.append(path)
         else:
-            return path, damaged, sick
-    return None, damaged, sick
+            found = path
+            break
+    for path, damage in damaged.items():
+        going_on = f"{found} is the newest intact one." if found else "There is no intact one before it."
+        logger.warning("Passing over the damaged checkpoint %s: %s %s", path, " ".join(damage), going_on)
+    if sick:
+        going_on = f"{found} is the newest one before." if found else "There is no other one."
+        logger.warning("Passing over %s: not all of their weights are finite numbers. %s", ", ".join(sick), going_on)
+    return found

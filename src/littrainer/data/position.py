@@ -296,8 +296,7 @@ class LayoutChange:
     """Where an epoch goes on with other batches, optimizer steps or processes than it began with.
 
     Parameters:
-        rows: rows of its order that were trained before, as `rows_in` returns them; none if only the number of
-            micro-batches in an optimizer step is another one.
+        rows: rows trained before, as of `rows_in`; none if only the micro-batches of an optimizer step are others.
         batches: micro-batches of the new size that they stand for.
         window: the micro-batch, counted from the epoch's beginning, at which the first optimizer step begins.
         share: share of the epoch that the rows are.
@@ -411,9 +410,7 @@ class DataProgress:
         }
 
     def rows_of_batch(self, epoch: int, number: int, is_current: bool) -> list[int] | None:
-        """The indices of a batch's rows, which are drawn once more; afterwards all generators stand where they stood.
-
-        None for streams, and for samplers of a script, whose states are not known.
+        """The indices of a batch's rows, which are drawn once more; None for streams and for samplers of a script.
 
         Parameters:
             epoch, number: counted from 0.
@@ -427,17 +424,13 @@ class DataProgress:
         batches, sampler = loader.batch_sampler, _owners_of_generators(loader)["sampler"]
         while isinstance(batches, LaterBatches):
             batches = batches.batch_sampler
-        if type(getattr(batches, "batch_sampler", batches)) is not BatchSampler or isinstance(sampler, SharedBatches):
+        own, known = getattr(batches, "batch_sampler", batches), {EpochSeededSampler, SequentialSampler}
+        if is_current and not loader.persistent_workers:
+            known |= {RandomSampler, LengthGroupedSampler}
+        if type(own) is not BatchSampler or type(sampler) not in known:
             return None
-        follows_from_seed = type(sampler) in (EpochSeededSampler, SequentialSampler)
-        is_kept = (
-            is_current and type(sampler) in (RandomSampler, LengthGroupedSampler) and not loader.persistent_workers
-        )
-        if not (follows_from_seed or is_kept):
-            return None
-        order = getattr(getattr(batches, "batch_sampler", batches), "sampler", None)
-        if isinstance(order, LaterRows) and self._change is not None and is_current:
-            order.rows, number = self._change.rows, number - self._change.batches
+        if isinstance(own.sampler, LaterRows) and self._change is not None and is_current:
+            own.sampler.rows, number = self._change.rows, number - self._change.batches
         states, generators, epoch_then = host_states(), generator_states(loader), getattr(sampler, "epoch", None)
         try:
             if self._epoch_start is not None:

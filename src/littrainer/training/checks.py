@@ -29,7 +29,6 @@ from littrainer.distributed.layout import process_layout, tensor_parallel_size
 from littrainer.errors.log_levels import apply_log_level
 from littrainer.errors.notes import kind_of
 from littrainer.evaluation.streaming import streaming_metrics
-from littrainer.optim.stepping import updates_during_backward
 from littrainer.training.loss import returns_the_mean
 from littrainer.training.overrides import accept_earlier_signatures, own_methods, refuse_ignored_overrides
 
@@ -391,8 +390,7 @@ def check_before_training(trainer: Any) -> None:
     if trainer.args.loss_normalization == "exact" and returns_the_mean(trainer):
         raise ValueError(
             f'loss_normalization="exact" and {type(trainer).__name__}, whose compute_loss or training_step does not '
-            "take num_items_in_batch: add that parameter and divide the sum of the micro-batch's losses by it, or set "
-            'loss_normalization="transformers".'
+            "take num_items_in_batch: add that parameter, and divide the sum of the micro-batch's losses by it."
         )
     check_settled(trainer.args, trainer.is_deepspeed_enabled)
     check_health_arguments(trainer.args)
@@ -400,12 +398,7 @@ def check_before_training(trainer: Any) -> None:
         plan = sharding_plan(trainer.args)
         if tensor_parallel_size(trainer.args) > 1 or (plan is not None and plan.version == 1):
             raise ValueError(
-                'on_nonfinite="rollback" does not go with tensor parallelism (tp_size) nor with version 1 of FSDP: '
-                'choose "stop" and resume from the checkpoint that its error names, or version 2 of FSDP.'
+                'on_nonfinite="rollback" does not go with tp_size nor with version 1 of FSDP: choose "stop", and '
+                "resume from the checkpoint that its error names."
             )
-    if trainer.args.on_nonfinite == "skip" and updates_during_backward(trainer.optimizer):
-        raise ValueError(
-            f'on_nonfinite="skip" leaves out optimizer steps, and {type(trainer.optimizer).__name__} updates weights '
-            'during the backward pass: choose another optimizer, or on_nonfinite="warn" or "stop".'
-        )
     check_datasets(trainer.args, trainer.train_dataset, trainer.eval_dataset, trainer.overrides_evaluation())

@@ -64,16 +64,13 @@ class Clock:
             logger.warning("max_minutes=%g: training ends at optimizer step %d.", self._args.max_minutes, step)
         if now >= self._next_look:
             self._next_look = now + SECONDS_BETWEEN_LOOKS
-            self._answer_files(control, step)
+            for name, does in ((SAVE_FILE, "saves"), (STOP_FILE, "saves and stops")):
+                path = self._run_dir / name
+                if path.exists():
+                    logger.warning("%s: training %s at optimizer step %d.", path, does, step)
+                    control.should_save = True
+                    control.should_training_stop = control.should_training_stop or name == STOP_FILE
+                    with suppress(OSError):
+                        path.unlink()
         # A save or evaluation for another reason is not to be missed.
         self.next_call = now if self._seconds else min(self._next_look, self._end)
-
-    def _answer_files(self, control: TrainerControl, step: int) -> None:
-        for name, does in ((SAVE_FILE, "saves"), (STOP_FILE, "saves and stops")):
-            path = self._run_dir / name
-            if path.exists():
-                logger.warning("%s: training %s at optimizer step %d.", path, does, step)
-                control.should_save = True
-                control.should_training_stop = control.should_training_stop or name == STOP_FILE
-                with suppress(OSError):
-                    path.unlink()

@@ -12,16 +12,13 @@ import statistics
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from littrainer.checkpoint.checksums import files_in
-from littrainer.checkpoint.distributed_resume import NEEDED_TO_RESUME
+from littrainer.checkpoint.atomic_write import newest_healthy_of
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME, checkpoint_step
-from littrainer.checkpoint.verification import damage_in, has_finite_weights, missing_from
 from littrainer.checkpoint.weights import is_finite
 from littrainer.data.windows import IGNORED_LABEL
 from littrainer.data.workers import host_states, set_host_states
@@ -47,26 +44,18 @@ SPIKE = "nothing"
 
 
 class Place(NamedTuple):
-    """A window, or one micro-batch of it.
-
-    Parameters:
-        step: the optimizer step, counted from 1.
-        epoch, micro_batch: counted from 0; of a window its first micro-batch.
-    """
+    """A micro-batch, or of a window its first one: the optimizer step, counted from 1, the epoch and number from 0."""
 
     step: int
     epoch: int
     micro_batch: int
 
 
-@dataclass(frozen=True)
-class Fault:
-    """An optimizer step whose numbers are not healthy; what is not known is None.
+class Fault(NamedTuple):
+    """What is known of an optimizer step whose numbers are not healthy.
 
     Parameters:
-        place: its window.
         loss: the first one of a micro-batch that is not finite, else the sum of all.
-        grad_norm: norm of the gradients before clipping.
         rows: indices in the dataset of the rows it came up with.
         first: what was not finite first.
         text: all of this in words.
@@ -126,12 +115,7 @@ class HealthGuard:
         self.acts_at_each_step = way in ("skip", "rollback")
         self.unread: list[tuple[str, tuple[int, int, int], Any]] = []
         self._known: list[_Number] = []
-        self._windows_read: WindowLoader
-        self._model: Any = None
-        self._accelerator: Any = None
-        self._run_dir = ""
-        self._resumed_from: Path | None = None
-        self._is_told = False
+        self._left_to_loss_scaling = self._is_told = False
         self._windows, self._has_told_of_labels = 0, False
         self._returns: Counter[Path] = Counter()
         # Checkpoints of earlier trainings in the same folder.
@@ -140,15 +124,10 @@ class HealthGuard:
     # ---- What a training tells it ------------------------------------------------------------------------------------
 
     def begin(self, windows: WindowLoader, model: Any, accelerator: Any, run_dir: str, checkpoint: Path | None) -> None:
-        """A training begins, or goes on from a checkpoint.
-
-        Parameters:
-            windows: knows the rows of each micro-batch.
-            accelerator: its `scaler` is None if losses are not scaled.
-            run_dir: the folder of the training's checkpoints.
-        """
-        self._windows_read, self._model, self._accelerator = windows, model, accelerator
-        self._run_dir, self._resumed_from = run_dir, checkpoint
+        """A training begins, or goes on from a checkpoint."""
+        self._windows_read, self._model, self._run_dir, self._resumed_from = windows, model, run_dir, checkpoint
+        # It leaves out steps whose gradients overflow, which belongs to finding the scale.
+        self._left_to_loss_scaling = accelerator.scaler is not None
         self.unread, self._known, self._is_told = [], [], False
         if self._of_others is None:
             self._of_others = set(map(_identity, _checkpoints_in(run_dir)))
@@ -159,11 +138,6 @@ class HealthGuard:
         places = [(epoch, micro_batch) for epoch, micro_batch in record.get("left_out", ())]
         if is_same_data:
             self.left_out += [place for place in places if place not in self.left_out]
-        elif places:
-            logger.warning(
-                "Batches that on_nonfinite='rollback' has left out before are trained on if they come again: with "
-                "other sizes of batches they cannot be found."
-            )
         self.recent_norms.clear()
         self.recent_norms.extend(record.get("recent_norms", ()))
 
@@ -173,11 +147,7 @@ class HealthGuard:
         return {name: value for name, value in found.items() if value}
 
     def refuses(self, window: tuple[int, int, int], norm: Any) -> bool:
-        """Return whether an optimizer step is left out.
-
-        Parameters:
-            window: its place.
-            norm: that of its gradients.
+        """Return whether the optimizer step of a window is left out, by the norm of its gradients.
 
         Raises:
             GoingBack: the training goes back to its last healthy checkpoint.
@@ -250,11 +220,6 @@ class HealthGuard:
         self.recent_norms.append(norm)
         return True
 
-    @property
-    def _left_to_loss_scaling(self) -> bool:
-        # It leaves out steps whose gradients overflow, which belongs to finding the scale.
-        return self._accelerator is not None and self._accelerator.scaler is not None
-
     def _tell_of_windows_without_labels(self, labels: list[float]) -> None:
         self._windows += len(labels)
         empty = labels.count(0)
@@ -282,38 +247,32 @@ class HealthGuard:
         place = of_step[0].place
         found = [self._windows_read.rows_of(place.epoch, one) for one in micro_batches]
         rows = None if None in found else [row for one in found if one is not None for row in one]
-        sick_weights = _names_of_sick(self._model)
+        named = ((name, getattr(one, "_local_tensor", one)) for name, one in self._model.named_parameters())
+        sick_weights = _listed(name for name, one in named if not is_finite(name, one, ()))
         is_spike = not bad and norm is not None and math.isfinite(norm)
         first = SPIKE if is_spike else self._first_in_data(of_step, rows)
         if not first and weights_are_as_then and sick_weights:
-            first = f"the weights ({_listed(sick_weights)})"
+            first = f"the weights ({sick_weights})"
         if not first and bad:
-            unknown = [*(["the data"] if rows is None else []), *([] if weights_are_as_then else ["the weights"])]
-            first = " or ".join(["the loss", *unknown])
+            first = "the loss" + (" or the data" if rows is None else "")
+            first += "" if weights_are_as_then else " or the weights"
         first = first or "the gradients"
-        words = [f"Optimizer step {place.step}:"]
         if is_spike:
-            usual = statistics.median(self.recent_norms)
-            words.append(
-                f"the gradient norm is {norm:.4g}, above spike_factor={self.spike_factor:g} times the median of the "
-                f"last {len(self.recent_norms)}, {usual:.4g}."
-            )
+            usual, number = statistics.median(self.recent_norms), len(self.recent_norms)
+            words = f"the gradient norm is {norm:.4g}, above spike_factor={self.spike_factor:g} times "
+            words += f"the median of the last {number}, {usual:.4g}."
         else:
             of_norm = "" if norm is None else f" and the gradient norm {norm:.4g}"
-            words.append(f"the loss is {math.nan if loss is None else loss:.4g}{of_norm}. Not finite first: {first}.")
-        if rows is None:
-            words.append(
-                f"It is micro-batch {micro_batches[0] + 1 if micro_batches else '?'} of epoch {place.epoch + 1}."
-            )
-        else:
-            words.append(
-                f"The rows of {'this batch' if bad else 'its batches'} are {_listed(rows)} of the train_dataset."
-            )
+            words = f"the loss is {math.nan if loss is None else loss:.4g}{of_norm}. Not finite first: {first}."
+        if rows is not None:
+            words += f" The rows of {'this batch' if bad else 'its batches'} are {_listed(rows)} of the train_dataset."
+        elif micro_batches:
+            words += f" It is micro-batch {micro_batches[0] + 1} of epoch {place.epoch + 1}."
         if process_count() > 1 and bad:
-            words.append(f"Process {process_rank()} has it.")
+            words += f" Process {process_rank()} has it."
         if sick_weights and not weights_are_as_then:
-            words.append(f"By now these weights are not finite: {_listed(sick_weights)}.")
-        return Fault(place, loss, norm, rows, first, " ".join(words))
+            words += f" By now these weights are not finite: {sick_weights}."
+        return Fault(place, loss, norm, rows, first, f"Optimizer step {place.step}: {words}")
 
     def _first_in_data(self, of_step: list[_Number], rows: list[int] | None) -> str:
         if any(one.kind == LABELS and one.value == 0 for one in of_step):
@@ -346,20 +305,13 @@ class HealthGuard:
 
     # ---- Going back --------------------------------------------------------------------------------------------------
 
-    def healthy_checkpoint(self, is_verified: bool = False) -> Path | None:
-        """The newest checkpoint of this training whose weights are not known to be sick; None if there is none.
-
-        Parameters:
-            is_verified: only an intact one counts; each byte of it is read.
-        """
-        given = self._resumed_from
+    def healthy_checkpoint(self) -> Path | None:
+        """The newest checkpoint of this training whose weights are not known to be sick; None if there is none."""
         own = [one for one in _checkpoints_in(self._run_dir) if _identity(one) not in (self._of_others or ())]
-        newest_first = sorted(own, key=lambda one: checkpoint_step(one) or 0, reverse=True)
-        for folder in [*newest_first, *([] if given is None or not given.is_dir() else [given])]:
-            is_complete = not missing_from(set(files_in(folder, with_links=True)), NEEDED_TO_RESUME)
-            if is_complete and has_finite_weights(folder) is not False and not (is_verified and damage_in(folder)):
-                return folder
-        return None
+        own.sort(key=lambda one: checkpoint_step(one) or 0)
+        given = [] if self._resumed_from is None or not self._resumed_from.is_dir() else [self._resumed_from]
+        found = newest_healthy_of([str(one) for one in (*given, *own)])
+        return None if found is None else Path(found)
 
     def go_back(self, fault: Fault) -> str:
         """Leave the window of a fault out from now on, and return the folder of the checkpoint to go on from.
@@ -367,15 +319,14 @@ class HealthGuard:
         Raises:
             UnhealthyTrainingError: there is none, or going back there does not help.
         """
-        place = (fault.place.epoch, fault.place.micro_batch)
-        folder = from_first(self.healthy_checkpoint(is_verified=True) if process_rank() == 0 else None)
+        folder = from_first(self.healthy_checkpoint() if process_rank() == 0 else None)
         if folder is None:
             raise self._error(fault, "on_nonfinite='rollback' has nowhere to go back to.")
         self._returns[folder] += 1
-        if place in self.left_out or self._returns[folder] > MOST_RETURNS:
-            again = "came up again without that batch" if place in self.left_out else f"is the {MOST_RETURNS + 1}th one"
-            raise self._error(fault, f"It {again} since {folder.name}, so going back there is no progress.")
-        self.left_out.append(place)
+        if self._returns[folder] > MOST_RETURNS:
+            told = f"It is the {MOST_RETURNS + 1}th one since {folder.name}, so going back there is no progress."
+            raise self._error(fault, told)
+        self.left_out.append((fault.place.epoch, fault.place.micro_batch))
         self._warn(
             f"{fault.text} on_nonfinite='rollback' goes back to {folder} and leaves this optimizer step's rows out."
         )
@@ -396,11 +347,6 @@ def _listed(names: Iterable[Any]) -> str:
     texts = [str(name) for name in names]
     further = f" and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
     return ", ".join(texts[:MOST_NAMED]) + further
-
-
-def _names_of_sick(model: Any) -> list[str]:
-    named = ((name, getattr(one, "_local_tensor", one)) for name, one in model.named_parameters())
-    return [name for name, one in named if not is_finite(name, one, ())]
 
 
 def _has_sick_number(value: Any) -> bool:

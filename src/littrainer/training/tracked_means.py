@@ -27,32 +27,20 @@ class TrackedMeans:
         self._counts: dict[str, int] = {}
 
     def add(self, name: str, value: torch.Tensor | float) -> None:
-        """Count a value.
-
-        Raises:
-            TypeError: the name is no text, or the value is not one number.
-            ValueError: the Trainer logs something else under this name.
-        """
-        if not isinstance(name, str):
-            raise TypeError(f"track() was given {kind_of(name)} as a name, and takes a text.")
+        """Count a value; see `track` for what it raises."""
         if name in LOGGED_BY_TRAINER or name.startswith("eval_"):
             raise ValueError(f"track() cannot log {name!r}, which the Trainer logs itself: choose another name.")
         if self.is_paused:
             return
-        if isinstance(value, torch.Tensor):
-            if value.numel() != 1:
-                raise TypeError(
-                    f"track({name!r}) was given a tensor of shape {tuple(value.shape)}, and takes one number: take "
-                    "its mean()."
-                )
-            # A sum in float64 takes no harm from many values; devices without it have float32.
-            value = value.detach().reshape(()).to(torch.float32 if value.device.type == "mps" else torch.float64)
-        else:
-            try:
+        try:
+            if isinstance(value, torch.Tensor):
+                # A sum in float64 takes no harm from many values; devices without it have float32.
+                value = value.detach().reshape(()).to(torch.float32 if value.device.type == "mps" else torch.float64)
+            else:
                 value = float(value)
-            except (TypeError, ValueError):
-                raise TypeError(f"track({name!r}) was given {kind_of(value)}, and takes one number.") from None
-        self._sums[name] = self._sums[name] + value if name in self._sums else value
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(f"track({name!r}) was given {kind_of(value)}, and takes one number: its mean().") from None
+        self._sums[name] = self._sums.get(name, 0.0) + value
         self._counts[name] = self._counts.get(name, 0) + 1
 
     @contextmanager
@@ -107,7 +95,7 @@ def track(name: str, value: torch.Tensor | float) -> None:
         value: one number, or a tensor with one; it is not read from its device here.
 
     Raises:
-        TypeError: the name is no text, or the value is not one number.
+        TypeError: the value is not one number.
         ValueError: the Trainer logs something else under this name.
     """
     means = _of_training.get()
