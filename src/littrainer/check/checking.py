@@ -178,11 +178,13 @@ class TrainingCheck:
         """Train some steps, with evaluation and save; a part that fails is left out of the next attempt."""
         wanted = {EVALUATION: bool(self.eval_datasets), SAVE: self.args.save_strategy != SaveStrategy.NO}
         wanted |= {END: bool(self.args.load_best_model_at_end), STEP: True}
+        # An evaluation that the script calls for looks for no best model.
+        changed: dict[str, Any] = {"metric_for_best_model": None} if self.args.eval_strategy in (None, "no") else {}
         while True:
             # A step that fails is most often one of a batch with a rare row, which is looked for afterwards.
             steps = TrialSteps(wanted[EVALUATION], wanted[SAVE], SECONDS_TO_MEASURE if wanted[STEP] else 0.0)
             try:
-                with self._trial(steps, {"load_best_model_at_end": wanted[END]}):
+                with self._trial(steps, changed | {"load_best_model_at_end": wanted[END]}):
                     self.trainer.train()
                 break
             except Exception as error:
