@@ -108,6 +108,8 @@ def test_metrics_that_need_all_rows_are_tried_on_all(tmp_path: Path) -> None:
     # One that evaluates when the script calls evaluate().
     (found,) = failures(quiet_trainer(tmp_path / "c", given=given).check())
     assert found.startswith("evaluation: ")
+    given.pop("compute_metrics")
+    assert failures(quiet_trainer(tmp_path / "d", given=given, metric_for_best_model="f1").check()) == []
 
 
 def test_each_part_that_fails_is_named_with_its_moment(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_of_large_data_as_many_rows_as_there_is_time_for_are_spread_over_the_who
     assert max(b - a for a, b in zip([0, *numbers], [*numbers, 999], strict=True)) < 100
 
 
-def test_numbers_outside_of_what_the_model_takes_are_found_by_rule() -> None:
+def test_numbers_outside_of_what_the_model_takes_are_found_by_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     model, data = tiny_bert_classifier(), token_rows(30)
     vocabulary, classes = model.config.vocab_size, model.config.num_labels
     data[4]["input_ids"][1] = vocabulary
@@ -65,18 +65,26 @@ def test_numbers_outside_of_what_the_model_takes_are_found_by_rule() -> None:
     assert found.good([3, 4, 11]) == [3]
     # A loss of the script's own may mean something else by labels, and a column that is dropped by anything.
     assert set(look(data, model, has_own_loss=True).failing) == {"input_ids"}
+    kind = type(model)
+    monkeypatch.setattr(model, "forward", lambda **inputs: kind.forward(model, **inputs))
+    assert set(look(data, model).failing) == {"input_ids"}
+    monkeypatch.undo()
     assert look(data, model, columns=["attention_mask"]).failing.keys() == {"input_ids", "labels"}
     assert look(data, model, columns=["labels"]).failing.keys() == {"labels"}
 
 
-def test_rows_that_cannot_be_read_are_found() -> None:
+def test_rows_that_cannot_be_read_are_found_and_take_no_longer_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(Rows):
         def __getitem__(self, index: int) -> Any:
-            if index == 5:
+            clock[0] += 1
+            if index == 5 or len(self) > 9:
                 raise OSError("truncated file")
             return super().__getitem__(index)
 
+    clock = [0.0]
+    monkeypatch.setattr(rows.time, "monotonic", lambda: clock[0])
     assert look(Broken(token_rows(9))).failing == {"cannot be read": {5: "OSError: truncated file"}}
+    assert len(look(Broken(token_rows(99))).failing["cannot be read"]) == 11
 
 
 def test_rows_of_the_greatest_length_that_are_many_may_be_cut_off() -> None:

@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
+from littrainer.arguments.choices import SaveStrategy
 from littrainer.callbacks.handler import DefaultFlowCallback
 from littrainer.callbacks.lightning_callbacks import is_one_of
 from littrainer.callbacks.progress import PrinterCallback, ProgressCallback, default_progress_callback
+from littrainer.check import findings
 from littrainer.check import trial_training as trial
 from littrainer.check.findings import FAILS, NOTE, PASSED, CheckReport, Finding, shown_bytes, shown_seconds, words_of
 from littrainer.check.rows import RowLook, can_select, look_at_rows, selected
-from littrainer.check.surroundings import WRITES_FILES_ONLY, rights_on_hub, room_on_disk, starts_of_trackers
 from littrainer.check.trial_training import END, EVALUATION, SAVE, STEP, TrialSteps
 from littrainer.checkpoint.verification import damage_in
 from littrainer.data.columns import accepted_columns
@@ -79,7 +79,7 @@ class TrainingCheck:
             if not self.ends_afterwards:
                 raise
             self.puts_model_back = False
-        # On the disk of the run, and where all processes see it.
+        # Beside output_dir: on its disk, and where all processes see it.
         near = next(one for one in Path(self.args.output_dir).absolute().parents if one.is_dir())
         is_first = self.args.process_index == 0
         self.folder = from_first(tempfile.mkdtemp(prefix=".littrainer_check_", dir=near) if is_first else "")
@@ -87,12 +87,12 @@ class TrainingCheck:
             self._look_at_rows()
             steps = self._train_and_save()
             if steps is not None:
-                evaluation_seconds, peak = self._measure_evaluations(), self._peak()
+                evaluation_seconds, peak = self._measure_evaluations(steps), self._peak()
                 self._try_rows()
                 self._forecast(steps, evaluation_seconds, peak)
                 self._resume(steps)
-            self.report.findings += [rights_on_hub(self.args)] if self.args.push_to_hub else []
-            self.report.findings += starts_of_trackers(self.callbacks)
+            self.report.findings += [findings.rights_on_hub(self.args)] if self.args.push_to_hub else []
+            self.report.findings += findings.starts_of_trackers(self.callbacks)
             if not self.report.is_broken_off:
                 wait_for_each_other()
         finally:
@@ -107,10 +107,10 @@ class TrainingCheck:
     def _fail(self, about: str, error: Exception, when: str) -> None:
         self._add(FAILS, about, words_of(error), when)
         # The other processes wait for this one.
-        self.report.is_broken_off = self.report.is_broken_off or self.args.world_size > 1
+        self.report.is_broken_off = self.args.world_size > 1
 
     def _look_at_rows(self) -> None:
-        trainer = self.trainer
+        trainer, is_first = self.trainer, self.args.process_index == 0
         columns = accepted_columns(trainer.model, trainer.label_names) if self.args.remove_unused_columns else None
         own_loss = trainer.compute_loss_func is not None or bool(own_methods(trainer, ("compute_loss",)))
         for name, dataset in {TRAINING_DATA: trainer.train_dataset, **self.eval_datasets}.items():
@@ -118,7 +118,6 @@ class TrainingCheck:
             if not can_select(dataset):
                 self._add(NOTE, about, "its rows were not looked at, since single ones cannot be read")
                 continue
-            is_first = self.args.process_index == 0
             own: Any = look_at_rows(dataset, columns, trainer.model, own_loss) if is_first else None
             look = self.looks[name] = from_first(own)
             self._add(PASSED, about, str(look))
@@ -138,9 +137,8 @@ class TrainingCheck:
         trainer, args, handler = self.trainer, self.args, self.trainer.callback_handler
         heard = [*self.callbacks, *trainer.lightning_callbacks]
         with left_as_found(trainer, heard, self.puts_model_back), ShortTraceback():
-            replaced = {} if train_dataset is None else {"train_dataset": train_dataset}
-            if self.eval_datasets and train_dataset is None:
-                replaced["eval_dataset"] = self._few_rows()
+            rows = self._few_rows() if train_dataset is None else train_dataset
+            replaced = {"eval_dataset" if train_dataset is None else TRAINING_DATA: rows}
             lightning = {name: value for name, value in (args.lightning or {}).items() if name not in OF_THE_TRAINING}
             places = {"output_dir": self.folder, "logging_dir": f"{self.folder}/runs", "lightning": lightning}
             vars(args).update(trial.OF_A_TRIAL | places | (changed or {}))
@@ -150,20 +148,11 @@ class TrainingCheck:
                 trainer.lightning_keywords["limit_val_batches"] = MOST_BATCHES
             kept = [one for one in trainer.lightning_callbacks if last is not None and not is_one_of(one, "Checkpoint")]
             trainer.lightning_callbacks[:] = kept
-            handler.callbacks = [DefaultFlowCallback()] if last is None else [*self._users_callbacks(), last]
+            others = (TrackerCallback, PrinterCallback, ProgressCallback, default_progress_callback())
+            users = [one for one in self.callbacks if not isinstance(one, others)]
+            handler.callbacks = [DefaultFlowCallback()] if last is None else [*users, last]
             vars(trainer).update(replaced)
             yield
-
-    def _users_callbacks(self) -> Iterator[Any]:
-        """Yield the callbacks of the script without bars and trackers; TensorBoard writes into the folder."""
-        bars_and_trackers = (TrackerCallback, PrinterCallback, ProgressCallback, default_progress_callback())
-        for one in self.callbacks:
-            if isinstance(one, TrackerCallback) and one.service == WRITES_FILES_ONLY:
-                copied: Any = type(one)()
-                copied.logging_dir = f"{self.folder}/runs"
-                yield copied
-            elif not isinstance(one, bars_and_trackers):
-                yield one
 
     def _few_rows(self) -> Any:
         """Return the evaluation data with few batches, each as in the whole: first, notable and last ones."""
@@ -175,35 +164,29 @@ class TrainingCheck:
                 few[name] = dataset
                 continue
             last = (len(dataset) - 1) // size
-            numbers = [0, last, *(row // size for row in (*look.longest(1), *look.good(look.notable)))]
-            chosen = sorted(list(dict.fromkeys([*numbers, min(1, last)]))[:MOST_BATCHES])
+            numbers = [0, last, *(row // size for row in (*look.longest(1), *look.good(look.notable))), min(1, last)]
+            chosen = sorted(list(dict.fromkeys(numbers))[:MOST_BATCHES])
             self.batches[name] = list(range(last + 1)) if self.evaluates_all else chosen, last + 1
             few[name] = self._batches_of(name, self.batches[name][0])
-        return few.get("", few)
+        return few.get("", few or None)
 
     def _batches_of(self, name: str, numbers: list[int]) -> Any:
         dataset, size = self.eval_datasets[name], self.eval_batch_size
-        rows = [row for one in numbers for row in range(one * size, min((one + 1) * size, len(dataset)))]
-        return selected(dataset, rows)
+        return selected(dataset, [row for one in numbers for row in range(len(dataset))[one * size : (one + 1) * size]])
 
     def _train_and_save(self) -> TrialSteps | None:
         """Train some steps, with evaluation and save; a part that fails is left out of the next attempt."""
-        args = self.args
-        wanted = {
-            EVALUATION: args.eval_strategy not in (None, IntervalStrategy.NO),
-            SAVE: args.save_strategy != SaveStrategy.NO,
-            END: bool(args.load_best_model_at_end),
-            STEP: True,
-        }
-        saves = wanted[SAVE]
+        wanted = {EVALUATION: bool(self.eval_datasets), SAVE: self.args.save_strategy != SaveStrategy.NO}
+        wanted |= {END: bool(self.args.load_best_model_at_end), STEP: True}
+        # An evaluation that the script calls for looks for no best model.
+        changed: dict[str, Any] = {"metric_for_best_model": None} if self.args.eval_strategy in (None, "no") else {}
         while True:
             # A step that fails is most often one of a batch with a rare row, which is looked for afterwards.
             steps = TrialSteps(wanted[EVALUATION], wanted[SAVE], SECONDS_TO_MEASURE if wanted[STEP] else 0.0)
             try:
-                with self._trial(steps, {"load_best_model_at_end": wanted[END]}):
+                with self._trial(steps, changed | {"load_best_model_at_end": wanted[END]}):
                     self.trainer.train()
-                    if not saves:
-                        self._try_to_save_model()
+                break
             except Exception as error:
                 if self._needs_all_rows(error, time.perf_counter() - steps.last_event):
                     continue
@@ -213,35 +196,31 @@ class TrainingCheck:
                 if self.report.is_broken_off or is_early or not (wanted[part] or part == END):
                     return None
                 wanted[part] = False
-                if part != END:
-                    continue
-            self._note_success(wanted, steps)
-            return None if self.report.is_broken_off else steps
-
-    def _try_to_save_model(self) -> None:
-        try:
-            self.trainer.save_model(f"{self.folder}/model")
-        except Exception as error:
-            self._add(NOTE, SAVE, f"save_strategy is 'no'; a call of save_model() would fail: {words_of(error)}")
+                if part == END:
+                    break
+        self._note_success(wanted, steps)
+        return steps
 
     def _needs_all_rows(self, error: Exception, seconds: float) -> bool:
         """Whether metrics that fail are to be tried on all rows: the script may compare them with its own rows."""
         number = sum(len(some) for some, _ in self.batches.values())
         total = sum(every for _, every in self.batches.values())
-        is_of_metrics = trial.OF_METRICS in trial.calls_of(error) and self.args.world_size == 1
+        is_of_metrics = "call_metric_function" in trial.calls_of(error) and self.args.world_size == 1
         if not is_of_metrics or number >= total or seconds / number * total > LONGEST_EVALUATION_SECONDS:
             return False
         self.evaluates_all = True
         return True
 
+    def _times_and_first(self, part: str, state: Any) -> tuple[int, str]:
+        if part == SAVE and self.args.save_strategy != SaveStrategy.BEST:
+            return trial.times_and_first(self.args.save_strategy, state.save_steps, state)
+        return trial.times_and_first(self.args.eval_strategy, state.eval_steps, state)
+
     def _when(self, part: str, steps: TrialSteps) -> str:
-        args, state = self.args, steps.state
-        if state is None:
+        if steps.state is None:
             return "before the first optimizer step"
-        if part == EVALUATION or (part == SAVE and args.save_strategy == SaveStrategy.BEST):
-            return trial.first_time(args.eval_strategy, state.eval_steps, state)
-        if part == SAVE:
-            return trial.first_time(args.save_strategy, state.save_steps, state)
+        if part in (EVALUATION, SAVE):
+            return self._times_and_first(part, steps.state)[1]
         return "when all steps are done" if part == END else f"at optimizer step {len(steps.step_ends) + 1:,}"
 
     def _checkpoint(self) -> Path | None:
@@ -258,8 +237,6 @@ class TrainingCheck:
         if wanted[EVALUATION]:
             names = sorted({name for entry in state.log_history for name in entry if name.startswith("eval_")})
             self._add(PASSED, EVALUATION, f"it gives {', '.join(names)}")
-            if not any(name.endswith("_loss") for name in names):
-                self._add(NOTE, EVALUATION, "it gives no loss: are there labels in the rows?")
         if wanted[SAVE] and checkpoint is None:
             best = f"metric_for_best_model={self.args.metric_for_best_model!r} gives {state.best_metric!r}"
             self._add(FAILS, SAVE, f"no checkpoint was written after an evaluation: {best}", "at each evaluation")
@@ -274,8 +251,7 @@ class TrainingCheck:
         checkpoint, args = self._checkpoint(), self.args
         if checkpoint is None or args.save_only_model or args.ignore_data_skip or self.report.is_broken_off:
             return
-        about, when = "resume", "when a training that was killed is resumed"
-        steps = TrialSteps(False, False, last_step=2)
+        about, when, steps = "resume", "when a training that was killed is resumed", TrialSteps(False, False, 0.0, 2)
         try:
             with self._trial(steps):
                 self.trainer.train(resume_from_checkpoint=str(checkpoint))
@@ -290,22 +266,20 @@ class TrainingCheck:
         elif math.isclose(expected, again, rel_tol=TOLERANCE if args.device.type == "cpu" else TOLERANCE_OF_GPUS):
             self._add(PASSED, about, f"the next loss is the same ({again:.6g})")
         else:
-            text = (
-                f"the next loss is {again:.6g} after a resume, and {expected:.6g} without one: part of the model, of "
-                "the data's order or of the loss is not in the checkpoint"
-            )
+            text = f"the next loss is {again:.6g} after a resume, and {expected:.6g} without one: "
+            text += "part of the model, of the data's order or of the loss is not in the checkpoint"
             self._add(FAILS, about, text, when)
 
     # ---- Rows that stand out, and the longest batch ------------------------------------------------------------------
 
     def _try_rows(self) -> None:
         """Train on the longest batch, and on rows that stand out with a last batch as short as it will be."""
-        look, trainer = self.looks.get(TRAINING_DATA), self.trainer
+        look, trainer = self.looks.get(TRAINING_DATA, RowLook(0)), self.trainer
         chosen_by_script = own_methods(trainer, ("get_train_dataloader", "_get_train_sampler", "_get_dataloader"))
-        if look is None or chosen_by_script or self.report.is_broken_off:
-            return
         rows = look.longest(trainer.get_total_train_batch_size(self.args))
-        about = f"longest batch, {look.lengths[rows[0]]:,} long" if rows else ""
+        if not rows or chosen_by_script or self.report.is_broken_off:
+            return
+        about = f"longest batch, {look.lengths[rows[0]]:,} long"
         # Twice, since the optimizer has its state from the first step on.
         error = self._failure_on(rows, epochs=2)
         if error is not None:
@@ -348,32 +322,27 @@ class TrainingCheck:
 
     # ---- Time and memory ---------------------------------------------------------------------------------------------
 
-    def _measure_evaluations(self) -> float | None:
+    def _measure_evaluations(self, steps: TrialSteps) -> float | None:
         """Return the seconds of an evaluation of all datasets; None if they are not known."""
-        has_failed = any(one.about == EVALUATION and one.status == FAILS for one in self.report.findings)
-        if has_failed or self.limits_evaluation or self.report.is_broken_off or not self.batches:
+        if not steps.evaluates or self.limits_evaluation:
             return None
+        assert steps.state is not None
+        logged = {name: value for entry in steps.state.log_history for name, value in entry.items()}
         total = 0.0
         for name, (chosen, every) in self.batches.items():
-            number, seconds, started = len(chosen), 0.0, 0.0
-            # The first one is slower, and tells how many batches there is time for.
-            for _ in range(2):
-                # Spread over all, the last one among them.
-                spread = sorted({round((place + 1) * every / number) - 1 for place in range(number)})
-                data = self._batches_of(name, spread)
-                try:
-                    with self._trial(TrialSteps(False, False)):
-                        started = time.perf_counter()
-                        self.trainer.evaluate({name: data} if name else data)
-                except Exception as error:
-                    if not self._needs_all_rows(error, time.perf_counter() - started):
-                        self._fail(EVALUATION, error, "at a call of evaluate()")
-                        return None
-                    number = every
-                    continue
-                seconds = (time.perf_counter() - started) / number
-                number = from_first(min(max(int(SECONDS_TO_MEASURE / seconds), number), every))
-            total += seconds * every
+            # By the trial, which had few batches, there is time for so many.
+            seconds = logged.get(f"eval_{name}_runtime" if name else "eval_runtime", 0.0) or SECONDS_TO_MEASURE
+            number = from_first(min(max(int(SECONDS_TO_MEASURE / seconds * len(chosen)), len(chosen)), every))
+            # Spread over all, the last one among them.
+            data = self._batches_of(name, sorted({round((one + 1) * every / number) - 1 for one in range(number)}))
+            try:
+                with self._trial(TrialSteps(False, False)):
+                    started = time.perf_counter()
+                    self.trainer.evaluate({name: data} if name else data)
+            except Exception as error:
+                self._fail(EVALUATION, error, self._when(EVALUATION, steps))
+                return None
+            total += (time.perf_counter() - started) / number * every
         return total
 
     def _peak(self) -> int:
@@ -387,26 +356,24 @@ class TrainingCheck:
         return max(self.peak_at_start, peak - sum(one.numel() * one.element_size() for one in weights))
 
     def _forecast(self, steps: TrialSteps, evaluation: float | None, peak_before: int) -> None:
-        report, state, args, checkpoint = self.report, steps.state, self.args, self._checkpoint()
+        report, state, checkpoint = self.report, steps.state, self._checkpoint()
         assert state is not None
         peak = report.forecast_bytes = self._peak()
         report.forecast["memory"] = f"{shown_bytes(peak_before)} so far, {shown_bytes(peak)} with the longest batch"
-        evaluations = trial.times_of(args.eval_strategy, state.eval_steps, state)
-        saves = trial.times_of(args.save_strategy, state.save_steps, state)
-        saves = evaluations if args.save_strategy == SaveStrategy.BEST else saves
-        evaluations += bool(args.eval_on_start)
+        evaluations, saves = (self._times_and_first(part, state)[0] for part in (EVALUATION, SAVE))
+        evaluations += bool(self.args.eval_on_start)
         if checkpoint is not None:
             size = sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
-            report.findings.append(room_on_disk(args, size, saves))
-        step, save = steps.seconds_per_step, steps.save_seconds
+            report.findings.append(findings.room_on_disk(self.args, self.folder, size, saves))
+        plain, save = steps.step_ends[trial.STEPS_WITH_EVENTS :], steps.save_seconds
+        step = (plain[-1] - plain[0]) / (len(plain) - 1) if len(plain) > 1 else None
         times = {"a step": step, "an evaluation": evaluation, "a save": save or None}
         shown = [f"{shown_seconds(value)} {name}" for name, value in times.items() if value is not None]
         report.forecast["time"] = ", ".join(shown) or "too few steps to measure"
         if step is None or (evaluations and evaluation is None):
             return
-        start = (steps.first_step_began or steps.began) - steps.began
-        seconds = start + state.max_steps * step + evaluations * (evaluation or 0) + saves * save
-        report.forecast_seconds = seconds
+        seconds = steps.step_ends[0] - steps.began + (state.max_steps - 1) * step + saves * save
+        seconds = report.forecast_seconds = seconds + evaluations * (evaluation or 0)
         end = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
         report.forecast["forecast"] = (
             f"{state.max_steps:,} steps, {evaluations} evaluations and {saves} saves take {shown_seconds(seconds)}; "

@@ -6,13 +6,11 @@ import math
 import sys
 import time
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.callbacks.base import TrainerCallback
-
-if TYPE_CHECKING:
-    from littrainer.callbacks.state import TrainerControl, TrainerState
+from littrainer.callbacks.state import TrainerState
 
 # First optimizer steps, at which a trial evaluates and saves: twice, since the first time takes longer.
 STEPS_WITH_EVENTS = 2
@@ -38,7 +36,6 @@ PARTS = {
     **dict.fromkeys(("_save_checkpoint", "on_save", "note_what_callbacks_did"), SAVE),
     "_finalize_training": END,
 }
-OF_METRICS = "call_metric_function"
 
 
 class TrialSteps(TrainerCallback):
@@ -53,17 +50,13 @@ class TrialSteps(TrainerCallback):
         self.evaluates, self.saves, self.seconds, self.last_step = evaluates, saves, seconds, last_step
         self.state: TrainerState | None = None
         self.began = self.last_event = time.perf_counter()
-        self.first_step_began: float | None = None
         self.step_ends: list[float] = []
         self.save_seconds = 0.0
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.state = state
 
-    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.first_step_began = self.first_step_began or time.perf_counter()
-
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.last_event = time.perf_counter()
         self.step_ends.append(self.last_event)
         step, has_events = state.global_step, state.global_step <= STEPS_WITH_EVENTS
@@ -72,22 +65,16 @@ class TrialSteps(TrainerCallback):
         is_over = not has_events and self.last_event - self.step_ends[STEPS_WITH_EVENTS] >= self.seconds
         control.should_training_stop = control.should_training_stop or is_over or step >= self.last_step
 
-    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(self, *_: Any, **__: Any) -> None:
         self.last_event = time.perf_counter()
 
     on_evaluate = on_log
 
-    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, *_: Any, **__: Any) -> None:
         self.save_seconds = time.perf_counter() - self.last_event
 
-    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_epoch_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         control.should_evaluate = control.should_save = False
-
-    @property
-    def seconds_per_step(self) -> float | None:
-        """Mean time of the steps without events; None if there were too few."""
-        plain = self.step_ends[STEPS_WITH_EVENTS:]
-        return (plain[-1] - plain[0]) / (len(plain) - 1) if len(plain) > 1 else None
 
 
 def calls_of(error: BaseException) -> list[str]:
@@ -105,18 +92,14 @@ def losses_by_step(state: TrainerState) -> dict[int, float]:
     return {int(entry["step"]): entry["loss"] for entry in state.log_history if "loss" in entry}
 
 
-def times_of(strategy: Any, interval: float, state: TrainerState) -> int:
-    """Return how often a training does what a strategy asks for; by steps the last step is among them."""
+def times_and_first(strategy: Any, interval: float, state: TrainerState) -> tuple[int, str]:
+    """Return how often a training does what a strategy asks for, and when it first does; `no` leaves it to a script."""
+    if strategy in (None, IntervalStrategy.NO):
+        return 0, "at a call of evaluate()"
     if strategy == IntervalStrategy.STEPS:
-        return math.ceil(state.max_steps / max(interval, 1))
+        first = f"at optimizer step {min(interval, state.max_steps):,} of {state.max_steps:,}"
+        return math.ceil(state.max_steps / max(interval, 1)), first
     # The length of a stream's epochs is not known.
     epochs = 1 if state.num_train_epochs == sys.maxsize else state.num_train_epochs
-    return 0 if strategy in (None, IntervalStrategy.NO) else epochs
-
-
-def first_time(strategy: Any, interval: float, state: TrainerState) -> str:
-    """Return when a training first does what a strategy asks for."""
-    if strategy == IntervalStrategy.STEPS:
-        return f"at optimizer step {min(interval, state.max_steps):,} of {state.max_steps:,}"
-    steps = math.ceil(state.max_steps / times_of(IntervalStrategy.EPOCH, 1, state))
-    return f"at the end of epoch 1 (optimizer step {steps:,} of {state.max_steps:,})"
+    steps = math.ceil(state.max_steps / epochs)
+    return epochs, f"at the end of epoch 1 (optimizer step {steps:,} of {state.max_steps:,})"

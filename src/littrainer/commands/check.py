@@ -9,7 +9,8 @@ import contextlib
 import os
 import runpy
 import sys
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,8 +45,9 @@ def check_program(program: Sequence[str]) -> int:
     name, *_ = sys.argv = list(program[is_module:])
     if not is_module:
         sys.path[0] = os.path.dirname(os.path.abspath(name))
+    made = _replace_training_by_check(name)
     try:
-        with _training_replaced_by_check(name), contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr):
             if is_module:
                 runpy.run_module(name, run_name="__main__", alter_sys=True)
             else:
@@ -54,6 +56,11 @@ def check_program(program: Sequence[str]) -> int:
         (report,) = checked.args
     else:
         return complain("check", f"{name} ended without a call of train(), so there is nothing to check")
+    finally:
+        for folder in made:
+            # What the script itself has put there stays.
+            with contextlib.suppress(OSError):
+                folder.rmdir()
     if isinstance(report, Exception):
         return complain("check", f"this training cannot be checked: {type(report).__name__}: {report}")
     rank = int(os.environ.get("RANK", "0"))
@@ -65,22 +72,25 @@ def check_program(program: Sequence[str]) -> int:
     return 0 if report.ok else WOULD_FAIL
 
 
-@contextlib.contextmanager
-def _training_replaced_by_check(name: str) -> Iterator[None]:
-    """While the block runs the first `train()` is checked and ends it, and making a Trainer leaves nothing behind."""
+def _replace_training_by_check(name: str) -> list[Path]:
+    """Let the first `train()` be a check, which ends the script; return the list of folders that Trainers make."""
     from littrainer import trainer as module
     from littrainer.check.checking import TrainingCheck
 
     kind: Any = module.Trainer
-    train, make_repository, make_output_dir = kind.train, kind.init_hf_repo, module.make_output_dir
+    train, make_output_dir = kind.train, module.make_output_dir
     made: list[Path] = []
 
     def check_instead(self: Any, *args: Any, trial: Any = None, **keywords: Any) -> NoReturn:
         kind.train = train
+        script = os.path.abspath(name)
+        stack = traceback.walk_stack(sys._getframe())
+        lines = [f", line {line}," for frame, line in stack if os.path.abspath(frame.f_code.co_filename) == script]
+        begins = os.path.basename(name) + "".join(lines[:1])
         try:
             if trial is not None:
                 raise NotImplementedError("it is a trial of a search; let the script call train().")
-            training = f"the training that {_calling_line(name)} begins; what the script does after it was not run"
+            training = f"the training that {begins} begins; what the script does after it was not run"
             found: Any = TrainingCheck(self, training, ends_afterwards=True).run()
         except Exception as error:
             found = error
@@ -93,24 +103,7 @@ def _training_replaced_by_check(name: str) -> Iterator[None]:
 
     kind.train, kind.init_hf_repo = check_instead, lambda *_, **__: None
     module.make_output_dir = note_output_dir
-    try:
-        yield
-    finally:
-        kind.train, kind.init_hf_repo, module.make_output_dir = train, make_repository, make_output_dir
-        for folder in made:
-            # What the script itself has put there stays.
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-
-
-def _calling_line(name: str) -> str:
-    frame: Any = sys._getframe()
-    script = os.path.abspath(name)
-    while frame is not None:
-        if os.path.abspath(frame.f_code.co_filename) == script:
-            return f"{os.path.basename(name)}, line {frame.f_lineno},"
-        frame = frame.f_back
-    return name
+    return made
 
 
 if __name__ == "__main__":

@@ -8,9 +8,8 @@ import huggingface_hub
 import pytest
 
 from littrainer import TrainingArguments
-from littrainer.check import surroundings
-from littrainer.check.findings import FAILS, NOTE, PASSED
-from littrainer.check.surroundings import rights_on_hub, room_on_disk
+from littrainer.check import findings
+from littrainer.check.findings import FAILS, NOTE, PASSED, rights_on_hub, room_on_disk
 
 
 def fine_grained(name: str, *permissions: str) -> dict[str, Any]:
@@ -74,6 +73,6 @@ def test_without_a_network_a_note_says_that_rights_are_unknown(monkeypatch: pyte
 def test_the_disk_has_to_hold_the_checkpoints_that_lie_there_at_a_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: dict[str, Any], free: int, expected: tuple[str, str]
 ) -> None:
-    monkeypatch.setattr(surroundings.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
-    found = room_on_disk(TrainingArguments(tmp_path / "new" / "run", **arguments), 100, 10)
+    monkeypatch.setattr(findings.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    found = room_on_disk(TrainingArguments(tmp_path, **arguments), str(tmp_path), 100, 10)
     assert (found.status, found.when) == expected
