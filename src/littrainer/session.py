@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -66,6 +67,7 @@ class TrainingSession:
         health: looks for numbers that are not finite.
         run: the training; None before it begins.
         is_in_train: whether `train()` is going on.
+        began: `time.monotonic()` when this call of it began.
         preemption: the signals that ask for a checkpoint.
         update_guard: keeps Ctrl-C out of the update of the weights.
         first_step: the optimizer step at which this call of `train()` began.
@@ -92,6 +94,7 @@ class TrainingSession:
     health: HealthGuard = field(default_factory=HealthGuard)
     run: TrainingRun | None = None
     is_in_train: bool = False
+    began: float = field(default_factory=lambda: time.monotonic())
     preemption: Preemption = field(default_factory=Preemption)
     update_guard: UpdateGuard = field(default_factory=UpdateGuard)
     first_step: int = 0

@@ -373,7 +373,7 @@ def test_a_spike_is_told_with_the_median_it_is_compared_with(
     trainer.train()
     (told,) = warnings_in(caplog)
     assert "Optimizer step 26: the gradient norm is" in told
-    assert "above spike_factor=100 times the median of the last 2" in told and "100, 101, 102, 103" in told
+    assert "above spike_factor=100 times the median of those before" in told and "100, 101, 102, 103" in told
 
 
 # ---- Bad input -------------------------------------------------------------------------------------------------------

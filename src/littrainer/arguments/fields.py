@@ -276,7 +276,7 @@ class SavingFields:
     ignore_data_skip: bool = argument(
         False, "On resume start with the first batch of the epoch again instead of skipping those already seen."
     )
-    restore_callback_states_from_checkpoint: bool | None = argument(
+    restore_callback_states_from_checkpoint: bool = argument(
         None,
         "On resume give callbacks back the state they had when the checkpoint was written; unset, early stopping alone "
         "goes on with the evaluations it has counted, and false gives nothing back.",

@@ -370,7 +370,11 @@ def check_health_arguments(args: Any) -> None:
     way, optim = args.on_nonfinite, str(_text(args.optim))
     updates_in_backward = "layerwise" in optim or "lomo" in optim
     refused = (
-        (("rollback",), args.save_strategy == SaveStrategy.NO, 'needs checkpoints, and save_strategy="no" saves none'),
+        (
+            ("rollback",),
+            args.save_strategy == SaveStrategy.NO and args.save_minutes is None,
+            'needs checkpoints, and save_strategy="no" saves none',
+        ),
         (("rollback",), args.save_only_model, "needs optimizer states, and save_only_model=True does not save them"),
         (("skip", "rollback"), args.deepspeed, "looks at gradients before the step, and DeepSpeed's engine hides them"),
         (("skip",), updates_in_backward, f"leaves out steps, and optim={optim!r} updates weights in the backward pass"),

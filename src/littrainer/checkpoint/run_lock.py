@@ -55,7 +55,7 @@ def claimed_for_training(
         run_dir: gives the folder; it is only asked if checkpoints will be saved.
         write_record: writes what the run begins with into the folder.
     """
-    if args.save_strategy == SaveStrategy.NO and not args.enable_jit_checkpoint:
+    if args.save_strategy == SaveStrategy.NO and args.save_minutes is None and not args.enable_jit_checkpoint:
         yield
         return
     folder = Path(run_dir())

@@ -263,6 +263,8 @@ class FlagsRaisedTogether:
         self._counting: Callable[[], list[int]] | None = None
         # Flags that some raised, and all raise at the next call.
         self._late: set[str] = set()
+        # Flags that this process is there to decide on for all, and those that a warning has named.
+        self.decided_here: set[str] = set()
         self._told: set[str] = set()
         # Processes that were ready at the last call that was looked at.
         self._ready = 0
@@ -291,7 +293,8 @@ class FlagsRaisedTogether:
             for name in self._late.intersection(counted):
                 if getattr(holder, name):
                     setattr(holder, name, False)
-                    self._tell(name)
+                    if name not in self.decided_here:
+                        self._tell(name)
         return were_ready
 
     def finish(self) -> None:

@@ -281,6 +281,8 @@ def _check_metrics(args: TrainingArguments, compute_metrics: Any, eval_dataset: 
             f"eval_strategy={strategy!r} asks for evaluations, but there is no eval_dataset. Pass one to the Trainer, "
             "or set eval_strategy='no'."
         )
+    if args.eval_minutes is not None and eval_dataset is None:
+        raise ValueError("eval_minutes asks for evaluations, but there is no eval_dataset. Pass one to the Trainer.")
     needs_metric = args.save_strategy == SaveStrategy.BEST or args.load_best_model_at_end
     if needs_metric and args.metric_for_best_model is None:
         raise ValueError(

@@ -33,13 +33,13 @@ class Clock:
         next_call: `time.monotonic()` from which on `raise_flags` has to be called.
     """
 
-    def __init__(self, args: TrainingArguments, run_dir: str):
+    def __init__(self, args: TrainingArguments, run_dir: str, began: float):
         minutes = {"should_save": args.save_minutes, "should_evaluate": args.eval_minutes}
         self._args, self._run_dir = args, Path(run_dir)
         self._seconds = {flag: 60 * number for flag, number in minutes.items() if number is not None}
         now = time.monotonic()
         self._due = {flag: now + seconds for flag, seconds in self._seconds.items()}
-        self._end = math.inf if args.max_minutes is None else now + 60 * args.max_minutes
+        self._end = math.inf if args.max_minutes is None else began + 60 * args.max_minutes
         self._next_look = self.next_call = now
         self.ended_training = False
 
@@ -50,12 +50,8 @@ class Clock:
             step: optimizer steps done.
         """
         now = time.monotonic()
-        for flag, seconds in self._seconds.items():
-            is_due = now >= self._due[flag]
-            # A save or evaluation for another reason begins the interval again.
-            if is_due or getattr(control, flag):
-                setattr(control, flag, True)
-                self._due[flag] = now + seconds
+        for flag, due in self._due.items():
+            setattr(control, flag, getattr(control, flag) or now >= due)
         if now >= self._end and not self.ended_training:
             self.ended_training = control.should_training_stop = True
             # As at max_steps; what the epoch strategies ask for follows at the end of the epoch.
@@ -66,11 +62,15 @@ class Clock:
             self._next_look = now + SECONDS_BETWEEN_LOOKS
             for name, does in ((SAVE_FILE, "saves"), (STOP_FILE, "saves and stops")):
                 path = self._run_dir / name
-                if path.exists():
+                if path.is_file():
                     logger.warning("%s: training %s at optimizer step %d.", path, does, step)
                     control.should_save = True
                     control.should_training_stop = control.should_training_stop or name == STOP_FILE
                     with suppress(OSError):
                         path.unlink()
-        # A save or evaluation for another reason is not to be missed.
-        self.next_call = now if self._seconds else min(self._next_look, self._end)
+        self.next_call = min(self._next_look, self._end, *self._due.values())
+
+    def begin_intervals(self, *flags: str) -> None:
+        """Count the minutes from now on to the next save or evaluation, after one for whatever reason has ended."""
+        now = time.monotonic()
+        self._due.update({flag: now + self._seconds[flag] for flag in flags if flag in self._seconds})

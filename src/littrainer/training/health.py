@@ -115,6 +115,8 @@ class HealthGuard:
         self.acts_at_each_step = way in ("skip", "rollback")
         self.unread: list[tuple[str, tuple[int, int, int], Any]] = []
         self._known: list[_Number] = []
+        # By optimizer step, of spikes: the median that the norm was compared with.
+        self._usual_norms: dict[int, float] = {}
         self._left_to_loss_scaling = self._is_told = False
         self._windows, self._has_told_of_labels = 0, False
         self._returns: Counter[Path] = Counter()
@@ -146,24 +148,24 @@ class HealthGuard:
         found = {"left_out": [list(place) for place in self.left_out], "recent_norms": list(self.recent_norms)}
         return {name: value for name, value in found.items() if value}
 
-    def refuses(self, window: tuple[int, int, int], norm: Any) -> bool:
-        """Return whether the optimizer step of a window is left out, by the norm of its gradients.
+    def refuses(self) -> bool:
+        """Return whether the optimizer step that comes next is left out, by its losses and the norm of its gradients.
 
         Raises:
             GoingBack: the training goes back to its last healthy checkpoint.
             UnhealthyTrainingError: the weights are not finite, so that leaving out steps does not help.
         """
-        value, place = float(norm), Place(*window)
-        if self._is_healthy(value):
+        of_step = self._read()
+        norm = of_step[-1]
+        # Losses are those of this process.
+        has_bad_loss = any(map(_is_bad_loss, of_step))
+        if process_count() > 1:
+            has_bad_loss = agreed(has_bad_loss)
+        is_left_to_scaling = self._left_to_loss_scaling and not math.isfinite(norm.value)
+        if not has_bad_loss and (self._is_healthy(norm) or is_left_to_scaling):
+            self._known += of_step
             return False
-        self._known += self._read()
-        step = place.step
-        of_step = [one for one in self._known if one.place.step == step]
-        if self._left_to_loss_scaling and not math.isfinite(value) and not agreed(any(map(_is_bad_loss, of_step))):
-            return False
-        self._known = [one for one in self._known if one.place.step != step]
-        own = self._fault([*of_step, _Number(NORM, place, value)], weights_are_as_then=True)
-        fault = _first(from_each(own))
+        fault = _first(from_each(self._fault(of_step, weights_are_as_then=True)))
         if self.way == "rollback":
             raise GoingBack(fault)
         if fault.first.startswith("the weights"):
@@ -173,8 +175,10 @@ class HealthGuard:
 
     # ---- Looking -----------------------------------------------------------------------------------------------------
 
-    def look(self) -> None:
+    def look(self, comes_save: bool = False, is_end: bool = False) -> None:
         """Read what has come up since the last look, and tell what is not healthy; called at logs, saves and the end.
+
+        Weights are looked at where nothing that follows would tell: at the end, and before a save that is not to be.
 
         Raises:
             UnhealthyTrainingError: something is not, and `on_nonfinite` is "stop".
@@ -182,12 +186,14 @@ class HealthGuard:
         known, self._known = [*self._known, *self._read()], []
         values = [one.value for one in known]
         self._tell_of_windows_without_labels([one.value for one in known if one.kind == LABELS])
-        if all(map(math.isfinite, values)) and self.spike_factor is None and self.way != "stop":
+        looks_at_weights = is_end or (comes_save and self.way == "stop")
+        is_usual = all(map(math.isfinite, values)) and self.spike_factor is None and self.way != "stop"
+        if is_usual and not looks_at_weights:
             # The usual answer.
             self._is_told = False
             return
         norms = [one for one in known if one.kind == NORM]
-        unhealthy = [one for one in norms if not self._is_healthy(one.value)]
+        unhealthy = [one for one in norms if not self._is_healthy(one)]
         # Norms are the same in all processes, losses are not.
         is_common = bool(unhealthy) or self.way == "stop"
         if self._left_to_loss_scaling and not FEWEST_NORMS <= len(unhealthy) == len(norms):
@@ -195,6 +201,8 @@ class HealthGuard:
         steps = [one.place.step for one in (*unhealthy, *filter(_is_bad_loss, known))]
         own = self._fault([one for one in known if one.place.step == min(steps)]) if steps else None
         fault = _first(from_each(own)) if is_common else own
+        if fault is None and looks_at_weights and not self._is_told:
+            fault = _first(from_each(self._fault_of_weights(known)))
         if fault is None:
             self._is_told = False
         elif self.way == "stop":
@@ -212,13 +220,16 @@ class HealthGuard:
         values = torch.stack([one.to(numbers[0].device) for one in numbers]).cpu().tolist()
         return [_Number(kind, Place(*place), value) for (kind, place, _), value in zip(unread, values, strict=True)]
 
-    def _is_healthy(self, norm: float) -> bool:
-        if self.spike_factor is None or not math.isfinite(norm):
-            return math.isfinite(norm)
-        if len(self.recent_norms) >= FEWEST_NORMS and norm > self.spike_factor * statistics.median(self.recent_norms):
-            return False
-        self.recent_norms.append(norm)
-        return True
+    def _is_healthy(self, norm: _Number) -> bool:
+        if self.spike_factor is None or not math.isfinite(norm.value):
+            return math.isfinite(norm.value)
+        usual = statistics.median(self.recent_norms) if len(self.recent_norms) >= FEWEST_NORMS else math.inf
+        # Spikes too: if gradients stay as large, they are the usual ones after a while.
+        self.recent_norms.append(norm.value)
+        if norm.value <= self.spike_factor * usual:
+            return True
+        self._usual_norms[norm.place.step] = usual
+        return False
 
     def _tell_of_windows_without_labels(self, labels: list[float]) -> None:
         self._windows += len(labels)
@@ -247,20 +258,19 @@ class HealthGuard:
         place = of_step[0].place
         found = [self._windows_read.rows_of(place.epoch, one) for one in micro_batches]
         rows = None if None in found else [row for one in found if one is not None for row in one]
-        named = ((name, getattr(one, "_local_tensor", one)) for name, one in self._model.named_parameters())
-        sick_weights = _listed(name for name, one in named if not is_finite(name, one, ()))
+        sick_weights = self._sick_weights()
         is_spike = not bad and norm is not None and math.isfinite(norm)
         first = SPIKE if is_spike else self._first_in_data(of_step, rows)
         if not first and weights_are_as_then and sick_weights:
             first = f"the weights ({sick_weights})"
         if not first and bad:
             first = "the loss" + (" or the data" if rows is None else "")
-            first += "" if weights_are_as_then else " or the weights"
+            # nan weights do not heal.
+            first += " or the weights" if sick_weights and not weights_are_as_then else ""
         first = first or "the gradients"
         if is_spike:
-            usual, number = statistics.median(self.recent_norms), len(self.recent_norms)
             words = f"the gradient norm is {norm:.4g}, above spike_factor={self.spike_factor:g} times "
-            words += f"the median of the last {number}, {usual:.4g}."
+            words += f"the median of those before, {self._usual_norms[place.step]:.4g}."
         else:
             of_norm = "" if norm is None else f" and the gradient norm {norm:.4g}"
             words = f"the loss is {math.nan if loss is None else loss:.4g}{of_norm}. Not finite first: {first}."
@@ -273,6 +283,15 @@ class HealthGuard:
         if sick_weights and not weights_are_as_then:
             words += f" By now these weights are not finite: {sick_weights}."
         return Fault(place, loss, norm, rows, first, f"Optimizer step {place.step}: {words}")
+
+    def _fault_of_weights(self, known: list[_Number]) -> Fault | None:
+        place, sick_weights = known[-1].place if known else Place(0, 0, 0), self._sick_weights()
+        words = f"After optimizer step {place.step} these weights are not finite: {sick_weights}."
+        return Fault(place, None, None, None, f"the weights ({sick_weights})", words) if sick_weights else None
+
+    def _sick_weights(self) -> str:
+        named = ((name, getattr(one, "_local_tensor", one)) for name, one in self._model.named_parameters())
+        return _listed(name for name, one in named if not is_finite(name, one, ()))
 
     def _first_in_data(self, of_step: list[_Number], rows: list[int] | None) -> str:
         if any(one.kind == LABELS and one.value == 0 for one in of_step):

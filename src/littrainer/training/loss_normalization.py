@@ -92,9 +92,11 @@ def find_loss_head(
     if not window:
         return UNKNOWN
     args, is_exact = settings.args, settings.args.loss_normalization == EXACT
-    is_own = is_own or bool(own_methods(settings, ["compute_loss"])) or returns_the_mean(settings)
-    is_own = is_own or settings.compute_loss_func is not None or settings.loss_is_scaled_for_ga is not None
-    if is_own or not hasattr(window[0], "keys") or not (is_exact or len(window) > 1 or args.world_size > 1):
+    is_own = is_own or bool(own_methods(settings, ["compute_loss"]))
+    is_other = settings.compute_loss_func is not None or settings.loss_is_scaled_for_ga is not None
+    # An own `compute_loss` may call the one of the Trainer, whose loss is to be exact.
+    is_other = is_other or returns_the_mean(settings) or (is_own and not is_exact)
+    if is_other or not hasattr(window[0], "keys") or not (is_exact or len(window) > 1 or args.world_size > 1):
         return LossHead(is_exact=is_exact)
     base = base_model(users_model(model))
     if settings.model_accepts_loss_kwargs and "num_items_in_batch" in inspect.signature(base.forward).parameters:
@@ -102,7 +104,7 @@ def find_loss_head(
     label_name = next((name for name in ("labels", *settings.label_names) if name in window[0]), "labels")
     if is_exact:
         head = _by_type(settings, model, window[0], label_name)
-        if not (head.divides and settings.label_smoother is not None) and _can_be_tried(model):
+        if not (head.divides and settings.label_smoother is not None) and _can_be_tried(model) and not is_own:
             head = _Trial(settings, model, window, head, device).outcome()
         # Counts are summed over the processes.
         return from_first(head)

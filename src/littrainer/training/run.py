@@ -395,7 +395,7 @@ class TrainingRun:
         """
         trainer, state, session = self.trainer, self.trainer.state, self.trainer.session
         self.step.end_agreements()
-        self.step.health.look()
+        self.step.health.look(is_end=True)
         logger.info("\n\nTraining completed. Do not forget to share your model on huggingface.co/models =)\n\n")
         loss = session.loss
         loss.before_last_log += loss.since_last_log.item()

@@ -67,7 +67,7 @@ class TrainingStep:
         self._device = run.trainer.args.device
         processes = run.trainer.args.world_size
         is_first = run.trainer.args.process_index == 0
-        self.clock = Clock(run.trainer.args, run.folder) if is_first else None
+        self.clock = Clock(run.trainer.args, run.folder, run.trainer.session.began) if is_first else None
         self._flags = FlagsRaisedTogether(CONTROL_FLAGS, processes) if processes > 1 else None
 
     def draw(self, batches: Iterator[Any], number: int) -> tuple[list[Any], Any]:
@@ -116,10 +116,9 @@ class TrainingStep:
         trainer = self.trainer
         clipped = trainer._clip_grad_norm(trainer.model_wrapped) if trainer.args.max_grad_norm > 0 else None
         self.grad_norm = trainer._get_grad_norm(trainer.model_wrapped, grad_norm=clipped)
+        self.health.unread.append((NORM, self._window, self.grad_norm))
         if self.health.acts_at_each_step:
-            self.is_refused = self.health.refuses(self._window, self.grad_norm)
-        else:
-            self.health.unread.append((NORM, self._window, self.grad_norm))
+            self.is_refused = self.health.refuses()
         if len(self.health.unread) >= MOST_UNREAD:
             self.health.look()
         trainer.control = trainer.callback_handler.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)
@@ -154,6 +153,8 @@ class TrainingStep:
         trainer.control = handler.on_step_end(trainer.args, trainer.state, trainer.control)
         if self.clock is not None and time.monotonic() >= self.clock.next_call:
             self.clock.raise_flags(trainer.control, trainer.state.global_step)
+            if self._flags is not None:
+                self._flags.decided_here.update(name for name in CONTROL_FLAGS if getattr(trainer.control, name))
         # What is due at the end of the epoch belongs to its last step too, and follows at once.
         if micro_batch.epoch_fraction < 1 and trainer.preemption.signals:
             trainer.preemption.agree()
@@ -180,11 +181,12 @@ class TrainingStep:
         trainer, run = self.trainer, self.run
         control = trainer.control
         calls_events = control.should_log or control.should_evaluate or control.should_save
+        timed = [name for name in ("should_save", "should_evaluate") if getattr(control, name)]
         # Nothing to do, and nobody to tell that; what is handed over below has to be put together first.
         if not (calls_events or trainer.preemption.agreed is not None or self._is_told_of_each_step):
             return
         if calls_events or trainer.preemption.agreed is not None:
-            self.health.look()
+            self.health.look(comes_save=control.should_save)
         trainer._maybe_log_save_evaluate(
             trainer.session.loss.since_last_log,
             self.grad_norm,
@@ -195,6 +197,8 @@ class TrainingStep:
             run.start_time,
             learning_rate=self.learning_rate,
         )
+        if timed and self.clock is not None:
+            self.clock.begin_intervals(*timed)
         if calls_events:
             # Callbacks may have decided to stop by what they heard of.
             self.agree_on_flags(STOPPING_FLAGS)
