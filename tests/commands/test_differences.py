@@ -38,7 +38,7 @@ def test_a_value_equals_itself(value: Any) -> None:
         ({"loss": 1.0}, {"loss": 1.0, "extra": 2.0}, "surplus keys ['extra']"),
         ({"loss": 1.0}, {}, "missing keys ['loss']"),
         ({"a": [1, {"b": 2.0}]}, {"a": [1, {"b": 3.0}]}, "['a'][1]['b']"),
-        ([1, 2], [1, 2, 3], "first surplus entry: 3"),
+        ([1, 2], [1, 2, 3], "surplus keys [2]"),
         ((1, 2), [1, 2], "tuple"),
         (torch.zeros(2), torch.tensor([0.0, 1e-45]), "1 of 2 entries differ"),
         (torch.zeros(2), torch.zeros(2, dtype=torch.float64), "float64"),

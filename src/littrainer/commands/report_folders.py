@@ -13,7 +13,7 @@ from typing import Any
 
 from littrainer.arguments.secrets import without_secrets
 from littrainer.arguments.shown_arguments import as_text
-from littrainer.callbacks.log_history import TRAINING, History, read_history
+from littrainer.callbacks.log_history import TRAINING, History, logged_values, read_history
 from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.layout import (
     PREFIX_CHECKPOINT_DIR,
@@ -67,6 +67,11 @@ class Run:
     arguments: dict[str, str] | None = None
     environment: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def logged(self) -> dict[int, dict[str, Any]]:
+        """What was logged at each step, as `logged_values` returns it."""
+        return logged_values(self.state.log_history)
 
     @property
     def places(self) -> list[Path]:
