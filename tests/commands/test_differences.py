@@ -46,6 +46,7 @@ def test_a_value_equals_itself(value: Any) -> None:
         (torch.zeros(2), torch.tensor([0.0, float("nan")]), "1 of 2 entries differ"),
         (np.array([1, 2]), np.array([1, 3]), "1 of 2 entries differ"),
         (torch.ones(1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.bfloat16), "1 of 1"),
+        (torch.ones(1, dtype=torch.bfloat16), torch.ones(1), "expected torch.bfloat16, got torch.float32"),
     ],
 )
 def test_a_difference_is_named_with_its_place(expected: Any, actual: Any, words: str) -> None:

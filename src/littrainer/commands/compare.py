@@ -12,7 +12,7 @@ from littrainer.checkpoint.weights import holds_weights
 from littrainer.commands.command_line import CommandParser, complain
 from littrainer.commands.differences import LogComparison, compare_logs, weight_gaps, weights_in
 from littrainer.commands.report_charts import ABSENT, training_charts
-from littrainer.commands.report_folders import NothingToReport, Run, checkpoints_in, read_folders
+from littrainer.commands.report_folders import FIRST_WEIGHTS, NothingToReport, Run, checkpoints_in, read_folders
 from littrainer.commands.report_page import Table, page
 from littrainer.errors.atomic_files import write_whole
 
@@ -24,8 +24,6 @@ weights are equal, 1 if they differ, 2 if a folder cannot be read.
 """
 # They say where a run writes and what it is called.
 NAMES_OF_THE_RUN = frozenset({"output_dir", "logging_dir", "run_name", "local_rank"})
-# What a run notes of its first weights; one that only saved its state at the end does not know them.
-FIRST_WEIGHTS = "weights at the start"
 # The layer of a weight: up to its number if it is one of a list, else all but the last name.
 LAYER = re.compile(r".*?\.\d+(?=\.)|.*(?=\.)|.*")
 
@@ -52,11 +50,9 @@ def main(words: Sequence[str]) -> int:
         if options.html is not None:
             write_whole(options.html, page(runs, [], training_charts(runs), verdict=verdict, tables=tables))
             print(f"\npage: {options.html}")
-    except (NothingToReport, ValueError) as error:
+    except (NothingToReport, ValueError, OSError) as error:
         return complain("compare", str(error))
-    except OSError as error:
-        return complain("compare", f"{options.html} cannot be written: {error.strerror}; give another --html FILE")
-    return int(logs.step is not None or any((layers or {}).values()))
+    return int(logs.step is not None or any(layers.values()))
 
 
 def causes(one: Run, other: Run) -> list[tuple[str, str, str]]:
@@ -79,8 +75,8 @@ def _have_noted(*runs: Run) -> bool:
     return all("littrainer" in run.environment for run in runs)
 
 
-def layers_of(*runs: Run) -> dict[str, float] | None:
-    """Return the largest difference of the weights in each layer; None if one of the runs has no weights.
+def layers_of(*runs: Run) -> dict[str, float]:
+    """Return the largest difference of the weights in each layer; of none if one of the runs has no weights.
 
     Raises:
         ValueError: a file of weights is damaged.
@@ -89,7 +85,7 @@ def layers_of(*runs: Run) -> dict[str, float] | None:
     places = [{"": run.folder} | {path.name: path for path in reversed(checkpoints_in(run.folder))} for run in runs]
     one, other = ({name: path for name, path in found.items() if holds_weights(path)} for found in places)
     if not one or not other:
-        return None
+        return {}
     name = next((name for name in one if name in other), None)
     chosen = [next(iter(found.values())) if name is None else found[name] for found in (one, other)]
     layers: dict[str, float] = {}
@@ -99,32 +95,32 @@ def layers_of(*runs: Run) -> dict[str, float] | None:
     return layers
 
 
-def not_compared(one: Run, other: Run, layers: dict[str, float] | None) -> list[tuple[str, str]]:
+def not_compared(one: Run, other: Run, layers: dict[str, float]) -> list[tuple[str, str]]:
     """Return what could not be compared, and why."""
     found = []
     if not _have_noted(one, other):
         found.append(("code, data, versions, environment", f"one of the runs has no {RUN_RECORD_NAME} that notes them"))
-    common = len(one.logged.keys() & other.logged.keys())
-    if len(one.logged) != common or len(other.logged) != common:
-        why = f"of {len(one.logged)} and {len(other.logged)}, {common} are common"
+    steps, others = one.logged.keys(), other.logged.keys()
+    if steps != others:
+        why = f"of {len(steps)} and {len(others)}, {len(steps & others)} are common"
         found.append(("steps that one run alone has logged", why))
-    if layers is None:
+    if not layers:
         found.append(("weights", "one of the runs has none in its folder or its checkpoints"))
     return found
 
 
-def verdict_on(logs: LogComparison, layers: dict[str, float] | None) -> str:
+def verdict_on(logs: LogComparison, layers: dict[str, float]) -> str:
     """Say in a sentence what came out."""
     if logs.step is not None:
         name, (one, other) = next(iter(logs.differing.items()))
         told = f"The logs differ first at step {logs.step}: {name} is {one} and {other}"
         return f"{told}. {logs.equal} values before it are equal."
-    if any((layers or {}).values()):
+    if any(layers.values()):
         return f"The weights differ, and all {logs.equal} values that both have logged are equal."
-    return f"Equal: {logs.equal} logged values{'' if layers is None else ' and all weights'}."
+    return f"Equal: {logs.equal} logged values{' and all weights' if layers else ''}."
 
 
-def tables_of(runs: Sequence[Run], logs: LogComparison, layers: dict[str, float] | None) -> list[Table]:
+def tables_of(runs: Sequence[Run], logs: LogComparison, layers: dict[str, float]) -> list[Table]:
     """Return what was found as tables: the first difference, what differs from the start, last values and layers."""
     names = [run.name for run in runs]
     tables: list[Table] = []
@@ -140,9 +136,9 @@ def tables_of(runs: Sequence[Run], logs: LogComparison, layers: dict[str, float]
         if isinstance(value, (int, float)) and isinstance(ends[1].get(name), (int, float))
     ]
     tables.append(("Last values", ("", *names, "difference"), metrics))
-    differing = sorted(((name, gap) for name, gap in (layers or {}).items() if gap), key=lambda layer: -layer[1])
+    differing = sorted(((name, gap) for name, gap in layers.items() if gap), key=lambda layer: -layer[1])
     if differing:
-        title = f"Weights: {len(differing)} of {len(layers or {})} layers differ"
+        title = f"Weights: {len(differing)} of {len(layers)} layers differ"
         texts = [(name, f"{gap:.3g}" if math.isfinite(gap) else "another shape, or nan") for name, gap in differing]
         tables.append((title, ("layer", "largest difference"), texts))
     left_out = not_compared(runs[0], runs[1], layers)

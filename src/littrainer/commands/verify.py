@@ -124,13 +124,13 @@ def _noise(twins: Sequence[tuple[Run, Run]]) -> dict[str, float]:
     """Return by how much runs with the same Trainer differ at most: name of a logged value, or `WEIGHTS` -> number."""
     noise: dict[str, float] = {}
     for one, again in twins:
-        logged = [(again.logged.get(step, {}), values) for step, values in one.logged.items()]
-        pairs = [(name, value, other.get(name)) for other, values in logged for name, value in values.items()]
-        gaps = [
-            (name, abs(value - other))
-            for name, value, other in pairs
-            if isinstance(value, float) and isinstance(other, float)
-        ]
+        gaps, repeated = [], again.logged
+        for step, values in one.logged.items():
+            others = repeated.get(step, {})
+            floats = [
+                name for name in values if isinstance(values[name], float) and isinstance(others.get(name), float)
+            ]
+            gaps += [(name, abs(values[name] - others[name])) for name in floats]
         gaps += [(WEIGHTS, gap) for gap in weight_gaps(weights_in(one.folder), weights_in(again.folder)).values()]
         for name, gap in gaps:
             # A nan is not larger, and leaves no tolerance.
