@@ -232,11 +232,8 @@ def train(
     tell_trackers_of_trial(trainer.callback_handler.callbacks, folder)
     # Ray sees to it that one process has a trial; the process before may take a while to end.
     is_on_ray = trainer.hp_search_backend == HPSearchBackend.RAY
-    run_dir, write_record = (
-        functools.partial(trainer._get_output_dir, trial=trial),
-        functools.partial(_begin_record, trainer),
-    )
-    claim = claimed_for_training(trainer.args, run_dir, write_record)
+    run_dir = functools.partial(trainer._get_output_dir, trial=trial)
+    claim = claimed_for_training(trainer.args, run_dir, functools.partial(_begin_record, trainer))
     # A search goes on by the call that began it.
     reported = reported_interruption(trainer.args, lambda: trainer.state) if trial is None else contextlib.nullcontext()
     with (
@@ -251,8 +248,7 @@ def train(
 
 
 def _begin_record(trainer: Any, folder: Path) -> None:
-    datasets = {"train": trainer.train_dataset, "eval": trainer.eval_dataset}
-    trainer.session.saving.facts = facts_of_run(trainer.model, datasets)
+    trainer.session.saving.facts = facts_of_run(trainer.model, trainer.train_dataset, trainer.eval_dataset)
     write_run_record(trainer.args, folder, trainer.session.saving.facts)
 
 

@@ -656,9 +656,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         if self.is_world_process_zero():
             self.state.save_to_json(os.path.join(self.args.output_dir, TRAINER_STATE_NAME))
             # The weights are no longer those that a training began with, unless it noted them.
-            facts = self.session.saving.facts or facts_of_run(
-                None, {"train": self.train_dataset, "eval": self.eval_dataset}
-            )
+            facts = self.session.saving.facts or facts_of_run(None, self.train_dataset, self.eval_dataset)
             write_run_record(self.args, self.args.output_dir, facts)
 
     # ---- The Hub ----------------------------------------------------------------------------------------------------

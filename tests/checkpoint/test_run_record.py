@@ -48,4 +48,4 @@ def test_without_git_or_a_script_the_code_is_not_known(tmp_path: Path, monkeypat
     monkeypatch.setattr(run_record.subprocess, "run", fail)
     monkeypatch.setattr(run_record.sys.modules["__main__"], "__file__", None, raising=False)
     monkeypatch.chdir(tmp_path)
-    assert set(facts_of_run(None, {})["code"].values()) == {None}
+    assert set(facts_of_run(None, None, None)["code"].values()) == {None}

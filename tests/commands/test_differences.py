@@ -38,7 +38,7 @@ def test_a_value_equals_itself(value: Any) -> None:
         ({"loss": 1.0}, {"loss": 1.0, "extra": 2.0}, "surplus keys ['extra']"),
         ({"loss": 1.0}, {}, "missing keys ['loss']"),
         ({"a": [1, {"b": 2.0}]}, {"a": [1, {"b": 3.0}]}, "['a'][1]['b']"),
-        ([1, 2], [1, 2, 3], "first surplus entry: 3"),
+        ([1, 2], [1, 2, 3], "surplus keys [2]"),
         ((1, 2), [1, 2], "tuple"),
         (torch.zeros(2), torch.tensor([0.0, 1e-45]), "1 of 2 entries differ"),
         (torch.zeros(2), torch.zeros(2, dtype=torch.float64), "float64"),
@@ -46,6 +46,7 @@ def test_a_value_equals_itself(value: Any) -> None:
         (torch.zeros(2), torch.tensor([0.0, float("nan")]), "1 of 2 entries differ"),
         (np.array([1, 2]), np.array([1, 3]), "1 of 2 entries differ"),
         (torch.ones(1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.bfloat16), "1 of 1"),
+        (torch.ones(1, dtype=torch.bfloat16), torch.ones(1), "expected torch.bfloat16, got torch.float32"),
     ],
 )
 def test_a_difference_is_named_with_its_place(expected: Any, actual: Any, words: str) -> None:

@@ -96,7 +96,11 @@ def test_a_script_that_does_not_repeat_its_numbers_is_never_called_equal(said_of
 @pytest.mark.parametrize(
     ("changes", "difference", "cause"),
     [
-        ({"weight": 2.0}, "all 7 logged values are equal, and weights differ: layer.weight: 1 of 2 entries", "after"),
+        (
+            {"weight": 2.0},
+            "all 7 logged values are equal, and weights['layer.weight']: 1 of 2 entries",
+            "after",
+        ),
         ({"eval_accuracy": 0.5}, "eval_accuracy: not logged with transformers, 0.5 with littrainer", "logs alone"),
     ],
 )

@@ -89,7 +89,7 @@ PLANTED = {
     "other data": Planted(
         "BEFORE",
         "rows = rows[ON_LIGHTNING:] + rows[:ON_LIGHTNING]",
-        r"first at step 1, after 0 equal values|first at step 1,[^$]*loss: [^$]*the first loss",
+        r"first at step 1, after 0 equal values[^$]*loss: [^$]*the first loss",
     ),
     "other weights at step 6": Planted(
         "STEP",

@@ -29,18 +29,16 @@ if TYPE_CHECKING:
 LONGEST_GIT_SECONDS = 5
 
 
-def facts_of_run(model: Any, datasets: Mapping[str, Any]) -> dict[str, Any]:
+def facts_of_run(model: Any, train_dataset: Any, eval_dataset: Any) -> dict[str, Any]:
     """Describe the code, the data and the model of a run that begins.
 
     Parameters:
         model: its weights are those that the run begins with; None leaves them out.
-        datasets: by name; a dict among them is a dataset for each of its names.
+        train_dataset: rows, a stream, or None.
+        eval_dataset: as `train_dataset`, or a dict of several.
     """
-    named: dict[str, Any] = {}
-    for name, dataset in datasets.items():
-        named |= (
-            {f"{name} {key}": one for key, one in dataset.items()} if isinstance(dataset, dict) else {name: dataset}
-        )
+    evals = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
+    named = {"train": train_dataset, **{f"eval {name}".rstrip(): one for name, one in evals.items()}}
     return {
         "code": _state_of_code(str(getattr(sys.modules["__main__"], "__file__", None) or os.getcwd())),
         "data": {name: described(dataset) for name, dataset in named.items() if dataset is not None},
@@ -95,30 +93,25 @@ def _state_of_code(script: str) -> dict[str, Any]:
     It is asked for once in a process, since later changes do not reach code that is loaded.
     """
     path = Path(script)
-    folder = path.resolve().parent if path.is_file() else path
+    content = path.read_bytes() if path.is_file() else None
+    folder = path if content is None else path.resolve().parent
     changes = _git(folder, "diff", "HEAD", "--no-ext-diff", "--no-color")
     return {
-        "script": path.name if path.is_file() else None,
-        "script hash": _hash(path.read_bytes()) if path.is_file() else None,
+        "script": None if content is None else path.name,
+        "script hash": _hash(content),
         "commit": (_git(folder, "rev-parse", "HEAD") or b"").decode().strip()[:12] or None,
-        "uncommitted changes": _hash(changes) if changes else None,
+        "uncommitted changes": _hash(changes),
     }
 
 
 def _git(folder: Path, *words: str) -> bytes | None:
-    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    command = ["git", "--no-optional-locks", "-C", str(folder), *words]
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *words],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=LONGEST_GIT_SECONDS,
-        )
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=LONGEST_GIT_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
 
 
-def _hash(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=6).hexdigest()
+def _hash(content: bytes | None) -> str | None:
+    return hashlib.blake2b(content, digest_size=6).hexdigest() if content else None

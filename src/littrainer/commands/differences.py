@@ -10,15 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from littrainer.checkpoint.weights import holds_weights, read_adapter, read_weights
+from littrainer.checkpoint.weights import read_adapter, read_weights
 
 NOT_LOGGED = "not logged"
+# Of a value in a message.
+LONGEST_TEXT = 200
 
 
 def first_difference(expected: Any, actual: Any, tolerance: float = 0.0, place: str = "") -> str | None:
     """Say where two values differ first, in words; None if they are equal.
 
-    Types count (1 is not 1.0), a nan equals a nan, and arrays are compared by dtype, shape and bits.
+    Types count (1 is not 1.0), a nan equals a nan, and arrays count with their dtype and shape.
 
     Parameters:
         tolerance: largest absolute difference allowed between two floats, 0 for equality.
@@ -26,47 +28,31 @@ def first_difference(expected: Any, actual: Any, tolerance: float = 0.0, place: 
     """
     here = place or "the whole value"
     if isinstance(expected, torch.Tensor) and isinstance(actual, torch.Tensor):
-        if expected.dtype is torch.bfloat16 and actual.dtype is torch.bfloat16:
-            # NumPy does not know them.
-            expected, actual = (
-                one.float() if tolerance else one.contiguous().view(torch.int16) for one in (expected, actual)
-            )
+        if expected.dtype != actual.dtype:
+            return f"{here}: expected {expected.dtype}, got {actual.dtype}"
+        if expected.is_floating_point() and expected.itemsize < 4:
+            # NumPy does not know all of them, and float32 holds their numbers.
+            expected, actual = expected.float(), actual.float()
         return first_difference(expected.numpy(), actual.numpy(), tolerance, place)
     if type(expected) is not type(actual):
-        return f"{here}: expected {short(expected)} ({kind(expected)}), got {short(actual)} ({kind(actual)})"
-    if isinstance(expected, dict):
-        return _difference_of_dicts(expected, actual, tolerance, place)
-    if isinstance(expected, (list, tuple)):
-        for index, (left, right) in enumerate(zip(expected, actual, strict=False)):
-            found = first_difference(left, right, tolerance, f"{place}[{index}]")
-            if found:
-                return found
-        if len(expected) != len(actual):
-            longer = expected if len(expected) > len(actual) else actual
-            surplus = short(longer[min(len(expected), len(actual))])
-            return f"{here}: expected {len(expected)} entries, got {len(actual)}; first surplus entry: {surplus}"
-        return None
+        kinds = type(expected).__name__, type(actual).__name__
+        return f"{here}: expected {_short(expected)} ({kinds[0]}), got {_short(actual)} ({kinds[1]})"
+    if isinstance(expected, (dict, list, tuple)):
+        left, right = (dict(one if isinstance(one, dict) else enumerate(one)) for one in (expected, actual))
+        common = [key for key in left if key in right]
+        found = (first_difference(left[key], right[key], tolerance, f"{place}[{key!r}]") for key in common)
+        missing, surplus = [key for key in left if key not in right], [key for key in right if key not in left]
+        keys = f"{here}: missing keys {_short(missing)}, surplus keys {_short(surplus)}" if missing or surplus else None
+        return next(filter(None, found), keys)
     if isinstance(expected, (np.ndarray, np.generic)):
         return _difference_of_arrays(np.asarray(expected), np.asarray(actual), tolerance, here)
+    if expected == actual:
+        return None
     if isinstance(expected, float):
-        if expected == actual or (math.isnan(expected) and math.isnan(actual)):
-            return None
-        if abs(expected - actual) <= tolerance:
-            return None
-        return f"{here}: expected {expected!r}, got {actual!r} (difference {actual - expected:.3g})"
-    return None if expected == actual else f"{here}: expected {short(expected)}, got {short(actual)}"
-
-
-def _difference_of_dicts(expected: dict[Any, Any], actual: dict[Any, Any], tolerance: float, place: str) -> str | None:
-    missing = [key for key in expected if key not in actual]
-    surplus = [key for key in actual if key not in expected]
-    if missing or surplus:
-        return f"{place or 'the whole value'}: missing keys {missing}, surplus keys {surplus}"
-    for key, value in expected.items():
-        found = first_difference(value, actual[key], tolerance, f"{place}[{key!r}]")
-        if found:
-            return found
-    return None
+        gap = actual - expected
+        is_close = abs(gap) <= tolerance or (math.isnan(expected) and math.isnan(actual))
+        return None if is_close else f"{here}: expected {expected!r}, got {actual!r} (difference {gap:.3g})"
+    return f"{here}: expected {_short(expected)}, got {_short(actual)}"
 
 
 def _difference_of_arrays(expected: Any, actual: Any, tolerance: float, here: str) -> str | None:
@@ -82,23 +68,16 @@ def _difference_of_arrays(expected: Any, actual: Any, tolerance: float, here: st
     unequal = ~((expected == actual) | (np.isnan(expected) & np.isnan(actual)) | (gap <= tolerance))
     if not unequal.any():
         return None
-    where = tuple(int(axis[0]) for axis in np.nonzero(unequal))
-    largest = f"{np.nanmax(gap):.3g}"
+    first = tuple(int(axis[0]) for axis in np.nonzero(unequal))
     return (
-        f"{here}: {int(unequal.sum())} of {expected.size} entries differ by up to {largest}; "
-        f"first at {where}: expected {expected[where]!r}, got {actual[where]!r}"
+        f"{here}: {int(unequal.sum())} of {expected.size} entries differ by up to {np.nanmax(gap):.3g}; "
+        f"first at {first}: expected {expected[first]!r}, got {actual[first]!r}"
     )
 
 
-def kind(value: Any) -> str:
-    """Return the name of a value's type."""
-    return type(value).__name__
-
-
-def short(value: Any, limit: int = 200) -> str:
-    """Return the value's text, cut to `limit` characters."""
+def _short(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 3]}..."
 
 
 # ---- Logs and weights of two trainings -------------------------------------------------------------------------------
@@ -115,7 +94,7 @@ class LogComparison(NamedTuple):
 
 
 def compare_logs(one: Logs, other: Logs, tolerances: Mapping[str, float], common_only: bool = False) -> LogComparison:
-    """Compare two logs, as `logged_values` returns them, step by step.
+    """Compare two logs, as `Run.logged` has them, step by step.
 
     Parameters:
         tolerances: name of a value -> largest difference that is allowed; 0 for others.
@@ -135,25 +114,13 @@ def compare_logs(one: Logs, other: Logs, tolerances: Mapping[str, float], common
     return LogComparison(equal, None, {})
 
 
-def largest_gaps(one: Logs, other: Logs) -> dict[str, float]:
-    """Return by how much two logs differ at most: name of a value -> largest absolute difference of its numbers."""
-    gaps: dict[str, float] = {}
-    for step in one.keys() & other.keys():
-        for name, value in one[step].items():
-            again = other[step].get(name)
-            if isinstance(value, float) and isinstance(again, float) and math.isfinite(value - again):
-                gaps[name] = max(gaps.get(name, 0.0), abs(value - again))
-    return gaps
-
-
 def weights_in(folder: Path) -> Mapping[str, torch.Tensor]:
     """Return the weights, or the adapter, in a folder; numbers are read from the disk when they are used.
 
     Raises:
         ValueError: a file is damaged, or there is none.
     """
-    is_adapter = (folder / "adapter_config.json").is_file()
-    return read_adapter(folder) if is_adapter and holds_weights(folder) else read_weights(folder)
+    return read_adapter(folder) if (folder / "adapter_config.json").is_file() else read_weights(folder)
 
 
 def weight_gaps(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> dict[str, float]:

@@ -8,6 +8,7 @@ transformers' Trainer has nothing else; and it changes classes when the script i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.abc
@@ -37,7 +38,7 @@ class TrainingRecordedError(BaseException):
 class ChangingFinder(importlib.abc.MetaPathFinder):
     """Hands modules to functions, by their names, when they have been loaded."""
 
-    def __init__(self, changes: dict[str, Callable[[Any], None]]) -> None:
+    def __init__(self, changes: dict[str, Callable[[Any], Any]]) -> None:
         self.changes = changes
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
@@ -50,32 +51,25 @@ class ChangingFinder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def redirect(args: Any, folder: str) -> None:
-    """Let arguments write into the folder and nowhere else."""
-    args.output_dir, args.push_to_hub = folder, False
-    args.report_to = [] if isinstance(args.report_to, list) else "none"
-
-
 def redirected(method: Any, folder: str) -> Any:
-    """Return a constructor, or the end of one, that redirects the arguments it is given before it begins."""
+    """Return a method that first lets the arguments which it has, or is, write into the folder and nowhere else."""
 
     @functools.wraps(method)
-    def redirect_and_call(*given: Any, **named: Any) -> None:
-        for value in (*given, *named.values()):
-            if hasattr(value, "output_dir") and hasattr(value, "push_to_hub"):
-                redirect(value, folder)
-        method(*given, **named)
+    def redirect_and_call(self: Any, *given: Any, **named: Any) -> Any:
+        for args in (self, getattr(self, "args", None), *given, *named.values()):
+            if hasattr(args, "report_to"):
+                args.output_dir, args.push_to_hub, args.report_to = folder, False, []
+        return method(self, *given, **named)
 
     return redirect_and_call
 
 
-def recorded(train: Any, folder: str, callbacks: str, steps: int) -> Any:
+def recorded(train: Any, callbacks: str, steps: int) -> Any:
     """Return a `train()` that takes a few steps, logs each, evaluates, saves, and ends the script."""
 
     @functools.wraps(train)
     def train_recorded(self: Any, *given: Any, **named: Any) -> None:
         args, listeners = self.args, self.callback_handler.callbacks
-        redirect(args, folder)
         args.logging_strategy, args.logging_steps = type(args.logging_strategy)("steps"), 1
         of_trackers = [one for one in listeners if any(c.__module__.startswith(TRACKERS) for c in type(one).__mro__)]
         listeners[:] = [one for one in listeners if one not in of_trackers]
@@ -95,18 +89,17 @@ def ending(base: Any, steps: int, evaluates: bool) -> Any:
     """Return a callback that ends a training after its steps; the schedule stays that of the whole training."""
 
     class Ending(base):
-        first, has_ended = 0, False
-
-        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.first = state.global_step
+        left = steps
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step >= min(self.first + steps, state.max_steps):
-                self.has_ended = control.should_training_stop = control.should_save = True
-                control.should_evaluate = evaluates
+            self.left -= 1
+            if self.left <= 0 or state.global_step >= state.max_steps:
+                self.left, control.should_training_stop = 0, True
+                control.should_evaluate, control.should_save = evaluates, True
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if self.has_ended:
+            # Both were done at the last step.
+            if self.left == 0:
                 control.should_evaluate = control.should_save = False
 
     return Ending()
@@ -121,19 +114,20 @@ def main(side: str, steps: str, folder: str, *program: str) -> None:
 
     def change_trainer(module: Any) -> None:
         module.Trainer.__init__ = redirected(module.Trainer.__init__, folder)
-        module.Trainer.train = recorded(module.Trainer.train, folder, callbacks, int(steps))
+        module.Trainer.train = redirected(recorded(module.Trainer.train, callbacks, int(steps)), folder)
 
     def refuse(module: Any) -> None:
         sys.exit("The script imports its Trainer from littrainer, so there is none of transformers to compare with.")
 
-    changes: dict[str, Callable[[Any], None]] = {
+    # Many scripts make their model before they seed anything.
+    random.seed(SEED)
+    changes: dict[str, Callable[[Any], Any]] = {
+        "torch": lambda torch: torch.manual_seed(SEED),
+        "numpy.random": lambda numpy: numpy.seed(SEED),
         MODULES[LITTRAINER][1]: refuse,
         arguments: change_arguments,
         trainer: change_trainer,
     }
-    # Many scripts make their model before anything is seeded.
-    random.seed(SEED)
-    changes |= {"torch": lambda torch: torch.manual_seed(SEED), "numpy.random": lambda numpy: numpy.seed(SEED)}
     sys.meta_path.insert(0, ChangingFinder(changes))
     if side == TRANSFORMERS:
         # `import littrainer.auto` would redirect the script.
@@ -141,13 +135,11 @@ def main(side: str, steps: str, folder: str, *program: str) -> None:
     is_module = program[0] == "-m"
     sys.argv = list(program[is_module:])
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(program[0]))
-    try:
+    with contextlib.suppress(TrainingRecordedError):
         if is_module:
             runpy.run_module(program[1], run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(program[0], run_name="__main__")
-    except TrainingRecordedError:
-        pass
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 
 from littrainer.arguments.secrets import without_secrets
 from littrainer.arguments.shown_arguments import as_text
-from littrainer.callbacks.log_history import TRAINING, History, read_history
+from littrainer.callbacks.log_history import TRAINING, History, logged_values, read_history
 from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.layout import (
     PREFIX_CHECKPOINT_DIR,
@@ -38,6 +38,8 @@ LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "CAUSAL_LM")
 MOST_EXPONENT = 700
 # What has the arguments of a run: ours, and what transformers writes too.
 RECORDS = (RUN_RECORD_NAME, TRAINING_ARGS_NAME)
+# What the model of a run is called among its facts; a run that only saved its state at the end does not know it.
+FIRST_WEIGHTS = "weights at the start"
 
 
 class NothingToReport(Exception):
@@ -67,6 +69,11 @@ class Run:
     arguments: dict[str, str] | None = None
     environment: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def logged(self) -> dict[int, dict[str, Any]]:
+        """What was logged at each step, as `logged_values` returns it."""
+        return logged_values(self.state.log_history)
 
     @property
     def places(self) -> list[Path]:
@@ -233,14 +240,12 @@ def _add_arguments(run: Run) -> None:
             return
         record = json.loads(path.read_text("utf-8"))
         run.arguments = {name: as_text(value) for name, value in without_secrets(record["arguments"]).items()}
-        described = {f"{name} data": facts for name, facts in record.get("data", {}).items()}
-        described["weights at the start"] = record.get("model", {})
-        facts = {**record.get("environment", {}), **record.get("versions", {}), **record.get("code", {})}
-        facts |= {
-            name: ", ".join(f"{what} {as_text(value)}" for what, value in parts.items() if value is not None)
-            for name, parts in described.items()
+        facts = {
+            name: fact for part in ("environment", "versions", "code") for name, fact in record.get(part, {}).items()
         }
-        run.environment = {name: as_text(value) for name, value in facts.items() if value not in (None, "")}
+        facts |= {f"{name} data": described for name, described in record.get("data", {}).items()}
+        facts[FIRST_WEIGHTS] = record.get("model")
+        run.environment = {name: as_text(fact).strip("{}") for name, fact in facts.items() if fact not in (None, {})}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         run.notes.append(f"The arguments are not known: {path} is not readable ({type(error).__name__}: {error}).")
 

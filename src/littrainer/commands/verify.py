@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from littrainer.arguments.shown_arguments import away_from_defaults, default_texts
-from littrainer.callbacks.log_history import logged_values
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME
 from littrainer.commands import recorded_training
 from littrainer.commands.command_line import CommandParser, complain
@@ -22,7 +21,6 @@ from littrainer.commands.differences import (
     LogComparison,
     compare_logs,
     first_difference,
-    largest_gaps,
     weight_gaps,
     weights_in,
 )
@@ -60,7 +58,6 @@ def build_parser() -> CommandParser:
     """Return the parser of the command's options and of the program's name."""
     usage = "littrainer verify [-h] [--steps N] {SCRIPT | -m MODULE} [ARGS ...]"
     parser = CommandParser("littrainer verify", description=DESCRIPTION, usage=usage)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--steps", metavar="N", type=int, default=20, help="optimizer steps to compare (default: 20)")
     parser.add_argument(
         "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="module instead of a script"
@@ -69,64 +66,48 @@ def build_parser() -> CommandParser:
     return parser
 
 
-class CannotVerifyError(Exception):
-    """A script cannot be verified; the message says why."""
-
-
 def main(words: Sequence[str]) -> int:
     """Run the command on what follows `littrainer verify`; returns the exit status."""
     options = build_parser().parse_args(words)
     program = ["-m", *options.module] if options.module else options.program
     try:
         if not program or options.steps < 1:
-            raise CannotVerifyError("name a SCRIPT, or -m MODULE, after the options, and give at least one of --steps")
+            raise ValueError("name a SCRIPT, or -m MODULE, after the options, and give at least one of --steps")
         if program[0] != "-m" and not os.path.isfile(program[0]):
-            raise CannotVerifyError(
-                f"no script {program[0]!r} (looked in {os.path.abspath(os.path.dirname(program[0]))})"
-            )
+            raise ValueError(f"no script {program[0]!r} (looked in {os.path.abspath(os.path.dirname(program[0]))})")
         if is_launched():
-            raise CannotVerifyError("it compares trainings in one process; start it without a launcher")
-        if version_of("transformers") is None or version_of("accelerate") is None:
-            raise CannotVerifyError(
-                "transformers' own Trainer is not complete here: pip install transformers accelerate"
-            )
+            raise ValueError("it compares trainings in one process; start it without a launcher")
         with tempfile.TemporaryDirectory(prefix="littrainer-verify-") as folder:
             return _verify(program, options.steps, Path(folder))
-    except (CannotVerifyError, NothingToReport, ValueError) as error:
+    except (NothingToReport, ValueError) as error:
         return complain("verify", str(error))
 
 
 def _verify(program: list[str], steps: int, folder: Path) -> int:
     theirs, ours = (_recorded(program, steps, folder / side, side) for side in (TRANSFORMERS, LITTRAINER))
-    logs, weights = _compare(theirs, ours, {})
-    told, noise, repeats = "equal, bit for bit", {}, True
+    (logs, weights), noise, repeats = _compare(theirs, ours, {}), {}, True
     if logs.step is not None or weights:
         # By what each side differs from itself in a second run, the two may differ too.
-        twins = (_recorded(program, steps, folder / f"{side} again", side) for side in (TRANSFORMERS, LITTRAINER))
-        noise = _noise([(theirs, next(twins)), (ours, next(twins))])
-        losses = [abs(values.get("loss", 0.0)) for values in logged_values(theirs.state.log_history).values()]
-        repeats = noise.get("loss", 0.0) <= LARGEST_NOISE * max(losses, default=0.0)
-        repeats = repeats and math.isfinite(noise.get(WEIGHTS, 0.0))
-        told = "equal but for rounding"
+        twins = [_recorded(program, steps, folder / f"{side} again", side) for side in (TRANSFORMERS, LITTRAINER)]
+        noise = _noise([(theirs, twins[0]), (ours, twins[1])])
+        largest_loss = max((abs(values.get("loss", 0.0)) for values in theirs.logged.values()), default=0.0)
+        repeats = noise.get("loss", 0.0) <= LARGEST_NOISE * largest_loss and all(map(math.isfinite, noise.values()))
+        if repeats:
+            logs, weights = _compare(theirs, ours, {name: TIMES_THE_NOISE * gap for name, gap in noise.items()})
     shown = ", ".join(f"{name} by up to {gap:.3g}" for name, gap in noise.items())
-    if noise and repeats:
-        logs, weights = _compare(theirs, ours, {name: TIMES_THE_NOISE * gap for name, gap in noise.items()})
     if logs.step is None and not weights:
-        held = weights_in(ours.folder).values()
+        numbers = sum(tensor.numel() for tensor in weights_in(ours.folder).values())
         print(
-            f"{told}: {logs.equal} logged values of {ours.state.global_step} steps, and "
-            f"{sum(tensor.numel() for tensor in held):,} weights ({ours.environment['device']})"
+            f"{'equal but for rounding' if noise else 'equal, bit for bit'}: {logs.equal} logged values of "
+            f"{ours.state.global_step} steps, and {numbers:,} weights ({ours.environment['device']})"
         )
         if noise:
             print(f"Two runs with the same Trainer differ as much: {shown}.")
         return 0
-    print(_difference(logs, weights))
-    print("Usual causes:")
+    print(_difference(logs, weights), "Usual causes:", sep="\n")
     if not repeats:
-        print(
-            "- numbers that the script does not repeat, since they come from the clock or the system: two runs with the"
-        )
-        print(f"  same Trainer differ, {shown}")
+        print("- numbers that the script does not repeat, since they come from the clock or the system: two runs with")
+        print(f"  the same Trainer differ, {shown}")
     for cause in _causes(theirs, ours, logs):
         print(f"- {cause}")
     return 1
@@ -134,22 +115,25 @@ def _verify(program: list[str], steps: int, folder: Path) -> int:
 
 def _compare(theirs: Run, ours: Run, tolerances: Mapping[str, float]) -> tuple[LogComparison, str | None]:
     """Return how far the logs are equal, and the first weight that differs, in words."""
-    logs = compare_logs(
-        logged_values(theirs.state.log_history), logged_values(ours.state.log_history), tolerances=tolerances
-    )
-    expected, actual = dict(weights_in(theirs.folder)), dict(weights_in(ours.folder))
-    names = expected.keys() ^ actual.keys()
-    found = (first_difference(expected[name], actual[name], tolerances.get(WEIGHTS, 0.0), name) for name in expected)
-    return logs, f"one side alone has {sorted(names)}" if names else next(filter(None, found), None)
+    expected, actual = (dict(weights_in(run.folder)) for run in (theirs, ours))
+    found = first_difference(expected, actual, tolerances.get(WEIGHTS, 0.0), WEIGHTS)
+    return compare_logs(theirs.logged, ours.logged, tolerances), found
 
 
 def _noise(twins: Sequence[tuple[Run, Run]]) -> dict[str, float]:
     """Return by how much runs with the same Trainer differ at most: name of a logged value, or `WEIGHTS` -> number."""
     noise: dict[str, float] = {}
-    for pair in twins:
-        one, other = (logged_values(run.state.log_history) for run in pair)
-        weights = max(weight_gaps(*(weights_in(run.folder) for run in pair)).values(), default=0.0)
-        for name, gap in {**largest_gaps(one, other), WEIGHTS: weights}.items():
+    for one, again in twins:
+        gaps, repeated = [], again.logged
+        for step, values in one.logged.items():
+            others = repeated.get(step, {})
+            floats = [
+                name for name in values if isinstance(values[name], float) and isinstance(others.get(name), float)
+            ]
+            gaps += [(name, abs(values[name] - others[name])) for name in floats]
+        gaps += [(WEIGHTS, gap) for gap in weight_gaps(weights_in(one.folder), weights_in(again.folder)).values()]
+        for name, gap in gaps:
+            # A nan is not larger, and leaves no tolerance.
             noise[name] = max(noise.get(name, 0.0), gap)
     return {name: gap for name, gap in noise.items() if gap}
 
@@ -158,7 +142,7 @@ def _recorded(program: list[str], steps: int, folder: Path, side: str) -> Run:
     """Run the script with one side's Trainer, in a new process.
 
     Raises:
-        CannotVerifyError: it fails, or does not train.
+        ValueError: it fails, or does not train.
     """
     folder.mkdir()
     environment = {**os.environ, "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"), "WANDB_MODE": "disabled"}
@@ -166,26 +150,25 @@ def _recorded(program: list[str], steps: int, folder: Path, side: str) -> Run:
     environment["CUDA_VISIBLE_DEVICES"] = environment.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
     extend_to_children(environment)
     if side == TRANSFORMERS:
-        paths = environment["PYTHONPATH"].split(os.pathsep)
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path != STARTUP_FOLDER)
+        environment["PYTHONPATH"] = environment["PYTHONPATH"].removeprefix(STARTUP_FOLDER).removeprefix(os.pathsep)
     called = "transformers' own Trainer" if side == TRANSFORMERS else "littrainer's Trainer"
     print(f"littrainer verify: {steps} steps with {called}", file=sys.stderr, flush=True)
     command = [sys.executable, recorded_training.__file__, side, str(steps), str(folder), *program]
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
-        status = subprocess.run(command, env=environment, stdout=output, stderr=subprocess.STDOUT).returncode
-        output.seek(0)
-        said = "".join(output.readlines()[-LAST_LINES:])
-    if status != 0:
-        raise CannotVerifyError(f"the script fails with {called} (exit status {status}). Its last lines:\n{said}")
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace"
+    )
+    if done.returncode != 0:
+        said = "".join(done.stdout.splitlines(keepends=True)[-LAST_LINES:])
+        raise ValueError(f"the script fails with {called} (exit status {done.returncode}). Its last lines:\n{said}")
     if not (folder / TRAINER_STATE_NAME).is_file():
-        raise CannotVerifyError(f"the script ended with {called} without a training, so there is nothing to compare")
+        raise ValueError(f"the script ended with {called} without a training, so there is nothing to compare")
     (run,), _ = read_folders([str(folder)])
     return run
 
 
 def _difference(logs: LogComparison, weights: str | None) -> str:
     if logs.step is None:
-        return f"different: all {logs.equal} logged values are equal, and weights differ: {weights}"
+        return f"different: all {logs.equal} logged values are equal, and {weights}"
     lines = [f"different: first at step {logs.step}, after {logs.equal} equal values"]
     for name, (theirs, ours) in logs.differing.items():
         gap = f" (difference {ours - theirs:.3g})" if isinstance(theirs, float) and isinstance(ours, float) else ""
@@ -204,19 +187,21 @@ def _causes(theirs: Run, ours: Run, logs: LogComparison) -> Iterator[str]:
     installed = version_of("transformers")
     if installed != COMPARED_WITH:
         yield f"transformers {installed} is installed, and littrainer has the numbers of {COMPARED_WITH}"
-    names, first = set(logs.differing), min(logged_values(theirs.state.log_history), default=0)
-    if logs.step is None:
-        yield "what is done after the last step: a best model that is loaded, a callback, an override of saving"
-    elif any(NOT_LOGGED in pair for pair in logs.differing.values()):
-        yield "a value that one side logs alone: an override of log() or evaluate(), or a callback"
-    elif all(name.startswith("eval_") for name in names):
-        yield "the evaluation alone: compute_metrics that draws random numbers, generation, or a loader of the script"
-    elif logs.step == first and "loss" in names:
-        yield "the first loss: initial weights or data, which were drawn by another generator or in another order"
-    elif "loss" not in names:
-        yield "the update and not the loss: clipping, the optimizer or the schedule, or a callback that changes them"
-    else:
-        yield "a step in the middle: random draws in the data, the collator or a callback, or what depends on time"
+    names = set(logs.differing)
+    # What is true first counts.
+    likely = {
+        "what is done after the last step: a best model that is loaded, a callback, an override of saving": not names,
+        "a value that one side logs alone: an override of log() or evaluate(), or a callback": any(
+            NOT_LOGGED in pair for pair in logs.differing.values()
+        ),
+        "the evaluation alone: compute_metrics that draws random numbers, generation, or a loader of the script": all(
+            name.startswith("eval_") for name in names
+        ),
+        "the update and not the loss: clipping, optimizer or schedule, or a callback": "loss" not in names,
+        "the first loss: initial weights or data, drawn by another generator or in another order": logs.equal == 0,
+        "a step in the middle: random draws in the data, the collator or a callback, or what depends on time": True,
+    }
+    yield next(cause for cause, is_so in likely.items() if is_so)
     if ours.environment["device"] != "cpu":
         yield "kernels of the GPU that add in another order each time; full_determinism=True makes torch choose others"
     yield "code that asks which Trainer it has: the module of the class, or private attributes"

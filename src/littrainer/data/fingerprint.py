@@ -52,11 +52,10 @@ def fingerprint(value: Any) -> str:
     while waiting and bytes_left > 0:
         one, depth = waiting.pop()
         content, inner = _content(one)
-        if inner:
-            if PLAIN.issuperset(map(type, inner)):
-                content += repr(inner).encode()
-            elif depth < DEEPEST:
-                waiting += zip(reversed(inner), itertools.repeat(depth + 1))
+        if PLAIN.issuperset(map(type, inner)):
+            content += repr(inner).encode()
+        elif depth < DEEPEST:
+            waiting += zip(reversed(inner), itertools.repeat(depth + 1))
         digest.update(content)
         bytes_left -= len(content) + BYTES_OF_AN_OBJECT
     return digest.hexdigest()
@@ -75,9 +74,8 @@ def _content(one: Any) -> tuple[bytes, Sequence[Any]]:
         return name + f"{one.dtype}{tuple(one.shape)}".encode() + numbers, ()
     if isinstance(one, (np.ndarray, np.generic)):
         array = np.asarray(one).reshape(-1)[_spread(one.size, MOST_NUMBERS)]
-        holds_objects = one.dtype.hasobject
-        content = name + f"{one.dtype}{one.shape}".encode() + (b"" if holds_objects else array.tobytes())
-        return content, array.tolist() if holds_objects else ()
+        name += f"{one.dtype}{one.shape}".encode()
+        return (name, array.tolist()) if one.dtype.hasobject else (name + array.tobytes(), ())
     if isinstance(one, (list, tuple)):
         # Not by a method of a subclass.
         base: Any = list if isinstance(one, list) else tuple
