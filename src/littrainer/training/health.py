@@ -98,8 +98,7 @@ class HealthGuard:
     """Looks at the numbers of a training, and acts as `on_nonfinite` and `spike_factor` ask.
 
     Parameters:
-        way: what `on_nonfinite` says.
-        spike_factor: how many times the usual norm is too much; None for any.
+        way, spike_factor: `on_nonfinite` and `spike_factor` of the arguments.
 
     Attributes:
         left_out: windows that are not trained on, each as its epoch and the number of its first micro-batch.
@@ -135,15 +134,13 @@ class HealthGuard:
 
     def resume(self, record: Mapping[str, Any], is_same_data: bool) -> None:
         """Go on with what a checkpoint's resume record keeps of it, if places in the data mean the same as then."""
-        places = [(epoch, micro_batch) for epoch, micro_batch in record.get("left_out", ())]
-        if is_same_data:
-            self.left_out += [place for place in places if place not in self.left_out]
-        self.recent_norms.clear()
-        self.recent_norms.extend(record.get("recent_norms", ()))
+        places = map(tuple, record.get("left_out", ()) if is_same_data else ())
+        self.left_out += [place for place in places if place not in self.left_out]
+        self.recent_norms = deque(record.get("recent_norms", ()), NORMS_COMPARED)
 
     def record(self) -> dict[str, Any]:
         """What a checkpoint keeps of it; nothing if there is nothing."""
-        found = {"left_out": [list(place) for place in self.left_out], "recent_norms": list(self.recent_norms)}
+        found = {"left_out": [*map(list, self.left_out)], "recent_norms": [*self.recent_norms]}
         return {name: value for name, value in found.items() if value}
 
     def refuses(self, window: tuple[int, int, int], norm: Any) -> bool:
@@ -157,11 +154,10 @@ class HealthGuard:
         if self._is_healthy(value):
             return False
         self._known += self._read()
-        step = place.step
-        of_step = [one for one in self._known if one.place.step == step]
+        of_step = [one for one in self._known if one.place.step == place.step]
         if self._left_to_loss_scaling and not math.isfinite(value) and not agreed(any(map(_is_bad_loss, of_step))):
             return False
-        self._known = [one for one in self._known if one.place.step != step]
+        self._known = [one for one in self._known if one.place.step != place.step]
         own = self._fault([*of_step, _Number(NORM, place, value)], weights_are_as_then=True)
         fault = _first(from_each(own))
         if self.way == "rollback":
@@ -248,7 +244,7 @@ class HealthGuard:
         found = [self._windows_read.rows_of(place.epoch, one) for one in micro_batches]
         rows = None if None in found else [row for one in found if one is not None for row in one]
         named = ((name, getattr(one, "_local_tensor", one)) for name, one in self._model.named_parameters())
-        sick_weights = _listed(name for name, one in named if not is_finite(name, one, ()))
+        sick_weights = _listed(name for name, one in named if not is_finite(one))
         is_spike = not bad and norm is not None and math.isfinite(norm)
         first = SPIKE if is_spike else self._first_in_data(of_step, rows)
         if not first and weights_are_as_then and sick_weights:

@@ -63,11 +63,7 @@ class LossHead:
         return labels.ne(IGNORED_LABEL).reshape(len(labels), -1).sum(1)
 
     def weighted(self, loss: torch.Tensor, inputs: Any, number: torch.Tensor | int) -> torch.Tensor:
-        """Return the part of a micro-batch's mean loss in the mean over its window.
-
-        Parameters:
-            number: the sum of the counts over the window, in all processes.
-        """
+        """Return the part of a micro-batch's mean loss in that of its window, whose counts sum up to a number."""
         count = self.counts(inputs).sum().to(loss.device)
         # Without a label the mean is nan.
         return torch.where(count > 0, loss * (count / number), torch.zeros_like(loss))
@@ -81,8 +77,7 @@ def find_loss_head(
 ) -> LossHead:
     """Find out how a head normalises its loss, and warn if its loss would depend on the layout of the batch.
 
-    With `loss_normalization="transformers"` there is a forward pass only if an optimizer step has several micro-batches
-    or processes, and nothing else tells; none with a loss function of the script's.
+    There are forward passes only if nothing else tells, and none with a loss function of the script's.
 
     Parameters:
         model: as it is wrapped for several processes.
@@ -131,11 +126,7 @@ def _can_be_tried(model: Any) -> bool:
 
 
 class _Trial:
-    """Forward passes of one micro-batch, after which model and generators are what they were.
-
-    Parameters:
-        head: what type and shapes tell.
-    """
+    """Forward passes of one micro-batch, for a head of which type and shapes have told as much as they do."""
 
     def __init__(self, settings: LossSettings, model: Any, window: list[Any], head: LossHead, device: torch.device):
         self.settings, self.model, self.window, self.head = settings, users_model(model), window, head
@@ -149,17 +140,20 @@ class _Trial:
 
     def outcome(self) -> LossHead:
         """Return what the loss is divided by already, or what it is a mean over."""
-        head = self.head
+        head, name = self.head, type(self.model).__name__
+        about = f"loss_normalization={EXACT!r}: the loss of {name}"
+        taken = "what it divides by num_items_in_batch" if head.divides else f"a mean over {head.unit}"
         try:
             with _left_as_found(self.model):
                 if self._undivided_share() == 0:
                     return replace(head, divides=True)
                 unit = self._unit()
         except Exception as error:
-            self._warn(f"could not be tried before the first step ({type(error).__name__}: {error})")
+            trouble = f"could not be tried before the first step ({type(error).__name__}: {error})"
+            self._warn(f"{about} {trouble}. It is taken for {taken}.")
             return head
         if unit is None:
-            self._warn("is neither a mean over samples nor one over labels, and cannot be made exact for each layout")
+            self._warn(f"{about} is neither a mean over samples nor one over labels. It is taken for {taken}.")
         return replace(head, divides=False, unit=unit or head.unit)
 
     def warn_of_layout(self) -> None:
@@ -174,8 +168,8 @@ class _Trial:
                 share = self._undivided_share()
             if not settings.model_accepts_loss_kwargs or (share and steps * processes == 1):
                 unit = self._unit() if ratio > 1 else SAMPLES
-        layout = f"{steps} micro-batches" + (f" in each of {processes} processes" if processes > 1 else "")
         if share > 0 and steps * processes > 1:
+            layout = f"{steps} micro-batches" + (f" in each of {processes} processes" if processes > 1 else "")
             part = "its loss" if share > 0.999 else "a part of its loss"
             trouble = (
                 f"takes num_items_in_batch and does not divide {part} by it, so that with {layout} in an optimizer "
@@ -188,16 +182,11 @@ class _Trial:
             )
         else:
             return
-        if process_rank() == 0:
-            warnings.warn(
-                f"{type(self.model).__name__} {trouble}. Set loss_normalization={EXACT!r} for a loss that does not "
-                "depend on the layout of the batch.",
-                UserWarning,
-                stacklevel=2,
-            )
+        advice = f"Set loss_normalization={EXACT!r} for a loss that does not depend on the layout of the batch."
+        self._warn(f"{type(self.model).__name__} {trouble}. {advice}")
 
     def _ratio_of_labels(self) -> float:
-        """Return the ratio of the most labels in a micro-batch of the step to the fewest; all processes call this."""
+        # All processes call this.
         if self.head.unit == SAMPLES:
             return 1.0
         counts = torch.stack([self.head.counts(batch).sum() for batch in self.window]).to(self.device)
@@ -253,16 +242,9 @@ class _Trial:
                 found.append(unit)
         return found
 
-    def _warn(self, trouble: str) -> None:
+    def _warn(self, text: str) -> None:
         if process_rank() == 0:
-            head = self.head
-            taken = "what it divides by num_items_in_batch" if head.divides else f"a mean over {head.unit}"
-            warnings.warn(
-                f"loss_normalization={EXACT!r}: the loss of {type(self.model).__name__} {trouble}. It is taken for "
-                f"{taken}.",
-                UserWarning,
-                stacklevel=2,
-            )
+            warnings.warn(text, UserWarning, stacklevel=2)
 
 
 def _rows_of(inputs: dict[str, Any], rows: int, indices: list[int]) -> dict[str, Any]:
