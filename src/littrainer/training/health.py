@@ -73,7 +73,6 @@ class UnhealthyTrainingError(RuntimeError):
     """Ends a training whose numbers are not finite, or whose gradients are much larger than usual.
 
     Parameters:
-        message: what came up, what is done, and how to resume.
         fault: gives the attributes `step` (counted from 1), `loss`, `grad_norm` and `rows` (indices in the dataset).
         checkpoint: the last healthy checkpoint; None if there is none.
     """
@@ -139,7 +138,7 @@ class HealthGuard:
         self.recent_norms = deque(record.get("recent_norms", ()), NORMS_COMPARED)
 
     def record(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it; nothing if there is nothing."""
+        """What a checkpoint keeps of it."""
         found = {"left_out": [*map(list, self.left_out)], "recent_norms": [*self.recent_norms]}
         return {name: value for name, value in found.items() if value}
 
@@ -320,8 +319,7 @@ class HealthGuard:
             raise self._error(fault, "on_nonfinite='rollback' has nowhere to go back to.")
         self._returns[folder] += 1
         if self._returns[folder] > MOST_RETURNS:
-            told = f"It is the {MOST_RETURNS + 1}th one since {folder.name}, so going back there is no progress."
-            raise self._error(fault, told)
+            raise self._error(fault, f"It is the {MOST_RETURNS + 1}th one since {folder.name}, which is no progress.")
         self.left_out.append((fault.place.epoch, fault.place.micro_batch))
         self._warn(
             f"{fault.text} on_nonfinite='rollback' goes back to {folder} and leaves this optimizer step's rows out."
