@@ -213,10 +213,20 @@ class _Trial:
             # Such as masked tokens and the next sentence.
             return None
         units = [SAMPLES] if head.unit == SAMPLES else [head.unit, *{LABELS, SHIFTED_LABELS} - {head.unit}, SAMPLES]
+        loss, outputs = self._loss(inputs)
+        found = list(outputs.values()) if hasattr(outputs, "values") else list(outputs)
+        tensors = [value for value in found if isinstance(value, torch.Tensor) and value.dim()]
+        tolerance = max(TOLERANCES.get(tensor.dtype, TOLERANCE) for tensor in (loss, *tensors))
+        if head.unit != SAMPLES:
+            labels = inputs[head.label_name]
+            for logits in (tensor for tensor in tensors if tensor.shape[:-1] == labels.shape):
+                for unit in units[:2]:
+                    if math.isclose(_cross_entropy(logits, inputs, labels, unit), loss.item(), rel_tol=tolerance):
+                        return unit
         rows = len(head.counts(inputs))
         first, second = ([*range(rows // 2)], [*range(rows // 2, rows)]) if rows > 1 else ([0], [0])
         whole, *parts = (_rows_of(inputs, rows, indices) for indices in (first + second, first, second))
-        fitting = self._fitting(units, whole, parts)
+        fitting = self._fitting(units, whole, parts, tolerance)
         # Rows with as many labels each tell units apart if some labels of the second half do not count. A head that
         # does not know -100 would stop a GPU by it.
         if len(fitting) > 1 and (self.device.type == "cpu" or inputs[head.label_name].eq(IGNORED_LABEL).any()):
@@ -225,15 +235,12 @@ class _Trial:
                 counted = labels.ne(IGNORED_LABEL)
                 labels = labels.masked_fill(counted & (counted.cumsum(-1) % 2 == 0), IGNORED_LABEL)
                 parts[1][name], whole[name] = labels, torch.cat([parts[0][name], labels])
-            fitting = self._fitting(fitting, whole, parts) or fitting
+            fitting = self._fitting(fitting, whole, parts, tolerance) or fitting
         return fitting[0] if fitting else None
 
-    def _fitting(self, units: list[str], whole: Any, parts: list[Any]) -> list[str]:
+    def _fitting(self, units: list[str], whole: Any, parts: list[Any], tolerance: float) -> list[str]:
         """Return the units over which the loss of a micro-batch is the mean of those of its two parts."""
-        loss, outputs = self._loss(whole)
-        values = [loss, *(outputs.values() if hasattr(outputs, "values") else outputs)]
-        tolerance = max(TOLERANCES.get(value.dtype, TOLERANCE) for value in values if isinstance(value, torch.Tensor))
-        losses, found = torch.stack([self._loss(part)[0] for part in parts]), []
+        loss, losses, found = self._loss(whole)[0], torch.stack([self._loss(part)[0] for part in parts]), []
         for unit in units:
             head = replace(self.head, unit=unit)
             counts = torch.stack([head.counts(part).sum() for part in parts]).to(losses.device)
@@ -252,6 +259,23 @@ def _rows_of(inputs: dict[str, Any], rows: int, indices: list[int]) -> dict[str,
         name: value[indices] if isinstance(value, torch.Tensor) and value.dim() and len(value) == rows else value
         for name, value in inputs.items()
     }
+
+
+def _cross_entropy(logits: torch.Tensor, inputs: Any, labels: torch.Tensor, unit: str) -> float:
+    """Return the mean over labels; nan if some of them are no classes."""
+    if unit == SHIFTED_LABELS and "shift_labels" in inputs:
+        labels = inputs["shift_labels"]
+    elif unit == SHIFTED_LABELS:
+        logits, labels = logits[..., :-1, :], labels[..., 1:]
+    counted = labels.ne(IGNORED_LABEL)
+    if not counted.any() or labels[counted].min() < 0 or labels.max() >= logits.shape[-1]:
+        return math.nan
+    # Row by row: a copy of all logits in float32 may not fit.
+    losses = [
+        nn.functional.cross_entropy(row.reshape(-1, row.shape[-1]).float(), targets.flatten(), reduction="sum")
+        for row, targets in zip(logits, labels, strict=True)
+    ]
+    return (torch.stack(losses).sum() / counted.sum()).item()
 
 
 @contextlib.contextmanager
