@@ -115,16 +115,16 @@ def test_nothing_is_read_but_where_losses_are_logged(
 
 
 @pytest.mark.parametrize("way", ["skip", "rollback"])
-def test_one_number_is_read_in_a_step_that_may_be_left_out(tmp_path: Path, way: str) -> None:
+def test_numbers_are_read_once_in_a_step_that_may_be_left_out(tmp_path: Path, way: str) -> None:
     settings = {"save_strategy": "steps", "save_steps": STEPS, "gradient_accumulation_steps": 2}
     found = reads_by_step(tmp_path, on_nonfinite=way, spike_factor=9.0, **settings)
-    assert {reads.total() for step, reads in found.items() if step % LOGGING_STEPS} == {1}, found
+    # On a CPU what is read at once is counted twice: as a copy to the host, and as a list of numbers.
+    assert {reads.total() for step, reads in found.items() if step % LOGGING_STEPS} == {2}
 
 
 def test_a_log_reads_once_more_than_it_reads_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watched = reads_by_step(tmp_path)[LOGGING_STEPS].total()
     monkeypatch.setattr(HealthGuard, "look", lambda self, **_: None)
-    # On a CPU what is read at once is counted twice: as a copy to the host, and as a list of numbers.
     assert watched - reads_by_step(tmp_path)[LOGGING_STEPS].total() == 2
 
 

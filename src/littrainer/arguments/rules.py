@@ -360,9 +360,7 @@ def _check_best_model(args: ArgumentFields) -> None:
 
 
 def check_health_arguments(args: Any) -> None:
-    """Refuse a way to act on unhealthy gradients that the other arguments leave no room for.
-
-    A script may set arguments after it made them, so this is called again before training.
+    """Refuse an `on_nonfinite` that the other arguments leave no room for; also when training begins.
 
     Raises:
         ValueError: names the arguments and what to change.
@@ -401,9 +399,7 @@ def check_loader_processes(args: ArgumentFields, names: Iterable[str] = WORKER_F
 
 
 def settle_global_batch_size(args: Any, batch_size: int | None = None) -> None:
-    """Let `gradient_accumulation_steps` follow from `global_batch_size`, if that is set.
-
-    A script may set the sizes after it made the arguments, so this is called again when training starts.
+    """Let `gradient_accumulation_steps` follow from `global_batch_size`, if that is set; also when training begins.
 
     Parameters:
         batch_size: samples in a micro-batch of one process; by default what the arguments say.

@@ -103,12 +103,7 @@ COUNTER = "early_stopping_patience_counter"
 
 
 def restore_patience(callbacks: Iterable[Any], saved_states: dict[str, Any]) -> None:
-    """Let callbacks for early stopping count on from a checkpoint; patience and threshold stay the script's.
-
-    Parameters:
-        callbacks: those of the Trainer; others than for early stopping are left as they are.
-        saved_states: by class name, as `TrainerState.stateful_callbacks` holds them.
-    """
+    """Let those callbacks that stop early count on from what `TrainerState.stateful_callbacks` holds."""
     for callback in callbacks:
         saved = saved_states.get(type(callback).__name__)
         # Two of one class have a list of states, with more at each save.

@@ -9,14 +9,14 @@ import errno
 import json
 import os
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from littrainer.checkpoint.weights import WEIGHT_FILE, weights_are_finite
+from littrainer.checkpoint.weights import WEIGHT_FILE
 
 MANIFEST_NAME = "littrainer_manifest.json"
 UNFINISHED_MANIFEST_NAME = f"{MANIFEST_NAME}.unfinished"
@@ -177,15 +177,12 @@ class Seal:
     """Collects the records of a folder's files for its manifest, and brings them onto the disk.
 
     Attributes:
-        buffers: names of a model's buffers, among which masks may be infinite; None if the manifest is not to say
-            whether weights are finite.
-        parts_are_finite: whether weights are of which each process writes its part.
+        weights_are_finite: what the manifest is to say of them.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.buffers: Collection[str] | None = None
-        self.parts_are_finite: bool | None = None
+        self.weights_are_finite: bool | None = None
         # One thread sums up while another waits for the disk.
         self._threads = ThreadPoolExecutor(2)
         self._added: dict[str, tuple[Any, Future[FileRecord], Future[None]]] = {}
@@ -201,15 +198,12 @@ class Seal:
     def complete(self, sequence: int = 0) -> None:
         """Write the manifest; everything is on the disk when this returns."""
         self.add_all()
-        # Read from the system's cache: the device is not read again.
-        names = files_in(self.folder)
-        finite = self._threads.submit(weights_are_finite, self.folder, names, self.buffers, self.parts_are_finite)
         records: dict[str, FileRecord] = {}
-        for name in names:
+        for name in files_in(self.folder):
             _, summed, synced = self._added[name]
             synced.result()
             records[name] = summed.result()
-        write_manifest(self.folder, records, sequence, finite.result())
+        write_manifest(self.folder, records, sequence, self.weights_are_finite)
         for parent, _, _ in os.walk(self.folder):
             to_disk(Path(parent))
 

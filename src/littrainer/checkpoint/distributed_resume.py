@@ -177,9 +177,6 @@ def checkpoint_to_resume(
         folder, "Resume from another checkpoint, or give resume_from_checkpoint=True to take the newest intact one."
     )
     if manifest.weights_are_finite is False:
-        logger.warning(
-            "Not all weights in %s are finite numbers, and training does not heal them. resume_from_checkpoint=True "
-            "takes the newest checkpoint whose weights are.",
-            folder,
-        )
+        healthy = "resume_from_checkpoint=True takes the newest checkpoint whose weights are."
+        logger.warning("Not all weights in %s are finite numbers, and training does not heal them: %s", folder, healthy)
     return folder

@@ -26,7 +26,7 @@ from littrainer.checkpoint.layout import (
     resume_record_name,
 )
 from littrainer.checkpoint.safe_loading import refuse_unsafe
-from littrainer.checkpoint.weights import write_weights, writes_given_weights
+from littrainer.checkpoint.weights import own_part_is_finite, write_weights, writes_given_weights
 from littrainer.distributed.agreement import are_several, failing_together, from_each
 
 if TYPE_CHECKING:
@@ -161,13 +161,6 @@ def write_companions(folder: str, args: TrainingArguments, processing_class: Any
     write_arguments(args, os.path.join(folder, TRAINING_ARGS_NAME))
 
 
-def note_finite_parts(are_finite: bool | None, folder: Path) -> None:
-    """Note whether the weights in a checkpoint are finite of which each process writes its part."""
-    checkpoint = _open.get(folder)
-    if checkpoint is not None and checkpoint.seal is not None:
-        checkpoint.seal.parts_are_finite = are_finite
-
-
 def write_files(objects: dict[str, Any], folder: Path) -> None:
     """Write objects with torch.save, by file name, into the folder of a checkpoint or any other."""
     (_open.get(folder) or CheckpointFiles(StagedCheckpoint(folder))).take(objects)
@@ -216,8 +209,10 @@ def collect_files(training: SavedTraining, files: CheckpointFiles, is_complete: 
     """
     methods, folder = training.methods, str(files.folder)
     _open[files.folder] = files
-    if files.seal is not None:
-        files.seal.buffers = [name for name, _ in methods.model.named_buffers()]
+    weights_are_finite = all(from_each(own_part_is_finite(methods.model)))
+    # What stage 3 of DeepSpeed splits is not in the model.
+    if files.seal is not None and not any(hasattr(one, "ds_numel") for one in methods.model.parameters()):
+        files.seal.weights_are_finite = weights_are_finite
     try:
         methods.save_model(folder, _internal_call=True)
         if not files.is_deferred:

@@ -91,8 +91,6 @@ class ExactStreamState:
 
 def keeps_its_state(loader: Any) -> bool:
     """Whether a loader of the script reads on from its state, by the protocol of torchdata's StatefulDataLoader."""
-    if isinstance(loader, LookaheadLoader):
-        return False
     return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
 
 
@@ -297,9 +295,8 @@ class LayoutChange:
 
     Parameters:
         rows: rows trained before, as of `rows_in`; none if only the micro-batches of an optimizer step are others.
-        batches: micro-batches of the new size that they stand for.
+        batches, share: micro-batches of the new size that they stand for, and their share of the epoch.
         window: the micro-batch, counted from the epoch's beginning, at which the first optimizer step begins.
-        share: share of the epoch that the rows are.
     """
 
     rows: list[int]

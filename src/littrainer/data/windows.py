@@ -105,11 +105,7 @@ class WindowLoader:
         self._data_has_ended = self.progress.data_has_ended = False
 
     def rows_of(self, epoch: int, micro_batch: int) -> list[int] | None:
-        """The indices in the dataset of a micro-batch's rows, of this or an earlier epoch; None if they are not known.
-
-        Parameters:
-            epoch, micro_batch: counted from 0.
-        """
+        """The indices in the dataset of a micro-batch's rows, of this or an earlier epoch; None if not known."""
         return self.progress.rows_of_batch(epoch, micro_batch, is_current=epoch == self.epoch)
 
     def count_optimizer_step(self) -> None:
@@ -144,9 +140,8 @@ class WindowLoader:
         first, left, length_of_epoch = 0, 0.0, self.micro_batches_per_epoch
         if change is not None:
             first, length = change.window, length_of_epoch
-        if change is not None and change.rows:
             # The rows that were trained before need not make whole micro-batches.
-            left = (1 - change.share) / max(length_of_epoch - change.batches, 1)
+            left = (1 - change.share) / max(length - change.batches, 1) if change.rows else 0.0
         resumed_at, behind_in_window = seen, (seen - first) % accumulation
         for beginning in range(seen - behind_in_window, length, accumulation):
             wanted = min(accumulation, length - beginning) - behind_in_window

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,14 +17,8 @@ from torch import nn
 
 from littrainer.distributed.collectives import whole_tensor
 
-
-class _NoOptimizer:
-    def step(self, *_: Any, **__: Any) -> None:
-        """Do nothing."""
-
-
 # Steps in the place of an optimizer whose step is left out.
-LEAVES_WEIGHTS = _NoOptimizer()
+LEAVES_WEIGHTS: Any = SimpleNamespace(step=lambda *_, **__: None)
 
 
 def updates_during_backward(optimizer: Any) -> bool:

@@ -18,14 +18,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 1.0
-SAVE_FILE, STOP_FILE = "SAVE", "STOP"
 
 
 class Clock:
     """Raises flags of the control as `save_minutes`, `eval_minutes` and `max_minutes` ask, and for SAVE and STOP.
 
     Parameters:
-        args: training arguments.
         run_dir: the folder in which the files are looked for, and taken away when they are answered.
 
     Attributes:
@@ -44,11 +42,7 @@ class Clock:
         self.ended_training = False
 
     def raise_flags(self, control: TrainerControl, step: int) -> None:
-        """Raise what is due after an optimizer step; the first process does, and the others follow it.
-
-        Parameters:
-            step: optimizer steps done.
-        """
+        """Raise what is due after an optimizer step; the first process does, and the others follow it."""
         now = time.monotonic()
         for flag, due in self._due.items():
             setattr(control, flag, getattr(control, flag) or now >= due)
@@ -60,12 +54,12 @@ class Clock:
             logger.warning("max_minutes=%g: training ends at optimizer step %d.", self._args.max_minutes, step)
         if now >= self._next_look:
             self._next_look = now + SECONDS_BETWEEN_LOOKS
-            for name, does in ((SAVE_FILE, "saves"), (STOP_FILE, "saves and stops")):
+            for name, does in (("SAVE", "saves"), ("STOP", "saves and stops")):
                 path = self._run_dir / name
                 if path.is_file():
                     logger.warning("%s: training %s at optimizer step %d.", path, does, step)
                     control.should_save = True
-                    control.should_training_stop = control.should_training_stop or name == STOP_FILE
+                    control.should_training_stop = control.should_training_stop or name == "STOP"
                     with suppress(OSError):
                         path.unlink()
         self.next_call = min(self._next_look, self._end, *self._due.values())

@@ -73,7 +73,6 @@ class UnhealthyTrainingError(RuntimeError):
     """Ends a training whose numbers are not finite, or whose gradients are much larger than usual.
 
     Parameters:
-        message: what came up, what is done, and how to resume.
         fault: gives the attributes `step` (counted from 1), `loss`, `grad_norm` and `rows` (indices in the dataset).
         checkpoint: the last healthy checkpoint; None if there is none.
     """
@@ -98,8 +97,7 @@ class HealthGuard:
     """Looks at the numbers of a training, and acts as `on_nonfinite` and `spike_factor` ask.
 
     Parameters:
-        way: what `on_nonfinite` says.
-        spike_factor: how many times the usual norm is too much; None for any.
+        way, spike_factor: `on_nonfinite` and `spike_factor` of the arguments.
 
     Attributes:
         left_out: windows that are not trained on, each as its epoch and the number of its first micro-batch.
@@ -137,15 +135,13 @@ class HealthGuard:
 
     def resume(self, record: Mapping[str, Any], is_same_data: bool) -> None:
         """Go on with what a checkpoint's resume record keeps of it, if places in the data mean the same as then."""
-        places = [(epoch, micro_batch) for epoch, micro_batch in record.get("left_out", ())]
-        if is_same_data:
-            self.left_out += [place for place in places if place not in self.left_out]
-        self.recent_norms.clear()
-        self.recent_norms.extend(record.get("recent_norms", ()))
+        places = map(tuple, record.get("left_out", ()) if is_same_data else ())
+        self.left_out += [place for place in places if place not in self.left_out]
+        self.recent_norms = deque(record.get("recent_norms", ()), NORMS_COMPARED)
 
     def record(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it; nothing if there is nothing."""
-        found = {"left_out": [list(place) for place in self.left_out], "recent_norms": list(self.recent_norms)}
+        """What a checkpoint keeps of it."""
+        found = {"left_out": [*map(list, self.left_out)], "recent_norms": [*self.recent_norms]}
         return {name: value for name, value in found.items() if value}
 
     def refuses(self) -> bool:
@@ -291,7 +287,7 @@ class HealthGuard:
 
     def _sick_weights(self) -> str:
         named = ((name, getattr(one, "_local_tensor", one)) for name, one in self._model.named_parameters())
-        return _listed(name for name, one in named if not is_finite(name, one, ()))
+        return _listed(name for name, one in named if not is_finite(one))
 
     def _first_in_data(self, of_step: list[_Number], rows: list[int] | None) -> str:
         if any(one.kind == LABELS and one.value == 0 for one in of_step):
@@ -343,8 +339,7 @@ class HealthGuard:
             raise self._error(fault, "on_nonfinite='rollback' has nowhere to go back to.")
         self._returns[folder] += 1
         if self._returns[folder] > MOST_RETURNS:
-            told = f"It is the {MOST_RETURNS + 1}th one since {folder.name}, so going back there is no progress."
-            raise self._error(fault, told)
+            raise self._error(fault, f"It is the {MOST_RETURNS + 1}th one since {folder.name}, which is no progress.")
         self.left_out.append((fault.place.epoch, fault.place.micro_batch))
         self._warn(
             f"{fault.text} on_nonfinite='rollback' goes back to {folder} and leaves this optimizer step's rows out."

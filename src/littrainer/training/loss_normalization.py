@@ -63,11 +63,7 @@ class LossHead:
         return labels.ne(IGNORED_LABEL).reshape(len(labels), -1).sum(1)
 
     def weighted(self, loss: torch.Tensor, inputs: Any, number: torch.Tensor | int) -> torch.Tensor:
-        """Return the part of a micro-batch's mean loss in the mean over its window.
-
-        Parameters:
-            number: the sum of the counts over the window, in all processes.
-        """
+        """Return the part of a micro-batch's mean loss in that of its window, whose counts sum up to a number."""
         count = self.counts(inputs).sum().to(loss.device)
         # Without a label the mean is nan.
         return torch.where(count > 0, loss * (count / number), torch.zeros_like(loss))
@@ -81,8 +77,7 @@ def find_loss_head(
 ) -> LossHead:
     """Find out how a head normalises its loss, and warn if its loss would depend on the layout of the batch.
 
-    With `loss_normalization="transformers"` there is a forward pass only if an optimizer step has several micro-batches
-    or processes, and nothing else tells; none with a loss function of the script's.
+    There are forward passes only if nothing else tells, and none with a loss function of the script's.
 
     Parameters:
         model: as it is wrapped for several processes.
@@ -133,11 +128,7 @@ def _can_be_tried(model: Any) -> bool:
 
 
 class _Trial:
-    """Forward passes of one micro-batch, after which model and generators are what they were.
-
-    Parameters:
-        head: what type and shapes tell.
-    """
+    """Forward passes of one micro-batch, for a head of which type and shapes have told as much as they do."""
 
     def __init__(self, settings: LossSettings, model: Any, window: list[Any], head: LossHead, device: torch.device):
         self.settings, self.model, self.window, self.head = settings, users_model(model), window, head
@@ -151,17 +142,20 @@ class _Trial:
 
     def outcome(self) -> LossHead:
         """Return what the loss is divided by already, or what it is a mean over."""
-        head = self.head
+        head, name = self.head, type(self.model).__name__
+        about = f"loss_normalization={EXACT!r}: the loss of {name}"
+        taken = "what it divides by num_items_in_batch" if head.divides else f"a mean over {head.unit}"
         try:
             with _left_as_found(self.model):
                 if self._undivided_share() == 0:
                     return replace(head, divides=True)
                 unit = self._unit()
         except Exception as error:
-            self._warn(f"could not be tried before the first step ({type(error).__name__}: {error})")
+            trouble = f"could not be tried before the first step ({type(error).__name__}: {error})"
+            self._warn(f"{about} {trouble}. It is taken for {taken}.")
             return head
         if unit is None:
-            self._warn("is neither a mean over samples nor one over labels, and cannot be made exact for each layout")
+            self._warn(f"{about} is neither a mean over samples nor one over labels. It is taken for {taken}.")
         return replace(head, divides=False, unit=unit or head.unit)
 
     def warn_of_layout(self) -> None:
@@ -176,8 +170,8 @@ class _Trial:
                 share = self._undivided_share()
             if not settings.model_accepts_loss_kwargs or (share and steps * processes == 1):
                 unit = self._unit() if ratio > 1 else SAMPLES
-        layout = f"{steps} micro-batches" + (f" in each of {processes} processes" if processes > 1 else "")
         if share > 0 and steps * processes > 1:
+            layout = f"{steps} micro-batches" + (f" in each of {processes} processes" if processes > 1 else "")
             part = "its loss" if share > 0.999 else "a part of its loss"
             trouble = (
                 f"takes num_items_in_batch and does not divide {part} by it, so that with {layout} in an optimizer "
@@ -190,16 +184,11 @@ class _Trial:
             )
         else:
             return
-        if process_rank() == 0:
-            warnings.warn(
-                f"{type(self.model).__name__} {trouble}. Set loss_normalization={EXACT!r} for a loss that does not "
-                "depend on the layout of the batch.",
-                UserWarning,
-                stacklevel=2,
-            )
+        advice = f"Set loss_normalization={EXACT!r} for a loss that does not depend on the layout of the batch."
+        self._warn(f"{type(self.model).__name__} {trouble}. {advice}")
 
     def _ratio_of_labels(self) -> float:
-        """Return the ratio of the most labels in a micro-batch of the step to the fewest; all processes call this."""
+        # All processes call this.
         if self.head.unit == SAMPLES:
             return 1.0
         counts = torch.stack([self.head.counts(batch).sum() for batch in self.window]).to(self.device)
@@ -226,10 +215,20 @@ class _Trial:
             # Such as masked tokens and the next sentence.
             return None
         units = [SAMPLES] if head.unit == SAMPLES else [head.unit, *{LABELS, SHIFTED_LABELS} - {head.unit}, SAMPLES]
+        loss, outputs = self._loss(inputs)
+        found = list(outputs.values()) if hasattr(outputs, "values") else list(outputs)
+        tensors = [value for value in found if isinstance(value, torch.Tensor) and value.dim()]
+        tolerance = max(TOLERANCES.get(tensor.dtype, TOLERANCE) for tensor in (loss, *tensors))
+        if head.unit != SAMPLES:
+            labels = inputs[head.label_name]
+            for logits in (tensor for tensor in tensors if tensor.shape[:-1] == labels.shape):
+                for unit in units[:2]:
+                    if math.isclose(_cross_entropy(logits, inputs, labels, unit), loss.item(), rel_tol=tolerance):
+                        return unit
         rows = len(head.counts(inputs))
         first, second = ([*range(rows // 2)], [*range(rows // 2, rows)]) if rows > 1 else ([0], [0])
         whole, *parts = (_rows_of(inputs, rows, indices) for indices in (first + second, first, second))
-        fitting = self._fitting(units, whole, parts)
+        fitting = self._fitting(units, whole, parts, tolerance)
         # Rows with as many labels each tell units apart if some labels of the second half do not count. A head that
         # does not know -100 would stop a GPU by it.
         if len(fitting) > 1 and (self.device.type == "cpu" or inputs[head.label_name].eq(IGNORED_LABEL).any()):
@@ -238,15 +237,12 @@ class _Trial:
                 counted = labels.ne(IGNORED_LABEL)
                 labels = labels.masked_fill(counted & (counted.cumsum(-1) % 2 == 0), IGNORED_LABEL)
                 parts[1][name], whole[name] = labels, torch.cat([parts[0][name], labels])
-            fitting = self._fitting(fitting, whole, parts) or fitting
+            fitting = self._fitting(fitting, whole, parts, tolerance) or fitting
         return fitting[0] if fitting else None
 
-    def _fitting(self, units: list[str], whole: Any, parts: list[Any]) -> list[str]:
+    def _fitting(self, units: list[str], whole: Any, parts: list[Any], tolerance: float) -> list[str]:
         """Return the units over which the loss of a micro-batch is the mean of those of its two parts."""
-        loss, outputs = self._loss(whole)
-        values = [loss, *(outputs.values() if hasattr(outputs, "values") else outputs)]
-        tolerance = max(TOLERANCES.get(value.dtype, TOLERANCE) for value in values if isinstance(value, torch.Tensor))
-        losses, found = torch.stack([self._loss(part)[0] for part in parts]), []
+        loss, losses, found = self._loss(whole)[0], torch.stack([self._loss(part)[0] for part in parts]), []
         for unit in units:
             head = replace(self.head, unit=unit)
             counts = torch.stack([head.counts(part).sum() for part in parts]).to(losses.device)
@@ -255,16 +251,9 @@ class _Trial:
                 found.append(unit)
         return found
 
-    def _warn(self, trouble: str) -> None:
+    def _warn(self, text: str) -> None:
         if process_rank() == 0:
-            head = self.head
-            taken = "what it divides by num_items_in_batch" if head.divides else f"a mean over {head.unit}"
-            warnings.warn(
-                f"loss_normalization={EXACT!r}: the loss of {type(self.model).__name__} {trouble}. It is taken for "
-                f"{taken}.",
-                UserWarning,
-                stacklevel=2,
-            )
+            warnings.warn(text, UserWarning, stacklevel=2)
 
 
 def _rows_of(inputs: dict[str, Any], rows: int, indices: list[int]) -> dict[str, Any]:
@@ -272,6 +261,23 @@ def _rows_of(inputs: dict[str, Any], rows: int, indices: list[int]) -> dict[str,
         name: value[indices] if isinstance(value, torch.Tensor) and value.dim() and len(value) == rows else value
         for name, value in inputs.items()
     }
+
+
+def _cross_entropy(logits: torch.Tensor, inputs: Any, labels: torch.Tensor, unit: str) -> float:
+    """Return the mean over labels; nan if some of them are no classes."""
+    if unit == SHIFTED_LABELS and "shift_labels" in inputs:
+        labels = inputs["shift_labels"]
+    elif unit == SHIFTED_LABELS:
+        logits, labels = logits[..., :-1, :], labels[..., 1:]
+    counted = labels.ne(IGNORED_LABEL)
+    if not counted.any() or labels[counted].min() < 0 or labels.max() >= logits.shape[-1]:
+        return math.nan
+    # Row by row: a copy of all logits in float32 may not fit.
+    losses = [
+        nn.functional.cross_entropy(row.reshape(-1, row.shape[-1]).float(), targets.flatten(), reduction="sum")
+        for row, targets in zip(logits, labels, strict=True)
+    ]
+    return (torch.stack(losses).sum() / counted.sum()).item()
 
 
 @contextlib.contextmanager

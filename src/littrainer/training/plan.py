@@ -42,10 +42,7 @@ class TrainingPlan(NamedTuple):
         return self.num_train_epochs == sys.maxsize
 
     def without_windows(self, number: int, args: TrainingArguments) -> TrainingPlan:
-        """The plan of a training that leaves out the data of so many optimizer steps.
-
-        It reads that much further if the arguments say how many steps it takes, and takes fewer steps if they do not.
-        """
+        """The plan of a training without so many optimizer steps' data, which reads further for `max_steps`."""
         if args.max_steps <= 0 or not number:
             return self._replace(max_steps=self.max_steps - number)
         if self.is_endless:
@@ -55,11 +52,7 @@ class TrainingPlan(NamedTuple):
         return self._replace(num_train_epochs=self.num_train_epochs + further)
 
     def behind(self, steps_ahead: int, args: TrainingArguments) -> TrainingPlan:
-        """The plan of a training whose optimizer steps were larger or smaller before it was resumed.
-
-        Parameters:
-            steps_ahead: steps that it has taken more than steps of today's size would have been.
-        """
+        """The plan of a resumed training that has taken more steps than steps of today's size would have been."""
         if self.is_endless or not steps_ahead:
             return self
         if args.max_steps < 0:

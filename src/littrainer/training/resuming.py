@@ -97,16 +97,15 @@ class Position:
 
 
 COUNTED = (
-    " Which rows were trained is not known of these batches. The place in the data is counted in optimizer steps of "
-    "the new size, so rows may be trained twice or left out."
+    " Which rows were trained is not known of these batches. Counted in optimizer steps of the new size, rows may be "
+    "trained twice or left out."
 )
 
 
 class ResumedPlace(NamedTuple):
-    """Where a training goes on, and what reading on from there needs.
+    """Where a training goes on, in micro-batches of today's size, and what reading on from there needs.
 
     Parameters:
-        position: the place in the data, in micro-batches of today's size.
         kept: what `DataProgress.state()` returned, as far as it means something; None if nothing is known.
         steps_ahead: as for `TrainingPlan.behind`.
         words: where that is, if the sizes are others than they were; else None.
@@ -232,10 +231,14 @@ def place_to_resume(record: dict[str, Any] | None, training: ResumedTraining, lo
     elif changed == {"accumulation"} and not is_a(getattr(loader, "batch_sampler", None), "rebalancing sampler"):
         change = LayoutChange(**data.get("layout_change", asdict(LayoutChange([], 0, 0, 0.0))))
         kept = {**data, "layout_change": {**asdict(change), "window": position.micro_batches}}
-        place = ResumedPlace(position, kept, words=_in_words(position, data))
+        place = ResumedPlace(position, kept)
     else:
         place = _behind_rows(position, data, "world_size" in changed, training, loader)
-    return counted if place is None else place._replace(steps_ahead=_steps_ahead(place.position, training))
+    if place is None:
+        return counted
+    number = "the" if data.get("rows") is None else f"the {sum(data['rows'])}"
+    words = place.words or f"behind {number} rows of epoch {position.epoch} that were trained"
+    return place._replace(steps_ahead=_steps_ahead(place.position, training), words=words)
 
 
 def _behind_rows(
@@ -258,22 +261,12 @@ def _behind_rows(
         left = math.ceil((plan.num_examples - number) / size) if later is None else len(later)
         batches, share = length - left, number / plan.num_examples
     names = ("epoch_start", "generators", "order", "stream", "loader", "num_workers")
-    change = asdict(LayoutChange(rows, batches, batches, share))
-    kept = {
-        **{name: data.get(name) for name in names},
-        "sharing": getattr(loader, "sharing", None),
-        "layout_change": change,
-    }
-    return ResumedPlace(Position(position.epoch, batches, batches == length), kept, words=_in_words(position, data))
-
-
-def _in_words(position: Position, data: Mapping[str, Any]) -> str:
-    number = "the" if data.get("rows") is None else f"the {sum(data['rows'])}"
-    return f"behind {number} rows of epoch {position.epoch} that were trained"
+    kept = {name: data.get(name) for name in names} | {"sharing": getattr(loader, "sharing", None)}
+    kept["layout_change"] = asdict(LayoutChange(rows, batches, batches, share))
+    return ResumedPlace(Position(position.epoch, batches, batches == length), kept)
 
 
 def _steps_ahead(position: Position, training: ResumedTraining) -> int:
-    """Optimizer steps that were taken more than steps of today's size would have been up to this position."""
     plan = training.plan
     if plan.is_endless:
         return 0
@@ -297,12 +290,7 @@ def has_work_at_epoch_ends(args: TrainingArguments) -> bool:
 def warn_of_differences(
     checkpoint: Path, record: dict[str, Any] | None, training: ResumedTraining, place: ResumedPlace, loader: Any
 ) -> None:
-    """Say once what is not as it was when a checkpoint was written.
-
-    Parameters:
-        place: where training goes on.
-        loader: the training DataLoader.
-    """
+    """Say once what is not as it was when a checkpoint was written."""
     sentences = _other_sizes(record, training, place) + _other_parts(record, training, loader)
     sentences += _other_processes(checkpoint, record is not None, training.args)
     if arguments := _other_arguments(record, training):

@@ -77,7 +77,7 @@ _of_training: ContextVar[TrackedMeans | None] = ContextVar("tracked means of the
 
 @contextmanager
 def tracked_by(means: TrackedMeans) -> Iterator[None]:
-    """Let `track` add to these means within the block."""
+    """Let `track` add to these means."""
     token = _of_training.set(means)
     try:
         yield
