@@ -423,23 +423,27 @@ def own_part_is_finite(model: nn.Module) -> bool:
 
     Buffers have to be numbers and may be infinite, as masks are; those that are never saved do not count.
     """
-    parts = [getattr(one, "_local_tensor", one) for one in model.parameters()]
     buffers = [
-        buffer
+        (name, buffer)
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
         if name not in module._non_persistent_buffers_set
     ]
-    return all(map(is_finite, parts)) and all(is_finite(one, may_be_infinite=True) for one in buffers)
+    return not (names_of_sick(model.named_parameters()) or names_of_sick(buffers, may_be_infinite=True))
 
 
-def is_finite(weight: torch.Tensor, may_be_infinite: bool = False) -> bool:
-    """Return whether all numbers of a weight are finite; those in whole numbers or in bytes are."""
-    weight = torch.view_as_real(weight.detach()) if weight.is_complex() else weight.detach()
-    if not weight.is_floating_point() or weight.itemsize == 1 or weight.is_meta or not weight.numel():
-        return True
-    lowest, highest = map(float, weight.aminmax())
-    return not math.isnan(lowest) if may_be_infinite else math.isfinite(lowest) and math.isfinite(highest)
+def names_of_sick(named: Iterable[tuple[str, torch.Tensor]], may_be_infinite: bool = False) -> list[str]:
+    """Return the names of weights with a number that is not finite; whole numbers and those in bytes are."""
+    names = []
+    for name, given in named:
+        weight = getattr(given, "_local_tensor", given).detach()
+        weight = torch.view_as_real(weight) if weight.is_complex() else weight
+        if not weight.is_floating_point() or weight.itemsize == 1 or weight.is_meta or not weight.numel():
+            continue
+        ends = [*map(float, weight.aminmax())]
+        if any(map(math.isnan, ends)) or not (may_be_infinite or all(map(math.isfinite, ends))):
+            names.append(name)
+    return names
 
 
 # ---- Adapters of PEFT: only they are in a checkpoint, and only they are read back -----------------------------------

@@ -19,7 +19,7 @@ import torch
 
 from littrainer.checkpoint.atomic_write import newest_healthy_of
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME, checkpoint_step
-from littrainer.checkpoint.weights import is_finite
+from littrainer.checkpoint.weights import names_of_sick
 from littrainer.data.windows import IGNORED_LABEL
 from littrainer.data.workers import host_states, set_host_states
 from littrainer.distributed.agreement import agreed, from_each, from_first
@@ -242,8 +242,7 @@ class HealthGuard:
         place = of_step[0].place
         found = [self._windows_read.rows_of(place.epoch, one) for one in micro_batches]
         rows = None if None in found else [row for one in found if one is not None for row in one]
-        named = ((name, getattr(one, "_local_tensor", one)) for name, one in self._model.named_parameters())
-        sick_weights = _listed(name for name, one in named if not is_finite(one))
+        sick_weights = _listed(names_of_sick(self._model.named_parameters()))
         is_spike = not bad and norm is not None and math.isfinite(norm)
         first = SPIKE if is_spike else self._first_in_data(of_step, rows)
         if not first and weights_are_as_then and sick_weights:
