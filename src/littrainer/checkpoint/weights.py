@@ -418,30 +418,24 @@ def _listed(names: Iterable[str]) -> str:
 WEIGHT_FILE = re.compile(r".*\.safetensors|(.*/)?(pytorch|adapter)_model.*\.bin|littrainer_trained_beside_adapters\.pt")
 
 
-def own_part_is_finite(model: nn.Module) -> bool:
-    """Return whether all weights of a model are finite, of those that are split this process's part.
+def names_of_sick(model: nn.Module, with_buffers: bool = False) -> list[str]:
+    """Return the names of weights with a number that is not finite; of those that are split this process's part.
 
-    Buffers have to be numbers and may be infinite, as masks are; those that are never saved do not count.
+    Parameters:
+        with_buffers: those that are saved too; they have to be numbers and may be infinite, as masks are.
     """
-    buffers = [
-        (name, buffer)
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-        if name not in module._non_persistent_buffers_set
-    ]
-    return not (names_of_sick(model.named_parameters()) or names_of_sick(buffers, may_be_infinite=True))
-
-
-def names_of_sick(named: Iterable[tuple[str, torch.Tensor]], may_be_infinite: bool = False) -> list[str]:
-    """Return the names of weights with a number that is not finite; whole numbers and those in bytes are."""
-    names = []
-    for name, given in named:
+    names, buffers = [], {}
+    for prefix, module in model.named_modules() if with_buffers else ():
+        for name, buffer in module.named_buffers(prefix, recurse=False):
+            if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
+                buffers[name] = buffer
+    for name, given in [*model.named_parameters(), *buffers.items()]:
         weight = getattr(given, "_local_tensor", given).detach()
         weight = torch.view_as_real(weight) if weight.is_complex() else weight
         if not weight.is_floating_point() or weight.itemsize == 1 or weight.is_meta or not weight.numel():
             continue
         ends = [*map(float, weight.aminmax())]
-        if any(map(math.isnan, ends)) or not (may_be_infinite or all(map(math.isfinite, ends))):
+        if any(map(math.isnan, ends)) or not (name in buffers or all(map(math.isfinite, ends))):
             names.append(name)
     return names
 

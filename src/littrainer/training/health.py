@@ -242,7 +242,7 @@ class HealthGuard:
         place = of_step[0].place
         found = [self._windows_read.rows_of(place.epoch, one) for one in micro_batches]
         rows = None if None in found else [row for one in found if one is not None for row in one]
-        sick_weights = _listed(names_of_sick(self._model.named_parameters()))
+        sick_weights = _listed(names_of_sick(self._model))
         is_spike = not bad and norm is not None and math.isfinite(norm)
         first = SPIKE if is_spike else self._first_in_data(of_step, rows)
         if not first and weights_are_as_then and sick_weights:
