@@ -16,7 +16,7 @@ from littrainer import TrainerCallback
 from littrainer.checkpoint.checksums import note_changes, write_manifest
 from littrainer.checkpoint.distributed_resume import checkpoint_to_resume
 from littrainer.checkpoint.verification import get_last_checkpoint, readable_manifest
-from littrainer.checkpoint.weights import own_part_is_finite
+from littrainer.checkpoint.weights import names_of_sick
 from tests.scenarios.data import tag_rows, tiny_tokenizer
 from tests.scenarios.models import VectorClassifier, tiny_bert_tagger, tiny_lora_tagger
 from tests.scenarios.trainers import quiet_trainer
@@ -35,7 +35,7 @@ def told(numbers: torch.Tensor, *buffers: torch.Tensor) -> bool:
     model = nn.ParameterList([nn.Parameter(numbers, requires_grad=False)])
     for number, one in enumerate(buffers):
         model.register_buffer(f"buffer{number}", one)
-    return own_part_is_finite(model)
+    return not names_of_sick(model, with_buffers=True)
 
 
 @pytest.mark.parametrize("numbers", NUMBERS.values(), ids=NUMBERS.keys())
@@ -51,7 +51,7 @@ def test_a_buffer_may_be_infinite_as_masks_are_and_has_to_be_a_number() -> None:
     assert told(weight, mask) and not told(weight, mask, torch.tensor([NAN, INFINITE]))
     model = nn.Module()
     model.register_buffer("scratch", torch.tensor(NAN), persistent=False)
-    assert own_part_is_finite(model)
+    assert not names_of_sick(model, with_buffers=True)
 
 
 def test_whole_numbers_empty_tensors_and_formats_of_one_byte_are_finite() -> None:

@@ -418,28 +418,26 @@ def _listed(names: Iterable[str]) -> str:
 WEIGHT_FILE = re.compile(r".*\.safetensors|(.*/)?(pytorch|adapter)_model.*\.bin|littrainer_trained_beside_adapters\.pt")
 
 
-def own_part_is_finite(model: nn.Module) -> bool:
-    """Return whether all weights of a model are finite, of those that are split this process's part.
+def names_of_sick(model: nn.Module, with_buffers: bool = False) -> list[str]:
+    """Return the names of weights with a number that is not finite; of those that are split this process's part.
 
-    Buffers have to be numbers and may be infinite, as masks are; those that are never saved do not count.
+    Parameters:
+        with_buffers: those that are saved too; they have to be numbers and may be infinite, as masks are.
     """
-    parts = [getattr(one, "_local_tensor", one) for one in model.parameters()]
-    buffers = [
-        buffer
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-        if name not in module._non_persistent_buffers_set
-    ]
-    return all(map(is_finite, parts)) and all(is_finite(one, may_be_infinite=True) for one in buffers)
-
-
-def is_finite(weight: torch.Tensor, may_be_infinite: bool = False) -> bool:
-    """Return whether all numbers of a weight are finite; those in whole numbers or in bytes are."""
-    weight = torch.view_as_real(weight.detach()) if weight.is_complex() else weight.detach()
-    if not weight.is_floating_point() or weight.itemsize == 1 or weight.is_meta or not weight.numel():
-        return True
-    lowest, highest = map(float, weight.aminmax())
-    return not math.isnan(lowest) if may_be_infinite else math.isfinite(lowest) and math.isfinite(highest)
+    names, buffers = [], {}
+    for prefix, module in model.named_modules() if with_buffers else ():
+        for name, buffer in module.named_buffers(prefix, recurse=False):
+            if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
+                buffers[name] = buffer
+    for name, given in [*model.named_parameters(), *buffers.items()]:
+        weight = getattr(given, "_local_tensor", given).detach()
+        weight = torch.view_as_real(weight) if weight.is_complex() else weight
+        if not weight.is_floating_point() or weight.itemsize == 1 or weight.is_meta or not weight.numel():
+            continue
+        ends = [*map(float, weight.aminmax())]
+        if any(map(math.isnan, ends)) or not (name in buffers or all(map(math.isfinite, ends))):
+            names.append(name)
+    return names
 
 
 # ---- Adapters of PEFT: only they are in a checkpoint, and only they are read back -----------------------------------

@@ -26,7 +26,7 @@ from littrainer.checkpoint.layout import (
     resume_record_name,
 )
 from littrainer.checkpoint.safe_loading import refuse_unsafe
-from littrainer.checkpoint.weights import own_part_is_finite, write_weights, writes_given_weights
+from littrainer.checkpoint.weights import names_of_sick, write_weights, writes_given_weights
 from littrainer.distributed.agreement import are_several, failing_together, from_each
 
 if TYPE_CHECKING:
@@ -209,9 +209,9 @@ def collect_files(training: SavedTraining, files: CheckpointFiles, is_complete: 
     """
     methods, folder = training.methods, str(files.folder)
     _open[files.folder] = files
-    weights_are_finite = all(from_each(own_part_is_finite(methods.model)))
+    weights_are_finite = all(from_each(not names_of_sick(methods.model, with_buffers=True)))
     # What stage 3 of DeepSpeed splits is not in the model.
-    if files.seal is not None and not any(hasattr(one, "ds_numel") for one in methods.model.parameters()):
+    if files.seal is not None and not hasattr(next(methods.model.parameters(), None), "ds_numel"):
         files.seal.weights_are_finite = weights_are_finite
     try:
         methods.save_model(folder, _internal_call=True)

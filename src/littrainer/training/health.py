@@ -19,7 +19,7 @@ import torch
 
 from littrainer.checkpoint.atomic_write import newest_healthy_of
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME, checkpoint_step
-from littrainer.checkpoint.weights import is_finite
+from littrainer.checkpoint.weights import names_of_sick
 from littrainer.data.windows import IGNORED_LABEL
 from littrainer.data.workers import host_states, set_host_states
 from littrainer.distributed.agreement import agreed, from_each, from_first
@@ -73,6 +73,7 @@ class UnhealthyTrainingError(RuntimeError):
     """Ends a training whose numbers are not finite, or whose gradients are much larger than usual.
 
     Parameters:
+        message: what came up, what is done, and how to resume.
         fault: gives the attributes `step` (counted from 1), `loss`, `grad_norm` and `rows` (indices in the dataset).
         checkpoint: the last healthy checkpoint; None if there is none.
     """
@@ -174,7 +175,7 @@ class HealthGuard:
     def look(self, comes_save: bool = False, is_end: bool = False) -> None:
         """Read what has come up since the last look, and tell what is not healthy; called at logs, saves and the end.
 
-        Weights are looked at where nothing that follows would tell: at the end, and before a save that is not to be.
+        Weights are looked at too if nothing follows that would tell: at the end, and before a save under "stop".
 
         Raises:
             UnhealthyTrainingError: something is not, and `on_nonfinite` is "stop".
@@ -254,7 +255,7 @@ class HealthGuard:
         place = of_step[0].place
         found = [self._windows_read.rows_of(place.epoch, one) for one in micro_batches]
         rows = None if None in found else [row for one in found if one is not None for row in one]
-        sick_weights = self._sick_weights()
+        sick_weights = _listed(names_of_sick(self._model))
         is_spike = not bad and norm is not None and math.isfinite(norm)
         first = SPIKE if is_spike else self._first_in_data(of_step, rows)
         if not first and weights_are_as_then and sick_weights:
@@ -281,13 +282,9 @@ class HealthGuard:
         return Fault(place, loss, norm, rows, first, f"Optimizer step {place.step}: {words}")
 
     def _fault_of_weights(self, known: list[_Number]) -> Fault | None:
-        place, sick_weights = known[-1].place if known else Place(0, 0, 0), self._sick_weights()
+        place, sick_weights = known[-1].place if known else Place(0, 0, 0), _listed(names_of_sick(self._model))
         words = f"After optimizer step {place.step} these weights are not finite: {sick_weights}."
         return Fault(place, None, None, None, f"the weights ({sick_weights})", words) if sick_weights else None
-
-    def _sick_weights(self) -> str:
-        named = ((name, getattr(one, "_local_tensor", one)) for name, one in self._model.named_parameters())
-        return _listed(name for name, one in named if not is_finite(one))
 
     def _first_in_data(self, of_step: list[_Number], rows: list[int] | None) -> str:
         if any(one.kind == LABELS and one.value == 0 for one in of_step):
