@@ -198,8 +198,11 @@ class HealthGuard:
         steps = [one.place.step for one in (*unhealthy, *filter(_is_bad_loss, known))]
         own = self._fault([one for one in known if one.place.step == min(steps)]) if steps else None
         fault = _first(from_each(own)) if is_common else own
-        if fault is None and looks_at_weights and not self._is_told:
-            fault = _first(from_each(self._fault_of_weights(known)))
+        is_of_weights = fault is None and looks_at_weights and not self._is_told
+        if is_of_weights:
+            fault = self._fault_of_weights(known)
+            # Under "stop" all have come here; else one that has told of its losses has not.
+            fault = _first(from_each(fault)) if self.way == "stop" else fault
         if fault is None:
             self._is_told = False
         elif self.way == "stop":
@@ -207,7 +210,7 @@ class HealthGuard:
         elif not self._is_told:
             # The weights may have taken harm, and then each interval that follows is like this one.
             self._is_told = fault.first != SPIKE
-            self._warn(f"{fault.text} {self._where_to_go_on()}", everywhere=not is_common)
+            self._warn(f"{fault.text} {self._where_to_go_on()}", everywhere=not (is_common or is_of_weights))
 
     def _read(self) -> list[_Number]:
         unread, self.unread = [one for one in self.unread if one[2] is not None], []
