@@ -15,6 +15,7 @@ import pytest
 
 from littrainer import TrainingArguments
 from tests.scenarios.observations import (
+    batches_by_length,
     best,
     cache_in_config,
     checkpointing_of_layers,
@@ -89,6 +90,8 @@ EFFECTS: dict[str, Effect] = {
     "save_minutes": Effect(None, 0, files),
     "eval_minutes": Effect(None, 0, events),
     "max_minutes": Effect(None, 0, steps),
+    "max_tokens_per_batch": Effect(None, 12, batches_by_length),
+    "pack_to_length": Effect(None, 12, batches_by_length),
     "learning_rate": Effect(1e-3, 1e-2, weights),
     "lr_scheduler_type": Effect("linear", "constant", events),
     "lr_scheduler_kwargs": Effect(None, {"num_cycles": 2.0}, events, {"lr_scheduler_type": "cosine"}),

@@ -28,6 +28,8 @@ ONLY_OURS = [
     "save_minutes",
     "eval_minutes",
     "max_minutes",
+    "max_tokens_per_batch",
+    "pack_to_length",
 ]
 # transformers' default is False, which here means that not even early stopping goes on.
 OTHER_DEFAULTS = {"restore_callback_states_from_checkpoint": None}

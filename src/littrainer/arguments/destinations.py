@@ -247,6 +247,12 @@ DESTINATIONS: dict[str, Destination] = {
     "save_minutes": Destination(Place.CHECKPOINT, "Looked at after each optimizer step, on the first process's clock."),
     "eval_minutes": Destination(Place.EVALUATION, "Looked at after each optimizer step, on the first process's clock."),
     "max_minutes": Destination(Place.FLOW, "Looked at after each optimizer step, on the first process's clock."),
+    "max_tokens_per_batch": Destination(
+        Place.LOADER, "Batch samplers form batches by length; results of evaluations are put back in order."
+    ),
+    "pack_to_length": Destination(
+        Place.LOADER, "The sampler draws rows of documents, and a collator around `data_collator` joins them."
+    ),
 }
 
 

@@ -419,6 +419,16 @@ class AdditionalFields:
         None,
         "End training after so many minutes of this call of `train()`, as at `max_steps`; a resumed one has as many.",
     )
+    max_tokens_per_batch: int | None = argument(
+        None,
+        "Form batches of samples of similar length, up to so many tokens with padding, instead of the "
+        "`per_device_*_batch_size`s; in evaluation too.",
+    )
+    pack_to_length: int | None = argument(
+        None,
+        "Train a causal language model on rows of several documents, up to so many tokens each; "
+        "`per_device_train_batch_size` counts rows.",
+    )
 
 
 @runtime_checkable

@@ -87,6 +87,8 @@ RANGES: dict[str, Range] = {
     "save_minutes": FROM_0,
     "eval_minutes": FROM_0,
     "max_minutes": FROM_0,
+    "max_tokens_per_batch": FROM_1,
+    "pack_to_length": Range(low=2),
     # What NumPy and torch take as seeds.
     "seed": Range(low=0, high=2**32 - 1),
     "data_seed": FROM_0,
@@ -275,6 +277,30 @@ STEP_INTERVALS = {
 # They need loader processes, and are checked when a Trainer is made.
 WORKER_FIELDS = ("dataloader_persistent_workers", "dataloader_multiprocessing_context")
 
+# What forms batches or rows by length -> the values that other arguments have to have with it.
+EXCLUDED_BY_LENGTH: dict[str, dict[str, Any]] = {
+    "max_tokens_per_batch": {
+        "pack_to_length": None,
+        "train_sampling_strategy": "random",
+        "sortish_sampler": False,
+        # They shrink or leave out batches of a fixed number of samples.
+        "auto_find_batch_size": False,
+        "dataloader_drop_last": False,
+        "split_batches": False,
+        "dispatch_batches": None,
+        "use_seedable_sampler": True,
+        # Results could not be put back in the dataset's order.
+        "eval_do_concat_batches": True,
+        "eval_use_gather_object": False,
+    },
+    "pack_to_length": {
+        "train_sampling_strategy": "random",
+        "sortish_sampler": False,
+        "split_batches": False,
+        "use_seedable_sampler": True,
+    },
+}
+
 # Shares of all steps are compared in millionths, where floating point rounding no longer matters.
 MILLIONTHS = 1_000_000
 
@@ -311,6 +337,20 @@ def validate(args: ArgumentFields) -> None:
             f"sortish_sampler groups training samples by length and train_sampling_strategy={strategy!r} does not; "
             "set one of them."
         )
+    for name, others in EXCLUDED_BY_LENGTH.items():
+        if getattr(args, name) is not None:
+            _check_excluded(args, name, others)
+
+
+def _check_excluded(args: ArgumentFields, name: str, others: dict[str, Any]) -> None:
+    for other, needed in others.items():
+        holder = args.accelerator_config if hasattr(args.accelerator_config, other) else args
+        value = getattr(holder, other, needed)
+        if value != needed and (value or needed):
+            raise ValueError(
+                f"{name}={getattr(args, name)} decides itself which samples form a batch, and cannot be combined with "
+                f"{other}={_text(value)!r}. Set {other}={needed!r}, or leave {name} out."
+            )
 
 
 def _check_step_intervals(args: ArgumentFields) -> None:

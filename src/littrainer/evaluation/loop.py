@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer.callbacks.progress import label_of, name_evaluation
@@ -16,9 +17,10 @@ from littrainer.data.limits import limited_number
 from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length, whole_dataset
 from littrainer.data.sharding import length_of
 from littrainer.data.stream_end import check_equal_lengths
+from littrainer.data.token_batches import length_groups_of
 from littrainer.distributed.agreement import failing_together, from_first
 from littrainer.distributed.layout import data_parallel_rank, data_parallel_size, tensor_parallel_rank
-from littrainer.errors.nested_values import PADDING, truncated
+from littrainer.errors.nested_values import PADDING, map_nested, truncated
 from littrainer.evaluation.gathering import BatchCollection
 from littrainer.evaluation.metrics import MetricPlace, call_metric_function, checked_metrics, noting_where
 from littrainer.evaluation.prediction import ExactLossMean, mean_over_samples
@@ -85,6 +87,8 @@ class CollectedOutputs:
         self.collected = BatchOutputs(
             *(BatchCollection(args.eval_do_concat_batches, rows) for _ in BatchOutputs._fields)
         )
+        # Places in the dataset of the samples, in the order in which they are read; None if they are read in its own.
+        self.order: np.ndarray | None = None
         self.exact_loss: ExactLossMean | None = None
         if args.eval_loss_weighting != "batches":
             self.exact_loss = ExactLossMean(args, shifts_labels, gather)
@@ -128,7 +132,7 @@ class CollectedOutputs:
         Parameters:
             of_batches: the metrics, if a function was called with each batch.
         """
-        everything = BatchOutputs(*(collection.arrays() for collection in self.collected))
+        everything = BatchOutputs(*(map_nested(self._in_datasets_order, one.arrays()) for one in self.collected))
         is_complete = everything.predictions is not None and everything.labels is not None
         metrics: Any = of_batches or {}
         if self.streaming is not None:
@@ -145,6 +149,11 @@ class CollectedOutputs:
         if self.exact_loss is not None:
             return everything, metrics, self.exact_loss.value()
         return everything, metrics, mean_over_samples(everything.losses, self.args.logging_nan_inf_filter)
+
+    def _in_datasets_order(self, rows: Any) -> Any:
+        if self.order is None or not isinstance(rows, np.ndarray) or not rows.ndim:
+            return rows
+        return rows[np.argsort(self.order[: len(rows)])]
 
 
 class EvaluationPass(CollectedOutputs):
@@ -183,6 +192,8 @@ class EvaluationPass(CollectedOutputs):
         rows = length_of(whole_dataset(dataloader)) if self.limit_of_batches is None else None
         streaming = streaming_metrics(trainer.compute_metrics)
         super().__init__(trainer.args, rows, streaming, self.loss_shifts_labels, trainer.accelerator.gather)
+        groups = length_groups_of(dataloader)
+        self.order = None if groups is None else groups.order
         self.metrics: dict[str, Any] | None = None
         self.examples_seen = 0
         self.model: Any = None
@@ -263,6 +274,9 @@ class EvaluationPass(CollectedOutputs):
         if not isinstance(sampler, SequentialSampler) or self.trainer.args.world_size > 1:
             return None
         size = first_dimension(batch) or 0
+        if self.order is not None:
+            places: list[int] = self.order[self.examples_seen - size : self.examples_seen].tolist()
+            return places
         return list(range(self.examples_seen - size, self.examples_seen))
 
     def finish(self) -> EvalLoopOutput:
@@ -300,7 +314,8 @@ class EvaluationPass(CollectedOutputs):
         if exact is not None and loss is not None:
             exact.add(loss, weight)
         # A batch's mean loss stands once for each of its samples, so that the mean over all weighs batches by size.
-        losses = None if loss is None else loss.repeat(trainer.args.eval_batch_size)
+        size = trainer.args.eval_batch_size if self.order is None else first_dimension(inputs) or 0
+        losses = None if loss is None else loss.repeat(size)
         found = main_inputs(trainer.model, trainer.args.include_for_metrics, inputs)
         if found is not None:
             found = self._padded(trainer._prepare_input(found))

@@ -54,6 +54,8 @@ TAKEN_FROM_ARGUMENTS = (
     "seed",
     "data_seed",
     "train_sampling_strategy",
+    "max_tokens_per_batch",
+    "pack_to_length",
     "dataloader_drop_last",
     "dataloader_num_workers",
     "bf16",
@@ -167,7 +169,9 @@ def position_of(record: dict[str, Any] | None, training: ResumedTraining) -> Pos
     now, then = training.sizes, record["sizes"]
     # A stream's length is that of the training, and where it stands does not depend on it.
     needed = set(SIZES) - {"num_examples"} - ({"epoch_length"} if then["is_endless"] and now["is_endless"] else set())
-    is_same_data = all(now[name] == then[name] for name in needed) and now["is_endless"] == then["is_endless"]
+    # Checkpoints from before there was a limit of tokens have none.
+    needed_equal = all(now[name] == then[name] for name in needed) and now["tokens"] == then.get("tokens")
+    is_same_data = needed_equal and now["is_endless"] == then["is_endless"]
     return Position(**record["position"]) if is_same_data else None
 
 
@@ -246,6 +250,7 @@ def sizes_of(args: TrainingArguments, train_batch_size: int, plan: TrainingPlan)
         "world_size": args.world_size,
         "epoch_length": plan.micro_batches_per_epoch,
         "num_examples": plan.num_examples,
+        "tokens": args.max_tokens_per_batch or args.pack_to_length,
         "is_endless": plan.is_endless,
     }
 
