@@ -174,6 +174,7 @@ def test_a_stream_is_packed_without_losing_a_document() -> None:
 REFUSED: dict[str, tuple[Any, Any, str]] = {
     "a document that is too long": (Rows(ROWS), pad_tokens, r"longer, the longest has \d+ tokens.*cut them"),
     "one of a stream": (Stream(ROWS), pad_tokens, "a document of the stream has"),
+    "texts in a stream": (Stream([{"text": "a"}]), pad_tokens, "tokenize the texts"),
     "nothing to predict": (Rows([{"input_ids": [3], "labels": [3]}]), pad_tokens, "no document has 2 tokens"),
     "a label for each document": (
         Rows([{"input_ids": [3, 4], "labels": 1}] * 4),

@@ -12,6 +12,7 @@ import torch
 
 from littrainer import Trainer, TrainingArguments
 from littrainer.data.token_batches import best_fit, equal_rounds, groups_up_to
+from littrainer.evaluation.loop import BatchOutputs, in_datasets_order
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import AugmentedRows, Rows, SizedStream, Stream, token_rows, vector_rows
 from tests.scenarios.models import tiny_bert_classifier
@@ -51,6 +52,37 @@ def test_at_most_3_percent_of_the_recorded_mix_of_lengths_is_padding() -> None:
     groups = groups_up_to(lengths, 512)
     with_padding = sum(len(group) * lengths[group].max() for group in groups)
     assert lengths.sum() / with_padding > 0.97
+
+
+def test_padding_to_a_multiple_counts(tmp_path: Path) -> None:
+    class PadToEight:
+        pad_to_multiple_of = 8
+
+        def __call__(self, rows: list[Any]) -> Any:
+            batch = pad_tokens(rows)
+            gap = -batch["input_ids"].shape[1] % 8
+            ids = torch.nn.functional.pad(batch["input_ids"], (0, gap))
+            return {"input_ids": ids, "labels": batch["labels"]}
+
+    trainer = trainer_over(tmp_path, Rows(ROWS), max_tokens_per_batch=64)
+    trainer.data_collator = PadToEight()
+    sizes = [batch["input_ids"].numel() for batch in trainer.get_train_dataloader()]
+    assert max(sizes) == 64 and sum(sizes) > 0.8 * 64 * len(sizes)
+
+
+def test_overfitting_reads_the_same_batches_in_each_epoch(tmp_path: Path) -> None:
+    trainer = trainer_over(tmp_path, Rows(ROWS), max_tokens_per_batch=64, lightning={"overfit_batches": 2})
+    loader = trainer.get_train_dataloader()
+    assert samples_drawn(loader, 0) == samples_drawn(loader, 1)
+    assert trainer.train().global_step == 6
+
+
+def test_outputs_that_are_no_rows_of_samples_are_refused() -> None:
+    outputs = BatchOutputs(predictions={"scores": np.arange(4), "loss": np.array(0.5)})
+    order = np.array([2, 0, 3, 1])
+    assert in_datasets_order(outputs, order).predictions["scores"].tolist() == [1, 3, 0, 2]
+    with pytest.raises(ValueError, match="outputs with 4 rows cannot be put in the order of 3 samples"):
+        in_datasets_order(outputs, order[:3])
 
 
 @pytest.mark.parametrize("parts", [2, 3, 8])

@@ -101,13 +101,18 @@ class PackedStream(IterableDataset[list[Any]]):
         self.generator = getattr(dataset, "generator", None)
         self._rows_done = self._rows_to_skip = 0
         self._stream_state: Any = None
-        if callable(getattr(dataset, "state_dict", None)) and not holds_samples_back(dataset):
-            # Only then there are such methods, which say that it need not be read again.
-            self.state_dict, self.load_state_dict = self._state, self._load_state
+        self._tells = callable(getattr(dataset, "state_dict", None)) and not holds_samples_back(dataset)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the stream is read in."""
         tell_epoch(epoch, self.dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        # Methods that say that the stream need not be read again.
+        methods = {"state_dict": "_state", "load_state_dict": "_load_state"}
+        if name in methods and self._tells:
+            return getattr(self, methods[name])
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self)
 
     def _state(self) -> dict[str, Any]:
         return {"stream": self._stream_state, "rows": self._rows_done}
@@ -118,10 +123,10 @@ class PackedStream(IterableDataset[list[Any]]):
         self._rows_to_skip = state["rows"]
 
     def __iter__(self) -> Iterator[list[Any]]:
-        documents, tells = iter(self.dataset), hasattr(self, "state_dict")
+        documents = iter(self.dataset)
         while True:
             # Of where the documents that are packed together begin.
-            self._stream_state = copy.deepcopy(self.dataset.state_dict()) if tells else None
+            self._stream_state = copy.deepcopy(self.dataset.state_dict()) if self._tells else None
             self._rows_done, self._rows_to_skip = self._rows_to_skip, 0
             rows = self._rows_of(documents)
             if rows is None:
@@ -133,6 +138,11 @@ class PackedStream(IterableDataset[list[Any]]):
     def _rows_of(self, stream: Iterator[Any]) -> list[list[Any]] | None:
         documents, tokens, has_ended = [], 0, True
         for document in stream:
+            if "input_ids" not in document:
+                raise ValueError(
+                    f"pack_to_length={self.size} packs `input_ids`, and a document of the stream has "
+                    f"{', '.join(document)}: tokenize the texts in the dataset."
+                )
             length = len(document["input_ids"])
             if length > self.size:
                 raise ValueError(

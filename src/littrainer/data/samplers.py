@@ -216,10 +216,11 @@ def known_lengths(args: TrainingArguments, dataset: Any, processing_class: Any) 
     lengths = _length_column(args, dataset)
     if lengths is None:
         lengths = getattr(dataset, "lengths", None)
+        lengths = None if callable(lengths) else lengths
     found = sample_lengths(dataset, names[1]) if lengths is None else whole_numbers(lengths)
     if len(found) != len(dataset):
         raise ValueError(f"The dataset has {len(dataset)} samples, and {len(found)} `lengths`: give one for each.")
-    measured = np.asarray(found, dtype=np.int64)
+    measured = np.ceil(np.asarray(found)).astype(np.int64)
     with suppress(TypeError):
         _measured[dataset] = names, measured
     return measured

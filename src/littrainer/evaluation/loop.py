@@ -89,6 +89,7 @@ class CollectedOutputs:
         )
         # Places in the dataset of the samples, in the order in which they are read; None if they are read in its own.
         self.order: np.ndarray | None = None
+        self.examples_seen = 0
         self.exact_loss: ExactLossMean | None = None
         if args.eval_loss_weighting != "batches":
             self.exact_loss = ExactLossMean(args, shifts_labels, gather)
@@ -132,7 +133,9 @@ class CollectedOutputs:
         Parameters:
             of_batches: the metrics, if a function was called with each batch.
         """
-        everything = BatchOutputs(*(map_nested(self._in_datasets_order, one.arrays()) for one in self.collected))
+        everything = BatchOutputs(*(collection.arrays() for collection in self.collected))
+        if self.order is not None:
+            everything = in_datasets_order(everything, self.order[: self.rows_read])
         is_complete = everything.predictions is not None and everything.labels is not None
         metrics: Any = of_batches or {}
         if self.streaming is not None:
@@ -150,10 +153,35 @@ class CollectedOutputs:
             return everything, metrics, self.exact_loss.value()
         return everything, metrics, mean_over_samples(everything.losses, self.args.logging_nan_inf_filter)
 
-    def _in_datasets_order(self, rows: Any) -> Any:
-        if self.order is None or not isinstance(rows, np.ndarray) or not rows.ndim:
+    @property
+    def rows_read(self) -> int:
+        """Samples that all processes have read, none of them twice."""
+        number = self.examples_seen * data_parallel_size(self.args)
+        return number if self.order is None else min(number, len(self.order))
+
+
+def in_datasets_order(everything: BatchOutputs, order: np.ndarray) -> BatchOutputs:
+    """Return the same with the samples in the order of their places in the dataset.
+
+    Parameters:
+        order: the place of each sample, as they were read.
+
+    Raises:
+        ValueError: something does not have one row for each sample.
+    """
+    places = np.argsort(order)
+
+    def sorted_rows(rows: Any) -> Any:
+        if not isinstance(rows, np.ndarray) or not rows.ndim:
             return rows
-        return rows[np.argsort(self.order[: len(rows)])]
+        if len(rows) != len(places):
+            raise ValueError(
+                f"max_tokens_per_batch reads samples by length, and outputs with {len(rows)} rows cannot be put in the "
+                f"order of {len(places)} samples. Return one row for each sample, or leave it out."
+            )
+        return rows[places]
+
+    return BatchOutputs(*(map_nested(sorted_rows, value) for value in everything))
 
 
 class EvaluationPass(CollectedOutputs):
@@ -195,7 +223,6 @@ class EvaluationPass(CollectedOutputs):
         groups = length_groups_of(dataloader)
         self.order = None if groups is None else groups.order
         self.metrics: dict[str, Any] | None = None
-        self.examples_seen = 0
         self.model: Any = None
         self._output: EvalLoopOutput | None = None
 
