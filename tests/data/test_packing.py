@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import DataCollatorWithFlattening
 
 from littrainer import Trainer
@@ -54,8 +56,32 @@ def test_each_document_is_in_one_row_and_rows_are_drawn_for_each_epoch(tmp_path:
     assert all(batch["input_ids"].shape[1] <= SIZE for one in batches for batch in one)
 
 
+def attention_by_beginnings(
+    module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: Any = None, cu_seq_lens_q: Any = None, **_: Any
+) -> Any:
+    """What flash attention does with documents in one row, on the CPU."""
+    assert mask is None and (cu_seq_lens_q is None or len(query) == 1)
+    begins = [0, query.shape[2]] if cu_seq_lens_q is None else cu_seq_lens_q.tolist()
+    parts = [
+        torch.nn.functional.scaled_dot_product_attention(
+            *(states[:, :, begin:end] for states in (query, key, value)), is_causal=True, scale=scaling, enable_gqa=True
+        )
+        for begin, end in pairwise(begins)
+    ]
+    return torch.cat(parts, dim=2).transpose(1, 2), None
+
+
+FLASH = "flash_attention_on_the_cpu"
+transformers.AttentionInterface.register(FLASH, attention_by_beginnings)
+
 # Models and attention implementations; GPT-2 has positions that are embedded, Llama rotary ones.
-ATTENTIONS = [(tiny_llama, "eager"), (tiny_llama, "sdpa"), (tiny_gpt2, "eager"), (tiny_gpt2, "sdpa")]
+ATTENTIONS = [
+    (tiny_llama, "eager"),
+    (tiny_llama, "sdpa"),
+    (tiny_llama, FLASH),
+    (tiny_gpt2, "eager"),
+    (tiny_gpt2, "sdpa"),
+]
 
 
 @pytest.mark.parametrize(("make", "attention"), ATTENTIONS)
@@ -64,7 +90,9 @@ def test_loss_and_gradients_are_those_of_unpacked_documents(tmp_path: Path, make
     without_dropout: Any = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if make is tiny_gpt2 else {}
     for changes in ({}, {"pack_to_length": SIZE, "gradient_accumulation_steps": 4}):
         torch.manual_seed(0)
-        model = make(**without_dropout, attn_implementation=attention)
+        model = make(**without_dropout)
+        if changes or attention != FLASH:
+            model.config._attn_implementation = attention
         steps: Any = {"logging_strategy": "steps", "logging_steps": 1, "optim": "sgd", "learning_rate": 1.0}
         size = 3 if changes else len(ROWS)
         trainer = language_trainer(
