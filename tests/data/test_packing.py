@@ -169,8 +169,10 @@ class LanguageStream(Stream):
 MANY = language_rows(600, seed=4)
 
 
-@pytest.mark.parametrize("kind", [Rows, Stream, LanguageStream])
-def test_a_resumed_training_on_packed_rows_ends_as_one_that_was_not_broken_off(tmp_path: Path, kind: Any) -> None:
+@pytest.mark.parametrize(("kind", "workers"), [(Rows, 0), (Rows, 2), (Stream, 0), (LanguageStream, 0)])
+def test_a_resumed_training_on_packed_rows_ends_as_one_that_was_not_broken_off(
+    tmp_path: Path, kind: Any, workers: int
+) -> None:
     built: list[Any] = []
 
     def build() -> Trainer:
@@ -178,7 +180,8 @@ def test_a_resumed_training_on_packed_rows_ends_as_one_that_was_not_broken_off(t
         settings: Any = {"logging_strategy": "steps", "logging_steps": 1, "save_strategy": "steps", "save_steps": 20}
         built.append(kind(MANY if kind is not Rows else ROWS))
         steps = {"max_steps": 42} if kind is not Rows else {"num_train_epochs": 6, "save_steps": 5}
-        arguments = quiet_arguments(tmp_path, **{**settings, **steps}, pack_to_length=SIZE)
+        settings.update(steps, pack_to_length=SIZE, dataloader_num_workers=workers)
+        arguments = quiet_arguments(tmp_path, **settings)
         return Trainer(tiny_gpt2(), arguments, pad_tokens, built[-1])
 
     steps = (5,) if kind is Rows else (20, 40)

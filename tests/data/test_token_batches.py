@@ -162,11 +162,11 @@ class WithWidths(AugmentedRows):
         return [2 + place % 5 for place in range(len(self.rows))]
 
 
-def test_a_resumed_training_ends_as_one_that_was_not_broken_off(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resumed_training_ends_as_one_that_was_not_broken_off(tmp_path: Path, workers: int) -> None:
     def build() -> Any:
-        return noisy_trainer(
-            tmp_path, WithWidths(vector_rows(21)), max_tokens_per_batch=15, gradient_accumulation_steps=2
-        )
+        changes: Any = {"gradient_accumulation_steps": 2, "dataloader_num_workers": workers}
+        return noisy_trainer(tmp_path, WithWidths(vector_rows(21)), max_tokens_per_batch=15, **changes)
 
     assert differences_after_resuming(tmp_path, build, 2, 5) == {}
 

@@ -165,6 +165,7 @@ def documents_are_packed_for_all_processes_and_none_is_lost(folder: Path) -> Non
         ("rows dispatched", Rows, {"accelerator_config": {"dispatch_batches": True}}),
         ("a stream dispatched", Stream, {"max_steps": 4}),
         ("a stream read by each", Stream, {"max_steps": 4, **NOT_DISPATCHED}),
+        ("rows for a sharded model", Rows, {"fsdp": True, "fsdp_config": {"version": 2}}),
     ):
         given = {"train_dataset": kind(rows), "data_collator": pad_tokens}
         settings = {"pack_to_length": 24, "per_device_train_batch_size": 3, **changes}
