@@ -52,7 +52,7 @@ def test_each_document_is_in_one_row_and_rows_are_drawn_for_each_epoch(tmp_path:
     batches = [list(loader) for _ in range(2)]
     assert [tokens_read(one) for one in batches] == [DOCUMENTS, DOCUMENTS]
     assert not torch.equal(batches[0][0]["input_ids"], batches[1][0]["input_ids"])
-    assert trainer.num_examples(loader) == len(ROWS)
+    assert trainer.num_examples(loader) == sum(len(batch["input_ids"]) for batch in batches[0])
     assert all(batch["input_ids"].shape[1] <= SIZE for one in batches for batch in one)
 
 
@@ -189,6 +189,22 @@ def test_a_resumed_training_on_packed_rows_ends_as_one_that_was_not_broken_off(
     if kind is LanguageStream:
         # The documents that were packed before the checkpoint are not read again.
         assert built[-1].rows_read < built[0].rows_read
+
+
+def test_packed_rows_are_trained_once_though_the_batch_size_changes(tmp_path: Path) -> None:
+    class Noting(Trainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **others: Any) -> Any:
+            seen.extend(tokens_read([inputs]))
+            return super().compute_loss(model, inputs, *args, **others)
+
+    seen: list[Any] = []
+    for size, resumed in ((2, None), (3, str(tmp_path / "checkpoint-2"))):
+        settings: Any = {"per_device_train_batch_size": size, "save_strategy": "steps", "save_steps": 2}
+        stop = {"max_steps": 2} if resumed is None else {"num_train_epochs": 1}
+        torch.manual_seed(0)
+        arguments = quiet_arguments(tmp_path, **settings, **stop, pack_to_length=SIZE)
+        Noting(tiny_gpt2(), arguments, pad_tokens, Rows(ROWS)).train(resume_from_checkpoint=resumed)
+    assert sorted(seen) == DOCUMENTS
 
 
 def test_a_stream_is_packed_without_losing_a_document() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from littrainer import Trainer, TrainingArguments
+from littrainer import Trainer
 from littrainer.data.token_batches import best_fit, equal_rounds, groups_up_to
 from littrainer.evaluation.loop import BatchOutputs, in_datasets_order
 from tests.scenarios.collators import pad_tokens
@@ -171,7 +171,6 @@ def test_a_resumed_training_ends_as_one_that_was_not_broken_off(tmp_path: Path, 
     assert differences_after_resuming(tmp_path, build, 2, 5) == {}
 
 
-@pytest.mark.skipif(not hasattr(TrainingArguments, "loss_normalization"), reason="loss_normalization is not there yet")
 def test_the_exact_loss_of_unequal_batches_is_that_of_the_samples_in_one(tmp_path: Path) -> None:
     found = []
     for changes in (

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from littrainer.checkpoint.random_state import capture_random_states
+from littrainer.commands.differences import first_difference
 from littrainer.data.packing import PackedCollator
 from littrainer.training.packed_attention import check_packing
-from tests.fidelity.compare import first_difference
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows, token_rows
 from tests.scenarios.models import VOCABULARY_SIZE, tiny_bert_tagger, tiny_gpt2, tiny_llama
@@ -31,7 +31,14 @@ def tiny_bloom() -> Any:
     return made("Bloom", hidden_size=16, n_layer=1, n_head=2)
 
 
-def tiny_gpt_neox_with_a_mask_of_its_own() -> Any:
+def tiny_jamba() -> Any:
+    """Attention, and layers with a state that goes on through the row."""
+    layers = {"attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": 2, "num_experts": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "use_mamba_kernels": False}
+    return made("Jamba", hidden_size=16, intermediate_size=16, **layers, **heads)
+
+
+def with_a_mask_of_its_own() -> Any:
     """Builds no mask of documents, as a model of the script's own may."""
     model = tiny_llama()
     forward = model.forward
@@ -43,7 +50,7 @@ def tiny_gpt_neox_with_a_mask_of_its_own() -> Any:
     return model
 
 
-def tiny_llama_that_numbers_rows() -> Any:
+def that_embeds_places_in_the_row() -> Any:
     """Keeps documents apart, and embeds the place in the row."""
     model = tiny_gpt2()
     embed = model.transformer.wpe.forward
@@ -54,11 +61,12 @@ def tiny_llama_that_numbers_rows() -> Any:
 # Model, further arguments, and words of the refusal.
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (tiny_mamba, {}, "MambaForCausalLM.forward takes no position_ids"),
+    (tiny_jamba, {}, "JambaForCausalLM has recurrent layers"),
     (tiny_bloom, {}, "BloomForCausalLM.forward takes no position_ids"),
     (tiny_bert_tagger, {}, "BertForTokenClassification is no causal language model"),
-    (tiny_gpt_neox_with_a_mask_of_its_own, {}, "a document sees those before it in its row.*max_tokens_per_batch"),
+    (with_a_mask_of_its_own, {}, "a document sees those before it in its row.*max_tokens_per_batch"),
     (tiny_llama, {"use_cache": True}, "a document sees those before it in its row.*Set use_cache=False"),
-    (tiny_llama_that_numbers_rows, {}, "does not count positions from 0 in each document"),
+    (that_embeds_places_in_the_row, {}, "does not count positions from 0 in each document"),
 ]
 
 

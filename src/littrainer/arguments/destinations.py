@@ -246,12 +246,28 @@ DESTINATIONS: dict[str, Destination] = {
     "eval_loss_weighting": Destination(Place.EVALUATION, "How the losses of batches are weighted in their mean."),
     "save_minutes": Destination(Place.CHECKPOINT, "Looked at after each optimizer step, on the first process's clock."),
     "eval_minutes": Destination(Place.EVALUATION, "Looked at after each optimizer step, on the first process's clock."),
-    "max_minutes": Destination(Place.FLOW, "Looked at after each optimizer step, on the first process's clock."),
-    "max_tokens_per_batch": Destination(
-        Place.LOADER, "Batch samplers form batches by length; results of evaluations are put back in order."
+    "loss_normalization": Destination(
+        Place.STEP, "`exact` weighs the mean of a micro-batch by its samples or labels among those of the window."
     ),
+    "global_batch_size": Destination(
+        Place.STEP,
+        "`gradient_accumulation_steps` is this, divided by `per_device_train_batch_size` and the processes.",
+    ),
+    "max_minutes": Destination(Place.FLOW, "Looked at after each optimizer step, on the first process's clock."),
+    "max_tokens_per_batch": Destination(Place.LOADER, "Forms batches by length; results are put back in order."),
     "pack_to_length": Destination(
-        Place.LOADER, "The sampler draws rows of documents, and a collator around `data_collator` joins them."
+        Place.LOADER, "A sampler draws rows, which a collator around `data_collator` joins."
+    ),
+    "on_nonfinite": Destination(
+        Place.FLOW,
+        "Losses and gradient norms are read together at logs and saves; for `skip`, `rollback` at each step.",
+    ),
+    "spike_factor": Destination(Place.FLOW, "Compared with the norms since the training began, from the 20th on."),
+    "save_total_limit_best": Destination(
+        Place.CHECKPOINT, "Older checkpoints that are not among the best are deleted."
+    ),
+    "keep_optimizer_states": Destination(
+        Place.CHECKPOINT, "After a save, files that only a resume needs are deleted from older checkpoints."
     ),
 }
 

@@ -37,7 +37,10 @@ ANNOUNCING_SIGNALS = tuple(
 )
 DEFAULT_ANNOUNCING_SIGNAL = "SIGTERM"
 
+# The first one is the default.
+ON_NONFINITE = ("warn", "skip", "rollback", "stop")
 EVAL_LOSS_WEIGHTINGS = ("batches", "samples", "labels")
+LOSS_NORMALIZATIONS = ("transformers", "exact")
 
 
 def argument(
@@ -420,14 +423,39 @@ class AdditionalFields:
         "End training after so many minutes of this call of `train()`, as at `max_steps`; a resumed one has as many.",
     )
     max_tokens_per_batch: int | None = argument(
-        None,
-        "Form batches of samples of similar length, up to so many tokens with padding, instead of the "
-        "`per_device_*_batch_size`s; in evaluation too.",
+        None, "Tokens, with padding, up to which batches of samples of similar length are formed; in evaluation too."
     )
     pack_to_length: int | None = argument(
+        None, "Tokens of a row up to which documents are packed to train a causal language model; rows are samples."
+    )
+    on_nonfinite: str = argument(
+        ON_NONFINITE[0],
+        "What happens if loss or gradients are not finite: `warn` tells what came first, at the latest at the next "
+        "log; `skip` leaves the optimizer step out; `rollback` goes back to the last healthy checkpoint and leaves "
+        "that batch out; `stop` ends the training with an error, before anything sick is saved.",
+        choices=list(ON_NONFINITE),
+    )
+    spike_factor: float | None = argument(
+        None, "Treat a gradient norm of more than so many times the median of the last 100 as one that is not finite."
+    )
+    save_total_limit_best: int | None = argument(
         None,
-        "Train a causal language model on rows of several documents, up to so many tokens each; "
-        "`per_device_train_batch_size` counts rows.",
+        "Checkpoints to keep for their `metric_for_best_model`, besides the newest `save_total_limit` (1 if unset).",
+    )
+    keep_optimizer_states: int | None = argument(
+        None,
+        "Newest checkpoints that can be resumed from; older ones are thinned to their weights. Unset, none is thinned.",
+    )
+    loss_normalization: str = argument(
+        LOSS_NORMALIZATIONS[0],
+        "What the losses of an optimizer step are divided by: `transformers`, as there; `exact`, by its samples or "
+        "labels in all micro-batches and processes, so that loss and gradients do not depend on how they are split.",
+        choices=list(LOSS_NORMALIZATIONS),
+    )
+    global_batch_size: int | None = argument(
+        None,
+        "Samples of an optimizer step in all processes together; sets `gradient_accumulation_steps`, so that they stay "
+        "as many on other machines.",
     )
 
 

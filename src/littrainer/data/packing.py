@@ -16,15 +16,9 @@ import torch
 from torch.utils.data import IterableDataset
 
 from littrainer.data.position import holds_samples_back
+from littrainer.data.samplers import known_lengths
 from littrainer.data.sharding import tell_epoch
-from littrainer.data.token_batches import (
-    LengthGroups,
-    PackedDocuments,
-    best_fit,
-    check_fit,
-    drawn_or_fixed,
-    lengths_for,
-)
+from littrainer.data.token_batches import LengthGroups, PackedDocuments, best_fit, check_fit, drawn_or_fixed
 from littrainer.data.windows import IGNORED_LABEL
 from littrainer.distributed.layout import data_parallel_size
 
@@ -51,12 +45,10 @@ def packed(
         datasets: the dataset with its column of lengths if it has one, and as it is read.
         sampler: the order that the dataset would be read in; None for a stream.
         collate: makes the batch of one document.
-        processing_class: knows the padding token.
         attention: the name of the model's attention implementation.
 
     Raises:
-        ValueError: a document is longer than a row, none has two tokens, or rows of flash attention would be read by
-            the first process for all.
+        ValueError: documents that do not fit, or a process that reads for all with flash attention.
     """
     whole, dataset = datasets
     size, is_stream = args.pack_to_length, isinstance(dataset, IterableDataset)
@@ -74,7 +66,7 @@ def packed(
     collator = PackedCollator(collate, size, padding, flattens=flattens, fills=bool(fills))
     if is_stream:
         return PackedStream(dataset, size), None, collator
-    lengths = lengths_for(args, whole, processing_class, "pack_to_length")
+    lengths = known_lengths(args, whole, processing_class, "pack_to_length")
     check_fit(lengths, size, "pack_to_length", "documents")
     documents = np.flatnonzero(lengths >= FEWEST_TOKENS)
     if not len(documents):
@@ -86,14 +78,10 @@ def packed(
 
 
 class PackedStream(IterableDataset[list[Any]]):
-    """The documents of a stream, by rows.
+    """The documents of a stream, by rows of up to `size` tokens.
 
-    Parameters:
-        dataset: gives documents with `input_ids`.
-        size: tokens of a row.
-
-    As many documents as would fill 64 rows are read ahead and packed best-fit; those of fewer than two tokens are left
-    out. If the stream tells where it stands, so does this one.
+    As many documents as would fill 64 rows are read ahead and packed best-fit. If the stream tells where it stands, so
+    does this one.
     """
 
     def __init__(self, dataset: Any, size: int):

@@ -198,11 +198,14 @@ def _lengths_in_table(dataset: Any, name: str) -> list[int] | None:
 _measured: WeakKeyDictionary[Any, tuple[tuple[str, str | None], np.ndarray]] = WeakKeyDictionary()
 
 
-def known_lengths(args: TrainingArguments, dataset: Any, processing_class: Any) -> np.ndarray:
+def known_lengths(args: TrainingArguments, dataset: Any, processing_class: Any, argument: str) -> np.ndarray:
     """Return the length of each sample in tokens; a dataset is measured once.
 
     They stand in the column `length_column_name` of a `datasets.Dataset`, in an attribute `lengths` of any dataset, or
     are those of the samples' main input.
+
+    Parameters:
+        argument: the name of the one that needs them, for errors.
 
     Raises:
         ValueError: the samples have no length, or `lengths` has another number of them.
@@ -217,7 +220,13 @@ def known_lengths(args: TrainingArguments, dataset: Any, processing_class: Any) 
     if lengths is None:
         lengths = getattr(dataset, "lengths", None)
         lengths = None if callable(lengths) else lengths
-    found = sample_lengths(dataset, names[1]) if lengths is None else whole_numbers(lengths)
+    try:
+        found = sample_lengths(dataset, names[1]) if lengths is None else whole_numbers(lengths)
+    except ValueError as error:
+        raise ValueError(
+            f"{argument}={getattr(args, argument)} needs the length of each sample: add `input_ids` to the samples, or "
+            f"a column of lengths that length_column_name names, or an attribute `lengths` to the dataset. {error}"
+        ) from error
     if len(found) != len(dataset):
         raise ValueError(f"The dataset has {len(dataset)} samples, and {len(found)} `lengths`: give one for each.")
     measured = np.ceil(np.asarray(found)).astype(np.int64)

@@ -28,15 +28,10 @@ class LengthGroups(Sampler[list[int]]):
     """Groups of samples, the longest first.
 
     Parameters:
-        widths: the length of each sample in tokens, or the common one of those that may change places.
+        widths: the length of each sample in tokens, rounded up.
         groups: places in the order by width, from the largest down.
-        samples_in_last_round: samples of the last group, or of those that processes read at a time; further ones only
-            fill it up.
+        samples_in_last_round: samples of the last groups that processes read at a time; further ones repeat others.
     """
-
-    # Of a batch sampler: any number of samples, and none is left out.
-    batch_size = None
-    drop_last = False
 
     def __init__(self, widths: np.ndarray, groups: list[np.ndarray], samples_in_last_round: int = -1):
         self.widths, self.groups = widths, groups
@@ -49,8 +44,7 @@ class LengthGroups(Sampler[list[int]]):
 
     def by_width(self, order: np.ndarray) -> np.ndarray:
         """Return samples sorted by width, those of one width in the order given."""
-        sorted_order: np.ndarray = order[np.argsort(-self.widths[order], kind="stable")]
-        return sorted_order
+        return np.asarray(order[np.argsort(-self.widths[order], kind="stable")])
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -67,9 +61,6 @@ class DrawnGroups(EpochSeededSampler):
         groups: what is drawn from.
         data_seed: the seed; None takes the seed torch's global generator was last given.
     """
-
-    batch_size = None
-    drop_last = False
 
     def __init__(self, groups: LengthGroups, data_seed: int | None):
         super().__init__(groups.widths, data_seed=data_seed)
@@ -96,12 +87,8 @@ class DrawnGroups(EpochSeededSampler):
 def drawn_or_fixed(args: TrainingArguments, groups: LengthGroups, sampler: Any, argument: str) -> Any:
     """Return groups in the order that a sampler stands for: random, or the same in each epoch.
 
-    Parameters:
-        sampler: what `_get_train_sampler` or `_get_eval_sampler` returned.
-        argument: the name of the argument that forms groups, for the error.
-
     Raises:
-        ValueError: it is a sampler of the script's own, whose draws groups cannot follow.
+        ValueError: it is a sampler of the script's own, whose draws groups cannot follow; it names the argument.
     """
     is_random = type(sampler) is RandomSampler and not sampler.replacement
     if is_random and sampler.num_samples == len(sampler.data_source):
@@ -136,7 +123,7 @@ def batches_by_tokens(
             f"max_tokens_per_batch={limit} sorts samples by length, and the training data is a stream or has no "
             "length: pass a map-style dataset, or leave it out and set per_device_train_batch_size."
         )
-    lengths = lengths_for(args, dataset, processing_class, "max_tokens_per_batch")
+    lengths = known_lengths(args, dataset, processing_class, "max_tokens_per_batch")
     widths = np.maximum(lengths, 1)
     multiple = getattr(collator, "pad_to_multiple_of", None) or 1
     padded = -(-widths // multiple) * multiple
@@ -153,29 +140,13 @@ def batches_by_tokens(
     return drawn_or_fixed(args, groups, sampler, "max_tokens_per_batch")
 
 
-def lengths_for(args: TrainingArguments, dataset: Any, processing_class: Any, argument: str) -> np.ndarray:
-    """Return the length of each sample in tokens, for an argument that needs it.
-
-    Raises:
-        ValueError: samples cannot be measured; it names the argument.
-    """
-    try:
-        return known_lengths(args, dataset, processing_class)
-    except ValueError as error:
-        raise ValueError(
-            f"{argument}={getattr(args, argument)} needs the length of each sample: add `input_ids` to the samples, or "
-            f"a column of lengths that length_column_name names, or an attribute `lengths` to the dataset. {error}"
-        ) from error
-
-
 def check_fit(lengths: np.ndarray, limit: int, argument: str, what: str) -> None:
     """Refuse samples that are longer than what they are to stand in.
 
     Raises:
         ValueError: it says how many are, and how long the longest is.
     """
-    longer = int((lengths > limit).sum())
-    if longer:
+    if longer := int((lengths > limit).sum()):
         raise ValueError(
             f"{argument}={limit}: {longer} of {len(lengths)} {what} are longer, the longest has {lengths.max()} "
             f"tokens. Set {argument}={lengths.max()} or more, or cut them in the dataset."
@@ -183,11 +154,10 @@ def check_fit(lengths: np.ndarray, limit: int, argument: str, what: str) -> None
 
 
 def groups_up_to(widths: np.ndarray, limit: int, parts: int = 1) -> list[np.ndarray]:
-    """Return groups of places, each up to so many tokens with padding, that processes can share out evenly.
+    """Return groups of places, each up to so many tokens with padding.
 
     Parameters:
         widths: of the samples, from the largest down.
-        limit: tokens of a group.
         parts: processes; their number divides that of the groups, unless each sample is a group by itself.
     """
     groups, start = [], 0
@@ -204,11 +174,7 @@ def groups_up_to(widths: np.ndarray, limit: int, parts: int = 1) -> list[np.ndar
 
 
 def equal_rounds(widths: np.ndarray, limit: int, parts: int) -> tuple[list[np.ndarray], int]:
-    """Return groups as `groups_up_to` does, of which the processes read equally large ones at a time.
-
-    Returns:
-        the groups, and the samples of the last round; what comes after them repeats others.
-    """
+    """Return groups of which the processes read equally large ones at a time, and the samples of the last round."""
     groups: list[np.ndarray] = []
     start = last = 0
     while start < len(widths):
@@ -231,8 +197,7 @@ def best_fit(lengths: Sequence[int], size: int) -> list[list[int]]:
     """Return rows of documents: each document stands in the row that has the least space left among those it fits in.
 
     Parameters:
-        lengths: of the documents in tokens, from the longest down, none above `size`.
-        size: tokens of a row.
+        lengths: of the documents in tokens, from the longest down, none above the `size` of a row.
     """
     rows: list[list[int]] = []
     # Rows by the space left in them; the bits of a number say which spaces there are.

@@ -135,7 +135,8 @@ class CollectedOutputs:
         """
         everything = BatchOutputs(*(collection.arrays() for collection in self.collected))
         if self.order is not None:
-            everything = in_datasets_order(everything, self.order[: self.rows_read])
+            rows_read = self.examples_seen * data_parallel_size(self.args)
+            everything = in_datasets_order(everything, self.order[:rows_read])
         is_complete = everything.predictions is not None and everything.labels is not None
         metrics: Any = of_batches or {}
         if self.streaming is not None:
@@ -153,33 +154,21 @@ class CollectedOutputs:
             return everything, metrics, self.exact_loss.value()
         return everything, metrics, mean_over_samples(everything.losses, self.args.logging_nan_inf_filter)
 
-    @property
-    def rows_read(self) -> int:
-        """Samples that all processes have read, none of them twice."""
-        number = self.examples_seen * data_parallel_size(self.args)
-        return number if self.order is None else min(number, len(self.order))
-
 
 def in_datasets_order(everything: BatchOutputs, order: np.ndarray) -> BatchOutputs:
-    """Return the same with the samples in the order of their places in the dataset.
-
-    Parameters:
-        order: the place of each sample, as they were read.
+    """Return the same in the dataset's order, of samples that were read in the order given.
 
     Raises:
         ValueError: something does not have one row for each sample.
     """
-    places = np.argsort(order)
 
     def sorted_rows(rows: Any) -> Any:
-        if not isinstance(rows, np.ndarray) or not rows.ndim:
-            return rows
-        if len(rows) != len(places):
+        if np.ndim(rows) and len(rows) != len(order):
             raise ValueError(
                 f"max_tokens_per_batch reads samples by length, and outputs with {len(rows)} rows cannot be put in the "
-                f"order of {len(places)} samples. Return one row for each sample, or leave it out."
+                f"order of {len(order)} samples. Return one row for each sample, or leave it out."
             )
-        return rows[places]
+        return rows[np.argsort(order)] if np.ndim(rows) else rows
 
     return BatchOutputs(*(map_nested(sorted_rows, value) for value in everything))
 
@@ -301,10 +290,8 @@ class EvaluationPass(CollectedOutputs):
         if not isinstance(sampler, SequentialSampler) or self.trainer.args.world_size > 1:
             return None
         size = first_dimension(batch) or 0
-        if self.order is not None:
-            places: list[int] = self.order[self.examples_seen - size : self.examples_seen].tolist()
-            return places
-        return list(range(self.examples_seen - size, self.examples_seen))
+        places = range(self.examples_seen - size, self.examples_seen)
+        return list(places) if self.order is None else [int(self.order[place]) for place in places]
 
     def finish(self) -> EvalLoopOutput:
         """Compute the metrics over all batches and name them; once, however often it is called."""
