@@ -21,6 +21,7 @@ IN_PROCESSES = (
 # Those that take longer than five seconds, most of them since they start processes. What they are about is tried by
 # others too: two processes by distributed/test_precision_across_processes.py, a kill by faults/test_kills.py.
 FOR_THEIR_TIME = (
+    "check/test_late_failures.py",
     "checkpoint/test_exchange.py",
     "compat/test_console.py",
     "redirection/test_redirect.py::test_every_way_to_the_trainer_api_ends_in_littrainer",
@@ -37,6 +38,8 @@ FOR_THEIR_TIME = (
     "docs/test_page_run.py",
     "docs/test_pages.py",
     "examples",
+    "commands/test_check.py::test_a_script_that_never_trains_ends_with_one_line_or_by_itself",
+    "commands/test_check.py::test_a_training_of_two_processes_is_checked_in_two",
     "commands/test_explain.py::test_a_script_without_a_trainer_ends_with_one_line_or_by_itself",
     *(f"commands/test_verify.py::test_a_script_{name}" for name in IN_PROCESSES),
     "faults/test_interrupts.py::test_a_script_that_is_interrupted_ends_as_python_does_whatever_it_was_doing",

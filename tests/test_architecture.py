@@ -10,7 +10,7 @@ SOURCES = Path(__file__).parents[1] / "src"
 # From the bottom up: a package imports those before it alone, types and imports in functions counted.
 PACKAGES = (
     *("redirection", "errors", "model", "distributed", "arguments", "optim", "data", "callbacks", "strategies"),
-    *("checkpoint", "evaluation", "tracking", "hub", "training", "engine", "search", "lightning", "compat"),
+    *("checkpoint", "evaluation", "tracking", "hub", "training", "engine", "search", "lightning", "check", "compat"),
     *("session", "override_points", "trainer", "seq2seq", "keras", "commands", "cli", "auto", "", "__main__"),
 )
 KNOW_THE_TRAINER = {"session", "override_points", "trainer", "seq2seq", "keras", "commands", ""}

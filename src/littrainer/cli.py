@@ -16,6 +16,7 @@ from littrainer.errors.version import __version__
 # Command, and module in `littrainer.commands` -> what `littrainer --help` says about it.
 COMMANDS = {
     "run": "run a script or a module with littrainer's Trainer for transformers'",
+    "check": "find out before a training what would fail late in it, how long it takes and what memory it needs",
     "explain": "show what training arguments turn into on Lightning",
     "report": "write the logs of trainings as an HTML page and a picture",
     "verify": "compare the numbers of a script with those of transformers' own Trainer",

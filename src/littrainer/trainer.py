@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -57,6 +57,9 @@ from littrainer.training.overrides import accept_earlier_signatures, of_the_pack
 from littrainer.training.plan import plan_training
 from littrainer.training.preemption import listed_callbacks
 from littrainer.training.reports import CONSTRUCTION, MemoryReport
+
+if TYPE_CHECKING:
+    from littrainer.check.findings import CheckReport
 
 logger = logging.getLogger(__name__)
 
@@ -376,6 +379,20 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             checkpoint_of_trainer(self, resume_from_checkpoint) as checkpoint,
         ):
             return session.train(self, checkpoint, trial, ignore_keys_for_eval)
+
+    def check(self) -> CheckReport:
+        """Find out what would fail late in a training; afterwards `train()` has the same numbers as without.
+
+        Returns:
+            what passed, what would fail and when, memory and time of the whole training; print it for a page.
+
+        Raises:
+            RuntimeError: a training goes on, or there is no model.
+            NotImplementedError: processes split the model; `littrainer check SCRIPT` checks such a training.
+        """
+        from littrainer.check.checking import TrainingCheck
+
+        return TrainingCheck(self).run()
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None

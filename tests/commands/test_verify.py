@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +89,8 @@ def test_a_script_that_does_not_repeat_its_numbers_is_never_called_equal(said_of
         and "- numbers that the script does not repeat" in printed
         and "same Trainer differ, loss by" in printed
     )
+    status, printed = said_of({"loss": 0.5}, {"loss": 0.5, "weight": math.nan}, {"loss": 0.5}, {"loss": 0.5})
+    assert status == 1 and "same Trainer differ, weights by up to inf" in printed
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,9 @@ from __future__ import annotations
 NOT_EXECUTED: dict[str, dict[str, str]] = {
     "docs/architecture.md": {"script ──► TrainingArguments": "a drawing"},
     "docs/callbacks.md": {"ValueError: no such file": "an error; expectations.py has it raised, and compares"},
+    "docs/check.md": {
+        "passed     train_dataset: 1,000": "pages of several trainings in one; tests/check/test_checking.py"
+    },
     "docs/compare.md": {
         "equal, bit": "what verify prints; tests/commands/test_verify.py",
         "different: first": "what verify prints; tests/commands/test_verify.py",

@@ -95,6 +95,13 @@ def script_and_data(folder: Path) -> Names:
     return {**script(folder), **model_and_data(folder)}
 
 
+def script_and_trainer(folder: Path) -> Names:
+    """A script of the reader's, and the Trainer of another."""
+    from tests.scenarios.trainers import quiet_trainer
+
+    return {**script(folder), "trainer": quiet_trainer("runs/in_a_script")}
+
+
 def scenario_names(folder: Path) -> Names:
     """What the files of scenarios import."""
     from tests.fidelity.cases import saving
@@ -225,6 +232,7 @@ PREPARATIONS: dict[str, Callable[[Path], Names]] = {
     "CONTRIBUTING.md": scenario_names,
     "README.md": script_and_data,
     "docs/callbacks.md": model_and_data,
+    "docs/check.md": script_and_trainer,
     "docs/checkpoints.md": lightning_module_and_checkpoint,
     "docs/api/command-line.md": script_for_several_processes,
     "docs/errors.md": script,

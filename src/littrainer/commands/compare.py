@@ -26,7 +26,7 @@ layer. The folders may be those that transformers wrote, of which less is known.
 weights are equal, 1 if they differ, 2 if a folder cannot be read.
 """
 # They say where a run writes and what it is called.
-NAMES_OF_THE_RUN = frozenset({"output_dir", "logging_dir", "run_name"})
+NAMES_OF_THE_RUN = frozenset({"output_dir", "logging_dir", "run_name", "local_rank"})
 # On the console; the page shows all.
 MOST_LAYERS = 12
 # The layer of a weight: up to its number if it is one of a list, else all but the last name.

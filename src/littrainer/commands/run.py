@@ -65,15 +65,13 @@ RUN_OPTIONS: dict[str, tuple[str, type, str]] = {
 }
 
 
-def build_parser() -> CommandParser:
-    """Return the parser of the command's options and of the program's name."""
-    parser = CommandParser(
-        "littrainer run",
-        description="Run a script or a module as Python does, with littrainer's Trainer in place of transformers'.",
-        usage=(
-            "littrainer run [-h] [OPTIONS] SCRIPT [ARGS ...]\n       littrainer run [-h] [OPTIONS] -m MODULE [ARGS ...]"
-        ),
-    )
+DESCRIPTION = "Run a script or a module as Python does, with littrainer's Trainer in place of transformers'."
+
+
+def build_parser(command: str = "littrainer run", description: str = DESCRIPTION) -> CommandParser:
+    """Return the parser of the options of a command that starts a program, and of the program's name."""
+    usage = f"{command} [-h] [OPTIONS] SCRIPT [ARGS ...]\n       {command} [-h] [OPTIONS] -m MODULE [ARGS ...]"
+    parser = CommandParser(command, description=description, usage=usage)
     for name, (metavar, kind, about) in RUN_OPTIONS.items():
         choices = list(STRATEGIES) if name == "--strategy" else None
         parser.add_argument(name, metavar=metavar, type=kind, choices=choices, help=about)
@@ -90,15 +88,31 @@ def main(words: Sequence[str]) -> int:
     Returns:
         The exit status. It does not return if one process is enough and the operating system can replace it by another.
     """
+    return start("run", build_parser(), words)
+
+
+def start(command: str, parser: CommandParser, words: Sequence[str], through: Sequence[str] = ()) -> int:
+    """Start the program that a command line names.
+
+    Parameters:
+        command: the command's name, for complaints.
+        parser: of its options.
+        words: what follows the command.
+        through: `-m MODULE` of a program that takes this one as its arguments.
+
+    Returns:
+        as `main`.
+    """
     own, program = _split_at_program(list(words))
-    parser = build_parser()
     options = parser.parse_args(own)
     if not program:
         parser.error("no program is named; give a SCRIPT, or -m MODULE, after the options and their values")
     try:
-        return _run(program, options, words)
+        if program[0] != "-m":
+            _check_script(program[0])
+        return _run([*through, *program], options, ["littrainer", command, *words])
     except LaunchError as error:
-        return complain("run", str(error))
+        return complain(command, str(error))
 
 
 def _split_at_program(given: list[str]) -> tuple[list[str], list[str]]:
@@ -128,16 +142,14 @@ def _split_at_program(given: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _run(program: list[str], options: argparse.Namespace, words: Sequence[str]) -> int:
-    """Check that the program exists, then become it, or start it several times."""
+    """Become the program, or start it several times."""
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise LaunchError("python runs with -E, -I or -S, which keep littrainer out of the script; start it without")
-    if program[0] != "-m":
-        _check_script(program[0])
     environment = dict(os.environ)
     if options.strategy is not None:
         environment |= {**dict.fromkeys((USE_FSDP, USE_DEEPSPEED), "false"), **STRATEGIES[options.strategy]}
     extend_to_children(environment)
-    environment[COMMAND] = shlex.join(["littrainer", "run", *words])
+    environment[COMMAND] = shlex.join(words)
     # How python itself repeats its options (-O, -W, -X, -u ...) for the interpreters that multiprocessing starts.
     interpreter_options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *interpreter_options, *program]

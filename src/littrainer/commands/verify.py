@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import subprocess
 import sys
@@ -105,6 +106,7 @@ def _verify(program: list[str], steps: int, folder: Path) -> int:
         noise = _noise([(theirs, next(twins)), (ours, next(twins))])
         losses = [abs(values.get("loss", 0.0)) for values in logged_values(theirs.state.log_history).values()]
         repeats = noise.get("loss", 0.0) <= LARGEST_NOISE * max(losses, default=0.0)
+        repeats = repeats and math.isfinite(noise.get(WEIGHTS, 0.0))
         told = "equal but for rounding"
     shown = ", ".join(f"{name} by up to {gap:.3g}" for name, gap in noise.items())
     if noise and repeats:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+from collections.abc import Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -22,8 +23,10 @@ from littrainer.errors.lazy_isinstance import is_a
 # Of each list, table and dict, of each tensor and array, and of each parameter of a model: evenly spread.
 MOST_ITEMS, MOST_NUMBERS, MOST_NUMBERS_OF_A_PARAMETER = 1000, 65_536, 64
 # Of an image or a text; of all, so that a run begins without delay; and how deeply objects are searched.
-LONGEST_TEXT, MOST_BYTES, DEEPEST = 4096, 8_000_000, 6
-PLAIN = (type(None), bool, int, float, complex)
+LONGEST_TEXT, MOST_BYTES, DEEPEST = 4096, 8_000_000, 7
+# What reading an object counts for besides its bytes.
+BYTES_OF_AN_OBJECT = 64
+PLAIN = {type(None), bool, int, float, complex}
 
 
 def described(dataset: Any) -> dict[str, Any]:
@@ -43,66 +46,59 @@ def described_model(model: torch.nn.Module) -> dict[str, Any]:
 
 def fingerprint(value: Any) -> str:
     """Return twelve letters that stand for what an object holds."""
-    reading = _Reading()
-    reading.add(value)
-    return reading.digest.hexdigest()
+    digest, bytes_left = hashlib.blake2b(digest_size=6), MOST_BYTES
+    # With how deeply they lie in the object; one that holds itself ends at the deepest.
+    waiting: list[tuple[Any, int]] = [(value, 0)]
+    while waiting and bytes_left > 0:
+        one, depth = waiting.pop()
+        content, inner = _content(one)
+        if inner:
+            if PLAIN.issuperset(map(type, inner)):
+                content += repr(inner).encode()
+            elif depth < DEEPEST:
+                waiting += zip(reversed(inner), itertools.repeat(depth + 1))
+        digest.update(content)
+        bytes_left -= len(content) + BYTES_OF_AN_OBJECT
+    return digest.hexdigest()
 
 
-class _Reading:
-    def __init__(self) -> None:
-        self.digest, self.bytes_left = hashlib.blake2b(digest_size=6), MOST_BYTES
-        self.path: list[int] = []
+def _content(one: Any) -> tuple[bytes, Sequence[Any]]:
+    """Return what stands for an object itself, and the objects in it."""
+    kind = type(one)
+    if kind in PLAIN:
+        return repr(one).encode(), ()
+    if isinstance(one, (str, bytes)):
+        return repr((len(one), one[:LONGEST_TEXT])).encode("utf-8", "backslashreplace"), ()
+    name = kind.__qualname__.encode()
+    if isinstance(one, torch.Tensor):
+        numbers = _sample(one, MOST_NUMBERS).view(torch.uint8).numpy().tobytes()
+        return name + f"{one.dtype}{tuple(one.shape)}".encode() + numbers, ()
+    if isinstance(one, (np.ndarray, np.generic)):
+        array = np.asarray(one).reshape(-1)[_spread(one.size, MOST_NUMBERS)]
+        holds_objects = one.dtype.hasobject
+        content = name + f"{one.dtype}{one.shape}".encode() + (b"" if holds_objects else array.tobytes())
+        return content, array.tolist() if holds_objects else ()
+    if isinstance(one, (list, tuple)):
+        # Not by a method of a subclass.
+        base: Any = list if isinstance(one, list) else tuple
+        return name + str(base.__len__(one)).encode(), base.__getitem__(one, _spread(base.__len__(one)))
+    if isinstance(one, dict):
+        return name, [*itertools.chain(*itertools.islice(dict.items(one), MOST_ITEMS))]
+    if is_a(one, "datasets.Dataset"):
+        from datasets.formatting import query_table
 
-    def write(self, *values: Any) -> None:
-        for value in values:
-            content = value if isinstance(value, bytes) else repr(value).encode("utf-8", "backslashreplace")
-            self.digest.update(content)
-            self.bytes_left -= len(content)
-
-    def add(self, value: Any) -> None:
-        if type(value) in PLAIN or isinstance(value, (str, bytes)):
-            self.write((len(value), value[:LONGEST_TEXT]) if isinstance(value, (str, bytes)) else value)
-            return
-        self.write(type(value).__qualname__)
-        if self.bytes_left < 0 or len(self.path) > DEEPEST or id(value) in self.path:
-            return
-        self.path.append(id(value))
-        if isinstance(value, torch.Tensor):
-            self.write(
-                str(value.dtype), tuple(value.shape), _sample(value, MOST_NUMBERS).view(torch.uint8).numpy().tobytes()
-            )
-        elif isinstance(value, (np.ndarray, np.generic)):
-            numbers = np.asarray(value).reshape(-1)[_spread(value.size, MOST_NUMBERS)]
-            self.write(str(value.dtype), value.shape, b"" if value.dtype.hasobject else numbers.tobytes())
-            self.add_items(numbers.tolist() if value.dtype.hasobject else ())
-        elif isinstance(value, (list, tuple)):
-            # Not by a method of a subclass.
-            kind: Any = list if isinstance(value, list) else tuple
-            self.add_items(kind.__getitem__(value, _spread(kind.__len__(value))))
-        elif is_a(value, "datasets.Dataset"):
-            from datasets.formatting import query_table
-
-            # From the table nothing is decoded and no transform runs.
-            for row in range(len(value))[_spread(len(value))]:
-                self.add_items(query_table(value.data, row, indices=value._indices).to_pylist())
-        else:
-            entries = value if isinstance(value, dict) else getattr(value, "__dict__", None)
-            # A class has no dict there, and a module or a function holds no data.
-            if isinstance(entries, dict) and not isinstance(value, (ModuleType, FunctionType)):
-                self.add_items(itertools.chain(*itertools.islice(dict.items(entries), MOST_ITEMS)))
-        self.path.pop()
-
-    def add_items(self, items: Any) -> None:
-        if isinstance(items, (list, tuple)) and all(type(item) in PLAIN for item in items):
-            self.write(items)
-            return
-        for item in items:
-            self.add(item)
+        # From the table nothing is decoded and no transform runs.
+        rows = range(len(one))[_spread(len(one))]
+        return name, [item for row in rows for item in query_table(one.data, row, indices=one._indices).to_pylist()]
+    entries = getattr(one, "__dict__", None)
+    # A class has no dict there, and a module or a function holds no data.
+    return name, [entries] if isinstance(entries, dict) and not isinstance(one, (ModuleType, FunctionType)) else ()
 
 
 def _sample(tensor: torch.Tensor, most: int) -> torch.Tensor:
     """Return numbers that are spread over a tensor, on the CPU; none if it has none here."""
-    tensor = tensor.to_local() if is_a(tensor, "sharded tensor") else tensor  # type: ignore[attr-defined]
+    # A tensor that is split between processes has another class.
+    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     if tensor.is_meta or tensor.layout is not torch.strided:
         return torch.empty(0)
     return tensor.detach().reshape(-1)[_spread(tensor.numel(), most)].cpu().contiguous()

@@ -129,7 +129,7 @@ class LightningExtras:
             logger.warning("scale_batch_size tries nothing with fast_dev_run: it keeps %d.", self._train_batch_size)
             return self._train_batch_size
         accumulation = min(self.args.gradient_accumulation_steps, MICRO_BATCHES_THAT_MATTER)
-        largest = min(max_val, _samples_for_one_process(self))
+        largest = min(max_val, _samples_for_one_process(self.train_dataset, self.args))
         fits, fails, size = 0, largest + 1, min(init_val, largest)
         for _ in range(max_trials):
             if _has_memory_for(self, size, steps_per_trial, accumulation):
@@ -340,12 +340,11 @@ class _StepLimit(TrainerCallback):
             )
 
 
-def _samples_for_one_process(trainer: Any) -> int:
-    dataset: Any = trainer.train_dataset
+def _samples_for_one_process(dataset: Any, args: Any) -> int:
     if not has_length(dataset):
         return 2**62
-    samples, processes = len(dataset), data_parallel_size(trainer.args)
-    return max(samples // processes if trainer.args.dataloader_drop_last else math.ceil(samples / processes), 1)
+    samples, processes = len(dataset), data_parallel_size(args)
+    return max(samples // processes if args.dataloader_drop_last else math.ceil(samples / processes), 1)
 
 
 def _has_memory_for(trainer: Any, size: int, steps: int, accumulation: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,23 +69,29 @@ def check_can_try(trainer: Any, method: str) -> None:
 
 
 @contextlib.contextmanager
-def left_as_found(trainer: Any) -> Iterator[None]:
+def left_as_found(trainer: Any, callbacks: Iterable[Any] = (), with_model: bool = True) -> Iterator[None]:
     """While the block runs trial steps change the Trainer; afterwards it is as it was, however the block ends.
 
     That is its model with weights, gradients, modes and hooks, its optimizer and schedule, its arguments and callbacks,
     and the random generators.
+
+    Parameters:
+        callbacks: callbacks that hear of the steps, whose attributes are put back.
+        with_model: False leaves model, optimizer and generators as the steps leave them, and takes no copy of them.
     """
     model: Any = trainer.model
-    parts = (trainer, trainer.args, trainer.control, trainer.callback_handler, trainer.accelerator)
-    configs = [getattr(model, name, None) for name in ("config", "generation_config")]
+    parts = [trainer, trainer.args, trainer.control, trainer.callback_handler, trainer.accelerator, *callbacks]
     with contextlib.ExitStack() as found:
-        found.callback(set_random_states, capture_random_states(gpu=trainer.args.device.type == "cuda"))
-        for part in (trainer.optimizer, trainer.lr_scheduler):
-            if part is not None:
-                found.callback(part.load_state_dict, copy.deepcopy(part.state_dict()))
-        found.callback(_putting_weights_back(model))
-        for one in (*parts, *filter(lambda one: hasattr(one, "__dict__"), configs), *model.modules()):
-            found.enter_context(_attributes_kept(one))
+        if with_model:
+            found.callback(set_random_states, capture_random_states(gpu=trainer.args.device.type == "cuda"))
+            for part in (trainer.optimizer, trainer.lr_scheduler):
+                if part is not None:
+                    found.callback(part.load_state_dict, copy.deepcopy(part.state_dict()))
+            found.callback(_putting_weights_back(model))
+            parts += [*(getattr(model, name, None) for name in ("config", "generation_config")), *model.modules()]
+        for one in parts:
+            if hasattr(one, "__dict__"):
+                found.enter_context(_attributes_kept(one))
         trainer.session = trainer.session.next()
         yield
 

@@ -30,6 +30,7 @@ class Clock:
 
     Attributes:
         ended_training: whether `max_minutes` have passed.
+        next_call: `time.monotonic()` from which on `raise_flags` has to be called.
     """
 
     def __init__(self, args: TrainingArguments, run_dir: str):
@@ -39,7 +40,7 @@ class Clock:
         now = time.monotonic()
         self._due = {flag: now + seconds for flag, seconds in self._seconds.items()}
         self._end = math.inf if args.max_minutes is None else now + 60 * args.max_minutes
-        self._next_look = now
+        self._next_look = self.next_call = now
         self.ended_training = False
 
     def raise_flags(self, control: TrainerControl, step: int) -> None:
@@ -64,6 +65,8 @@ class Clock:
         if now >= self._next_look:
             self._next_look = now + SECONDS_BETWEEN_LOOKS
             self._answer_files(control, step)
+        # A save or evaluation for another reason is not to be missed.
+        self.next_call = now if self._seconds else min(self._next_look, self._end)
 
     def _answer_files(self, control: TrainerControl, step: int) -> None:
         for name, does in ((SAVE_FILE, "saves"), (STOP_FILE, "saves and stops")):

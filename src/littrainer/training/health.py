@@ -30,7 +30,7 @@ from littrainer.distributed.collectives import process_count, process_rank
 from littrainer.training.interruption_report import command
 
 if TYPE_CHECKING:
-    from littrainer.training.run import TrainingRun
+    from littrainer.data.windows import WindowLoader
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ NORMS_COMPARED, FEWEST_NORMS = 100, 20
 # Returns to one checkpoint, after which going back is no progress.
 MOST_RETURNS = 10
 MOST_NAMED = 20
-# Numbers that wait as one tensor each, which on a GPU takes half a kilobyte.
-MOST_SINGLE = 1024
+# Numbers that wait to be read: more are read without a log, since each takes half a kilobyte on a GPU.
+MOST_UNREAD = 16_384
 LABELS, LOSS, NORM = "labels", "loss", "norm"
 # What was not finite first, where all is.
 SPIKE = "nothing"
@@ -105,40 +105,6 @@ class _Number(NamedTuple):
     value: float
 
 
-class _Unread:
-    """Numbers on a device that wait to be read in one go."""
-
-    def __init__(self) -> None:
-        self._of: list[tuple[str, Place]] = []
-        self._single: list[torch.Tensor] = []
-        self._joined: list[torch.Tensor] = []
-
-    def add(self, kind: str, place: Place, number: Any) -> None:
-        if number is None:
-            return
-        if not isinstance(number, torch.Tensor) or number.dim() or number.dtype is not torch.float32:
-            number = torch.as_tensor(number).detach().reshape(()).float()
-        self._of.append((kind, place))
-        self._single.append(number)
-        if len(self._single) >= MOST_SINGLE:
-            self._join()
-
-    def _join(self) -> None:
-        if self._single:
-            device = self._single[0].device
-            self._joined.append(torch.stack([one.detach().to(device) for one in self._single]))
-            self._single = []
-
-    def take(self) -> list[_Number]:
-        self._join()
-        of, joined = self._of, self._joined
-        self._of, self._joined = [], []
-        if not of:
-            return []
-        values = torch.cat([one.to(joined[0].device) for one in joined]).cpu().tolist()
-        return [_Number(kind, place, value) for (kind, place), value in zip(of, values, strict=True)]
-
-
 class HealthGuard:
     """Looks at the numbers of a training, and acts as `on_nonfinite` and `spike_factor` ask.
 
@@ -149,17 +115,22 @@ class HealthGuard:
     Attributes:
         left_out: windows that are not trained on, each as its epoch and the number of its first micro-batch.
         recent_norms: healthy norms, of which the median is the usual one.
+        acts_at_each_step: whether `refuses` is asked before each optimizer step.
+        unread: losses, norms and numbers of labels that wait to be read: kind, place, tensor or number.
     """
 
     def __init__(self, way: str = "warn", spike_factor: float | None = None):
         self.way, self.spike_factor = way, spike_factor
         self.left_out: list[tuple[int, int]] = []
         self.recent_norms: deque[float] = deque(maxlen=NORMS_COMPARED)
-        self._acts_at_each_step = way in ("skip", "rollback")
-        self._run: TrainingRun | None = None
-        self._window = Place(1, 0, 0)
-        self._unread = _Unread()
+        self.acts_at_each_step = way in ("skip", "rollback")
+        self.unread: list[tuple[str, tuple[int, int, int], Any]] = []
         self._known: list[_Number] = []
+        self._windows_read: WindowLoader
+        self._model: Any = None
+        self._accelerator: Any = None
+        self._run_dir = ""
+        self._resumed_from: Path | None = None
         self._is_told = False
         self._windows, self._has_told_of_labels = 0, False
         self._returns: Counter[Path] = Counter()
@@ -168,12 +139,20 @@ class HealthGuard:
 
     # ---- What a training tells it ------------------------------------------------------------------------------------
 
-    def begin(self, run: TrainingRun) -> None:
-        """A training begins, or goes on from a checkpoint."""
-        self._run, self._unread, self._known, self._is_told = run, _Unread(), [], False
+    def begin(self, windows: WindowLoader, model: Any, accelerator: Any, run_dir: str, checkpoint: Path | None) -> None:
+        """A training begins, or goes on from a checkpoint.
+
+        Parameters:
+            windows: knows the rows of each micro-batch.
+            accelerator: its `scaler` is None if losses are not scaled.
+            run_dir: the folder of the training's checkpoints.
+        """
+        self._windows_read, self._model, self._accelerator = windows, model, accelerator
+        self._run_dir, self._resumed_from = run_dir, checkpoint
+        self.unread, self._known, self._is_told = [], [], False
         if self._of_others is None:
-            self._of_others = set(map(_identity, _checkpoints_in(run.folder)))
-            self._of_others -= {_identity(run.checkpoint)} if run.checkpoint is not None else set()
+            self._of_others = set(map(_identity, _checkpoints_in(run_dir)))
+            self._of_others -= {_identity(checkpoint)} if checkpoint is not None else set()
 
     def resume(self, record: Mapping[str, Any], is_same_data: bool) -> None:
         """Go on with what a checkpoint's resume record keeps of it, if places in the data mean the same as then."""
@@ -193,36 +172,27 @@ class HealthGuard:
         found = {"left_out": [list(place) for place in self.left_out], "recent_norms": list(self.recent_norms)}
         return {name: value for name, value in found.items() if value}
 
-    def open_window(self, place: Place, labels: Any) -> None:
-        """The first micro-batch of an optimizer step comes next, whose loss is divided by so many labels, if known."""
-        self._window = place
-        if isinstance(labels, torch.Tensor):
-            self._unread.add(LABELS, place, labels)
+    def refuses(self, window: tuple[int, int, int], norm: Any) -> bool:
+        """Return whether an optimizer step is left out.
 
-    def note_loss(self, loss: torch.Tensor, micro_batch: int) -> None:
-        """The forward pass of a micro-batch is done, of which the epoch's number, counted from 0, is given."""
-        self._unread.add(LOSS, Place(self._window.step, self._window.epoch, micro_batch), loss)
-
-    def refuses(self, norm: Any) -> bool:
-        """Return whether an optimizer step is left out, of whose gradients this is the norm.
+        Parameters:
+            window: its place.
+            norm: that of its gradients.
 
         Raises:
             GoingBack: the training goes back to its last healthy checkpoint.
             UnhealthyTrainingError: the weights are not finite, so that leaving out steps does not help.
         """
-        if not self._acts_at_each_step:
-            self._unread.add(NORM, self._window, norm)
-            return False
-        value = float(norm)
+        value, place = float(norm), Place(*window)
         if self._is_healthy(value):
             return False
-        self._known += self._unread.take()
-        step = self._window.step
+        self._known += self._read()
+        step = place.step
         of_step = [one for one in self._known if one.place.step == step]
         if self._left_to_loss_scaling and not math.isfinite(value) and not agreed(any(map(_is_bad_loss, of_step))):
             return False
         self._known = [one for one in self._known if one.place.step != step]
-        own = self._fault([*of_step, _Number(NORM, self._window, value)], weights_are_as_then=True)
+        own = self._fault([*of_step, _Number(NORM, place, value)], weights_are_as_then=True)
         fault = _first(from_each(own))
         if self.way == "rollback":
             raise GoingBack(fault)
@@ -239,7 +209,7 @@ class HealthGuard:
         Raises:
             UnhealthyTrainingError: something is not, and `on_nonfinite` is "stop".
         """
-        known, self._known = [*self._known, *self._unread.take()], []
+        known, self._known = [*self._known, *self._read()], []
         values = [one.value for one in known]
         self._tell_of_windows_without_labels([one.value for one in known if one.kind == LABELS])
         if all(map(math.isfinite, values)) and self.spike_factor is None and self.way != "stop":
@@ -264,6 +234,14 @@ class HealthGuard:
             self._is_told = fault.first != SPIKE
             self._warn(f"{fault.text} {self._where_to_go_on()}", everywhere=not is_common)
 
+    def _read(self) -> list[_Number]:
+        unread, self.unread = [one for one in self.unread if one[2] is not None], []
+        if not unread:
+            return []
+        numbers = [torch.as_tensor(value).detach().reshape(()).float() for _, _, value in unread]
+        values = torch.stack([one.to(numbers[0].device) for one in numbers]).cpu().tolist()
+        return [_Number(kind, Place(*place), value) for (kind, place, _), value in zip(unread, values, strict=True)]
+
     def _is_healthy(self, norm: float) -> bool:
         if self.spike_factor is None or not math.isfinite(norm):
             return math.isfinite(norm)
@@ -275,7 +253,7 @@ class HealthGuard:
     @property
     def _left_to_loss_scaling(self) -> bool:
         # It leaves out steps whose gradients overflow, which belongs to finding the scale.
-        return self._run is not None and self._run.trainer.accelerator.scaler is not None
+        return self._accelerator is not None and self._accelerator.scaler is not None
 
     def _tell_of_windows_without_labels(self, labels: list[float]) -> None:
         self._windows += len(labels)
@@ -296,16 +274,15 @@ class HealthGuard:
 
     def _fault(self, of_step: list[_Number], weights_are_as_then: bool = False) -> Fault:
         # What was not finite first in an optimizer step, of which these are all numbers, and with which rows.
-        assert self._run is not None
         norm = next((one.value for one in of_step if one.kind == NORM), None)
         losses = {one.place.micro_batch: one.value for one in of_step if one.kind == LOSS}
         bad = [one.place.micro_batch for one in of_step if _is_bad_loss(one)]
         micro_batches = bad[:1] or list(losses)
         loss = losses[bad[0]] if bad else sum(losses.values()) if losses else None
         place = of_step[0].place
-        found = [self._run.windows.rows_of(place.epoch, one) for one in micro_batches]
+        found = [self._windows_read.rows_of(place.epoch, one) for one in micro_batches]
         rows = None if None in found else [row for one in found if one is not None for row in one]
-        sick_weights = _names_of_sick(self._run.trainer.model)
+        sick_weights = _names_of_sick(self._model)
         is_spike = not bad and norm is not None and math.isfinite(norm)
         first = SPIKE if is_spike else self._first_in_data(of_step, rows)
         if not first and weights_are_as_then and sick_weights:
@@ -341,10 +318,9 @@ class HealthGuard:
     def _first_in_data(self, of_step: list[_Number], rows: list[int] | None) -> str:
         if any(one.kind == LABELS and one.value == 0 for one in of_step):
             return f"the number of labels, which is 0 (all are {IGNORED_LABEL})"
-        assert self._run is not None
         states = host_states()
         try:
-            dataset = getattr(self._run.windows.loader, "dataset", None)
+            dataset = getattr(self._windows_read.loader, "dataset", None)
             samples = {row: dataset[row] for row in rows or ()}  # type: ignore[index]
         except Exception:
             # A dataset that can be read in its workers only.
@@ -376,9 +352,8 @@ class HealthGuard:
         Parameters:
             is_verified: only an intact one counts; each byte of it is read.
         """
-        assert self._run is not None
-        given = self._run.checkpoint
-        own = [one for one in _checkpoints_in(self._run.folder) if _identity(one) not in (self._of_others or ())]
+        given = self._resumed_from
+        own = [one for one in _checkpoints_in(self._run_dir) if _identity(one) not in (self._of_others or ())]
         newest_first = sorted(own, key=lambda one: checkpoint_step(one) or 0, reverse=True)
         for folder in [*newest_first, *([] if given is None or not given.is_dir() else [given])]:
             is_complete = not missing_from(set(files_in(folder, with_links=True)), NEEDED_TO_RESUME)

@@ -261,7 +261,7 @@ class TrainingRun:
         session, state = trainer.session, trainer.state
         session.loss = RunningLoss(trainer.args.device, state.global_step)
         session.first_step, session.first_input_tokens = state.global_step, state.num_input_tokens_seen
-        self.step.health.begin(self)
+        self.step.health.begin(self.windows, trainer.model, trainer.accelerator, self.folder, self.checkpoint)
         clear_gradients(trainer.model)
         check_packing(trainer.args, trainer.model, trainer.model_wrapped, self.windows.loader)
         trainer.control = handler.on_train_begin(trainer.args, trainer.state, trainer.control)

@@ -19,6 +19,7 @@ A `training_step` of a subclass, which `loss_of` then calls, does the backward p
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from littrainer.data.windows import MicroBatch
 from littrainer.distributed.agreement import FlagsRaisedTogether
 from littrainer.model.traversal import clear_gradients
 from littrainer.training.clock import Clock
-from littrainer.training.health import Place
+from littrainer.training.health import LABELS, LOSS, MOST_UNREAD, NORM
 from littrainer.training.loss_normalization import find_loss_head
 from littrainer.training.overrides import own_methods
 
@@ -60,6 +61,8 @@ class TrainingStep:
         self.learning_rate: float | None = None
         self.when_done: Callable[[], None] | None = None
         self.is_refused = False
+        # Optimizer step, counted from 1, and of its first micro-batch the epoch and the number there, from 0.
+        self._window = (1, 0, 0)
         self.health = run.trainer.session.health
         self._device = run.trainer.args.device
         processes = run.trainer.args.world_size
@@ -85,10 +88,9 @@ class TrainingStep:
         trainer = self.trainer
         trainer.session.micro_batches_in_window = micro_batch.window_size
         if micro_batch.opens_window:
-            self.health.open_window(
-                Place(trainer.state.global_step + 1, self.run.epoch, self.run.windows.micro_batches_seen - 1),
-                micro_batch.num_items_in_window,
-            )
+            self._window = (trainer.state.global_step + 1, self.run.epoch, self.run.windows.micro_batches_seen - 1)
+            if isinstance(micro_batch.num_items_in_window, torch.Tensor):
+                self.health.unread.append((LABELS, self._window, micro_batch.num_items_in_window))
             trainer.control = trainer.callback_handler.on_step_begin(trainer.args, trainer.state, trainer.control)
 
     def loss_of(self, micro_batch: MicroBatch, by_training_step: bool = False) -> torch.Tensor:
@@ -101,7 +103,8 @@ class TrainingStep:
         forward = trainer.training_step if by_training_step else trainer._forward_for_training
         loss: torch.Tensor = forward(trainer.model_wrapped, inputs, micro_batch.num_items_in_window)
         kept = trainer.session.loss.add(loss, trainer.state.global_step, trainer.args.logging_nan_inf_filter)
-        self.health.note_loss(kept, self.run.windows.micro_batches_seen - 1)
+        place = (*self._window[:2], self.run.windows.micro_batches_seen - 1)
+        self.health.unread.append((LOSS, place, kept))
         trainer.session.flos += float(trainer.floating_point_ops(inputs))
         trainer._track_num_input_tokens(inputs)
         steps = trainer.accelerator.gradient_state.plugin_kwargs.get("num_steps", 1)
@@ -113,7 +116,12 @@ class TrainingStep:
         trainer = self.trainer
         clipped = trainer._clip_grad_norm(trainer.model_wrapped) if trainer.args.max_grad_norm > 0 else None
         self.grad_norm = trainer._get_grad_norm(trainer.model_wrapped, grad_norm=clipped)
-        self.is_refused = self.health.refuses(self.grad_norm)
+        if self.health.acts_at_each_step:
+            self.is_refused = self.health.refuses(self._window, self.grad_norm)
+        else:
+            self.health.unread.append((NORM, self._window, self.grad_norm))
+        if len(self.health.unread) >= MOST_UNREAD:
+            self.health.look()
         trainer.control = trainer.callback_handler.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)
         trainer.update_guard.hold()
 
@@ -144,7 +152,7 @@ class TrainingStep:
         trainer.state.epoch = self.run.epoch + micro_batch.epoch_fraction
         trainer.update_guard.release()
         trainer.control = handler.on_step_end(trainer.args, trainer.state, trainer.control)
-        if self.clock is not None:
+        if self.clock is not None and time.monotonic() >= self.clock.next_call:
             self.clock.raise_flags(trainer.control, trainer.state.global_step)
         # What is due at the end of the epoch belongs to its last step too, and follows at once.
         if micro_batch.epoch_fraction < 1 and trainer.preemption.signals:

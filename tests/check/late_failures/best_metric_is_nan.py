@@ -1,0 +1,5 @@
+# Fails: save: no checkpoint
+from small import trainer
+
+changes = {"save_strategy": "best", "metric_for_best_model": "f1", "load_best_model_at_end": True}
+trainer(changes=changes, compute_metrics=lambda prediction: {"f1": float("nan")}).train()

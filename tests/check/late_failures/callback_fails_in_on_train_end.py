@@ -1,0 +1,11 @@
+# Fails: end of training:
+from small import trainer
+from transformers import TrainerCallback
+
+
+class Reports(TrainerCallback):
+    def on_train_end(self, args, state, control, **kwargs):
+        print("best:", round(state.best_metric, 3))
+
+
+trainer(callbacks=[Reports()]).train()

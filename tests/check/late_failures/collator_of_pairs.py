@@ -1,0 +1,9 @@
+# Fails: row
+from small import padded, texts, trainer
+
+
+def pairs(rows):
+    return padded([one for pair in zip(rows[::2], rows[1::2], strict=True) for one in pair])
+
+
+trainer(train_dataset=texts(89), data_collator=pairs, eval_dataset=texts(32, 1)).train()

@@ -1,0 +1,7 @@
+# Fails: save:
+import resource
+
+from small import trainer
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000))
+trainer().train()

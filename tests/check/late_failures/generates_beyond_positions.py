@@ -1,0 +1,21 @@
+# Fails: evaluation:
+from small import TOKENS, arguments, padded, texts
+from transformers import BartConfig, BartForConditionalGeneration, Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+config = BartConfig(vocab_size=TOKENS, d_model=16, max_position_embeddings=16, **sizes, eos_token_id=None)
+rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"][:4]} for row in texts(30)]
+
+
+def collate(rows):
+    return {
+        **padded([{"input_ids": row["input_ids"]} for row in rows]),
+        "labels": padded([{"input_ids": row["labels"]} for row in rows])["input_ids"],
+    }
+
+
+args = arguments(Seq2SeqTrainingArguments, predict_with_generate=True, generation_max_length=64)
+model = BartForConditionalGeneration(config)
+trainer = Seq2SeqTrainer(model, args, data_collator=collate, train_dataset=rows, eval_dataset=rows)
+trainer.compute_metrics = lambda prediction: {"tokens": float((prediction.predictions > 0).sum())}
+trainer.train()

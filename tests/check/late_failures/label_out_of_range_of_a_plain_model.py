@@ -1,0 +1,6 @@
+# Fails: row 645 (the greatest labels)
+from small import CLASSES, texts, trainer
+
+rows = texts(1000)
+rows[645]["labels"] = CLASSES
+trainer(train_dataset=rows).train()

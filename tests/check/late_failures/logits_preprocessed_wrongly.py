@@ -1,0 +1,5 @@
+# Fails: evaluation:
+from small import trainer
+
+# It is called with the labels too.
+trainer(preprocess_logits_for_metrics=lambda logits: logits.argmax(dim=-1)).train()

@@ -1,0 +1,6 @@
+# Fails: longest batch
+from small import texts, trainer
+
+rows = texts(1000)
+rows[333]["input_ids"] *= 10
+trainer(train_dataset=rows).train()

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from littrainer import TrainerCallback
+from littrainer.check.findings import FAILS, NOTE, CheckReport
+from littrainer.tracking.base import TrackerCallback
+from tests.scenarios.data import Rows, vector_rows
+from tests.scenarios.models import NoisyClassifier, VectorClassifier
+from tests.scenarios.trainers import quiet_trainer
+
+SAVES = {"eval_strategy": "epoch", "save_strategy": "epoch", "logging_strategy": "steps", "logging_steps": 1}
+
+
+def failures(report: CheckReport) -> list[str]:
+    return [f"{finding.about}: {finding.text}" for finding in report.findings if finding.status == FAILS]
+
+
+class Counts(TrainerCallback):
+    """Counts what it hears of, and keeps the folders that it is told of."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.heard.append("on_evaluate")
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.heard.append("on_save")
+
+
+@pytest.mark.parametrize("optimizer", [False, True], ids=["by the arguments", "given"])
+def test_a_training_after_a_check_has_the_numbers_and_files_of_one_without(tmp_path: Path, optimizer: bool) -> None:
+    trained = {}
+    for name in ("without", "with"):
+        torch.manual_seed(0)
+        model, callback = NoisyClassifier(), Counts()
+        given: dict[str, Any] = {"callbacks": [callback]}
+        if optimizer:
+            given["optimizers"] = (torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), None)
+        trainer = quiet_trainer(
+            tmp_path / name, model, given=given, **SAVES, load_best_model_at_end=True, num_train_epochs=2
+        )
+        before = dict(vars(trainer.args))
+        if name == "with":
+            report = trainer.check()
+            assert report.ok, report
+            assert vars(trainer.args) == before and callback.heard == []
+            assert {path.name for path in tmp_path.iterdir()} == {"without", "with"}
+            assert [*(tmp_path / "with").iterdir()] == []
+        trainer.train()
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        files = [path.name for path in (tmp_path / name).rglob("*")]
+        trained[name] = losses, [weight.tolist() for weight in model.parameters()], files, callback.heard
+    assert trained["with"][:2] == trained["without"][:2] and sorted(trained["with"][2]) == sorted(trained["without"][2])
+    assert trained["with"][3] == trained["without"][3] != []
+
+
+def test_the_page_says_what_passed_and_forecasts_time_and_memory(tmp_path: Path) -> None:
+    report = quiet_trainer(tmp_path / "run", rows=41, **SAVES).check()
+    page = str(report)
+    for line in (
+        "passed     train_dataset: 41 of 41 rows looked at",
+        "passed     evaluation: it gives eval_loss",
+        "passed     save: a checkpoint was written and verified",
+        "passed     resume: the next loss is the same",
+        "passed     longest batch",
+        "33 steps, 3 evaluations and 3 saves take",
+        "Nothing was found that would fail.",
+    ):
+        assert line in page, (line, page)
+    assert report.forecast_seconds is not None and report.forecast_seconds > 0
+    assert report.forecast_bytes is not None and report.forecast_bytes > 1e7
+
+
+def test_trackers_do_not_hear_of_it_and_a_note_says_so(tmp_path: Path) -> None:
+    class Service(TrackerCallback):
+        heard: ClassVar[list[str]] = []
+
+        def __init__(self) -> None:
+            self.service = "a service"
+
+        def start_run(self, args: Any, state: Any, model: Any) -> None:
+            self.heard.append("start")
+
+    report = quiet_trainer(tmp_path / "run", given={"callbacks": [Service()]}, **SAVES).check()
+    assert Service.heard == []
+    notes = [finding for finding in report.findings if finding.status == NOTE]
+    assert [(finding.about, finding.text.partition(",")[0]) for finding in notes] == [("a service", "not started")]
+
+
+def test_metrics_that_need_all_rows_are_tried_on_all(tmp_path: Path) -> None:
+    rows = Rows(vector_rows(200, seed=1))
+    expected = np.array([int(row["labels"]) for row in rows])
+
+    def against_own_labels(prediction: Any) -> dict[str, float]:
+        return {"accuracy": float((prediction.predictions.argmax(-1) == expected).mean())}
+
+    given = {"eval_dataset": rows, "compute_metrics": against_own_labels}
+    assert failures(quiet_trainer(tmp_path / "a", given=given, **SAVES).check()) == []
+    given["compute_metrics"] = lambda prediction: {"accuracy": (prediction.predictions[0] == expected)[3, 3]}
+    assert failures(quiet_trainer(tmp_path / "b", given=given, **SAVES).check())[0].startswith("evaluation: ")
+    # One that evaluates when the script calls evaluate().
+    (found,) = failures(quiet_trainer(tmp_path / "c", given=given).check())
+    assert found.startswith("evaluation: ")
+
+
+def test_each_part_that_fails_is_named_with_its_moment(tmp_path: Path) -> None:
+    class Breaks(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            raise OSError("no such host")
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            raise RuntimeError("nothing to report")
+
+    arguments = {**SAVES, "metric_for_best_model": "f1", "load_best_model_at_end": True, "num_train_epochs": 2}
+    report = quiet_trainer(tmp_path / "run", given={"callbacks": [Breaks()]}, **arguments).check()
+    assert [(one.about, one.when) for one in report.findings if one.status == FAILS] == [
+        ("evaluation", "at the end of epoch 1 (optimizer step 3 of 6)"),
+        ("save", "at the end of epoch 1 (optimizer step 3 of 6)"),
+        ("end of training", "when all steps are done"),
+    ]
+    assert not report.ok and "Would fail: 3." in str(report)
+
+
+def test_a_check_within_a_training_is_refused(tmp_path: Path) -> None:
+    class Checks(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            trainer.check()
+
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [Checks()]})
+    with pytest.raises(RuntimeError, match="call it before train"):
+        trainer.train()
+
+
+def test_a_stream_and_a_loader_of_the_script_are_read_as_far_as_they_can_be(tmp_path: Path) -> None:
+    from tests.scenarios.data import Stream
+
+    given = {"train_dataset": Stream(vector_rows(40)), "eval_dataset": Stream(vector_rows(9, seed=1))}
+    report = quiet_trainer(tmp_path, VectorClassifier(), given=given, max_steps=8, **SAVES).check()
+    assert report.ok, report
+    assert [one.about for one in report.findings if one.status == NOTE] == ["train_dataset", "eval_dataset"]

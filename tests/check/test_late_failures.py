@@ -1,0 +1,40 @@
+"""Some of the scripts that fail late; `make soak` checks all of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.check.late_failures.__main__ import SCRIPTS, expected, names
+from tests.compat.processes import run_python
+
+SAMPLE = (
+    "metric_name_wrong",
+    "metrics_of_full_batches_only",
+    "tokenizer_cannot_be_saved",
+    "disk_too_small",
+    "best_model_does_not_load",
+    "generates_beyond_positions",
+    "state_that_is_not_saved",
+    "nan_in_a_late_row",
+)
+
+
+def test_a_sample_of_what_fails_late_is_found() -> None:
+    done = run_python("-m", "tests.check.late_failures", *SAMPLE, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("late failures: 8 of 8 found"), done.stdout
+
+
+def test_there_are_forty_scripts_and_each_says_what_has_to_be_found() -> None:
+    assert len(names()) == 40
+    assert [name for name in names() if not expected(name) or expected(name).startswith("#")] == []
+    lines = "".join(path.read_text(encoding="utf-8") for path in SCRIPTS.glob("*.py"))
+    cited = re.findall(r"^# Seen: (.*)$", lines, re.MULTILINE)
+    assert cited and all(re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+", one) for one in cited)
+
+
+def test_the_script_that_they_are_a_step_away_from_passes() -> None:
+    done = run_python("-m", "littrainer", "check", str(SCRIPTS / "sound.py"), cwd=SCRIPTS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("\nNothing was found that would fail.\n")

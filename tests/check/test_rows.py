@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from littrainer.check import rows
+from littrainer.check.rows import SelectedRows, look_at_rows, selected
+from tests.scenarios.data import Rows, token_rows
+from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
+
+
+def look(dataset: Any, model: Any = None, columns: Any = None, has_own_loss: bool = False) -> rows.RowLook:
+    return look_at_rows(dataset, columns, model or VectorClassifier(), has_own_loss)
+
+
+def test_all_rows_are_looked_at_and_those_that_stand_out_have_their_numbers() -> None:
+    data: list[dict[str, Any]] = [{"x": [1.0] * 3, "labels": place % 3} for place in range(50)]
+    data[7]["x"] = [1.0] * 9
+    data[13]["labels"] = None
+    data[21] = {"x": [1.0] * 3}
+    data[34]["x"] = [1.0, float("nan"), 1.0]
+    data[40]["labels"] = 9
+    found = look(data)
+    assert found.total == len(found.lengths) == 50 and found.without_labels == 2
+    assert found.longest(1) == [7]
+    assert {row: found.notable[row] for row in (7, 13, 34, 40)} == {
+        7: "the longest x",
+        13: "labels: None",
+        34: "x: 1-dimensional, real numbers, not all finite",
+        40: "the greatest labels",
+    }
+    assert found.notable[21] == "its columns: x"
+    assert str(found) == "50 of 50 rows looked at; lengths from 3 to 9, 3 on average; 4% without labels"
+
+
+def test_of_large_data_as_many_rows_as_there_is_time_for_are_spread_over_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Slow(Rows):
+        def __getitem__(self, index: int) -> Any:
+            clock[0] += 1
+            return super().__getitem__(index)
+
+    clock = [0.0]
+    monkeypatch.setattr(rows.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(rows, "SECONDS_TO_LOOK", 20.0)
+    found = look(Slow(token_rows(1000)))
+    assert len(found.lengths) == 21
+    numbers = sorted(found.lengths)
+    assert max(b - a for a, b in zip([0, *numbers], [*numbers, 999], strict=True)) < 100
+
+
+def test_numbers_outside_of_what_the_model_takes_are_found_by_rule() -> None:
+    model, data = tiny_bert_classifier(), token_rows(30)
+    vocabulary, classes = model.config.vocab_size, model.config.num_labels
+    data[4]["input_ids"][1] = vocabulary
+    data[9]["input_ids"][0] = -100
+    data[11]["labels"] = classes
+    data[12]["labels"] = -100
+    found = look(data, model)
+    assert {name: sorted(bad) for name, bad in found.failing.items()} == {"input_ids": [4, 9], "labels": [11]}
+    assert f"it has {classes}, and " in found.failing["labels"][11]
+    assert found.good([3, 4, 11]) == [3]
+    # A loss of the script's own may mean something else by labels, and a column that is dropped by anything.
+    assert set(look(data, model, has_own_loss=True).failing) == {"input_ids"}
+    assert look(data, model, columns=["attention_mask"]).failing.keys() == {"input_ids", "labels"}
+    assert look(data, model, columns=["labels"]).failing.keys() == {"labels"}
+
+
+def test_rows_that_cannot_be_read_are_found() -> None:
+    class Broken(Rows):
+        def __getitem__(self, index: int) -> Any:
+            if index == 5:
+                raise OSError("truncated file")
+            return super().__getitem__(index)
+
+    assert look(Broken(token_rows(9))).failing == {"cannot be read": {5: "OSError: truncated file"}}
+
+
+def test_rows_of_the_greatest_length_that_are_many_may_be_cut_off() -> None:
+    data = [{"input_ids": [1] * min(place, 20)} for place in range(1, 41)]
+    assert "52% have the greatest one, and may be cut off" in str(look(data))
+    assert "cut off" not in str(look([{"input_ids": [1] * place} for place in range(1, 41)]))
+
+
+def test_selected_rows_have_the_attributes_of_their_dataset() -> None:
+    data = Rows(token_rows(9))
+    data.languages = ["de"]  # type: ignore[attr-defined]
+    some = selected(data, [7, 2])
+    assert isinstance(some, SelectedRows) and len(some) == 2 and some.languages == ["de"]
+    assert torch.equal(torch.as_tensor(some[1]["input_ids"]), torch.as_tensor(data[2]["input_ids"]))
+    datasets = pytest.importorskip("datasets")
+    assert selected(datasets.Dataset.from_dict({"x": [0, 1, 2]}), [2, 0])["x"] == [2, 0]

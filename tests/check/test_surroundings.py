@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+
+from littrainer import TrainingArguments
+from littrainer.check import surroundings
+from littrainer.check.findings import FAILS, NOTE, PASSED
+from littrainer.check.surroundings import rights_on_hub, room_on_disk
+
+
+def fine_grained(name: str, *permissions: str) -> dict[str, Any]:
+    scope = {"entity": {"type": "user", "name": name}, "permissions": list(permissions)}
+    return {"role": "fineGrained", "fineGrained": {"scoped": [scope]}}
+
+
+@pytest.mark.parametrize(
+    ("token", "repository", "status"),
+    [
+        ({"role": "write"}, "model", PASSED),
+        ({"role": "write"}, "acme/model", PASSED),
+        ({"role": "write"}, "others/model", FAILS),
+        ({"role": "read"}, "ann/model", FAILS),
+        (fine_grained("ann", "repo.content.read"), "ann/model", FAILS),
+        (fine_grained("ann", "repo.write"), "ann/model", PASSED),
+        (fine_grained("ann/model", "repo.write"), "ann/model", PASSED),
+        (fine_grained("ann/model", "repo.write"), "acme/model", FAILS),
+    ],
+)
+def test_rights_are_read_from_what_the_hub_says_of_the_token(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, token: dict[str, Any], repository: str, status: str
+) -> None:
+    user = {"name": "ann", "orgs": [{"name": "acme"}], "auth": {"accessToken": token}}
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "whoami", lambda *_, **__: user)
+    found = rights_on_hub(TrainingArguments(tmp_path, push_to_hub=True, hub_model_id=repository))
+    assert found.status == status and bool(found.when) == (status == FAILS)
+
+
+def test_without_a_network_a_note_says_that_rights_are_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise error
+
+    args = TrainingArguments(tmp_path, push_to_hub=True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert rights_on_hub(args).status == NOTE
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "whoami", refuse)
+    error: Exception = ConnectionError("no route to host")
+    assert rights_on_hub(args).status == NOTE
+    error.response = SimpleNamespace(status_code=401)  # type: ignore[attr-defined]
+    assert rights_on_hub(args).status == FAILS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "free", "expected"),
+    [
+        ({}, 1000, (PASSED, "")),
+        ({}, 999, (FAILS, "at save 10 of 10")),
+        # The newest is written before the oldest goes.
+        ({"save_total_limit": 2}, 300, (PASSED, "")),
+        ({"save_total_limit": 2}, 299, (FAILS, "at save 3 of 10")),
+        (
+            {"save_total_limit": 2, "load_best_model_at_end": True, "eval_strategy": "steps"},
+            399,
+            (FAILS, "at save 4 of 10"),
+        ),
+    ],
+)
+def test_the_disk_has_to_hold_the_checkpoints_that_lie_there_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: dict[str, Any], free: int, expected: tuple[str, str]
+) -> None:
+    monkeypatch.setattr(surroundings.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    found = room_on_disk(TrainingArguments(tmp_path / "new" / "run", **arguments), 100, 10)
+    assert (found.status, found.when) == expected

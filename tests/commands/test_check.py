@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from littrainer.cli import main
+from tests.check.late_failures.__main__ import SCRIPTS
+from tests.compat.processes import run_python
+
+SCRIPT = f"""
+import os, sys
+sys.path.insert(0, {str(SCRIPTS)!r})
+from small import trainer, texts
+
+with open("work", "a") as file:
+    file.write("done once, ")
+changes = {{"output_dir": "runs/first", "push_to_hub": True, "hub_model_id": "ann/model"}}
+first = trainer(changes=changes)
+if "label" in sys.argv:
+    first.train_dataset = texts(2)
+    first.train_dataset[1]["labels"] = 7
+try:
+    first.train()
+except Exception:
+    print("caught")
+print("trained")
+first.train()
+"""
+
+
+def test_a_script_runs_up_to_its_first_training_once_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = run_python("-m", "littrainer", "check", "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    title, *lines = done.stdout.splitlines()
+    assert title.startswith("littrainer check: the training that train.py, line 14, begins; what the script does after")
+    assert "note       Hub: rights to push ann/model were not looked at, since HF_HUB_OFFLINE is set" in lines
+    assert lines[-1] == "Nothing was found that would fail."
+    assert "trained" not in done.stderr + done.stdout and "caught" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["train.py", "work"]
+    assert (tmp_path / "work").read_text() == "done once, "
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "complaint"),
+    [
+        ("x = 1\n", 2, "littrainer check: other.py ended without a call of train(), so there is nothing to check"),
+        ("raise SystemExit(7)\n", 7, ""),
+        ("raise OSError('no data')\n", 1, "OSError: no data"),
+    ],
+)
+def test_a_script_that_never_trains_ends_with_one_line_or_by_itself(
+    tmp_path: Path, script: str, status: int, complaint: str
+) -> None:
+    (tmp_path / "other.py").write_text(script)
+    done = run_python("-m", "littrainer", "check", "other.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert complaint in done.stderr
+
+
+def test_bad_input_is_answered_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "nowhere.py"]) == 2
+    assert capsys.readouterr().err.startswith("littrainer check: no script 'nowhere.py'")
+
+
+@pytest.mark.parametrize(("words", "status"), [([], 0), (["label"], 1)], ids=["sound", "failing"])
+def test_a_training_of_two_processes_is_checked_in_two(tmp_path: Path, words: list[str], status: int) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    run = ("-m", "littrainer", "check", "--devices", "2", "train.py", *words)
+    done = run_python(*run, cwd=tmp_path, ACCELERATE_USE_CPU="true")
+    assert done.returncode == status, done.stdout + done.stderr
+    if status == 0:
+        assert done.stdout.count("Nothing was found that would fail.") == 1
+        assert "36 steps, 3 evaluations and 3 saves" in done.stdout
+    else:
+        assert "would fail" in done.stdout and "Target 7 is out of bounds" in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["train.py", "work"]
