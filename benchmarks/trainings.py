@@ -270,9 +270,8 @@ def trainer_training(library: str, plan: Plan, events: Events) -> Prepared:
         model=plan.job.model(),
         args=arguments,
         train_dataset=plan.data(),
-        data_collator=default_collate,
         callbacks=[trainer_probe(names, events)],
-        **plan.given,
+        **{"data_collator": default_collate, **plan.given},
     )
     resumed = arguments.resume_from_checkpoint
     return lambda: trainer.train(resume_from_checkpoint=resumed)

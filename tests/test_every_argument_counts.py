@@ -15,6 +15,7 @@ import pytest
 
 from littrainer import TrainingArguments
 from tests.scenarios.observations import (
+    batches_by_length,
     best,
     cache_in_config,
     checkpointing_of_layers,
@@ -89,6 +90,8 @@ EFFECTS: dict[str, Effect] = {
     "save_minutes": Effect(None, 0, files),
     "eval_minutes": Effect(None, 0, events),
     "max_minutes": Effect(None, 0, steps),
+    "max_tokens_per_batch": Effect(None, 12, batches_by_length),
+    "pack_to_length": Effect(None, 12, batches_by_length),
     "on_nonfinite": Effect("warn", "rollback", files, SAVING),
     "spike_factor": Effect(None, 1, weights, {"on_nonfinite": "skip", "max_steps": 25}),
     "loss_normalization": Effect("transformers", "exact", logged_losses, {"gradient_accumulation_steps": 2}),

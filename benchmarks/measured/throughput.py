@@ -1,25 +1,79 @@
 """How many samples per second does each side train and evaluate, on small transformers?
 
 Training is timed as in the step benchmark, from the end of the warm-up on. Evaluation is a whole call; classifiers
-compute accuracy from all logits, the language model its loss.
+compute accuracy from all logits, the language model its loss. Samples of 2 to 63 tokens are trained in random batches
+of 8, and by what saves their padding; the last of two epochs is timed.
 """
 
 from __future__ import annotations
 
 import tempfile
+import time
+from typing import Any
+
+import torch
 
 from ..benchmark import Benchmark, Case, Measured
 from ..evaluations import BATCH_SIZE, prepared_evaluation
 from ..figures import Figures, markdown
 from ..jobs import JOBS
-from ..sides import EVERY_SIDE, THEIRS, Side
+from ..sides import EVERY_SIDE, OURS, THEIRS, Side
 from ..stopwatch import timed
-from ..trainings import Plan, clocked, silenced
+from ..trainings import Plan, clocked, prepared_training, silenced
+
+LONGEST = 64
+# Job -> what saves padding, for as many tokens in a batch as the longest samples make.
+BY_TOKENS: dict[str, dict[str, Any]] = {
+    "tiny-bert": {"max_tokens_per_batch": BATCH_SIZE * LONGEST},
+    "tiny-gpt2": {"pack_to_length": LONGEST},
+}
+
+
+def of_many_lengths(samples: list[dict[str, torch.Tensor]]) -> list[dict[str, Any]]:
+    """Cut samples of 64 tokens to lengths that are drawn, the same ones on every side."""
+    lengths = torch.randint(2, LONGEST, (len(samples),), generator=torch.Generator().manual_seed(0)).tolist()
+    return [
+        {name: value[:length] if value.dim() else value for name, value in sample.items()}
+        for sample, length in zip(samples, lengths, strict=True)
+    ]
+
+
+def padded(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """A batch as wide as its longest sample."""
+    batch: dict[str, torch.Tensor] = {}
+    for name, first in samples[0].items():
+        values = [sample[name] for sample in samples]
+        fill = -100 if name == "labels" else 0
+        joined = torch.stack(values) if not first.dim() else None
+        batch[name] = joined if joined is not None else torch.nn.utils.rnn.pad_sequence(values, True, fill)
+    if "attention_mask" not in batch:
+        batch["attention_mask"] = (batch["labels"] != -100).long()
+    return batch
+
+
+def measure_lengths(side: Side, job: str, batches: int, folder: str) -> Measured:
+    """Samples of a second, in the second of two epochs."""
+    samples = of_many_lengths(JOBS[job].samples(batches * BATCH_SIZE))
+    arguments = {"max_steps": -1, "num_train_epochs": 2, **(BY_TOKENS[job] if side.variant else {})}
+    plan = Plan(JOBS[job], folder, 0, BATCH_SIZE, arguments=arguments, samples=samples, given={"data_collator": padded})
+    times: list[tuple[float, float]] = []
+
+    def note() -> None:
+        times.append((time.perf_counter(), time.process_time()))
+
+    train = prepared_training(side, plan, {"epoch_begin": note, "epoch_end": note})
+    with silenced():
+        train()
+    began, ended = times[-2:]
+    took = dict(zip(("wall", "cpu"), (end - begin for begin, end in zip(began, ended, strict=True)), strict=True))
+    return {f"{clock}_samples": len(samples) / seconds for clock, seconds in took.items()}
 
 
 def measure(side: Side, job: str, mode: str, batches: int, warmup: int = 0) -> Measured:
     """Samples of a second of processor time and by the clock on the wall."""
     with tempfile.TemporaryDirectory() as folder:
+        if mode == "lengths":
+            return measure_lengths(side, job, batches, folder)
         if mode == "train":
             per_step = clocked(side, Plan(JOBS[job], folder, batches, BATCH_SIZE), warmup).per_step()
             seconds = {clock: per_step[f"{clock}_us"] / 1e6 for clock in ("wall", "cpu")}
@@ -33,15 +87,27 @@ def measure(side: Side, job: str, mode: str, batches: int, warmup: int = 0) -> M
 
 
 def cases(batches: int, warmup: int) -> tuple[Case, ...]:
-    return tuple(
+    by_tokens = tuple(
         Case(
-            f"{job}-{mode}",
-            f"{JOBS[job].title}: {word}",
-            EVERY_SIDE,
-            {"job": job, "mode": mode, "batches": batches, "warmup": warmup},
+            f"{job}-lengths",
+            f"{JOBS[job].title.replace('64 tokens', '2 to 63 tokens')}: training",
+            (OURS, Side(f"littrainer, {next(iter(changes))}", "littrainer", variant="tokens"), THEIRS),
+            {"job": job, "mode": "lengths", "batches": 2 * batches},
         )
-        for job in ("tiny-bert", "tiny-gpt2")
-        for mode, word in (("train", "training"), ("eval", "evaluation"))
+        for job, changes in BY_TOKENS.items()
+    )
+    return (
+        *(
+            Case(
+                f"{job}-{mode}",
+                f"{JOBS[job].title}: {word}",
+                EVERY_SIDE,
+                {"job": job, "mode": mode, "batches": batches, "warmup": warmup},
+            )
+            for job in ("tiny-bert", "tiny-gpt2")
+            for mode, word in (("train", "training"), ("eval", "evaluation"))
+        ),
+        *by_tokens,
     )
 
 

@@ -35,7 +35,9 @@ from littrainer.data.collators import RemoveColumnsCollator
 from littrainer.data.columns import DroppedColumns, accepted_columns, batch_without_names, without_extra_columns
 from littrainer.data.limits import overfits
 from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
+from littrainer.data.packing import packed
 from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
+from littrainer.data.token_batches import batches_by_tokens, length_groups_of
 from littrainer.distributed.agreement import failing_together
 from littrainer.engine import run_lightning
 from littrainer.errors.lazy_isinstance import is_a
@@ -129,19 +131,29 @@ class OverridePoints:
         is_training: bool = False,
         dataloader_key: str | None = None,
     ) -> LookaheadLoader:
-        collate = self.data_collator
+        args, collate = self.args, self.data_collator
+        # With a column of lengths that the model does not take.
+        whole = dataset
         if is_a(dataset, "datasets.Dataset"):
             dataset = self._remove_unused_columns(dataset, description=description)
         else:
             collate = self._get_collator_with_removed_columns(collate, description=description)
         takes_sampler = sampler_fn is not None and not isinstance(dataset, IterableDataset)
+        sampler = sampler_fn(dataset) if takes_sampler and sampler_fn is not None else None
+        if args.max_tokens_per_batch is not None:
+            sampler = batches_by_tokens(args, whole, sampler, self.processing_class, self.data_collator, is_training)
+        elif args.pack_to_length is not None and is_training:
+            attention = getattr(getattr(self.model, "config", None), "_attn_implementation", None)
+            dataset, sampler, collate = packed(
+                args, (whole, dataset), sampler, collate, self.processing_class, attention
+            )
         settings = getattr(self.accelerator, "dataloader_config", None)
         loader = build_loader(
-            self.args,
+            args,
             dataset,
             collate=collate,
             batch_size=batch_size,
-            sampler=sampler_fn(dataset) if takes_sampler and sampler_fn is not None else None,
+            sampler=sampler,
             is_training=is_training,
             settings=settings,
         )
@@ -497,6 +509,8 @@ class OverridePoints:
         num_samples = output.num_samples or 0
         start_time += metrics.get(f"{prefix}_model_preparation_time", 0.0)
         steps = math.ceil(num_samples / (self.args.eval_batch_size * self.args.world_size))
+        if length_groups_of(self.callback_handler.eval_dataloader) is not None:
+            steps = len(self.callback_handler.eval_dataloader)
         metrics.update(speed_metrics(prefix, start_time, num_samples=num_samples, num_steps=steps))
         return metrics
 

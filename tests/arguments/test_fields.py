@@ -28,6 +28,8 @@ ONLY_OURS = [
     "save_minutes",
     "eval_minutes",
     "max_minutes",
+    "max_tokens_per_batch",
+    "pack_to_length",
     "on_nonfinite",
     "spike_factor",
     "save_total_limit_best",

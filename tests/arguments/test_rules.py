@@ -180,6 +180,32 @@ def test_a_wrong_wish_about_generation_is_refused(given: dict[str, Any], error: 
         Seq2SeqTrainingArguments("out", **given)
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"max_tokens_per_batch": 0}, "give a whole number from 1 up"),
+        ({"pack_to_length": 1}, "give a whole number from 2 up"),
+        (
+            {"max_tokens_per_batch": 9, "pack_to_length": 9},
+            "pack_to_length=None, or leave max_tokens_per_batch out",
+        ),
+        ({"max_tokens_per_batch": 9, "train_sampling_strategy": "group_by_length"}, "train_sampling_strategy='random'"),
+        ({"max_tokens_per_batch": 9, "auto_find_batch_size": True}, "Set auto_find_batch_size=False"),
+        ({"max_tokens_per_batch": 9, "dataloader_drop_last": True}, "Set dataloader_drop_last=False"),
+        ({"max_tokens_per_batch": 9, "eval_do_concat_batches": False}, "Set eval_do_concat_batches=True"),
+        ({"max_tokens_per_batch": 9, "accelerator_config": {"dispatch_batches": True}}, "Set dispatch_batches=None"),
+        ({"pack_to_length": 9, "accelerator_config": {"split_batches": True}}, "Set split_batches=False"),
+        ({"pack_to_length": 9, "train_sampling_strategy": "sequential"}, "train_sampling_strategy='random'"),
+    ],
+    ids=str,
+)
+def test_what_forms_batches_by_length_cannot_be_combined_with_what_forms_them_otherwise(
+    given: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        TrainingArguments("out", **given)
+
+
 def test_a_token_is_never_shown_in_a_refusal() -> None:
     secret: Any = ["hf_secret"]
     with pytest.raises(TypeError, match=r"^hub_token is not usable") as caught:

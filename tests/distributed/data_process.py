@@ -18,11 +18,13 @@ from littrainer.data.loaders import build_loader
 from littrainer.data.stream_end import UnequalData
 from littrainer.distributed.agreement import from_each
 from littrainer.distributed.failure_report import FailedElsewhere
+from tests.data.test_packing import tokens_read
+from tests.data.test_token_batches import WithWidths
 from tests.distributed.checks import Check, carry_out
 from tests.distributed.saving_process import warnings_noted
 from tests.scenarios.collators import pad_tokens
-from tests.scenarios.data import AugmentedRows, Rows, Stream, token_rows, vector_rows
-from tests.scenarios.models import VectorClassifier
+from tests.scenarios.data import AugmentedRows, Rows, Stream, language_rows, token_rows, vector_rows
+from tests.scenarios.models import VectorClassifier, tiny_llama
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, end_process, process_group
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 from tests.training.exact_resume import ShuffledStream, StreamWithState, differences_after_resuming, noisy_trainer
@@ -41,6 +43,11 @@ NOT_DISPATCHED = {"accelerator_config": {"dispatch_batches": False}}
 RESUMED: dict[str, tuple[Callable[[], Any], dict[str, Any], tuple[int, ...]]] = {
     "rows": (lambda: AugmentedRows(vector_rows(21)), {}, (1, 3)),
     "rows read by workers": (lambda: AugmentedRows(vector_rows(21)), {"dataloader_num_workers": 2}, (4,)),
+    "batches by tokens": (
+        lambda: WithWidths(vector_rows(21)),
+        {"max_tokens_per_batch": 15, "gradient_accumulation_steps": 2},
+        (1, 3),
+    ),
     "a stream dispatched": (lambda: ShuffledStream(vector_rows(21)), {"max_steps": 5}, (1, 4)),
     "a stream with a state dispatched": (lambda: StreamWithState(vector_rows(21)), {"max_steps": 5}, (2,)),
     "a stream read by each": (lambda: ShuffledStream(vector_rows(21)), {"max_steps": 5, **NOT_DISPATCHED}, (1, 4)),
@@ -143,6 +150,33 @@ def a_stream_that_each_process_reads_is_predicted_without_repeated_samples(folde
     assert trainer.evaluation_loop(trainer.get_eval_dataloader(SizedStream(rows)), "Evaluation").num_samples == 7
 
 
+def batches_by_tokens_are_as_many_in_each_process_and_hold_each_sample_once(folder: Path) -> None:
+    loader = training_on(folder, WithWidths(vector_rows(23)), max_tokens_per_batch=15).get_train_dataloader()
+    read = from_each(list(loader.batch_sampler))
+    assert len(read[0]) == len(read[1]) == len(loader)
+    assert sorted(place for batches in read for batch in batches for place in batch) == list(range(23))
+
+
+def documents_are_packed_for_all_processes_and_none_is_lost(folder: Path) -> None:
+    rows = language_rows(60)
+    expected = sorted(tuple(row["input_ids"]) for row in rows)
+    for name, kind, changes in (
+        ("rows", Rows, {}),
+        ("rows dispatched", Rows, {"accelerator_config": {"dispatch_batches": True}}),
+        ("a stream dispatched", Stream, {"max_steps": 4}),
+        ("a stream read by each", Stream, {"max_steps": 4, **NOT_DISPATCHED}),
+        ("rows for a sharded model", Rows, {"fsdp": True, "fsdp_config": {"version": 2}}),
+    ):
+        given = {"train_dataset": kind(rows), "data_collator": pad_tokens}
+        settings = {"pack_to_length": 24, "per_device_train_batch_size": 3, **changes}
+        trainer = quiet_trainer(folder / name, tiny_llama(), given=given, **settings)
+        found = [document for part in from_each(tokens_read(trainer.get_train_dataloader())) for document in part]
+        # A last round that is not full is filled up with rows of the first.
+        assert set(found) == set(expected) and len(found) < 1.3 * len(expected), name
+        trainer.train()
+        assert trainer.state.global_step == trainer.state.max_steps
+
+
 class NumberStream(IterableDataset[int]):
     """Numbers from a place that a generator draws; told its epochs, so that nobody seeds the generator for it."""
 
@@ -179,6 +213,8 @@ CHECKS = (
     batches_that_are_padded_to_unequal_widths_are_dispatched,
     a_stream_that_each_process_reads_is_predicted_without_repeated_samples,
     a_stream_has_one_order_though_the_generators_of_the_processes_differ,
+    batches_by_tokens_are_as_many_in_each_process_and_hold_each_sample_once,
+    documents_are_packed_for_all_processes_and_none_is_lost,
 )
 
 

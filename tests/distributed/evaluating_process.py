@@ -20,9 +20,9 @@ from littrainer import Seq2SeqTrainer, Seq2SeqTrainingArguments, StreamingMetric
 from littrainer.data.stream_end import UnequalData
 from littrainer.distributed.failure_report import FailedElsewhere
 from tests.distributed.checks import carry_out
-from tests.scenarios.collators import pad_translations
-from tests.scenarios.data import Rows, translation_rows, vector_rows
-from tests.scenarios.models import CLASSES, VectorClassifier, tiny_t5
+from tests.scenarios.collators import pad_tokens, pad_translations
+from tests.scenarios.data import Rows, token_rows, translation_rows, vector_rows
+from tests.scenarios.models import CLASSES, VectorClassifier, tiny_bert_classifier, tiny_t5
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -101,6 +101,15 @@ def generated(folder: Path, rank: int, size: int) -> Any:
     ).predictions
 
 
+def by_tokens(folder: Path, rank: int, size: int) -> Any:
+    """Predictions of batches of different sizes, the last of which have one sample to share."""
+    torch.manual_seed(0)
+    given = {"data_collator": pad_tokens}
+    trainer = quiet_trainer(folder, tiny_bert_classifier(), given=given, max_tokens_per_batch=30)
+    found = [trainer.predict(Rows(token_rows(rows, seed=1))) for rows in (23, 21)]
+    return [(one.predictions, one.label_ids) for one in found]
+
+
 def a_metric_function_that_fails_in_one_process_ends_the_others_too(folder: Path) -> None:
     def fails_in_one(prediction: Any) -> dict[str, float]:
         if RANK == 1:
@@ -146,7 +155,7 @@ def metrics_are_those_of_the_first_process_which_writes_them(folder: Path) -> No
     assert files == ([] if RANK else written)
 
 
-COMPARED = (streaming_metrics, objects, generated)
+COMPARED = (streaming_metrics, objects, generated, by_tokens)
 CHECKS = (
     a_metric_function_that_fails_in_one_process_ends_the_others_too,
     loaders_that_give_one_process_more_batches_are_refused_in_all,

@@ -66,3 +66,12 @@ def test_a_sharded_model_generates_what_it_generates_alone(found: list[dict[str,
             and (one[:BATCH_SIZE, SHORT:] == 0).all()
         )
         assert np.array_equal(one[BATCH_SIZE:], alone[BATCH_SIZE:]) and (one[BATCH_SIZE:, SHORT:LONG] != 0).any()
+
+
+def test_batches_by_tokens_are_predicted_in_the_datasets_order_as_by_one_process(found: list[dict[str, Any]]) -> None:
+    alone, *together = (one["by_tokens"] for one in found)
+    assert [len(predictions) for predictions, _ in alone] == [23, 21]
+    for one in together:
+        for (predictions, labels), expected in zip(one, alone, strict=True):
+            assert np.allclose(predictions, expected[0], atol=1e-6)
+            assert labels.tolist() == expected[1].tolist()

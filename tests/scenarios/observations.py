@@ -21,7 +21,8 @@ from littrainer import Trainer, TrainerCallback, TrainingArguments
 from littrainer.engine.lightning_trainer import lightning_keywords
 from littrainer.evaluation.gathering import BatchCollection
 from littrainer.optim.optimizers import Request, parameter_groups_with_projection
-from tests.scenarios.data import Rows, token_rows, vector_rows
+from tests.scenarios.collators import pad_tokens
+from tests.scenarios.data import Rows, language_rows, token_rows, vector_rows
 from tests.scenarios.models import BreakingClassifier, VectorClassifier, tiny_bert_classifier, tiny_gpt2
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
@@ -178,6 +179,13 @@ def grouped_order(folder: Path, **changes: Any) -> Any:
     )
     torch.manual_seed(0)
     return list(trainer._get_train_sampler())
+
+
+def batches_by_length(folder: Path, **changes: Any) -> Any:
+    """The shapes of batches of token ids."""
+    given = {"train_dataset": Rows(language_rows(10)), "data_collator": pad_tokens}
+    loader = quiet_trainer(folder, tiny_gpt2(), given=given, **changes).get_train_dataloader()
+    return [tuple(batch["input_ids"].shape) for batch in loader]
 
 
 def evaluation_batches(folder: Path, **changes: Any) -> Any:

@@ -254,6 +254,10 @@ DESTINATIONS: dict[str, Destination] = {
         "`gradient_accumulation_steps` is this, divided by `per_device_train_batch_size` and the processes.",
     ),
     "max_minutes": Destination(Place.FLOW, "Looked at after each optimizer step, on the first process's clock."),
+    "max_tokens_per_batch": Destination(Place.LOADER, "Forms batches by length; results are put back in order."),
+    "pack_to_length": Destination(
+        Place.LOADER, "A sampler draws rows, which a collator around `data_collator` joins."
+    ),
     "on_nonfinite": Destination(
         Place.FLOW,
         "Losses and gradient norms are read together at logs and saves; for `skip`, `rollback` at each step.",

@@ -422,6 +422,12 @@ class AdditionalFields:
         None,
         "End training after so many minutes of this call of `train()`, as at `max_steps`; a resumed one has as many.",
     )
+    max_tokens_per_batch: int | None = argument(
+        None, "Tokens, with padding, up to which batches of samples of similar length are formed; in evaluation too."
+    )
+    pack_to_length: int | None = argument(
+        None, "Tokens of a row up to which documents are packed to train a causal language model; rows are samples."
+    )
     on_nonfinite: str = argument(
         ON_NONFINITE[0],
         "What happens if loss or gradients are not finite: `warn` tells what came first, at the latest at the next "

@@ -89,6 +89,8 @@ RANGES: dict[str, Range] = {
     "save_minutes": FROM_0,
     "eval_minutes": FROM_0,
     "max_minutes": FROM_0,
+    "max_tokens_per_batch": FROM_1,
+    "pack_to_length": Range(low=2),
     "spike_factor": FROM_1,
     "save_total_limit_best": FROM_1,
     "keep_optimizer_states": FROM_1,
@@ -280,6 +282,24 @@ STEP_INTERVALS = {
 # They need loader processes, and are checked when a Trainer is made.
 WORKER_FIELDS = ("dataloader_persistent_workers", "dataloader_multiprocessing_context")
 
+# What forms batches or rows by length -> the values that other arguments have to have with it.
+DRAWN_BY_LENGTH = {
+    "train_sampling_strategy": "random",
+    "sortish_sampler": False,
+    "split_batches": False,
+    "use_seedable_sampler": True,
+}
+EXCLUDED_BY_LENGTH: dict[str, dict[str, Any]] = {
+    "pack_to_length": DRAWN_BY_LENGTH,
+    "max_tokens_per_batch": {
+        **DRAWN_BY_LENGTH,
+        **dict.fromkeys(("pack_to_length", "dispatch_batches", "global_batch_size")),
+        **dict.fromkeys(("auto_find_batch_size", "dataloader_drop_last", "eval_use_gather_object"), False),
+        # Results that are not put together could not be put in the dataset's order.
+        "eval_do_concat_batches": True,
+    },
+}
+
 # Shares of all steps are compared in millionths, where floating point rounding no longer matters.
 MILLIONTHS = 1_000_000
 
@@ -322,6 +342,15 @@ def validate(args: ArgumentFields) -> None:
             f"sortish_sampler groups training samples by length and train_sampling_strategy={strategy!r} does not; "
             "set one of them."
         )
+    for name, others in EXCLUDED_BY_LENGTH.items():
+        for other, needed in others.items() if getattr(args, name) is not None else ():
+            holder = args.accelerator_config if hasattr(args.accelerator_config, other) else args
+            value = getattr(holder, other, needed)
+            if value != needed and (value or needed):
+                raise ValueError(
+                    f"{name}={getattr(args, name)} decides which samples form a batch, and cannot be combined with "
+                    f"{other}={_text(value)!r}. Set {other}={needed!r}, or leave {name} out."
+                )
 
 
 def _check_step_intervals(args: ArgumentFields) -> None:

@@ -13,6 +13,7 @@ from littrainer.data.dispatching import NO_BATCH, Dispatch, first_dimension
 from littrainer.data.samplers import EpochSeededSampler, warn_that_a_stream_has_its_own_order
 from littrainer.data.sharding import Share, SharedBatches, SharedStream, length_of, share_of, tell_epoch
 from littrainer.data.stream_end import CommonEnd
+from littrainer.data.token_batches import DrawnGroups, LengthGroups, PackedDocuments, length_groups_of
 from littrainer.data.workers import read_batches, without_reports
 from littrainer.distributed.agreement import from_first
 from littrainer.errors.lazy_isinstance import is_a
@@ -146,6 +147,8 @@ class LookaheadLoader(DataLoader):
             return self.rows_in_last_batch
         if isinstance(self.dataset, SharedStream):
             return self.dataset.samples_of_incomplete_round()
+        if (groups := length_groups_of(self)) is not None:
+            return groups.samples_in_last_round
         batch_size = self.batch_size or getattr(self.batch_sampler, "batch_size", None)
         leaves_out = self.drop_last or self.leaves_out_last or getattr(self.batch_sampler, "drop_last", False)
         if batch_size is None or leaves_out or not has_length(self.dataset):
@@ -254,7 +257,8 @@ def build_loader(
     if is_training and sampler is None:
         warn_that_a_stream_has_its_own_order(args)
     if not isinstance(dataset, IterableDataset):
-        if is_a(sampler, "rebalancing sampler"):
+        forms_batches = isinstance(sampler, (LengthGroups, DrawnGroups)) and not isinstance(dataset, PackedDocuments)
+        if forms_batches or is_a(sampler, "rebalancing sampler"):
             del keywords["batch_size"]
             keywords["batch_sampler"] = sampler
         else:
@@ -396,7 +400,8 @@ def _generator_to_synchronize(batches: Any, settings: Any) -> torch.Generator | 
 
 
 def _seeded_by_epoch(args: TrainingArguments, sampler: Any, settings: Any) -> Any:
-    if isinstance(sampler, RandomSampler) and getattr(settings, "use_seedable_sampler", True):
+    is_seeded = isinstance(sampler, EpochSeededSampler)
+    if isinstance(sampler, RandomSampler) and not is_seeded and getattr(settings, "use_seedable_sampler", True):
         return EpochSeededSampler.replacing(sampler, args.data_seed)
     return sampler
 

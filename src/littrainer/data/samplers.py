@@ -6,9 +6,12 @@ import importlib
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
@@ -189,6 +192,47 @@ def _lengths_in_table(dataset: Any, name: str) -> list[int] | None:
             # No column of lists.
             return None
     return None if None in lengths else lengths
+
+
+# Datasets that have been measured, with the names that were read; evaluations ask for them again and again.
+_measured: WeakKeyDictionary[Any, tuple[tuple[str, str | None], np.ndarray]] = WeakKeyDictionary()
+
+
+def known_lengths(args: TrainingArguments, dataset: Any, processing_class: Any, argument: str) -> np.ndarray:
+    """Return the length of each sample in tokens; a dataset is measured once.
+
+    They stand in the column `length_column_name` of a `datasets.Dataset`, in an attribute `lengths` of any dataset, or
+    are those of the samples' main input.
+
+    Parameters:
+        argument: the name of the one that needs them, for errors.
+
+    Raises:
+        ValueError: the samples have no length, or `lengths` has another number of them.
+    """
+    names = args.length_column_name, _main_input_name(processing_class)
+    # A list cannot be remembered so, and is measured fast.
+    with suppress(TypeError):
+        known = _measured.get(dataset)
+        if known is not None and known[0] == names and len(known[1]) == len(dataset):
+            return known[1]
+    lengths = _length_column(args, dataset)
+    if lengths is None:
+        lengths = getattr(dataset, "lengths", None)
+        lengths = None if callable(lengths) else lengths
+    try:
+        found = sample_lengths(dataset, names[1]) if lengths is None else whole_numbers(lengths)
+    except ValueError as error:
+        raise ValueError(
+            f"{argument}={getattr(args, argument)} needs the length of each sample: add `input_ids` to the samples, or "
+            f"a column of lengths that length_column_name names, or an attribute `lengths` to the dataset. {error}"
+        ) from error
+    if len(found) != len(dataset):
+        raise ValueError(f"The dataset has {len(dataset)} samples, and {len(found)} `lengths`: give one for each.")
+    measured = np.ceil(np.asarray(found)).astype(np.int64)
+    with suppress(TypeError):
+        _measured[dataset] = names, measured
+    return measured
 
 
 def whole_numbers(lengths: Any) -> list[int]:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer.callbacks.progress import label_of, name_evaluation
@@ -16,9 +17,10 @@ from littrainer.data.limits import limited_number
 from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length, whole_dataset
 from littrainer.data.sharding import length_of
 from littrainer.data.stream_end import check_equal_lengths
+from littrainer.data.token_batches import length_groups_of
 from littrainer.distributed.agreement import failing_together, from_first
 from littrainer.distributed.layout import data_parallel_rank, data_parallel_size, tensor_parallel_rank
-from littrainer.errors.nested_values import PADDING, truncated
+from littrainer.errors.nested_values import PADDING, map_nested, truncated
 from littrainer.evaluation.gathering import BatchCollection
 from littrainer.evaluation.metrics import MetricPlace, call_metric_function, checked_metrics, noting_where
 from littrainer.evaluation.prediction import ExactLossMean, mean_over_samples
@@ -85,6 +87,9 @@ class CollectedOutputs:
         self.collected = BatchOutputs(
             *(BatchCollection(args.eval_do_concat_batches, rows) for _ in BatchOutputs._fields)
         )
+        # Places in the dataset of the samples, in the order in which they are read; None if they are read in its own.
+        self.order: np.ndarray | None = None
+        self.examples_seen = 0
         self.exact_loss: ExactLossMean | None = None
         if args.eval_loss_weighting != "batches":
             self.exact_loss = ExactLossMean(args, shifts_labels, gather)
@@ -129,6 +134,9 @@ class CollectedOutputs:
             of_batches: the metrics, if a function was called with each batch.
         """
         everything = BatchOutputs(*(collection.arrays() for collection in self.collected))
+        if self.order is not None:
+            rows_read = self.examples_seen * data_parallel_size(self.args)
+            everything = in_datasets_order(everything, self.order[:rows_read])
         is_complete = everything.predictions is not None and everything.labels is not None
         metrics: Any = of_batches or {}
         if self.streaming is not None:
@@ -145,6 +153,24 @@ class CollectedOutputs:
         if self.exact_loss is not None:
             return everything, metrics, self.exact_loss.value()
         return everything, metrics, mean_over_samples(everything.losses, self.args.logging_nan_inf_filter)
+
+
+def in_datasets_order(everything: BatchOutputs, order: np.ndarray) -> BatchOutputs:
+    """Return the same in the dataset's order, of samples that were read in the order given.
+
+    Raises:
+        ValueError: something does not have one row for each sample.
+    """
+
+    def sorted_rows(rows: Any) -> Any:
+        if np.ndim(rows) and len(rows) != len(order):
+            raise ValueError(
+                f"max_tokens_per_batch reads samples by length, and outputs with {len(rows)} rows cannot be put in the "
+                f"order of {len(order)} samples. Return one row for each sample, or leave it out."
+            )
+        return rows[np.argsort(order)] if np.ndim(rows) else rows
+
+    return BatchOutputs(*(map_nested(sorted_rows, value) for value in everything))
 
 
 class EvaluationPass(CollectedOutputs):
@@ -183,8 +209,9 @@ class EvaluationPass(CollectedOutputs):
         rows = length_of(whole_dataset(dataloader)) if self.limit_of_batches is None else None
         streaming = streaming_metrics(trainer.compute_metrics)
         super().__init__(trainer.args, rows, streaming, self.loss_shifts_labels, trainer.accelerator.gather)
+        groups = length_groups_of(dataloader)
+        self.order = None if groups is None else groups.order
         self.metrics: dict[str, Any] | None = None
-        self.examples_seen = 0
         self.model: Any = None
         self._output: EvalLoopOutput | None = None
 
@@ -263,7 +290,8 @@ class EvaluationPass(CollectedOutputs):
         if not isinstance(sampler, SequentialSampler) or self.trainer.args.world_size > 1:
             return None
         size = first_dimension(batch) or 0
-        return list(range(self.examples_seen - size, self.examples_seen))
+        places = range(self.examples_seen - size, self.examples_seen)
+        return list(places) if self.order is None else [int(self.order[place]) for place in places]
 
     def finish(self) -> EvalLoopOutput:
         """Compute the metrics over all batches and name them; once, however often it is called."""
@@ -300,7 +328,8 @@ class EvaluationPass(CollectedOutputs):
         if exact is not None and loss is not None:
             exact.add(loss, weight)
         # A batch's mean loss stands once for each of its samples, so that the mean over all weighs batches by size.
-        losses = None if loss is None else loss.repeat(trainer.args.eval_batch_size)
+        size = trainer.args.eval_batch_size if self.order is None else first_dimension(inputs) or 0
+        losses = None if loss is None else loss.repeat(size)
         found = main_inputs(trainer.model, trainer.args.include_for_metrics, inputs)
         if found is not None:
             found = self._padded(trainer._prepare_input(found))

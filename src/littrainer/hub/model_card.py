@@ -262,19 +262,20 @@ def _eval_results(
 def hyperparameters(args: TrainingArguments, state: TrainerState) -> dict[str, str]:
     """Return the values by name of the arguments that a card of transformers has, and weight decay."""
     batch_size = state.train_batch_size or args.train_batch_size
-    accumulation = args.gradient_accumulation_steps
+    accumulation, by_tokens = args.gradient_accumulation_steps, args.max_tokens_per_batch
     total = batch_size * data_parallel_size(args) * accumulation
     settings = f", optim_args={as_text(args.optim_args)}" if args.optim_args else ""
     if "adam" in as_text(args.optim).lower():
         settings = f" with betas=({args.adam_beta1}, {args.adam_beta2}), epsilon={args.adam_epsilon}{settings}"
     known = {
         "learning_rate": args.learning_rate,
-        "train_batch_size": batch_size,
-        "eval_batch_size": args.eval_batch_size,
+        "train_batch_size": None if by_tokens else batch_size,
+        "eval_batch_size": None if by_tokens else args.eval_batch_size,
+        **{name: getattr(args, name) for name in ("max_tokens_per_batch", "pack_to_length")},
         "seed": args.seed,
         "num_devices": args.world_size if args.world_size > 1 else None,
         "gradient_accumulation_steps": accumulation if accumulation > 1 else None,
-        "total_train_batch_size": total if total != batch_size else None,
+        "total_train_batch_size": total if total != batch_size and not by_tokens else None,
         "optimizer": f"{as_text(args.optim)}{settings}",
         "lr_scheduler_type": args.lr_scheduler_type,
         "lr_scheduler_warmup_steps": args.warmup_steps or None,

@@ -146,7 +146,7 @@ class _Trial:
         about = f"loss_normalization={EXACT!r}: the loss of {name}"
         taken = "what it divides by num_items_in_batch" if head.divides else f"a mean over {head.unit}"
         try:
-            with _left_as_found(self.model):
+            with left_as_found(self.model):
                 if self._undivided_share() == 0:
                     return replace(head, divides=True)
                 unit = self._unit()
@@ -165,7 +165,7 @@ class _Trial:
         share, ratio = 0.0, self._ratio_of_labels()
         unit: str | None = SAMPLES
         # A rare head fails in evaluation mode.
-        with contextlib.suppress(Exception), _left_as_found(self.model):
+        with contextlib.suppress(Exception), left_as_found(self.model):
             if settings.model_accepts_loss_kwargs:
                 share = self._undivided_share()
             if not settings.model_accepts_loss_kwargs or (share and steps * processes == 1):
@@ -281,7 +281,7 @@ def _cross_entropy(logits: torch.Tensor, inputs: Any, labels: torch.Tensor, unit
 
 
 @contextlib.contextmanager
-def _left_as_found(model: nn.Module) -> Iterator[None]:
+def left_as_found(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode, without gradients; put back modes, buffers and generators afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]

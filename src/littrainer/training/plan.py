@@ -93,6 +93,9 @@ def plan_training(
     micro_batches = wanted if limit is None else min(wanted, limit)
     steps_per_epoch = math.ceil(micro_batches / accumulation)
     num_examples = 0 if length is None else count_examples(loader)
+    if length is not None and args.max_tokens_per_batch:
+        # Lengths decide how many samples a step has: on average as many.
+        batch_size = max(1, round(num_examples / math.ceil(length / accumulation)))
     if limit is not None:
         num_examples = min(num_examples, limit * batch_size // accumulation)
     if length is None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from littrainer.data.packing import tokens_in_documents
 from littrainer.distributed.collectives import sum_over_processes
 from littrainer.errors.atomic_files import write_whole
 from littrainer.training.batch_size_search import empty_device_cache
@@ -267,6 +268,8 @@ class InputTokenCounter:
         if args.include_num_input_tokens_seen == "non_padding":
             if "attention_mask" in inputs:
                 return int(inputs["attention_mask"].sum())
+            if args.pack_to_length is not None and "position_ids" in inputs:
+                return tokens_in_documents(inputs["position_ids"])
             padding = getattr(processing_class, "pad_token_id", None)
             if padding is not None:
                 return int((token_ids != padding).sum())

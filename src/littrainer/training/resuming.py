@@ -66,6 +66,8 @@ TAKEN_FROM_ARGUMENTS = (
     "seed",
     "data_seed",
     "train_sampling_strategy",
+    "max_tokens_per_batch",
+    "pack_to_length",
     "dataloader_drop_last",
     "dataloader_num_workers",
     "bf16",
@@ -218,6 +220,9 @@ def place_to_resume(record: dict[str, Any] | None, training: ResumedTraining, lo
     of_stream = {"epoch_length", "num_examples"} if now["is_endless"] else set()
     changed = {name for name in SIZES if now[name] != then[name]} - of_stream
     position, data = Position(**record["position"]), record["data"]
+    # Checkpoints from before there was a limit of tokens have none.
+    if now["tokens"] != then.get("tokens"):
+        return counted
     if changed <= {"num_examples"}:
         return ResumedPlace(position, data, record.get("steps_ahead", 0))
     if "world_size" in changed:
@@ -363,6 +368,7 @@ def sizes_of(args: TrainingArguments, train_batch_size: int, plan: TrainingPlan)
         "world_size": args.world_size,
         "epoch_length": plan.micro_batches_per_epoch,
         "num_examples": plan.num_examples,
+        "tokens": args.max_tokens_per_batch or args.pack_to_length,
         "is_endless": plan.is_endless,
     }
 

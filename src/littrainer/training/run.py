@@ -24,6 +24,7 @@ from littrainer.model.traversal import clear_gradients, parameters_of
 from littrainer.optim.parameter_groups import AskedFor, are_others
 from littrainer.optim.schedules import leave_added_groups_alone, move_schedule
 from littrainer.training.loss import RunningLoss
+from littrainer.training.packed_attention import check_packing
 from littrainer.training.plan import TrainingPlan
 from littrainer.training.preemption import evaluation_to_make_up_for
 from littrainer.training.resuming import (
@@ -262,6 +263,7 @@ class TrainingRun:
         session.first_step, session.first_input_tokens = state.global_step, state.num_input_tokens_seen
         self.step.health.begin(self.windows, trainer.model, trainer.accelerator, self.folder, self.checkpoint)
         clear_gradients(trainer.model)
+        check_packing(trainer.args, trainer.model, trainer.model_wrapped, self.windows.loader)
         trainer.control = handler.on_train_begin(trainer.args, trainer.state, trainer.control)
         if trainer.args.eval_on_start:
             trainer._evaluate(self.trial, self.ignore_keys_for_eval, skip_scheduler=True)

@@ -1,0 +1,231 @@
+"""Several documents in one row, for causal language models: no padding between them, and none sees another.
+
+Position ids begin again with each document. From these, transformers' models make attention masks that keep documents
+apart; flash attention is handed where each begins.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+from littrainer.data.position import holds_samples_back
+from littrainer.data.samplers import known_lengths
+from littrainer.data.sharding import tell_epoch
+from littrainer.data.token_batches import LengthGroups, PackedDocuments, best_fit, check_fit, drawn_or_fixed
+from littrainer.data.windows import IGNORED_LABEL
+from littrainer.distributed.layout import data_parallel_size
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+
+# A document of one token has nothing to predict.
+FEWEST_TOKENS = 2
+# Rows' worth of documents of a stream that are packed together.
+ROWS_PACKED_TOGETHER = 64
+
+
+def packed(
+    args: TrainingArguments,
+    datasets: tuple[Any, Any],
+    sampler: Any,
+    collate: Callable[[list[Any]], Any],
+    processing_class: Any,
+    attention: str | None,
+) -> tuple[Any, Any, PackedCollator]:
+    """Return dataset, sampler and collator that read training data in rows of up to `pack_to_length` tokens.
+
+    Parameters:
+        datasets: the dataset with its column of lengths if it has one, and as it is read.
+        sampler: the order that the dataset would be read in; None for a stream.
+        collate: makes the batch of one document.
+        attention: the name of the model's attention implementation.
+
+    Raises:
+        ValueError: documents that do not fit, or a process that reads for all with flash attention.
+    """
+    whole, dataset = datasets
+    size, is_stream = args.pack_to_length, isinstance(dataset, IterableDataset)
+    assert size is not None
+    dispatches = getattr(args.accelerator_config, "dispatch_batches", None)
+    # Rows that one process reads for all are put together, and cut apart.
+    fills = data_parallel_size(args) > 1 and (is_stream if dispatches is None else dispatches)
+    flattens = "flash" in (attention or "")
+    if fills and flattens:
+        raise ValueError(
+            f"pack_to_length={size} with {attention} joins the rows of a batch, and one process that reads for all "
+            'could not cut them apart again. Set accelerator_config={"dispatch_batches": False}.'
+        )
+    padding = getattr(processing_class, "pad_token_id", None) or 0
+    collator = PackedCollator(collate, size, padding, flattens=flattens, fills=bool(fills))
+    if is_stream:
+        return PackedStream(dataset, size), None, collator
+    lengths = known_lengths(args, whole, processing_class, "pack_to_length")
+    check_fit(lengths, size, "pack_to_length", "documents")
+    documents = np.flatnonzero(lengths >= FEWEST_TOKENS)
+    if not len(documents):
+        raise ValueError(f"pack_to_length={size}: no document has {FEWEST_TOKENS} tokens, so there is none to predict.")
+    widths = lengths[documents]
+    rows = [np.array(row) for row in best_fit(np.sort(widths)[::-1].tolist(), size)]
+    groups = drawn_or_fixed(args, LengthGroups(widths, rows), sampler, "pack_to_length")
+    return PackedDocuments(dataset, documents, len(rows)), groups, collator
+
+
+class PackedStream(IterableDataset[list[Any]]):
+    """The documents of a stream, by rows of up to `size` tokens.
+
+    As many documents as would fill 64 rows are read ahead and packed best-fit. If the stream tells where it stands, so
+    does this one.
+    """
+
+    def __init__(self, dataset: Any, size: int):
+        self.dataset, self.size = dataset, size
+        self.generator = getattr(dataset, "generator", None)
+        self._rows_done = self._rows_to_skip = 0
+        self._stream_state: Any = None
+        self._tells = callable(getattr(dataset, "state_dict", None)) and not holds_samples_back(dataset)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the stream is read in."""
+        tell_epoch(epoch, self.dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        # Methods that say that the stream need not be read again.
+        methods = {"state_dict": "_state", "load_state_dict": "_load_state"}
+        if name in methods and self._tells:
+            return getattr(self, methods[name])
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self)
+
+    def _state(self) -> dict[str, Any]:
+        return {"stream": self._stream_state, "rows": self._rows_done}
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        if state["stream"] is not None:
+            self.dataset.load_state_dict(state["stream"])
+        self._rows_to_skip = state["rows"]
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        documents = iter(self.dataset)
+        while True:
+            # Of where the documents that are packed together begin.
+            self._stream_state = copy.deepcopy(self.dataset.state_dict()) if self._tells else None
+            self._rows_done, self._rows_to_skip = self._rows_to_skip, 0
+            rows = self._rows_of(documents)
+            if rows is None:
+                return
+            for row in rows[self._rows_done :]:
+                self._rows_done += 1
+                yield row
+
+    def _rows_of(self, stream: Iterator[Any]) -> list[list[Any]] | None:
+        documents, tokens, has_ended = [], 0, True
+        for document in stream:
+            if "input_ids" not in document:
+                raise ValueError(
+                    f"pack_to_length={self.size} packs `input_ids`, and a document of the stream has "
+                    f"{', '.join(document)}: tokenize the texts in the dataset."
+                )
+            length = len(document["input_ids"])
+            if length > self.size:
+                raise ValueError(
+                    f"pack_to_length={self.size}: a document of the stream has {length} tokens. Cut it in the dataset, "
+                    "or set a larger pack_to_length."
+                )
+            if length >= FEWEST_TOKENS:
+                documents.append((length, document))
+                tokens += length
+            has_ended = False
+            if tokens >= ROWS_PACKED_TOGETHER * self.size:
+                break
+        if has_ended:
+            return None
+        documents.sort(key=lambda one: -one[0])
+        rows = best_fit([length for length, _ in documents], self.size)
+        return [[documents[number][1] for number in row] for row in rows]
+
+
+class PackedCollator:
+    """Joins the documents of rows to a batch.
+
+    Parameters:
+        collate: makes the batch of one document, labels included; without labels its tokens are.
+        size: tokens that a row may have.
+        padding: token that fills a row up.
+        flattens: joins all rows to one without padding, with the beginnings of documents for flash attention.
+        fills: fills each row up to `size`; else to the longest row.
+
+    The label of each document's first token is -100, since the token before it belongs to another document. Position
+    ids count from 0 in each document, and are 0 for padding.
+    """
+
+    def __init__(
+        self,
+        collate: Callable[[list[Any]], Any],
+        size: int,
+        padding: int,
+        *,
+        flattens: bool = False,
+        fills: bool = False,
+    ):
+        self.collate, self.size, self.padding = collate, size, padding
+        self.flattens, self.fills = flattens, fills
+
+    def __call__(self, rows: list[list[Any]]) -> dict[str, Any]:
+        """Return the batch of rows of documents."""
+        packed_rows = [[self._document(sample) for sample in row] for row in rows]
+        tokens = [sum(len(document["input_ids"]) for document in row) for row in packed_rows]
+        if max(tokens) > self.size:
+            raise ValueError(
+                f"pack_to_length={self.size}: documents with {max(tokens)} tokens stand in a row: they are longer than "
+                " their lengths in the dataset say. Correct these, or leave out what data_collator adds."
+            )
+        if self.flattens:
+            packed_rows, tokens = [list(chain.from_iterable(packed_rows))], [sum(tokens)]
+        width = self.size if self.fills else max(tokens)
+        batch: dict[str, Any] = {}
+        for name in packed_rows[0][0]:
+            fill = {"input_ids": self.padding, "labels": IGNORED_LABEL}.get(name, 0)
+            joined = [torch.cat([document[name] for document in row]) for row in packed_rows]
+            batch[name] = torch.stack(
+                [torch.nn.functional.pad(row, (0, width - len(row)), value=fill) for row in joined]
+            )
+        if self.flattens:
+            lengths = [0, *(len(document["input_ids"]) for document in packed_rows[0])]
+            begins = torch.tensor(lengths, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+            batch.update(
+                cu_seq_lens_q=begins, cu_seq_lens_k=begins, max_length_q=max(lengths), max_length_k=max(lengths)
+            )
+        return batch
+
+    def _document(self, sample: Any) -> dict[str, torch.Tensor]:
+        batch = self.collate([sample])
+        ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+        if ids is None:
+            raise ValueError("pack_to_length packs `input_ids`, and the batch of data_collator has none: add them.")
+        entries = {name: value for name, value in batch.items() if name not in ("attention_mask", "position_ids")}
+        entries.setdefault("labels", ids)
+        others = [name for name, value in entries.items() if getattr(value, "shape", None) != ids.shape]
+        if others:
+            raise ValueError(
+                f"pack_to_length joins what has one entry for each token, which {', '.join(others)} of the batch does "
+                "not have: leave it out of the dataset, or out of what data_collator returns."
+            )
+        mask = batch.get("attention_mask")
+        kept = slice(None) if mask is None else mask[0].bool()
+        document = {name: value[0][kept] for name, value in entries.items()}
+        document["labels"] = document["labels"].clone()
+        document["labels"][:1] = IGNORED_LABEL
+        document["position_ids"] = torch.arange(len(document["input_ids"]))
+        return document
+
+
+def tokens_in_documents(position_ids: torch.Tensor) -> int:
+    """Return the tokens in packed rows that are no padding: of positions above 0, and the ones before a position 1."""
+    begins = (position_ids[:, :-1] == 0) & (position_ids[:, 1:] == 1)
+    return int((position_ids > 0).sum() + begins.sum())

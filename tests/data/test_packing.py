@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import DataCollatorWithFlattening
+
+from littrainer import Trainer
+from littrainer.data.collators import default_data_collator
+from littrainer.data.packing import PackedCollator, PackedStream, tokens_in_documents
+from tests.scenarios.collators import pad_tokens
+from tests.scenarios.data import Rows, Stream, language_rows
+from tests.scenarios.models import tiny_gpt2, tiny_llama
+from tests.scenarios.trainers import quiet_arguments, quiet_trainer
+from tests.training.exact_resume import differences_after_resuming
+
+# The first token of a text is no target, and transformers' count for GPT-2's loss leaves it out only if it is masked.
+ROWS = [{**row, "labels": [-100, *row["labels"][1:]]} for row in language_rows(24)]
+SIZE = 20
+
+
+def language_trainer(folder: Path, data: Any, model: Any = None, collate: Any = pad_tokens, **changes: Any) -> Any:
+    torch.manual_seed(0)
+    given = {"train_dataset": data, "data_collator": collate}
+    return quiet_trainer(folder, tiny_llama() if model is None else model, given=given, **changes)
+
+
+def tokens_read(batches: Any) -> list[tuple[int, ...]]:
+    """The documents in packed batches, by their tokens."""
+    found = []
+    for batch in batches:
+        for ids, positions in zip(batch["input_ids"].tolist(), batch["position_ids"].tolist(), strict=True):
+            document: list[int] = []
+            for token, position in [*zip(ids, positions, strict=True), (0, 0)]:
+                if position == 0 and len(document) > 1:
+                    found.append(tuple(document))
+                document = [token] if position == 0 else [*document, token]
+    return sorted(found)
+
+
+DOCUMENTS = sorted(tuple(row["input_ids"]) for row in ROWS)
+
+
+def test_each_document_is_in_one_row_and_rows_are_drawn_for_each_epoch(tmp_path: Path) -> None:
+    trainer = language_trainer(tmp_path, Rows(ROWS), pack_to_length=SIZE)
+    loader = trainer.get_train_dataloader()
+    batches = [list(loader) for _ in range(2)]
+    assert [tokens_read(one) for one in batches] == [DOCUMENTS, DOCUMENTS]
+    assert not torch.equal(batches[0][0]["input_ids"], batches[1][0]["input_ids"])
+    assert trainer.num_examples(loader) == sum(len(batch["input_ids"]) for batch in batches[0])
+    assert all(batch["input_ids"].shape[1] <= SIZE for one in batches for batch in one)
+
+
+def attention_by_beginnings(
+    module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: Any = None, cu_seq_lens_q: Any = None, **_: Any
+) -> Any:
+    """What flash attention does with documents in one row, on the CPU."""
+    assert mask is None and (cu_seq_lens_q is None or len(query) == 1)
+    begins = [0, query.shape[2]] if cu_seq_lens_q is None else cu_seq_lens_q.tolist()
+    parts = [
+        torch.nn.functional.scaled_dot_product_attention(
+            *(states[:, :, begin:end] for states in (query, key, value)), is_causal=True, scale=scaling, enable_gqa=True
+        )
+        for begin, end in pairwise(begins)
+    ]
+    return torch.cat(parts, dim=2).transpose(1, 2), None
+
+
+FLASH = "flash_attention_on_the_cpu"
+transformers.AttentionInterface.register(FLASH, attention_by_beginnings)
+
+# Models and attention implementations; GPT-2 has positions that are embedded, Llama rotary ones.
+ATTENTIONS = [
+    (tiny_llama, "eager"),
+    (tiny_llama, "sdpa"),
+    (tiny_llama, FLASH),
+    (tiny_gpt2, "eager"),
+    (tiny_gpt2, "sdpa"),
+]
+
+
+@pytest.mark.parametrize(("make", "attention"), ATTENTIONS)
+def test_loss_and_gradients_are_those_of_unpacked_documents(tmp_path: Path, make: Any, attention: str) -> None:
+    found = []
+    without_dropout: Any = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if make is tiny_gpt2 else {}
+    for changes in ({}, {"pack_to_length": SIZE, "gradient_accumulation_steps": 4}):
+        torch.manual_seed(0)
+        model = make(**without_dropout)
+        if changes or attention != FLASH:
+            model.config._attn_implementation = attention
+        steps: Any = {"logging_strategy": "steps", "logging_steps": 1, "optim": "sgd", "learning_rate": 1.0}
+        size = 3 if changes else len(ROWS)
+        trainer = language_trainer(
+            tmp_path,
+            Rows(ROWS),
+            model,
+            per_device_train_batch_size=size,
+            max_steps=1,
+            max_grad_norm=0,
+            **steps,
+            **changes,
+        )
+        trainer.train()
+        found.append((trainer.state.log_history[0]["loss"], {**trainer.model.state_dict()}))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
+    for name, value in found[0][1].items():
+        assert torch.allclose(value, found[1][1][name], atol=1e-5), name
+
+
+def test_flex_attention_keeps_documents_apart() -> None:
+    # Its backward pass needs a GPU.
+    torch.manual_seed(0)
+    model = tiny_llama(attn_implementation="flex_attention", use_cache=False).eval()
+    batch = PackedCollator(pad_tokens, SIZE, 0)([ROWS[:2], ROWS[2:3]])
+    with torch.no_grad():
+        packed = model(**batch, num_items_in_batch=1).loss
+        apart = [model(**pad_tokens([row]), num_items_in_batch=1).loss for row in ROWS[:3]]
+    assert float(packed) == pytest.approx(float(sum(apart)), rel=1e-5)
+
+
+def test_rows_are_joined_as_transformers_does_for_flash_attention() -> None:
+    theirs = DataCollatorWithFlattening(return_flash_attn_kwargs=True)([dict(row) for row in ROWS[:4]])
+    ours = PackedCollator(pad_tokens, SIZE, 0, flattens=True)([ROWS[:2], ROWS[2:4]])
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert torch.equal(torch.as_tensor(ours[name]), torch.as_tensor(value)), name
+    assert ours["cu_seq_lens_q"].dtype == torch.int32
+
+
+def test_labels_are_the_tokens_if_there_are_none_and_tokens_are_counted_without_padding(tmp_path: Path) -> None:
+    rows = [{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9]}, {"input_ids": [0, 0, 0, 0]}]
+    batch = PackedCollator(default_data_collator, 8, 0)([rows[:2], rows[2:]])
+    assert batch["labels"].tolist() == [[-100, 6, 7, -100, 9], [-100, 0, 0, 0, -100]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]]
+    assert tokens_in_documents(batch["position_ids"]) == 9
+    trainer = language_trainer(
+        tmp_path, Rows(ROWS), pack_to_length=SIZE, num_train_epochs=1, include_num_input_tokens_seen="non_padding"
+    )
+    trainer.train()
+    assert trainer.state.num_input_tokens_seen == sum(map(len, DOCUMENTS))
+
+
+class LanguageStream(Stream):
+    """Tells where it stands, and counts the documents that are read."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        super().__init__(rows)
+        self.next_row = self.rows_read = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next_row": self.next_row}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next_row = state["next_row"]
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.next_row < len(self.rows):
+            self.next_row += 1
+            self.rows_read += 1
+            yield dict(self.rows[self.next_row - 1])
+        self.next_row = 0
+
+
+MANY = language_rows(600, seed=4)
+
+
+@pytest.mark.parametrize(("kind", "workers"), [(Rows, 0), (Rows, 2), (Stream, 0), (LanguageStream, 0)])
+def test_a_resumed_training_on_packed_rows_ends_as_one_that_was_not_broken_off(
+    tmp_path: Path, kind: Any, workers: int
+) -> None:
+    built: list[Any] = []
+
+    def build() -> Trainer:
+        torch.manual_seed(0)
+        settings: Any = {"logging_strategy": "steps", "logging_steps": 1, "save_strategy": "steps", "save_steps": 20}
+        built.append(kind(MANY if kind is not Rows else ROWS))
+        steps = {"max_steps": 42} if kind is not Rows else {"num_train_epochs": 6, "save_steps": 5}
+        settings.update(steps, pack_to_length=SIZE, dataloader_num_workers=workers)
+        arguments = quiet_arguments(tmp_path, **settings)
+        return Trainer(tiny_gpt2(), arguments, pad_tokens, built[-1])
+
+    steps = (5,) if kind is Rows else (20, 40)
+    assert differences_after_resuming(tmp_path, build, *steps) == {}
+    if kind is LanguageStream:
+        # The documents that were packed before the checkpoint are not read again.
+        assert built[-1].rows_read < built[0].rows_read
+
+
+def test_packed_rows_are_trained_once_though_the_batch_size_changes(tmp_path: Path) -> None:
+    class Noting(Trainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **others: Any) -> Any:
+            seen.extend(tokens_read([inputs]))
+            return super().compute_loss(model, inputs, *args, **others)
+
+    seen: list[Any] = []
+    for size, resumed in ((2, None), (3, str(tmp_path / "checkpoint-2"))):
+        settings: Any = {"per_device_train_batch_size": size, "save_strategy": "steps", "save_steps": 2}
+        stop = {"max_steps": 2} if resumed is None else {"num_train_epochs": 1}
+        torch.manual_seed(0)
+        arguments = quiet_arguments(tmp_path, **settings, **stop, pack_to_length=SIZE)
+        Noting(tiny_gpt2(), arguments, pad_tokens, Rows(ROWS)).train(resume_from_checkpoint=resumed)
+    assert sorted(seen) == DOCUMENTS
+
+
+def test_a_stream_is_packed_without_losing_a_document() -> None:
+    size = 64
+    rows = list(PackedStream(Stream(MANY), size))
+    assert sorted(tuple(document["input_ids"]) for row in rows for document in row) == sorted(
+        tuple(row["input_ids"]) for row in MANY
+    )
+    tokens = [sum(len(document["input_ids"]) for document in row) for row in rows]
+    assert max(tokens) <= size and sum(tokens) / (len(tokens) * size) > 0.96
+
+
+# What is wrong -> data, collator, and words of the error.
+REFUSED: dict[str, tuple[Any, Any, str]] = {
+    "a document that is too long": (Rows(ROWS), pad_tokens, r"longer, the longest has \d+ tokens.*cut them"),
+    "one of a stream": (Stream(ROWS), pad_tokens, "a document of the stream has"),
+    "texts in a stream": (Stream([{"text": "a"}]), pad_tokens, "tokenize the texts"),
+    "nothing to predict": (Rows([{"input_ids": [3], "labels": [3]}]), pad_tokens, "no document has 2 tokens"),
+    "a label for each document": (
+        Rows([{"input_ids": [3, 4], "labels": 1}] * 4),
+        pad_tokens,
+        "one entry for each token, which labels of the batch does not have",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_data_that_cannot_be_packed_is_refused(tmp_path: Path, name: str) -> None:
+    data, collate, words = REFUSED[name]
+    with pytest.raises(ValueError, match=words):
+        language_trainer(tmp_path, data, collate=collate, pack_to_length=5, max_steps=2).train()

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+
+from littrainer import Trainer
+from littrainer.data.token_batches import best_fit, equal_rounds, groups_up_to
+from littrainer.evaluation.loop import BatchOutputs, in_datasets_order
+from tests.scenarios.collators import pad_tokens
+from tests.scenarios.data import AugmentedRows, Rows, SizedStream, Stream, token_rows, vector_rows
+from tests.scenarios.models import tiny_bert_classifier
+from tests.scenarios.trainers import quiet_trainer
+from tests.training.exact_resume import differences_after_resuming, noisy_trainer
+
+ROWS = token_rows(60, longest=30)
+LENGTHS = [len(row["input_ids"]) for row in ROWS]
+
+
+def trainer_over(folder: Path, data: Any, eval_data: Any = None, kind: Any = Trainer, **changes: Any) -> Any:
+    torch.manual_seed(0)
+    given = {"train_dataset": data, "eval_dataset": eval_data, "data_collator": pad_tokens}
+    return quiet_trainer(folder, tiny_bert_classifier(), given=given, kind=kind, **changes)
+
+
+def samples_drawn(loader: Any, epoch: int) -> list[list[int]]:
+    loader.set_epoch(epoch)
+    return list(loader.batch_sampler)
+
+
+def test_batches_hold_each_sample_once_up_to_the_tokens_in_an_order_of_each_epoch(tmp_path: Path) -> None:
+    loader = trainer_over(tmp_path, Rows(ROWS), max_tokens_per_batch=64).get_train_dataloader()
+    epochs = [samples_drawn(loader, epoch) for epoch in (0, 1, 0)]
+    assert epochs[0] == epochs[2] != epochs[1]
+    for batches in epochs:
+        assert sorted(chain.from_iterable(batches)) == list(range(len(ROWS)))
+        assert len(batches) == len(loader)
+        assert max(len(batch) * max(LENGTHS[place] for place in batch) for batch in batches) <= 64
+    assert [batch["input_ids"].numel() <= 64 for batch in loader] == [True] * len(loader)
+
+
+def test_at_most_3_percent_of_the_recorded_mix_of_lengths_is_padding() -> None:
+    # As benchmarks/measured/length_grouping.py draws them.
+    lengths = torch.randint(1, 64, (1000,), generator=torch.Generator().manual_seed(0)).numpy()
+    lengths = np.sort(lengths)[::-1]
+    groups = groups_up_to(lengths, 512)
+    with_padding = sum(len(group) * lengths[group].max() for group in groups)
+    assert lengths.sum() / with_padding > 0.97
+
+
+def test_padding_to_a_multiple_counts(tmp_path: Path) -> None:
+    class PadToEight:
+        pad_to_multiple_of = 8
+
+        def __call__(self, rows: list[Any]) -> Any:
+            batch = pad_tokens(rows)
+            gap = -batch["input_ids"].shape[1] % 8
+            ids = torch.nn.functional.pad(batch["input_ids"], (0, gap))
+            return {"input_ids": ids, "labels": batch["labels"]}
+
+    trainer = trainer_over(tmp_path, Rows(ROWS), max_tokens_per_batch=64)
+    trainer.data_collator = PadToEight()
+    sizes = [batch["input_ids"].numel() for batch in trainer.get_train_dataloader()]
+    assert max(sizes) == 64 and sum(sizes) > 0.8 * 64 * len(sizes)
+
+
+def test_overfitting_reads_the_same_batches_in_each_epoch(tmp_path: Path) -> None:
+    trainer = trainer_over(tmp_path, Rows(ROWS), max_tokens_per_batch=64, lightning={"overfit_batches": 2})
+    loader = trainer.get_train_dataloader()
+    assert samples_drawn(loader, 0) == samples_drawn(loader, 1)
+    assert trainer.train().global_step == 6
+
+
+def test_outputs_that_are_no_rows_of_samples_are_refused() -> None:
+    outputs = BatchOutputs(predictions={"scores": np.arange(4), "loss": np.array(0.5)})
+    order = np.array([2, 0, 3, 1])
+    assert in_datasets_order(outputs, order).predictions["scores"].tolist() == [1, 3, 0, 2]
+    with pytest.raises(ValueError, match="outputs with 4 rows cannot be put in the order of 3 samples"):
+        in_datasets_order(outputs, order[:3])
+
+
+@pytest.mark.parametrize("parts", [2, 3, 8])
+def test_processes_get_as_many_batches_and_no_sample_twice(parts: int) -> None:
+    lengths = np.sort(LENGTHS)[::-1]
+    groups = groups_up_to(lengths, 64, parts)
+    assert len(groups) % parts == 0
+    assert sorted(np.concatenate(groups).tolist()) == list(range(len(lengths)))
+    rounds, last = equal_rounds(lengths, 64, parts)
+    sizes = [{len(group) for group in rounds[start : start + parts]} for start in range(0, len(rounds), parts)]
+    assert all(len(one) == 1 for one in sizes)
+    of_last = np.concatenate(rounds[-parts:])[:last]
+    assert sorted([*np.concatenate(rounds[:-parts]).tolist(), *of_last.tolist()]) == list(range(len(lengths)))
+
+
+def test_evaluation_results_stand_in_the_datasets_order(tmp_path: Path) -> None:
+    data = Rows(ROWS)
+    fixed = trainer_over(tmp_path, data, data, eval_loss_weighting="samples")
+    expected = fixed.predict(data)
+    trainer = trainer_over(tmp_path, data, data, max_tokens_per_batch=64)
+    found = trainer.predict(data)
+    assert found.label_ids.tolist() == expected.label_ids.tolist() == [row["labels"] for row in ROWS]
+    assert np.allclose(found.predictions, expected.predictions, atol=1e-6)
+    assert found.metrics["test_loss"] == pytest.approx(expected.metrics["test_loss"], rel=1e-5)
+    limited = trainer_over(tmp_path, data, max_tokens_per_batch=64, lightning={"limit_test_batches": 3})
+    some = limited.predict(data).predictions
+    longest = sorted(sorted(range(len(ROWS)), key=lambda place: -LENGTHS[place])[: len(some)])
+    assert len(some) < len(ROWS) and np.allclose(some, expected.predictions[longest], atol=1e-6)
+
+
+class WithLengths(Rows):
+    @property
+    def lengths(self) -> list[int]:
+        return [10] * len(self.rows)
+
+
+@pytest.mark.parametrize("form", ["attribute", "column"])
+def test_lengths_are_taken_from_the_dataset_if_it_has_them(tmp_path: Path, form: str) -> None:
+    data: Any = WithLengths(ROWS)
+    if form == "column":
+        data = datasets.Dataset.from_list([{**row, "length": 10} for row in ROWS])
+    loader = trainer_over(tmp_path, data, max_tokens_per_batch=40).get_train_dataloader()
+    assert Counter(len(batch) for batch in loader.batch_sampler) == {4: 15}
+
+
+def test_a_dataset_is_measured_once(tmp_path: Path) -> None:
+    class Counted(Rows):
+        reads = 0
+
+        def __getitem__(self, index: int) -> Any:
+            self.reads += 1
+            return super().__getitem__(index)
+
+    data = Counted(ROWS)
+    trainer = trainer_over(tmp_path, Rows(ROWS), data, max_tokens_per_batch=64)
+    trainer.evaluate()
+    before = data.reads
+    trainer.evaluate()
+    assert data.reads - before == len(ROWS)
+
+
+def test_the_plan_knows_steps_and_samples(tmp_path: Path) -> None:
+    trainer = trainer_over(tmp_path, Rows(ROWS), max_tokens_per_batch=64, num_train_epochs=2)
+    loader = trainer.get_train_dataloader()
+    assert trainer.num_examples(loader) == len(ROWS)
+    output = trainer.train()
+    assert output.global_step == trainer.state.max_steps == 2 * len(loader)
+    samples = output.metrics["train_samples_per_second"] * output.metrics["train_runtime"]
+    assert samples == pytest.approx(2 * len(ROWS), rel=0.05)
+
+
+class WithWidths(AugmentedRows):
+    """Vectors that count as texts of different lengths."""
+
+    @property
+    def lengths(self) -> list[int]:
+        return [2 + place % 5 for place in range(len(self.rows))]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resumed_training_ends_as_one_that_was_not_broken_off(tmp_path: Path, workers: int) -> None:
+    def build() -> Any:
+        changes: Any = {"gradient_accumulation_steps": 2, "dataloader_num_workers": workers}
+        return noisy_trainer(tmp_path, WithWidths(vector_rows(21)), max_tokens_per_batch=15, **changes)
+
+    assert differences_after_resuming(tmp_path, build, 2, 5) == {}
+
+
+def test_the_exact_loss_of_unequal_batches_is_that_of_the_samples_in_one(tmp_path: Path) -> None:
+    found = []
+    for changes in (
+        {"max_tokens_per_batch": 64, "gradient_accumulation_steps": 100},
+        {"per_device_train_batch_size": 60},
+    ):
+        settings = {"num_train_epochs": 1, "logging_strategy": "steps", "logging_steps": 1, **changes}
+        trainer = trainer_over(tmp_path, Rows(ROWS), loss_normalization="exact", **settings)
+        for part in trainer.model.modules():
+            if isinstance(part, torch.nn.Dropout):
+                part.p = 0.0
+        trainer.train()
+        found.append((trainer.state.log_history[0]["loss"], trainer.state.log_history[0]["grad_norm"]))
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
+class OwnSampler(Trainer):
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return torch.utils.data.WeightedRandomSampler([1.0] * len(ROWS), 10)
+
+
+# What is wrong -> data, changes of the arguments, and words of the error.
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "a sample that is too long": (
+        Rows(ROWS),
+        {"max_tokens_per_batch": 20},
+        r"26 of 60 samples are longer.*=30 or more",
+    ),
+    "a stream": (Stream(ROWS), {"max_tokens_per_batch": 64, "max_steps": 2}, "pass a map-style dataset"),
+    "a stream with a length": (SizedStream(ROWS), {"max_tokens_per_batch": 64}, "pass a map-style dataset"),
+    "samples without length": (Rows(vector_rows(4)), {"max_tokens_per_batch": 64}, "an attribute `lengths`"),
+    "an order of the script's own": (
+        Rows(ROWS),
+        {"max_tokens_per_batch": 64, "kind": OwnSampler},
+        "cannot follow the WeightedRandomSampler",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_data_that_cannot_be_batched_by_tokens_is_refused_before_training(tmp_path: Path, name: str) -> None:
+    data, changes, words = REFUSED[name]
+    with pytest.raises(ValueError, match=words):
+        trainer_over(tmp_path, data, **changes).train()
+
+
+def test_best_fit_fills_rows_and_leaves_no_document_out() -> None:
+    lengths = np.sort(torch.randint(1, 64, (2000,), generator=torch.Generator().manual_seed(0)).numpy())[::-1]
+    rows = best_fit(lengths.tolist(), 128)
+    assert sorted(chain.from_iterable(rows)) == list(range(len(lengths)))
+    assert max(lengths[row].sum() for row in rows) <= 128
+    assert len(rows) == -(-lengths.sum() // 128)
