@@ -18,8 +18,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from littrainer.arguments.choices import OptimizerNames, ParallelMode
+from littrainer.arguments.deepspeed import asks_for_deepspeed
 from littrainer.arguments.did_you_mean import suggestion
 from littrainer.arguments.json_values import truth
+from littrainer.arguments.sharding import sharding_plan
+from littrainer.distributed.layout import tensor_parallel_size
 from littrainer.optim.layerwise import LayerwiseOptimizer, step_at_each_gradient
 
 if TYPE_CHECKING:
@@ -405,6 +408,30 @@ def _lomo(kind: str) -> OptimizerEntry:
     )
 
 
+def _muon(request: Request, keywords: Keywords) -> Keywords:
+    from littrainer.optim.muon import BY_ADAMW
+
+    args, model = request.args, request.known_model()
+    if asks_for_deepspeed(args) or sharding_plan(args) is not None or tensor_parallel_size(args) > 1:
+        raise ValueError(
+            f"optim={request.optim!r} needs each matrix as a whole, and FSDP, DeepSpeed and tensor parallelism split "
+            "them: train without these, or choose another optim, such as adamw_torch_fused."
+        )
+    by_adamw = [parameter for find in BY_ADAMW.values() for parameter in find(model)]
+    return {"adamw_lr": args.learning_rate, **keywords, "by_adamw": by_adamw}
+
+
+# torch has Muon from this release on. With the adjusted rate a step changes weights by as much as AdamW's, so that one
+# learning rate and one weight decay serve both.
+MUON = OptimizerEntry(
+    ("littrainer.optim.muon:MuonWithAdamW",),
+    ADAM,
+    {"adjust_lr_fn": "match_rms_adamw"},
+    {**dict.fromkeys(("momentum", "adamw_lr"), float), "nesterov": truth, "ns_steps": int, "adjust_lr_fn": str},
+    "torch>=2.9",
+    _muon,
+)
+
 THIRD_PARTY: dict[OptimizerNames, OptimizerEntry] = {
     **{name: _bitsandbytes(*kind) for name, kind in BITSANDBYTES.items()},
     OptimizerNames.ADAMW_TORCH_XLA: OptimizerEntry(("torch_xla.amp.syncfree:AdamW",), ADAM, package="torch-xla"),
@@ -447,7 +474,7 @@ THIRD_PARTY: dict[OptimizerNames, OptimizerEntry] = {
     ),
 }
 
-OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {**BUILT_IN, **THIRD_PARTY}
+OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {**BUILT_IN, OptimizerNames.MUON: MUON, **THIRD_PARTY}
 
 # Keywords of an entry, or of an overridden get_optimizer_cls_and_kwargs, that replace the usual parameter groups.
 INSTEAD_OF_GROUPS = ("params", "model", "optimizer_dict")
