@@ -247,6 +247,9 @@ DESTINATIONS: dict[str, Destination] = {
     "save_minutes": Destination(Place.CHECKPOINT, "Looked at after each optimizer step, on the first process's clock."),
     "eval_minutes": Destination(Place.EVALUATION, "Looked at after each optimizer step, on the first process's clock."),
     "max_minutes": Destination(Place.FLOW, "Looked at after each optimizer step, on the first process's clock."),
+    "log_speed": Destination(Place.LOGS, "Times are taken in each micro-batch, and logged with the loss."),
+    "ema_decay": Destination(Place.STEP, "Decay of a `WeightAveraging` callback of Lightning."),
+    "ema_use": Destination(Place.CHECKPOINT, "Read when `ema_decay` is set."),
 }
 
 

@@ -38,6 +38,7 @@ ANNOUNCING_SIGNALS = tuple(
 DEFAULT_ANNOUNCING_SIGNAL = "SIGTERM"
 
 EVAL_LOSS_WEIGHTINGS = ("batches", "samples", "labels")
+EMA_USES = ("both", "evaluate", "save")
 
 
 def argument(
@@ -418,6 +419,18 @@ class AdditionalFields:
     max_minutes: float | None = argument(
         None,
         "End training after so many minutes of this call of `train()`, as at `max_steps`; a resumed one has as many.",
+    )
+    log_speed: bool = argument(
+        False, "Log where the time goes: seconds of each part of the steps, rates, padding, seconds left."
+    )
+    ema_decay: float | None = argument(
+        None, "Average the weights: of the average this share is kept at each optimizer step; unset averages nothing."
+    )
+    ema_use: str = argument(
+        EMA_USES[0],
+        "Which weights are the averaged ones: those of evaluations (`evaluate`), of checkpoints and of the model after "
+        "training (`save`), or both.",
+        choices=list(EMA_USES),
     )
 
 

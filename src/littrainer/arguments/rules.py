@@ -87,6 +87,7 @@ RANGES: dict[str, Range] = {
     "save_minutes": FROM_0,
     "eval_minutes": FROM_0,
     "max_minutes": FROM_0,
+    "ema_decay": Range(low=0, below=1),
     # What NumPy and torch take as seeds.
     "seed": Range(low=0, high=2**32 - 1),
     "data_seed": FROM_0,
@@ -293,6 +294,11 @@ def validate(args: ArgumentFields) -> None:
                 f"lr_scheduler_type={_text(args.lr_scheduler_type)!r} follows an evaluation metric; "
                 'set eval_strategy to "steps" or "epoch".'
             )
+    if args.ema_decay is not None and args.load_best_model_at_end and args.ema_use != "both":
+        raise ValueError(
+            f"load_best_model_at_end loads the checkpoint whose evaluation was best, and with ema_use={args.ema_use!r} "
+            'that holds other weights than were evaluated; set ema_use="both".'
+        )
     for first, second in (("fp16", "bf16"), ("fp16_full_eval", "bf16_full_eval")):
         if getattr(args, first) and getattr(args, second):
             raise ValueError(f"{first} and {second} are both set; choose one of them.")

@@ -13,6 +13,8 @@ EVALUATION = "evaluation"
 OF_THE_WHOLE_TRAINING = "train_runtime"
 RUNTIME_ENDING = "_runtime"
 NO_METRICS = frozenset({"total_flos", "num_input_tokens_seen"})
+# What `log_speed` logs begins with this.
+SPEED_PREFIX = "speed/"
 # What an evaluation logs about its cost, without its prefix.
 SPEED = "samples_per_second"
 COSTS = frozenset({"runtime", SPEED, "steps_per_second", "model_preparation_time", "jit_compilation_time"})
@@ -52,6 +54,16 @@ class History:
     summary: dict[str, float] = field(default_factory=dict)
     last_epoch: float | None = None
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def speed(self) -> dict[str, float]:
+        """What `log_speed` has logged of the whole training; of one that has not ended, sums of seconds, last rates."""
+        ended = {name: value for name, value in self.summary.items() if name.startswith(SPEED_PREFIX)}
+        curves = {name: points for (name, _), points in self.curves.items() if name.startswith(SPEED_PREFIX)}
+        return ended or {
+            name: sum(point.value for point in points) if name.endswith("_seconds") else points[-1].value
+            for name, points in curves.items()
+        }
 
 
 def read_history(entries: list[Any]) -> History:

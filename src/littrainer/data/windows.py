@@ -75,6 +75,8 @@ class WindowLoader:
         self._windows_per_epoch = -(-micro_batches_per_epoch // accumulation)
         self.draw_window = draw_window
         self.should_stop = should_stop
+        # Counts where the time goes, if somebody wants to know.
+        self.speed: Any = None
         self.progress = DataProgress()
         self.epoch = 0
         self.micro_batches_seen = 0
@@ -119,6 +121,8 @@ class WindowLoader:
         if getattr(loader, "persistent_workers", False):
             self.loader = loader
         tell_epoch(self.epoch, loader)
+        if hasattr(loader, "speed"):
+            loader.speed = self.speed
         batches = progress.batches(loader)
         accumulation = self.accumulation
         last_window = self.micro_batches_per_epoch % accumulation or accumulation

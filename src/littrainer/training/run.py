@@ -78,6 +78,7 @@ class TrainingRun:
             draw_window=self.step.draw,
             should_stop=self.step.ends_epoch,
         )
+        self.windows.speed = self.step.speed
         self.first_epoch = 0
         self.epoch = 0
         self.is_between_epochs = True
@@ -249,6 +250,8 @@ class TrainingRun:
         session.loss = RunningLoss(trainer.args.device, state.global_step)
         session.first_step, session.first_input_tokens = state.global_step, state.num_input_tokens_seen
         clear_gradients(trainer.model)
+        if session.speed is not None:
+            session.speed.begin(state)
         trainer.control = handler.on_train_begin(trainer.args, trainer.state, trainer.control)
         if trainer.args.eval_on_start:
             trainer._evaluate(self.trial, self.ignore_keys_for_eval, skip_scheduler=True)
@@ -379,6 +382,8 @@ class TrainingRun:
         trainer.store_flos()
         metrics["total_flos"] = state.total_flos
         metrics["train_loss"] = train_loss
+        if session.speed is not None:
+            metrics.update(session.speed.summary(state))
         session.memory.stop("train", metrics)
         trainer.log(metrics)
         if trainer.args.max_minutes is not None:

@@ -1,0 +1,264 @@
+"""Where the time of a training goes (`log_speed`): parts of each logging interval, rates, and when it will end."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from littrainer.arguments.choices import IntervalStrategy
+from littrainer.callbacks.log_history import SPEED_PREFIX
+from littrainer.data.loaders import first_dimension
+from littrainer.distributed.collectives import gathered
+from littrainer.training.speed_advice import TIME_PARTS, advice_on
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.callbacks.state import TrainerControl, TrainerState
+
+logger = logging.getLogger(__name__)
+
+# Parts that are no part of a step's own time.
+BETWEEN_STEPS = ("evaluation", "save")
+# Events of a GPU that may wait to be looked at; each takes some hundred bytes.
+MOST_EVENTS = 4096
+# Part of a GPU's name -> its most operations a second on dense matrices: in 16 bits, in TF32, in float32. From the
+# data sheets of the makers; the first name that fits counts.
+PEAKS: dict[str, tuple[float, float, float]] = {
+    "B200": (2250e12, 1100e12, 75e12),
+    "H200": (989e12, 494e12, 67e12),
+    "H100 PCIe": (756e12, 378e12, 51e12),
+    "H100": (989e12, 494e12, 67e12),
+    "A100": (312e12, 156e12, 19.5e12),
+    "A10G": (70e12, 35e12, 31e12),
+    "A10": (125e12, 62.5e12, 31e12),
+    "A40": (150e12, 75e12, 37e12),
+    "L40S": (362e12, 183e12, 91e12),
+    "L40": (181e12, 90.5e12, 90.5e12),
+    "L4": (121e12, 60e12, 30e12),
+    "V100": (125e12, 15.7e12, 15.7e12),
+    "T4": (65e12, 8.1e12, 8.1e12),
+    "RTX 4090": (165e12, 82.6e12, 82.6e12),
+    "RTX 3090": (71e12, 35.6e12, 35.6e12),
+}
+
+
+def peak_of(device: torch.device, is_half: bool) -> float | None:
+    """Return the most operations a second that a device can do; None if that is not known.
+
+    Parameters:
+        is_half: matrices are multiplied in 16 bits.
+    """
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    peaks = next((peaks for part, peaks in PEAKS.items() if re.search(rf"\b{part}\b", name)), None)
+    if peaks is None:
+        return None
+    return peaks[0 if is_half else 1 if torch.backends.cuda.matmul.allow_tf32 else 2]
+
+
+class SpeedLog:
+    """Counts where the time of one training goes.
+
+    `enter` is called at each boundary; what is between two calls belongs to the part that the first one named. On a GPU
+    the boundaries are events in its stream, which are looked at when something is logged, so that a part has the time
+    that the GPU took for it or waited in it. Nothing is read from the device before.
+
+    Parameters:
+        args: training arguments.
+        main_input: name of the input whose elements are the tokens.
+        padding_id: the token that fills rows up, if a batch has no attention mask; None if it is not known.
+        copies: neighbouring processes that share their samples, as under tensor parallelism.
+    """
+
+    def __init__(self, args: TrainingArguments, main_input: str, padding_id: int | None, copies: int):
+        self._args, self._main_input, self._padding_id, self._copies = args, main_input, padding_id, copies
+        self._on_gpu = args.device.type == "cuda"
+        self._peak = peak_of(args.device, args.bf16 or args.fp16)
+        self._part = "other"
+        self._since = perf_counter()
+        self._seconds = dict.fromkeys(TIME_PARTS, 0.0)
+        self._times: Counter[str] = Counter()
+        self._events: list[tuple[str, Any]] = []
+        self._idle_events: list[Any] = []
+        self._samples = self._tokens = 0
+        # Tokens that are no padding; None if they are not known.
+        self._real_tokens: torch.Tensor | None = None
+        # Share of the interval in which the process that waits longest has waited for data; None in one process.
+        self._slowest: float | None = None
+        # Of all intervals, and of the first one, in which workers start and kernels are chosen.
+        self._whole: Counter[str] = Counter()
+        self._first: Counter[str] = Counter()
+        self._flops_before = 0.0
+        self._steps_before = 0
+        self._advice: str | None = None
+
+    def begin(self, state: TrainerState) -> None:
+        """Count from here; all that came before is forgotten."""
+        self._flops_before, self._steps_before = state.total_flos, state.global_step
+        self._events, self._seconds, self._times = [], dict.fromkeys(TIME_PARTS, 0.0), Counter()
+        self._part, self._since = "other", perf_counter()
+        if self._on_gpu:
+            self._record("other")
+
+    def enter(self, part: str) -> None:
+        """What follows belongs to a part of `TIME_PARTS`."""
+        if self._on_gpu:
+            self._record(part)
+        else:
+            now = perf_counter()
+            self._seconds[self._part] += now - self._since
+            self._since = now
+        self._part = part
+        self._times[part] += 1
+
+    @contextmanager
+    def during(self, part: str, within: AbstractContextManager[None] | None = None) -> Iterator[None]:
+        """What is within belongs to a part, and what follows to the one before it.
+
+        Parameters:
+            within: a further context of the block.
+        """
+        before = self._part
+        if before != part:
+            self.enter(part)
+        try:
+            with within or nullcontext():
+                yield
+        finally:
+            if before != part:
+                self.enter(before)
+
+    def _record(self, part: str) -> None:
+        if len(self._events) >= MOST_EVENTS:
+            self._settle()
+        event = self._idle_events.pop() if self._idle_events else torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._events.append((part, event))
+
+    def _settle(self) -> None:
+        """Add up what lies between events that the GPU has come to; the newest of them remains."""
+        done = len(self._events)
+        while done and not self._events[done - 1][1].query():
+            done //= 2
+        for (part, event), (_, following) in zip(self._events[: done - 1], self._events[1:done], strict=False):
+            self._seconds[part] += event.elapsed_time(following) / 1000
+            self._idle_events.append(event)
+        del self._events[: max(done - 1, 0)]
+
+    def count(self, inputs: Any) -> None:
+        """Count samples and tokens of a micro-batch, without reading them."""
+        self._samples += first_dimension(inputs) or 0
+        tokens = inputs.get(self._main_input) if isinstance(inputs, Mapping) else None
+        if not isinstance(tokens, torch.Tensor) or tokens.dtype.is_floating_point:
+            return
+        self._tokens += tokens.numel()
+        mask = inputs.get("attention_mask")
+        if mask is None or mask.shape != tokens.shape:
+            if self._padding_id is None:
+                return
+            mask = tokens != self._padding_id
+        if self._real_tokens is None:
+            self._real_tokens = torch.zeros((), dtype=torch.long, device=self._args.device)
+        self._real_tokens += mask.sum(dtype=torch.long)
+
+    def logs(self, state: TrainerState, control: TrainerControl) -> dict[str, float]:
+        """Return what is logged of the time since the last log; all processes call this together.
+
+        Parameters:
+            state: with the operations of all processes up to this step.
+            control: says which evaluation and which save come next.
+        """
+        found = self._interval(state)
+        self._whole.update(found)
+        if not self._first:
+            self._first.update(found)
+        elif self._advice is None:
+            self._advise()
+        logs = self._described(found)
+        if self._slowest is not None:
+            logs[f"{SPEED_PREFIX}slowest_data_share"] = round(self._slowest, 4)
+        logs[f"{SPEED_PREFIX}seconds_left"] = round(self._seconds_left(state, control), 1)
+        return logs
+
+    def summary(self, state: TrainerState) -> dict[str, float]:
+        """Return the same of the whole training, which ends here, and give advice if that was not done."""
+        self._whole.update(self._interval(state))
+        if self._advice is None:
+            self._advise()
+        return self._described(self._whole)
+
+    def _interval(self, state: TrainerState) -> dict[str, float]:
+        """What there is to count since the last call, of all processes but for the times of the parts."""
+        self.enter(self._part)
+        if self._on_gpu:
+            self._events[-1][1].synchronize()
+            self._settle()
+        seconds, self._seconds = self._seconds, dict.fromkeys(TIME_PARTS, 0.0)
+        own = [self._samples, self._tokens, 0, seconds["data"] / (sum(seconds.values()) or 1.0)]
+        self._samples = self._tokens = 0
+        kind = torch.float32 if self._args.device.type == "mps" else torch.float64
+        row = torch.tensor([own], dtype=kind, device=self._args.device)
+        if self._real_tokens is not None:
+            row[0, 2] = self._real_tokens
+            self._real_tokens.zero_()
+        rows = gathered(row).tolist()
+        samples, tokens, real_tokens, _ = (sum(column[:: self._copies]) for column in zip(*rows, strict=True))
+        self._slowest = max(row[-1] for row in rows) if len(rows) > 1 else None
+        flops, steps = state.total_flos - self._flops_before, state.global_step - self._steps_before
+        self._flops_before, self._steps_before = state.total_flos, state.global_step
+        amounts = {"samples": samples, "tokens": tokens, "real_tokens": real_tokens, "flops": flops, "steps": steps}
+        return {**seconds, **amounts}
+
+    def _described(self, of: Mapping[str, float]) -> dict[str, float]:
+        logs = {f"{part}_seconds": round(of[part], 4) for part in TIME_PARTS}
+        training = _training_seconds(of)
+        if training > 0:
+            logs["samples_per_second"] = round(of["samples"] / training, 3)
+        if training > 0 and of["tokens"]:
+            logs["tokens_per_second"] = round(of["tokens"] / training, 1)
+        if self._real_tokens is not None and of["tokens"]:
+            logs["padding_share"] = round(1 - of["real_tokens"] / of["tokens"], 4)
+        if training > 0 and self._peak is not None and of["flops"]:
+            logs["flops_utilization"] = round(of["flops"] / training / self._peak / self._args.world_size, 4)
+        return {f"{SPEED_PREFIX}{name}": value for name, value in logs.items()}
+
+    def _without_first(self) -> Mapping[str, float]:
+        later = {name: value - self._first[name] for name, value in self._whole.items()}
+        return later if later["steps"] else self._whole
+
+    def _advise(self) -> None:
+        self._advice = advice_on(self._described(self._without_first()), vars(self._args))
+        if self._advice is not None and self._args.process_index == 0:
+            logger.warning("%s.", self._advice)
+
+    def _seconds_left(self, state: TrainerState, control: TrainerControl) -> float:
+        """The steps that are left at their mean pace, and the evaluations and saves among them at theirs."""
+        args, of = self._args, self._without_first()
+        left = _training_seconds(of) / max(of["steps"], 1) * (state.max_steps - state.global_step)
+        for part, strategy, steps, minutes, is_next in (
+            ("evaluation", args.eval_strategy, state.eval_steps, args.eval_minutes, control.should_evaluate),
+            ("save", args.save_strategy, state.save_steps, args.save_minutes, control.should_save),
+        ):
+            number = float(is_next) + (left / (60 * minutes) if minutes else 0)
+            if strategy == IntervalStrategy.STEPS.value and steps:
+                begin = max(state.global_step, math.ceil(args.eval_delay) - 1 if part == "evaluation" else 0)
+                number += math.ceil(state.max_steps / steps) - begin // steps if begin < state.max_steps else 0
+            elif strategy == IntervalStrategy.EPOCH.value:
+                number += max(state.num_train_epochs - math.floor(state.epoch or 0), 0)
+            left += number * self._whole[part] / max(self._times[part], 1)
+        if args.max_minutes is not None:
+            left = min(left, max(60 * args.max_minutes - sum(self._whole[part] for part in TIME_PARTS), 0.0))
+        return left
+
+
+def _training_seconds(of: Mapping[str, float]) -> float:
+    return sum(of[part] for part in TIME_PARTS if part not in BETWEEN_STEPS)
