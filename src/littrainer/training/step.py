@@ -67,7 +67,7 @@ class TrainingStep:
     def draw(self, batches: Iterator[Any], number: int) -> tuple[list[Any], Any]:
         """Draw the micro-batches of a window, by the Trainer's overridable `get_batch_samples`."""
         if self.speed is None:
-            return self.trainer.get_batch_samples(batches, number, self._device)  # type: ignore[no-any-return]
+            return self.trainer.get_batch_samples(batches, number, self._device)
         self.speed.enter("data")
         drawn: tuple[list[Any], Any] = self.trainer.get_batch_samples(batches, number, self._device)
         self.speed.enter("other")
