@@ -301,9 +301,8 @@ def train_with_batch_size(
     if overfits(trainer):
         check_order_stays(loader)
     if trainer.args.log_speed:
-        main_input = getattr(trainer.model, "main_input_name", "input_ids")
         padding = getattr(trainer.processing_class, "pad_token_id", None)
-        trainer.session.speed = SpeedLog(trainer.args, main_input, padding, trainer.get_tp_size())
+        trainer.session.speed = SpeedLog(trainer.args, trainer.model, padding, trainer.get_tp_size())
     plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, loader))
     run = trainer.training_run = TrainingRun(trainer, loader, plan, checkpoint, trial, ignore_keys_for_eval)
     run.prepare_state()

@@ -195,7 +195,7 @@ def test_one_line_of_advice_is_printed_once(
     [
         ({"forward": 9, "data": 1}, {}, None),
         ({"forward": 4, "data": 6}, {}, "60 % of the time is spent waiting for data: dataloader_num_workers="),
-        ({"forward": 4, "data": 6}, {"dataloader_num_workers": "1"}, "dataloader_num_workers=2"),
+        ({"forward": 4, "data": 6}, {"dataloader_num_workers": "3"}, "dataloader_num_workers=6"),
         ({"forward": 4, "data": 6}, {"dataloader_num_workers": 64}, "prepare the data once"),
         ({"forward": 5, "save": 5}, {}, "async_save=True"),
         ({"forward": 5, "save": 5}, {"async_save": "True"}, "a larger save_steps"),
@@ -258,7 +258,7 @@ def test_on_a_gpu_times_are_those_between_events_of_which_few_wait(
     monkeypatch.setattr(Event, "now", now, raising=False)
     monkeypatch.setattr(speed, "MOST_EVENTS", 16)
     trainer = quiet_trainer(tmp_path)
-    log = speed.SpeedLog(trainer.args, "input_ids", None, 1)
+    log = speed.SpeedLog(trainer.args, trainer.model, None, 1)
     log._on_gpu = True
     log.begin(trainer.state)
     for _ in range(50):

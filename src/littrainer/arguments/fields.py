@@ -424,13 +424,10 @@ class AdditionalFields:
         False, "Log where the time goes: seconds of each part of the steps, rates, padding, seconds left."
     )
     ema_decay: float | None = argument(
-        None, "Average the weights: of the average this share is kept at each optimizer step; unset averages nothing."
+        None, "Keep an average of the weights; it keeps this share of itself at each optimizer step."
     )
     ema_use: str = argument(
-        EMA_USES[0],
-        "Which weights are the averaged ones: those of evaluations (`evaluate`), of checkpoints and of the model after "
-        "training (`save`), or both.",
-        choices=list(EMA_USES),
+        EMA_USES[0], "What has the averaged weights: to `evaluate`, to `save`, or `both`.", choices=list(EMA_USES)
     )
 
 

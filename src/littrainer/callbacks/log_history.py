@@ -58,12 +58,10 @@ class History:
     @property
     def speed(self) -> dict[str, float]:
         """What `log_speed` has logged of the whole training; of one that has not ended, sums of seconds, last rates."""
-        ended = {name: value for name, value in self.summary.items() if name.startswith(SPEED_PREFIX)}
-        curves = {name: points for (name, _), points in self.curves.items() if name.startswith(SPEED_PREFIX)}
-        return ended or {
-            name: sum(point.value for point in points) if name.endswith("_seconds") else points[-1].value
-            for name, points in curves.items()
+        found = {name: [value] for name, value in self.summary.items() if name.startswith(SPEED_PREFIX)} or {
+            name: [one.value for one in points] for (name, _), points in self.curves.items() if SPEED_PREFIX in name
         }
+        return {name: sum(values) if name.endswith("_seconds") else values[-1] for name, values in found.items()}
 
 
 def read_history(entries: list[Any]) -> History:

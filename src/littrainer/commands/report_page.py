@@ -254,13 +254,14 @@ def _training_parts(runs: list[Run]) -> Iterable[str]:
 
 
 def _shown_speed(logs: dict[str, float]) -> dict[str, str]:
-    shares = shares_of_time(logs)
-    seconds = {name: duration(logs.get(f"{SPEED_PREFIX}{name}_seconds", 0.0)) for name in shares}
-    shown = {name.replace("_", " "): f"{seconds[name]} ({share:.0%})" for name, share in shares.items()}
-    rates = {name.removeprefix(SPEED_PREFIX).replace("_", " "): value for name, value in logs.items()}
-    return shown | {
-        name: short_number(rate) for name, rate in rates.items() if not name.endswith((" seconds", " left"))
-    }
+    shares, shown = shares_of_time(logs), {}
+    for name, value in logs.items():
+        part = name.removeprefix(SPEED_PREFIX).removesuffix("_seconds")
+        if part in shares:
+            shown[part.replace("_", " ")] = f"{duration(value)} ({shares[part]:.0%})"
+        elif part != "seconds_left":
+            shown[part.replace("_", " ")] = short_number(value)
+    return shown
 
 
 def _result_rows(runs: list[Run]) -> list[list[str]]:

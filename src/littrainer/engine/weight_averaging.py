@@ -39,8 +39,12 @@ class AveragedWeights(WeightAveraging):
                 torch._foreach_copy_(averaged, current)
 
         super().__init__(multi_avg_fn=torch.no_grad()(average))
-        self.evaluates, self.saves = use != "save", use != "evaluate"
+        self.saves = use != "evaluate"
         self._is_exchanged = False
+        if use == "save":
+            self.on_validation_epoch_start = self.on_validation_epoch_end = lambda *_: None  # type: ignore[method-assign]
+        elif use == "evaluate":
+            self.on_train_end = lambda *_: None  # type: ignore[method-assign]
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Copy the model."""
@@ -48,21 +52,6 @@ class AveragedWeights(WeightAveraging):
         if self._average_model is not None:
             # It is read at each step, and the device would be waited for.
             self._average_model.n_averaged = self._average_model.n_averaged.cpu()
-
-    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """An evaluation begins."""
-        if self.evaluates:
-            super().on_validation_epoch_start(trainer, pl_module)
-
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """An evaluation has ended."""
-        if self.evaluates:
-            super().on_validation_epoch_end(trainer, pl_module)
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Leave the weights that are saved in the model."""
-        if self.saves:
-            super().on_train_end(trainer, pl_module)
 
     @contextmanager
     def weights_to_save(self, pl_module: pl.LightningModule) -> Iterator[None]:
@@ -78,17 +67,13 @@ class AveragedWeights(WeightAveraging):
             self._swap_models(pl_module)
             self._is_exchanged = False
 
-    def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, pl_trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Add the weights that are not the model's at this moment."""
-        super().on_save_checkpoint(trainer, pl_module, checkpoint)
+        super().on_save_checkpoint(pl_trainer, pl_module, checkpoint)
         checkpoint[IS_EXCHANGED] = self._is_exchanged
 
-    def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_load_checkpoint(self, pl_trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Give the model and the average the weights that each had."""
-        super().on_load_checkpoint(trainer, pl_module, checkpoint)
+        super().on_load_checkpoint(pl_trainer, pl_module, checkpoint)
         if checkpoint.get(IS_EXCHANGED):
             self._swap_models(pl_module)

@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -409,7 +410,7 @@ def _lomo(kind: str) -> OptimizerEntry:
 
 
 def _muon(request: Request, keywords: Keywords) -> Keywords:
-    from littrainer.optim.muon import BY_ADAMW
+    from littrainer.optim.muon import parameters_of_adamw
 
     args, model = request.args, request.known_model()
     if asks_for_deepspeed(args) or sharding_plan(args) is not None or tensor_parallel_size(args) > 1:
@@ -417,8 +418,8 @@ def _muon(request: Request, keywords: Keywords) -> Keywords:
             f"optim={request.optim!r} needs each matrix as a whole, and FSDP, DeepSpeed and tensor parallelism split "
             "them: train without these, or choose another optim, such as adamw_torch_fused."
         )
-    by_adamw = [parameter for find in BY_ADAMW.values() for parameter in find(model)]
-    return {"adamw_lr": args.learning_rate, **keywords, "by_adamw": by_adamw}
+    by_adamw = chain.from_iterable(parameters_of_adamw(model).values())
+    return {"adamw_lr": args.learning_rate, **keywords, "by_adamw": list(by_adamw)}
 
 
 # torch has Muon from this release on. With the adjusted rate a step changes weights by as much as AdamW's, so that one

@@ -382,8 +382,6 @@ def check_before_training(trainer: Any) -> None:
     check_settled(trainer.args, trainer.is_deepspeed_enabled)
     is_split = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.get_tp_size() > 1
     if trainer.args.ema_decay is not None and is_split:
-        raise ValueError(
-            "ema_decay averages whole weights, and FSDP, DeepSpeed and tensor parallelism split them between the "
-            "processes: train without these, or leave ema_decay unset."
-        )
+        splits = "FSDP, DeepSpeed and tensor parallelism split them"
+        raise ValueError(f"ema_decay averages whole weights, and {splits}: train without, or leave ema_decay unset.")
     check_datasets(trainer.args, trainer.train_dataset, trainer.eval_dataset, trainer.overrides_evaluation())

@@ -38,31 +38,19 @@ PEAKS: dict[str, tuple[float, float, float]] = {
     "H100": (989e12, 494e12, 67e12),
     "A100": (312e12, 156e12, 19.5e12),
     "A10G": (70e12, 35e12, 31e12),
-    "A10": (125e12, 62.5e12, 31e12),
-    "A40": (150e12, 75e12, 37e12),
     "L40S": (362e12, 183e12, 91e12),
-    "L40": (181e12, 90.5e12, 90.5e12),
     "L4": (121e12, 60e12, 30e12),
     "V100": (125e12, 15.7e12, 15.7e12),
     "T4": (65e12, 8.1e12, 8.1e12),
     "RTX 4090": (165e12, 82.6e12, 82.6e12),
-    "RTX 3090": (71e12, 35.6e12, 35.6e12),
 }
 
 
 def peak_of(device: torch.device, is_half: bool) -> float | None:
-    """Return the most operations a second that a device can do; None if that is not known.
-
-    Parameters:
-        is_half: matrices are multiplied in 16 bits.
-    """
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    peaks = next((peaks for part, peaks in PEAKS.items() if re.search(rf"\b{part}\b", name)), None)
-    if peaks is None:
-        return None
-    return peaks[0 if is_half else 1 if torch.backends.cuda.matmul.allow_tf32 else 2]
+    """Return the most operations a second that a device can do, in 16 bits or not; None if that is not known."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    kind = 0 if is_half else 1 if torch.backends.cuda.matmul.allow_tf32 else 2
+    return next((peaks[kind] for part, peaks in PEAKS.items() if re.search(rf"\b{part}\b", name)), None)
 
 
 class SpeedLog:
@@ -74,38 +62,37 @@ class SpeedLog:
 
     Parameters:
         args: training arguments.
-        main_input: name of the input whose elements are the tokens.
+        model: says which input has the tokens, and in which numbers it computes.
         padding_id: the token that fills rows up, if a batch has no attention mask; None if it is not known.
         copies: neighbouring processes that share their samples, as under tensor parallelism.
     """
 
-    def __init__(self, args: TrainingArguments, main_input: str, padding_id: int | None, copies: int):
-        self._args, self._main_input, self._padding_id, self._copies = args, main_input, padding_id, copies
+    def __init__(self, args: TrainingArguments, model: Any, padding_id: int | None, copies: int):
+        self._args, self._padding_id, self._copies = args, padding_id, copies
+        self._main_input = getattr(model, "main_input_name", "input_ids")
         self._on_gpu = args.device.type == "cuda"
-        self._peak = peak_of(args.device, args.bf16 or args.fp16)
-        self._part = "other"
-        self._since = perf_counter()
+        is_half = args.bf16 or args.fp16 or getattr(model, "dtype", torch.float32) is not torch.float32
+        self._peak = peak_of(args.device, is_half)
+        self._part, self._since = "other", 0.0
         self._seconds = dict.fromkeys(TIME_PARTS, 0.0)
         self._times: Counter[str] = Counter()
+        # Each begins a part.
         self._events: list[tuple[str, Any]] = []
-        self._idle_events: list[Any] = []
         self._samples = self._tokens = 0
         # Tokens that are no padding; None if they are not known.
         self._real_tokens: torch.Tensor | None = None
-        # Share of the interval in which the process that waits longest has waited for data; None in one process.
+        # Of the processes, the largest share of the interval in which one has waited for data; None in one process.
         self._slowest: float | None = None
         # Of all intervals, and of the first one, in which workers start and kernels are chosen.
         self._whole: Counter[str] = Counter()
         self._first: Counter[str] = Counter()
-        self._flops_before = 0.0
-        self._steps_before = 0
+        self._flops_before, self._steps_before = 0.0, 0
         self._advice: str | None = None
 
     def begin(self, state: TrainerState) -> None:
-        """Count from here; all that came before is forgotten."""
+        """Count from here."""
         self._flops_before, self._steps_before = state.total_flos, state.global_step
-        self._events, self._seconds, self._times = [], dict.fromkeys(TIME_PARTS, 0.0), Counter()
-        self._part, self._since = "other", perf_counter()
+        self._since = perf_counter()
         if self._on_gpu:
             self._record("other")
 
@@ -140,9 +127,8 @@ class SpeedLog:
     def _record(self, part: str) -> None:
         if len(self._events) >= MOST_EVENTS:
             self._settle()
-        event = self._idle_events.pop() if self._idle_events else torch.cuda.Event(enable_timing=True)
-        event.record()
-        self._events.append((part, event))
+        self._events.append((part, torch.cuda.Event(enable_timing=True)))
+        self._events[-1][1].record()
 
     def _settle(self) -> None:
         """Add up what lies between events that the GPU has come to; the newest of them remains."""
@@ -151,7 +137,6 @@ class SpeedLog:
             done //= 2
         for (part, event), (_, following) in zip(self._events[: done - 1], self._events[1:done], strict=False):
             self._seconds[part] += event.elapsed_time(following) / 1000
-            self._idle_events.append(event)
         del self._events[: max(done - 1, 0)]
 
     def count(self, inputs: Any) -> None:
@@ -179,10 +164,10 @@ class SpeedLog:
         """
         found = self._interval(state)
         self._whole.update(found)
-        if not self._first:
-            self._first.update(found)
-        elif self._advice is None:
+        if self._first:
             self._advise()
+        else:
+            self._first.update(found)
         logs = self._described(found)
         if self._slowest is not None:
             logs[f"{SPEED_PREFIX}slowest_data_share"] = round(self._slowest, 4)
@@ -192,8 +177,7 @@ class SpeedLog:
     def summary(self, state: TrainerState) -> dict[str, float]:
         """Return the same of the whole training, which ends here, and give advice if that was not done."""
         self._whole.update(self._interval(state))
-        if self._advice is None:
-            self._advise()
+        self._advise()
         return self._described(self._whole)
 
     def _interval(self, state: TrainerState) -> dict[str, float]:
@@ -219,26 +203,26 @@ class SpeedLog:
         return {**seconds, **amounts}
 
     def _described(self, of: Mapping[str, float]) -> dict[str, float]:
-        logs = {f"{part}_seconds": round(of[part], 4) for part in TIME_PARTS}
-        training = _training_seconds(of)
-        if training > 0:
-            logs["samples_per_second"] = round(of["samples"] / training, 3)
-        if training > 0 and of["tokens"]:
-            logs["tokens_per_second"] = round(of["tokens"] / training, 1)
+        training = _training_seconds(of) or math.inf
+        logs = {f"{part}_seconds": of[part] for part in TIME_PARTS}
+        logs["samples_per_second"] = of["samples"] / training
+        if of["tokens"]:
+            logs["tokens_per_second"] = of["tokens"] / training
         if self._real_tokens is not None and of["tokens"]:
-            logs["padding_share"] = round(1 - of["real_tokens"] / of["tokens"], 4)
-        if training > 0 and self._peak is not None and of["flops"]:
-            logs["flops_utilization"] = round(of["flops"] / training / self._peak / self._args.world_size, 4)
-        return {f"{SPEED_PREFIX}{name}": value for name, value in logs.items()}
+            logs["padding_share"] = 1 - of["real_tokens"] / of["tokens"]
+        if self._peak is not None and of["flops"]:
+            logs["flops_utilization"] = of["flops"] / training / self._peak / self._args.world_size
+        return {f"{SPEED_PREFIX}{name}": round(value, 4) for name, value in logs.items()}
 
     def _without_first(self) -> Mapping[str, float]:
         later = {name: value - self._first[name] for name, value in self._whole.items()}
         return later if later["steps"] else self._whole
 
     def _advise(self) -> None:
-        self._advice = advice_on(self._described(self._without_first()), vars(self._args))
-        if self._advice is not None and self._args.process_index == 0:
-            logger.warning("%s.", self._advice)
+        if self._advice is None and self._args.process_index == 0:
+            self._advice = advice_on(self._described(self._without_first()), vars(self._args))
+            if self._advice is not None:
+                logger.warning("%s.", self._advice)
 
     def _seconds_left(self, state: TrainerState, control: TrainerControl) -> float:
         """The steps that are left at their mean pace, and the evaluations and saves among them at theirs."""

@@ -4,54 +4,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from littrainer.callbacks.log_history import SPEED_PREFIX
 
 TIME_PARTS = ("data", "to_device", "forward", "backward", "step", "evaluation", "save", "other")
-PADDING_SHARE = f"{SPEED_PREFIX}padding_share"
-
-
-class Remedy(NamedTuple):
-    """What to do if a part takes more than a share of the time.
-
-    Parameters:
-        share: from which on it is worth a sentence.
-        of_what: what the share is a share of, and where it goes.
-        instead: takes the arguments by name, returns what to set.
-    """
-
-    share: float
-    of_what: str
-    instead: Callable[[Mapping[str, Any]], str]
 
 
 def _more_workers(args: Mapping[str, Any]) -> str:
-    workers, cores = int(args.get("dataloader_num_workers") or 0), os.cpu_count() or 1
-    if not workers:
-        return f"dataloader_num_workers={min(4, max(cores - 1, 1))}"
-    if 2 * workers < cores:
-        return f"dataloader_num_workers={2 * workers}"
-    return "prepare the data once, before training, instead of in each epoch"
+    workers = int(args.get("dataloader_num_workers") or 0)
+    wanted = min(max(2 * workers, 4), max((os.cpu_count() or 1) - 1, 1))
+    return f"dataloader_num_workers={wanted}" if wanted > workers else "prepare the data once, before training"
 
 
-REMEDIES: dict[str, Remedy] = {
-    "data": Remedy(0.15, "the time is spent waiting for data", _more_workers),
-    "to_device": Remedy(
-        0.15, "the time is spent copying batches to the device", lambda args: "dataloader_pin_memory=True"
-    ),
-    "evaluation": Remedy(
-        0.3, "the time is spent in evaluations", lambda args: "a larger eval_steps or per_device_eval_batch_size"
-    ),
-    "save": Remedy(
+# Part -> the share from which on it is worth a sentence, what it is a share of, and what to set instead.
+REMEDIES: dict[str, tuple[float, str, Callable[[Mapping[str, Any]], str]]] = {
+    "data": (0.15, "the time is spent waiting for data", _more_workers),
+    "to_device": (0.15, "the time is spent copying batches to the device", lambda _: "dataloader_pin_memory=True"),
+    "evaluation": (0.3, "the time is spent in evaluations", lambda _: "a larger eval_steps"),
+    "save": (
         0.15,
         "the time is spent saving checkpoints",
         lambda args: "a larger save_steps" if str(args.get("async_save")) == "True" else "async_save=True",
     ),
-    "other": Remedy(
-        0.4, "the time is spent in callbacks, logs and trackers", lambda args: "a larger logging_steps, fewer callbacks"
-    ),
-    "padding": Remedy(0.25, "the tokens are padding", lambda args: 'train_sampling_strategy="group_by_length"'),
+    "other": (0.4, "the time is spent in callbacks, logs and trackers", lambda _: "a larger logging_steps"),
+    "padding": (0.25, "the tokens are padding", lambda _: 'train_sampling_strategy="group_by_length"'),
 }
 
 
@@ -69,9 +46,10 @@ def advice_on(logs: Mapping[str, float], args: Mapping[str, Any]) -> str | None:
         logs: what `log_speed` has logged.
         args: arguments by name, as values or as texts.
     """
-    shares = {**shares_of_time(logs), "padding": logs.get(PADDING_SHARE, 0.0)}
-    found = {name: share for name, share in shares.items() if name in REMEDIES and share >= REMEDIES[name].share}
+    shares = {**shares_of_time(logs), "padding": logs.get(f"{SPEED_PREFIX}padding_share", 0.0)}
+    found = {name: share for name, share in shares.items() if name in REMEDIES and share >= REMEDIES[name][0]}
     if not found:
         return None
     worst = max(found, key=lambda name: found[name])
-    return f"{100 * found[worst]:.0f} % of {REMEDIES[worst].of_what}: {REMEDIES[worst].instead(args)}"
+    _, of_what, instead = REMEDIES[worst]
+    return f"{100 * found[worst]:.0f} % of {of_what}: {instead(args)}"
