@@ -295,10 +295,8 @@ def validate(args: ArgumentFields) -> None:
                 'set eval_strategy to "steps" or "epoch".'
             )
     if args.ema_decay is not None and args.load_best_model_at_end and args.ema_use != "both":
-        raise ValueError(
-            f"load_best_model_at_end loads the checkpoint whose evaluation was best, and with ema_use={args.ema_use!r} "
-            'that holds other weights than were evaluated; set ema_use="both".'
-        )
+        differ = f"with ema_use={args.ema_use!r} a checkpoint holds other weights than were evaluated"
+        raise ValueError(f'load_best_model_at_end: {differ}; set ema_use="both".')
     for first, second in (("fp16", "bf16"), ("fp16_full_eval", "bf16_full_eval")):
         if getattr(args, first) and getattr(args, second):
             raise ValueError(f"{first} and {second} are both set; choose one of them.")

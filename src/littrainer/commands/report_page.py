@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from littrainer.arguments.shown_arguments import away_from_defaults, default_texts, is_same
-from littrainer.callbacks.log_history import COSTS, EVALUATION, SPEED_PREFIX, TRAINING
+from littrainer.callbacks.log_history import COSTS, EVALUATION, SPEED_PREFIX, TRAINING, advice_on, shares_of_time
 from littrainer.commands.report_charts import (
     ABSENT,
     Chart,
@@ -33,7 +33,6 @@ from littrainer.commands.report_charts import (
 from littrainer.commands.report_folders import Run, Search
 from littrainer.errors.version import __version__
 from littrainer.search.record import FAILED, PRUNED, STATES, StoredSearch, TrialRecord
-from littrainer.training.speed_advice import advice_on, shares_of_time
 
 MOST_ROWS = 500
 # A loss that changes by less than this share is called flat.

@@ -166,11 +166,7 @@ def validation_round(trainer: Any) -> AbstractContextManager[None]:
 
 
 def weights_to_save(module: Any) -> AbstractContextManager[None]:
-    """Within it the model has the weights that are saved, which may be averaged ones.
-
-    Parameters:
-        module: what fit is carrying out; None if nothing is.
-    """
+    """Within it the model of a module that is fitted, or of None, has the weights that are saved."""
     callbacks = [] if module is None else module.trainer.callbacks
     averaging = next((callback for callback in callbacks if hasattr(callback, "weights_to_save")), None)
     return nullcontext() if averaging is None else averaging.weights_to_save(module)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -45,7 +46,17 @@ class MuonWithAdamW(Optimizer):
         ValueError: Muon is left nothing to step.
     """
 
-    def __init__(self, params: Any, *, by_adamw: Any, lr: float, adamw_lr: float, betas: Any, eps: float, **muon: Any):
+    def __init__(
+        self,
+        params: list[dict[str, Any]],
+        *,
+        by_adamw: Iterable[nn.Parameter],
+        lr: float,
+        adamw_lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        **muon: Any,
+    ):
         others = {id(one) for one in by_adamw}
         groups: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
         for group in params:

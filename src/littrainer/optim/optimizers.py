@@ -422,8 +422,7 @@ def _muon(request: Request, keywords: Keywords) -> Keywords:
     return {"adamw_lr": args.learning_rate, **keywords, "by_adamw": list(by_adamw)}
 
 
-# torch has Muon from this release on. With the adjusted rate a step changes weights by as much as AdamW's, so that one
-# learning rate and one weight decay serve both.
+# With the adjusted rate a step changes weights by as much as AdamW's: one learning rate and weight decay serve both.
 MUON = OptimizerEntry(
     ("littrainer.optim.muon:MuonWithAdamW",),
     ADAM,

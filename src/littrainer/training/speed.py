@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from littrainer.arguments.choices import IntervalStrategy
-from littrainer.callbacks.log_history import SPEED_PREFIX
+from littrainer.callbacks.log_history import SPEED_PREFIX, TIME_PARTS, advice_on
 from littrainer.data.loaders import first_dimension
 from littrainer.distributed.collectives import gathered
-from littrainer.training.speed_advice import TIME_PARTS, advice_on
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -25,9 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Parts that are no part of a step's own time.
-BETWEEN_STEPS = ("evaluation", "save")
-# Events of a GPU that may wait to be looked at; each takes some hundred bytes.
+# Of a GPU, that may wait to be looked at.
 MOST_EVENTS = 4096
 # Part of a GPU's name -> its most operations a second on dense matrices: in 16 bits, in TF32, in float32. From the
 # data sheets of the makers; the first name that fits counts.
@@ -76,10 +73,9 @@ class SpeedLog:
         self._part, self._since = "other", 0.0
         self._seconds = dict.fromkeys(TIME_PARTS, 0.0)
         self._times: Counter[str] = Counter()
-        # Each begins a part.
         self._events: list[tuple[str, Any]] = []
         self._samples = self._tokens = 0
-        # Tokens that are no padding; None if they are not known.
+        # Those that are no padding.
         self._real_tokens: torch.Tensor | None = None
         # Of the processes, the largest share of the interval in which one has waited for data; None in one process.
         self._slowest: float | None = None
@@ -245,4 +241,4 @@ class SpeedLog:
 
 
 def _training_seconds(of: Mapping[str, float]) -> float:
-    return sum(of[part] for part in TIME_PARTS if part not in BETWEEN_STEPS)
+    return sum(of[part] for part in TIME_PARTS if part not in ("evaluation", "save"))
