@@ -11,6 +11,13 @@ import pytest
 
 FOR_WHAT_THEY_WOULD_INSTALL = ("libraries", "search/test_ray_backend.py")
 
+# Of `littrainer verify`, which starts the script with each Trainer.
+IN_PROCESSES = (
+    "is_equal_bit_for_bit_and_leaves_the_users_folder_alone",
+    "with_a_planted_difference_is_told_its_step_and_cause",
+    "that_cannot_be_verified_says_on_which_side_and_why",
+)
+
 # Those that take longer than five seconds, most of them since they start processes. What they are about is tried by
 # others too: two processes by distributed/test_precision_across_processes.py, a kill by faults/test_kills.py.
 FOR_THEIR_TIME = (
@@ -31,6 +38,7 @@ FOR_THEIR_TIME = (
     "docs/test_pages.py",
     "examples",
     "commands/test_explain.py::test_a_script_without_a_trainer_ends_with_one_line_or_by_itself",
+    *(f"commands/test_verify.py::test_a_script_{name}" for name in IN_PROCESSES),
     "faults/test_interrupts.py::test_a_script_that_is_interrupted_ends_as_python_does_whatever_it_was_doing",
     "faults/test_kills.py::test_a_plain_lightning_program_is_killed_and_resumed_for_comparison",
     "hub/test_ending_by_errors.py",
@@ -43,6 +51,7 @@ FOR_THEIR_TIME = (
     "search/test_wandb_sweep.py",
     "test_accepted_arguments.py",
     "test_benchmarks.py",
+    "fidelity/test_heads.py",
     "errors/test_log_levels.py::test_a_script_that_asks_for_nothing_gets_the_logs_and_one_warning",
     "tracking/services",
     "tracking/test_trials.py",

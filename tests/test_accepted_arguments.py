@@ -51,6 +51,7 @@ VALUES: dict[str, list[Any]] = {
     "include_for_metrics": [[], ["inputs"], ["loss"], "inputs"],
     "batch_eval_metrics": [False, True],
     "eval_loss_weighting": ["batches", "samples", "labels", "nonsense"],
+    "loss_normalization": ["transformers", "exact", "nonsense"],
     "save_strategy": ["no", "steps", "epoch", "best"],
     "save_steps": [-1, 1e-9, 0.5, 1, 10**9],
     "save_total_limit": [None, -1, 0, 1],

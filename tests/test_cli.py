@@ -59,7 +59,7 @@ def test_each_command_has_a_help_page_of_the_same_kind(name: str, capsys: pytest
     [
         (["explian"], "no command 'explian'; did you mean 'explain'?"),
         (["train"], "no command 'train'; "),
-        (["xyz"], "no command 'xyz'; known are run, explain, report, env"),
+        (["xyz"], "no command 'xyz'; known are run, explain, report, verify, compare, env"),
         (["script.py", "--lr", "1"], "to run a script, put `run` before it: littrainer run script.py"),
         (["--verson"], "unrecognized arguments: --verson; --verson: did you mean '--version'?"),
         (["--nothing"], "unrecognized arguments: --nothing; see --help"),

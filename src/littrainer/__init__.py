@@ -46,6 +46,7 @@ _HOMES = {
     "littrainer.errors.seeds": ("set_seed",),
     "littrainer.seq2seq": ("Seq2SeqTrainer",),
     "littrainer.trainer": ("Trainer",),
+    "littrainer.training.health": ("UnhealthyTrainingError",),
     "littrainer.training.tracked_means": ("track",),
     # transformers' own, which need not be installed for the others.
     "transformers.data.data_collator": (
@@ -113,6 +114,7 @@ __all__ = [
     "TrainingArguments",
     "TransformersCheckpointIO",
     "TransformersModule",
+    "UnhealthyTrainingError",
     "__version__",
     "checkpoint_from_lightning",
     "checkpoint_to_lightning",

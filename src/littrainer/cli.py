@@ -18,6 +18,8 @@ COMMANDS = {
     "run": "run a script or a module with littrainer's Trainer for transformers'",
     "explain": "show what training arguments turn into on Lightning",
     "report": "write the logs of trainings as an HTML page and a picture",
+    "verify": "compare the numbers of a script with those of transformers' own Trainer",
+    "compare": "show where two trainings differ, and what may be the reason",
     "env": "show what is installed here, for a bug report",
 }
 USAGE = "littrainer COMMAND ...\n       littrainer [-h] [--version]"

@@ -25,10 +25,10 @@ from littrainer.arguments.sharding import sharding_plan
 from littrainer.callbacks.early_stopping import restore_patience
 from littrainer.callbacks.handler import restore_callbacks
 from littrainer.checkpoint import reader, writer
-from littrainer.checkpoint.atomic_write import rotate_checkpoints
 from littrainer.checkpoint.distributed_save import leads
 from littrainer.checkpoint.layout import SCALER_NAME, SCHEDULER_NAME
 from littrainer.checkpoint.random_state import capture_random_states, random_state_name
+from littrainer.checkpoint.retention import delete_all_but_best, tidy_checkpoints
 from littrainer.checkpoint.storage import Trained, WholeStorage, storage_of
 from littrainer.checkpoint.weights import log_names_that_differ
 from littrainer.compat.accelerator import AcceleratorFacade
@@ -50,9 +50,9 @@ from littrainer.search import trial as search_trial
 from littrainer.strategies.model_wrapping import is_own_wrapping, move_to_device, prepared_model, wrapped_model
 from littrainer.training import log_eval_save, loss
 from littrainer.training.batch_size_search import empty_device_cache, failures_agreed_on
+from littrainer.training.loss_normalization import EXACT, find_loss_head
 from littrainer.training.overrides import own_methods
 from littrainer.training.reports import MemoryReport
-from littrainer.training.run import delete_all_but_best
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -60,6 +60,9 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+# One for all forward passes: it can be entered as often as wanted.
+NO_CONTEXT: AbstractContextManager[Any] = nullcontext()
 
 
 class OverridePoints:
@@ -190,6 +193,8 @@ class OverridePoints:
         return collator
 
     def _get_num_items_in_batch(self: Any, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
+        if not self.session.loss_head.is_known and self.args.loss_normalization == EXACT:
+            self.session.loss_head = find_loss_head(self, self.model_wrapped, batch_samples, device)
         return loss.items_in_window(self, batch_samples, device)
 
     # ---- Optimizer and schedule --------------------------------------------------------------------------------------
@@ -281,7 +286,7 @@ class OverridePoints:
                 self._load_best_model()
         run_dir = self._get_output_dir(trial)
         if best is not None and args.save_total_limit == 1 and leads(args, run_dir):
-            delete_all_but_best(run_dir, best)
+            delete_all_but_best(args, run_dir, best)
         self.control = self.callback_handler.on_train_end(args, state, self.control)
         any_pushes = args.push_to_hub
         not_pushed = finish_together(self._finish_current_push, lambda: self.push_in_progress, any_pushes)
@@ -318,7 +323,7 @@ class OverridePoints:
             speed.enter("forward")
         step = self.state.global_step
         args, is_trial = self.args, self.hp_search_backend is not None
-        agreed: AbstractContextManager[Any] = nullcontext()
+        agreed: AbstractContextManager[Any] = NO_CONTEXT
         if is_trial or args.auto_find_batch_size:
             agreed = failures_agreed_on(args, step - self.session.first_step, is_trial)
         with self.compute_loss_context_manager(), agreed:
@@ -553,8 +558,7 @@ class OverridePoints:
             self._push_from_checkpoint(written)
         if leads(self.args, run_dir):
             self.session.saving.written = written
-            limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
-            rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=written, in_background=True)
+            tidy_checkpoints(self.args, self.state, run_dir, written, in_background=True)
 
     def _save_optimizer_and_scheduler(self: Any, output_dir: str) -> None:
         self._storage().save_optimizer(Path(output_dir))

@@ -16,6 +16,7 @@ from littrainer.callbacks.handler import callbacks_told_of_failure
 from littrainer.checkpoint.distributed_resume import READ_BY, checkpoint_for_all, needed_to_resume
 from littrainer.checkpoint.reader import read_state
 from littrainer.checkpoint.run_lock import claimed_for_training
+from littrainer.checkpoint.run_record import facts_of_run, write_run_record
 from littrainer.checkpoint.writer import Saving
 from littrainer.data.limits import check_order_stays, overfits
 from littrainer.distributed.agreement import failing_together
@@ -28,12 +29,14 @@ from littrainer.hub.repository import HubState
 from littrainer.optim.optimizers import Optimization
 from littrainer.search.trial import SearchState, begin_trial, is_of_search
 from littrainer.tracking.selection import tell_trackers_of_trial
-from littrainer.training.batch_size_search import with_fitting_batch_size
+from littrainer.training.batch_size_search import free_memory, with_fitting_batch_size
 from littrainer.training.checks import check_before_training
 from littrainer.training.development_run import trial_where_asked_for
+from littrainer.training.health import GoingBack, HealthGuard
 from littrainer.training.interruption_report import reported_interruption
 from littrainer.training.log_eval_save import background_saves
 from littrainer.training.loss import RunningLoss
+from littrainer.training.loss_normalization import UNKNOWN, LossHead
 from littrainer.training.model_preparation import model_prepared_for_training
 from littrainer.training.plan import TrainingPlan
 from littrainer.training.preemption import Preemption
@@ -59,7 +62,9 @@ class TrainingSession:
         lightning, saving: further parts that belong to a package.
         tokens: counts input tokens.
         loss: the sum of the losses.
+        loss_head: what the first window has shown of the model's loss.
         tracked: what the script tracks.
+        health: looks for numbers that are not finite.
         run: the training; None before it begins.
         is_in_train: whether `train()` is going on.
         preemption: the signals that ask for a checkpoint.
@@ -84,7 +89,9 @@ class TrainingSession:
     saving: Saving = field(default_factory=Saving)
     tokens: InputTokenCounter = field(default_factory=InputTokenCounter)
     loss: RunningLoss = field(default_factory=RunningLoss)
+    loss_head: LossHead = UNKNOWN
     tracked: TrackedMeans = field(default_factory=TrackedMeans)
+    health: HealthGuard = field(default_factory=HealthGuard)
     run: TrainingRun | None = None
     is_in_train: bool = False
     preemption: Preemption = field(default_factory=Preemption)
@@ -162,6 +169,7 @@ class SessionAttributes:
     background_saves = of_session("saving.background")
     _written_checkpoint = of_session("saving.written")
     _tr_loss = of_session("loss.since_last_log")
+    _loss_head = of_session("loss_head")
     _total_loss_scalar = of_session("loss.before_last_log")
     _globalstep_last_logged = of_session("loss.step_of_last_log")
     _initial_global_step = of_session("first_step")
@@ -224,7 +232,11 @@ def train(
     tell_trackers_of_trial(trainer.callback_handler.callbacks, folder)
     # Ray sees to it that one process has a trial; the process before may take a while to end.
     is_on_ray = trainer.hp_search_backend == HPSearchBackend.RAY
-    claim = claimed_for_training(trainer.args, functools.partial(trainer._get_output_dir, trial=trial))
+    run_dir, write_record = (
+        functools.partial(trainer._get_output_dir, trial=trial),
+        functools.partial(_begin_record, trainer),
+    )
+    claim = claimed_for_training(trainer.args, run_dir, write_record)
     # A search goes on by the call that began it.
     reported = reported_interruption(trainer.args, lambda: trainer.state) if trial is None else contextlib.nullcontext()
     with (
@@ -238,11 +250,18 @@ def train(
         return _train_from(trainer, resume_from_checkpoint, trial, ignore_keys_for_eval)
 
 
+def _begin_record(trainer: Any, folder: Path) -> None:
+    datasets = {"train": trainer.train_dataset, "eval": trainer.eval_dataset}
+    trainer.session.saving.facts = facts_of_run(trainer.model, datasets)
+    write_run_record(trainer.args, folder, trainer.session.saving.facts)
+
+
 def _train_from(
     trainer: Any, resume_from_checkpoint: str | bool | None, trial: Any, ignore_keys_for_eval: Sequence[str] | None
 ) -> TrainOutput:
     args = trainer.args
     trainer.preemption = Preemption.for_arguments(args)
+    trainer.session.health = HealthGuard(args.on_nonfinite, args.spike_factor)
     trainer.background_saves = background_saves(trainer.args, trainer, trainer._after_background_save)
     trainer.is_in_train = True
     try:
@@ -260,16 +279,24 @@ def _train_from(
                 with failing_together(f"loading the model in {checkpoint}"):
                     trainer._load_from_checkpoint(str(checkpoint))
                     _resume_batch_size(trainer, checkpoint)
-            return with_fitting_batch_size(
-                trainer,
-                lambda: trainer._inner_training_loop(
-                    batch_size=trainer._train_batch_size,
-                    args=args,
-                    resume_from_checkpoint=None if checkpoint is None else str(checkpoint),
-                    trial=trial,
-                    ignore_keys_for_eval=ignore_keys_for_eval,
-                ),
-            )
+            # Those of the script, or of a training before this one.
+            given = trainer.optimizer, trainer.lr_scheduler
+            while True:
+                try:
+                    return with_fitting_batch_size(
+                        trainer,
+                        lambda: trainer._inner_training_loop(
+                            batch_size=trainer._train_batch_size,
+                            args=args,
+                            resume_from_checkpoint=None if checkpoint is None else str(checkpoint),  # noqa: B023
+                            trial=trial,
+                            ignore_keys_for_eval=ignore_keys_for_eval,
+                        ),
+                    )
+                except GoingBack as error:
+                    fault = error.fault
+                # Outside of the except block, since the error's traceback holds the batch and its graph.
+                checkpoint = _go_back(trainer, fault, given)
     finally:
         try:
             if trainer.background_saves is not None:
@@ -279,6 +306,27 @@ def _train_from(
             trainer.background_saves = None
             trainer.preemption.stop()
             trainer.is_in_train = False
+
+
+def _go_back(trainer: Any, fault: Any, given: tuple[Any, Any]) -> Path:
+    """Put all back to the last healthy checkpoint, except what is read from it when training begins."""
+    session = trainer.session
+    if trainer.background_saves is not None:
+        trainer.background_saves.wait()
+    session.run.step.end_agreements()
+    found = session.health.go_back(fault)
+    checkpoint = checkpoint_for_all(found, trainer.args, needed_to_resume(trainer._own_methods(*READ_BY)))
+    assert checkpoint is not None
+    if trainer.accelerator.scaler is not None:
+        # Gradients that were unscaled for a step that is not taken.
+        trainer.accelerator.scaler.update()
+    session.flos = 0
+    session.tracked.take(trainer.args.device)
+    trainer.optimizer, trainer.lr_scheduler = given
+    free_memory(trainer)
+    with failing_together(f"loading the model in {checkpoint}"):
+        trainer._load_from_checkpoint(str(checkpoint))
+    return checkpoint
 
 
 def train_with_batch_size(

@@ -20,8 +20,8 @@ from littrainer.callbacks.handler import CallbackHandler, DefaultFlowCallback, c
 from littrainer.callbacks.lightning_callbacks import add_lightning_callback, brings_a_bar, remove_lightning_callback
 from littrainer.callbacks.progress import PrinterCallback, default_progress_callback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
-from littrainer.checkpoint.arguments_file import write_run_record
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, make_output_dir
+from littrainer.checkpoint.run_record import facts_of_run, write_run_record
 from littrainer.compat.trainer_attributes import TrainerAttributes
 from littrainer.compat.v4_trainer import EarlierTrainerMembers, accepts_earlier_keywords
 from littrainer.data.collators import default_collator_for
@@ -44,7 +44,7 @@ from littrainer.model.facts import parameters_without_embeddings
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
 from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
 from littrainer.optim.schedules import get_scheduler
-from littrainer.override_points import OverridePoints
+from littrainer.override_points import NO_CONTEXT, OverridePoints
 from littrainer.search import searching
 from littrainer.search.record import BestRun
 from littrainer.session import SessionAttributes
@@ -439,7 +439,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         Parameters:
             cache_enabled: as in `torch.autocast`.
         """
-        return contextlib.nullcontext()
+        return NO_CONTEXT
 
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: Any
@@ -639,7 +639,11 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         """Write the trainer's state to trainer_state.json in `output_dir`, and its arguments to littrainer_run.json."""
         if self.is_world_process_zero():
             self.state.save_to_json(os.path.join(self.args.output_dir, TRAINER_STATE_NAME))
-            write_run_record(self.args, self.args.output_dir)
+            # The weights are no longer those that a training began with, unless it noted them.
+            facts = self.session.saving.facts or facts_of_run(
+                None, {"train": self.train_dataset, "eval": self.eval_dataset}
+            )
+            write_run_record(self.args, self.args.output_dir, facts)
 
     # ---- The Hub ----------------------------------------------------------------------------------------------------
 
@@ -761,7 +765,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         """Log the mean of a value over each logging interval, next to the loss.
 
         Call it in `compute_loss` or a callback, once or more often in each micro-batch, for a part of the loss or an
-        accuracy. In a model's `forward` call `littrainer.track`. Values of evaluations are passed over.
+        accuracy. In a model's `forward` call `littrainer.track`. Values of evaluations do not count.
 
         Parameters:
             name: what it is logged as.

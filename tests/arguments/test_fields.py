@@ -28,6 +28,12 @@ ONLY_OURS = [
     "save_minutes",
     "eval_minutes",
     "max_minutes",
+    "on_nonfinite",
+    "spike_factor",
+    "save_total_limit_best",
+    "keep_optimizer_states",
+    "loss_normalization",
+    "global_batch_size",
     "log_speed",
     "ema_decay",
     "ema_use",
@@ -42,7 +48,8 @@ def _name_and_default(field: dataclasses.Field) -> tuple[str, object]:
 
 
 def test_the_fields_are_those_of_transformers_in_its_order_with_its_defaults_and_then_ours() -> None:
-    defaults = {"async_save": False, "eval_loss_weighting": "batches", "log_speed": False, "ema_use": "both"}
+    chosen = {"eval_loss_weighting": "batches", "on_nonfinite": "warn", "loss_normalization": "transformers"}
+    defaults = {"async_save": False, "log_speed": False, "ema_use": "both", **chosen}
     added = [(name, defaults.get(name)) for name in ONLY_OURS]
     theirs = [_name_and_default(field) for field in dataclasses.fields(transformers.Seq2SeqTrainingArguments)]
     theirs = [(name, OTHER_DEFAULTS.get(name, default)) for name, default in theirs]

@@ -27,6 +27,7 @@ from littrainer.arguments.rules import (
     RANGES,
     TEXT_CHOICES,
     refuse_unsupported,
+    settle_global_batch_size,
 )
 from littrainer.training.checks import check_arguments
 
@@ -235,3 +236,40 @@ def test_a_wish_in_the_environment_is_refused_and_a_launchers_no_is_taken(monkey
     args.debug = "tpu_metrics_debug"
     with pytest.raises(NotImplementedError, match=r"debug=\['tpu_metrics_debug'\]"):
         refuse_unsupported(args)
+
+
+@pytest.mark.parametrize(("size", "processes", "steps"), [(8, 1, 8), (8, 4, 2), (16, 4, 1), (1, 2, 32)])
+def test_accumulation_follows_from_the_global_batch_size(
+    monkeypatch: pytest.MonkeyPatch, size: int, processes: int, steps: int
+) -> None:
+    monkeypatch.setattr(TrainingArguments, "world_size", processes)
+    args = TrainingArguments("out", global_batch_size=64, per_device_train_batch_size=size, use_cpu=True)
+    assert args.gradient_accumulation_steps == steps
+    # A copy follows its own sizes, and so do arguments that a script sets later.
+    assert dataclasses.replace(args, global_batch_size=128).gradient_accumulation_steps == 2 * steps
+    args.global_batch_size = 192
+    settle_global_batch_size(args)
+    assert args.gradient_accumulation_steps == 3 * steps
+
+
+@pytest.mark.parametrize(
+    ("values", "processes", "words"),
+    [
+        ({"per_device_train_batch_size": 5}, 2, r"not a multiple of the 10 .*Set .* to one of 1, 2, 3, 4, 6, 12\."),
+        ({"per_device_train_batch_size": 2}, 5, r"global_batch_size=24 .*5 processes take.*Set it to a multiple of 5"),
+        ({"gradient_accumulation_steps": 4}, 1, r"gradient_accumulation_steps=4 and global_batch_size=24 are both set"),
+        ({"global_batch_size": 0}, 1, r"global_batch_size=0 is out of range"),
+    ],
+)
+def test_a_global_batch_size_that_the_sizes_do_not_make_is_refused_with_those_that_do(
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], processes: int, words: str
+) -> None:
+    monkeypatch.setattr(TrainingArguments, "world_size", processes)
+    with pytest.raises(ValueError, match=words):
+        TrainingArguments("out", use_cpu=True, **{"global_batch_size": 24, **values})
+
+
+def test_split_batches_count_once_for_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TrainingArguments, "world_size", 2)
+    settings = {"accelerator_config": {"split_batches": True}, "per_device_train_batch_size": 8}
+    assert TrainingArguments("out", global_batch_size=64, **settings).gradient_accumulation_steps == 8

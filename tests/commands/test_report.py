@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from littrainer import TrainingArguments
-from littrainer.checkpoint.arguments_file import write_run_record
+from littrainer.checkpoint.run_record import write_run_record
 from littrainer.checkpoint.verification import damage_in
 from littrainer.cli import main
 from littrainer.commands import report

@@ -4,17 +4,20 @@ import random
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from littrainer.data.loaders import LookaheadLoader
 from littrainer.data.position import (
     DataProgress,
     ExactStreamState,
     ResumePoint,
+    rows_in,
     skips_by_index,
     without_first_batches,
+    without_first_rows,
 )
 from littrainer.data.samplers import EpochSeededSampler
+from littrainer.data.sharding import Share, SharedBatches
 from tests.data.test_loaders import Numbers
 from tests.scenarios.data import Stream
 
@@ -95,3 +98,37 @@ def test_a_state_that_a_checkpoint_cannot_hold_is_named_once(caplog: pytest.LogC
     state = ExactStreamState.of(DataLoader(Tells(state={"callback": print})))
     assert state is not None and state.save() is None and state.save() is None
     assert caplog.text.count("Tells.state_dict() holds objects that no checkpoint stores") == 1
+
+
+def batches_of(rows: int, size: int, share: Share | None, left_out: int, drop_last: bool = False) -> list[list[int]]:
+    """The index batches that a process reads behind some rows, of a loader whose batches several may share."""
+    batches: Any = BatchSampler(range(rows), size, drop_last)
+    loader = DataLoader(Numbers(rows), batch_sampler=batches if share is None else SharedBatches(batches, share))
+    later = without_first_rows(loader, [left_out])
+    assert later is not None and len(later) == len(list(later.batch_sampler))
+    # Only the next iteration is shorter.
+    assert next(iter(later.batch_sampler))[0] == (0 if share is None else share.number * size)
+    return list(without_first_rows(loader, [left_out]).batch_sampler)  # type: ignore[union-attr]
+
+
+def test_batches_are_formed_of_the_rows_that_are_left() -> None:
+    assert batches_of(10, 4, None, 3) == [[3, 4, 5, 6], [7, 8, 9]]
+    assert batches_of(10, 4, None, 3, drop_last=True) == [[3, 4, 5, 6]]
+    assert [batches_of(10, 2, Share(number, 2), 3) for number in (0, 1)] == [[[3, 4], [7, 8]], [[5, 6], [9, 3]]]
+    assert batches_of(10, 4, None, 10) == []
+
+
+def test_the_rows_of_some_batches_are_counted_over_all_processes_and_for_each_worker_that_reads_a_stream() -> None:
+    loader = LookaheadLoader(Numbers(40), 3)
+    loader.processes = 4
+    assert rows_in(loader, 2) == [24]
+    # Three workers take turns: five batches are two, two and one.
+    assert rows_in(DataLoader(Stream([]), 4, num_workers=3), 5) == [8, 8, 4]
+    assert rows_in(["no loader"], 2) is None
+
+
+def test_a_stream_that_is_read_in_other_parts_cannot_leave_rows_out() -> None:
+    stream = DataLoader(Stream([{"x": number} for number in range(6)]), 2, collate_fn=list)
+    later = without_first_rows(stream, [3])
+    assert later is not None and [[row["x"] for row in batch] for batch in later] == [[3, 4], [5]]
+    assert without_first_rows(stream, [3, 2]) is None

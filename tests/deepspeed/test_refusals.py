@@ -95,6 +95,11 @@ def test_a_configuration_set_after_the_trainer_was_made_or_with_fsdp_is_refused(
         quiet_arguments(tmp_path, deepspeed=stage(2), fsdp="full_shard")
 
 
+def test_checkpoints_of_the_engine_are_not_thinned(deepspeed: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="DeepSpeed reads weights and optimizer from the same files: leave it unset"):
+        quiet_trainer(tmp_path, deepspeed=stage(2), keep_optimizer_states=1).train()
+
+
 def test_arguments_without_effect_under_the_configuration_are_warned_of(
     deepspeed: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint import weights
+from littrainer.checkpoint.atomic_write import wait_for_deletions
 from littrainer.checkpoint.checksums import read_manifest
 from littrainer.checkpoint.run_lock import CLAIM_NAME
 from littrainer.checkpoint.verification import damage_in
@@ -222,6 +223,29 @@ def checkpoints_written_in_the_background_are_the_same_and_a_failure_ends_both(f
     assert left == ["checkpoint-2"]
 
 
+def older_checkpoints_are_thinned_and_the_last_healthy_one_stays(folder: Path) -> None:
+    class Harm(TrainerCallback):
+        """Makes a weight infinite after the second of three saves."""
+
+        def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+            if state.global_step == 5:
+                next(model.parameters()).data.view(-1)[0] = float("inf")
+
+    run = folder / "run"
+    make(run, Harm(), keep_optimizer_states=1, save_total_limit=1).train()
+    state = state_of(run)
+    make(folder / "thin", keep_optimizer_states=1).train()
+    wait_for_deletions()
+    thin = state_of(folder / "thin")
+    left = names_in(folder / "thin" / "checkpoint-2")
+    resumed = make(run)
+    resumed.train(resume_from_checkpoint=True)
+    refused = error_of(lambda: make(run).train(resume_from_checkpoint=str(folder / "thin" / "checkpoint-2")))
+    assert state == WHOLE[1:] and weights_of(resumed) == WEIGHTS_OF_A_WHOLE_RUN
+    assert thin == WHOLE and left == [FILES[0], FILES[3], *FILES[-2:]]
+    check_errors(refused, 0, f"newest complete one is {folder / 'thin' / 'checkpoint-6'}")
+
+
 def a_damaged_newest_checkpoint_is_passed_over_by_both_and_refused_by_name(folder: Path) -> None:
     run = folder / "run"
     make(run, StopAfter(4)).train()
@@ -386,6 +410,7 @@ CHECKS = (
     a_checkpoint_holds_a_part_of_each_process_and_is_resumed_exactly,
     a_checkpoint_that_one_process_cannot_write_ends_both_and_the_earlier_ones_are_gone_on_from,
     checkpoints_written_in_the_background_are_the_same_and_a_failure_ends_both,
+    older_checkpoints_are_thinned_and_the_last_healthy_one_stays,
     a_damaged_newest_checkpoint_is_passed_over_by_both_and_refused_by_name,
     parts_written_on_another_disk_are_brought_to_the_checkpoint_which_is_refused_there,
     each_node_writes_a_whole_checkpoint_to_its_disk_and_resumes_from_it,

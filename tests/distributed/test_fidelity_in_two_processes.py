@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from littrainer.commands.differences import first_difference
 from tests.distributed.fidelity_process import PLAN
 from tests.distributed.together import start_processes
 from tests.fidelity.cases import several_processes_data
-from tests.fidelity.compare import first_difference
 from tests.fidelity.conftest import RUNS
 from tests.fidelity.differences import read_record
 from tests.fidelity.kept_records import KeptRecords, records_kept_in_cache

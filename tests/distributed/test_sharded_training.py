@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from littrainer.checkpoint.distributed_resume import checkpoint_to_resume
+from littrainer.checkpoint.verification import has_finite_weights
 from tests.distributed import sharded_process
 from tests.distributed.sharded_process import CHECKS, STEPS, adapter, curve, llama, trainer_of
 from tests.distributed.together import found_in, run_together
@@ -115,6 +116,7 @@ def test_checkpoints_have_the_files_that_transformers_has_for_fsdp(folder: Path)
             "__0_0.distcp",
             "__1_0.distcp",
         }
+    assert has_finite_weights(folder / "whole" / "kept") and has_finite_weights(folder / "parts" / "checkpoint-2")
 
 
 @pytest.mark.parametrize("checkpoint", ["whole/kept", "parts/checkpoint-2"])

@@ -6,10 +6,12 @@ processes: which model it is handed, what is exchanged when, and who decides.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,10 +32,11 @@ from littrainer.checkpoint.weights import write_weights
 from littrainer.distributed.agreement import from_each
 from littrainer.training import batch_size_search
 from tests.distributed.checks import carry_out
-from tests.scenarios.data import Rows, vector_rows
-from tests.scenarios.models import PartlyTrainedClassifier, VectorClassifier
+from tests.scenarios.collators import pad_tokens
+from tests.scenarios.data import Rows, tag_rows, token_rows, vector_rows
+from tests.scenarios.models import PartlyTrainedClassifier, VectorClassifier, tiny_bert_classifier, tiny_bert_tagger
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
-from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
+from tests.scenarios.trainers import StepwiseTrainer, plain_descent, quiet_trainer
 
 RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 KINDS: tuple[type[Trainer], ...] = (Trainer, StepwiseTrainer)
@@ -309,6 +312,50 @@ def finders_and_limits_are_those_of_all_processes(folder: Path) -> None:
         assert (size, steps, samples, is_unchanged) == (2, 3, 4, True)
 
 
+def an_exact_loss_is_that_of_the_whole_batch_in_one_process(folder: Path) -> None:
+    without_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    heads = ((tiny_bert_tagger, tag_rows(24)), (tiny_bert_classifier, token_rows(24)))
+    for (make, rows), kind in itertools.product(heads, KINDS):
+        found = {}
+        for normalization in ("exact", "transformers"):
+            torch.manual_seed(0)
+            model = make(**without_dropout)
+            trainer = quiet_trainer(
+                folder,
+                model,
+                kind=kind,
+                given={"train_dataset": Rows(rows), "data_collator": pad_tokens},
+                per_device_train_batch_size=2,
+                gradient_accumulation_steps=2,
+                max_steps=3,
+                optim="sgd",
+                learning_rate=0.1,
+                max_grad_norm=0.0,
+                train_sampling_strategy="sequential",
+                logging_strategy="steps",
+                logging_steps=1,
+                loss_normalization=normalization,
+            )
+            with warnings.catch_warnings(record=True) as given:
+                warnings.simplefilter("always")
+                trainer.train()
+            losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+            texts = [str(one.message) for one in given if "loss_normalization" in str(one.message)]
+            found[normalization] = losses, weights_of(trainer), texts
+        torch.manual_seed(0)
+        whole = make(**without_dropout).train()
+        expected = plain_descent(whole, (pad_tokens(rows[begin : begin + 8]) for begin in (0, 8, 16)), 0.1)
+        losses, weights, texts = found["exact"]
+        assert alike(losses) == pytest.approx(expected, rel=1e-5) and not texts
+        expected_weights = torch.cat([one.detach().flatten() for one in whole.parameters()])
+        torch.testing.assert_close(torch.tensor(alike(weights)), expected_weights, rtol=1e-4, atol=1e-6)
+        losses, _, texts = found["transformers"]
+        assert losses[0] == pytest.approx(4 * expected[0], rel=0.05)
+        is_named = ["2 micro-batches in each of 2 processes in an optimizer step" in text for text in texts]
+        assert is_named == [True] * (RANK == 0), texts
+        assert all("4 times too large" in text for text in texts)
+
+
 def speed_is_that_of_all_processes_and_the_first_ones_times(folder: Path) -> None:
     slow = time.sleep if RANK else lambda _: None
 
@@ -355,6 +402,7 @@ def muon_trains_alike_and_resumes(folder: Path) -> None:
 
 
 CHECKS = (
+    an_exact_loss_is_that_of_the_whole_batch_in_one_process,
     beside_gradients_nothing_is_waited_for_between_two_steps_that_do_not_log,
     parameters_without_gradients_are_an_error_with_a_remedy_where_nobody_looks_for_them,
     a_strategy_of_the_users_keeps_its_hook_and_gradients_are_exchanged_once_in_a_window,

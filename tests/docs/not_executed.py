@@ -5,6 +5,12 @@ from __future__ import annotations
 NOT_EXECUTED: dict[str, dict[str, str]] = {
     "docs/architecture.md": {"script ──► TrainingArguments": "a drawing"},
     "docs/callbacks.md": {"ValueError: no such file": "an error; expectations.py has it raised, and compares"},
+    "docs/compare.md": {
+        "equal, bit": "what verify prints; tests/commands/test_verify.py",
+        "different: first": "what verify prints; tests/commands/test_verify.py",
+        "equal but": "what verify prints on a GPU; tests/commands/test_verify.py",
+        "The logs differ": "what compare prints; tests/commands/test_compare.py",
+    },
     "docs/checkpoints.md": {"Interrupted at": "what Ctrl-C prints; tests/training/test_interruption_report.py"},
 }
 """page -> the beginning of a block's code or of a command line -> why it is not executed."""

@@ -15,8 +15,8 @@ from lightning.pytorch.trainer import call
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint.random_state import capture_random_states
+from littrainer.commands.differences import first_difference
 from littrainer.engine import fast_evaluation_loop
-from tests.fidelity.compare import first_difference
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.models import NoisyClassifier

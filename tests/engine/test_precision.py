@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStr
 from torch import nn
 
 import littrainer
-from littrainer import Trainer
+from littrainer import Trainer, UnhealthyTrainingError
 from littrainer.engine import fast_training_loop
 from littrainer.engine.lightning_trainer import DERIVED_KEYWORDS
 from littrainer.engine.precision import precision_plugin
@@ -27,16 +28,17 @@ SCALE = 2.0**10
 class Overflowing(VectorClassifier):
     """Its gradient is infinite in the micro-batches of training, counted from 0, that are named."""
 
-    def __init__(self, *broken: int) -> None:
+    def __init__(self, *broken: int, factor: float = 3e38) -> None:
         super().__init__()
         self.broken = broken
+        self.factor = factor
         self.micro_batches = 0
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
         outputs = super().forward(x, labels)
         if self.training:
             if self.micro_batches in self.broken:
-                outputs["loss"] = outputs["loss"] * torch.tensor(3e38)
+                outputs["loss"] = outputs["loss"] * torch.tensor(self.factor)
             self.micro_batches += 1
         return outputs
 
@@ -54,6 +56,24 @@ def scaled_trainer(folder: Path, model: nn.Module, kind: type[Trainer] = Trainer
     trainer = quiet_trainer(folder, model, kind=kind, given=given, **{**settings, **changes})
     trainer.accelerator._scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
     return trainer
+
+
+@pytest.mark.parametrize("way", ["warn", "skip", "rollback", "stop"])
+def test_an_overflow_is_left_to_loss_scaling_and_a_loss_that_is_not_finite_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    changes = {"on_nonfinite": way, "save_strategy": "steps", "save_steps": 1}
+    trainer = scaled_trainer(tmp_path, Overflowing(1, factor=1e37), **changes)
+    trainer.train()
+    assert not caplog.records and trainer.accelerator.scaler.get_scale() == SCALE / 2
+    rows = vector_rows(20)
+    rows[7]["x"] = rows[7]["x"] * torch.inf
+    trainer = scaled_trainer(tmp_path / "sick", VectorClassifier(), **changes)
+    trainer.train_dataset = Rows(rows)
+    with pytest.raises(UnhealthyTrainingError) if way == "stop" else nullcontext():
+        trainer.train()
+    assert way == "stop" or "row 7 in x" in caplog.text
+    assert all(torch.isfinite(part).all() for part in trainer.model.parameters())
 
 
 def values(trainer: Trainer, name: str) -> list[float]:

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from littrainer import TrainerCallback
-from tests.fidelity.compare import first_difference
+from littrainer.commands.differences import first_difference
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.models import NoisyClassifier, VectorClassifier

@@ -79,6 +79,8 @@ def train(library: str, folder: Path, report: Callable[[int], object] = lambda s
         disable_tqdm=True,
         use_cpu=True,
         dataloader_pin_memory=False,
+        # The older ones are thinned while the run is killed.
+        **({"keep_optimizer_states": KEPT - 1} if library == "littrainer" else {}),
     )
     trainer = names.Trainer(model=Dropping(), args=arguments, train_dataset=samples(), callbacks=[Report()])
     trainer.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")))

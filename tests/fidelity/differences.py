@@ -8,7 +8,7 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
-from tests.fidelity.compare import first_difference
+from littrainer.commands.differences import first_difference
 from tests.fidelity.record import Record
 
 NOT_COMPARED = ("error", "automatic_optimization")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fidelity.compare import first_difference
+from littrainer.commands.differences import first_difference
 from tests.fidelity.differences import read_record
 from tests.fidelity.record import Record
 from tests.fidelity.registry import aspects_of

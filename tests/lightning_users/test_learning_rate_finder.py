@@ -16,8 +16,8 @@ from torch.optim.lr_scheduler import LambdaLR, SequentialLR
 
 from littrainer import Trainer, TrainerCallback, set_seed
 from littrainer.checkpoint.random_state import capture_random_states
+from littrainer.commands.differences import first_difference
 from littrainer.lightning.lightning_extras import RangeTest
-from tests.fidelity.compare import first_difference
 from tests.scenarios.data import Rows
 from tests.scenarios.models import NoisyClassifier, VectorClassifier, tiny_llama
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer

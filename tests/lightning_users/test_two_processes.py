@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from littrainer import TransformersModule
+from littrainer import TransformersModule, set_seed
 from tests.distributed.together import PROCESSES, found_together
 from tests.lightning_users import two_processes
 from tests.lightning_users.curves import EPOCHS
 from tests.lightning_users.two_processes import EVALUATED_ROWS, SAVED_AFTER
+from tests.scenarios.collators import pad_tokens
+from tests.scenarios.data import tag_rows
+from tests.scenarios.trainers import plain_descent
 
 Found = list[dict[str, Any]]
 SPLIT = {"fsdp2": {"DTensor"}, "tensor parallel": {"DTensor", "Parameter"}}
@@ -37,6 +40,15 @@ def test_numbers_are_those_of_a_trainer(found: Found) -> None:
         assert len(plain.losses) == 2 * EPOCHS
         torch.testing.assert_close(plain.losses, in_order.losses, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(plain.weights, in_order.weights, rtol=1e-5, atol=1e-6)
+
+
+def test_an_exact_loss_is_that_of_the_whole_batch(found: Found) -> None:
+    set_seed(0)
+    whole, rows = two_processes.TAGGER().train(), tag_rows(24)
+    expected = plain_descent(whole, (pad_tokens(rows[begin : begin + 8]) for begin in (0, 8, 16)), 0.1)
+    for one in (each["exact"] for each in found):
+        assert one["losses"] == pytest.approx(expected, rel=1e-5)
+        torch.testing.assert_close(one["weights"], list(whole.parameters()), rtol=1e-4, atol=1e-6)
 
 
 def test_they_share_the_data_as_under_our_trainer_and_resume_it_together(found: Found) -> None:

@@ -25,9 +25,9 @@ from littrainer.strategies.shards import whole_state_dict
 from tests.lightning_users import reading
 from tests.lightning_users.curves import JOBS, QUIET, Job, curve_of_lightning, curve_of_our_trainer, data_module
 from tests.scenarios.collators import pad_tokens
-from tests.scenarios.data import Rows, language_rows, token_rows
+from tests.scenarios.data import Rows, language_rows, tag_rows, token_rows
 from tests.scenarios.metrics import accuracy
-from tests.scenarios.models import CLASSES, tiny_bert_classifier, tiny_gpt2, tiny_llama
+from tests.scenarios.models import CLASSES, tiny_bert_classifier, tiny_bert_tagger, tiny_gpt2, tiny_llama
 from tests.scenarios.other_processes import end_process
 from tests.scenarios.trainers import quiet_trainer
 
@@ -44,6 +44,7 @@ STRATEGIES: dict[str, Any] = {
 ACCUMULATION = 2
 # An odd number, so that the last batch of one process is filled up.
 EVALUATED_ROWS = 7
+TAGGER = partial(tiny_bert_tagger, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 # Behind the first window of the second epoch.
 SAVED_AFTER = 5
 
@@ -148,6 +149,23 @@ def trained(folder: Path, name: str) -> dict[str, Any]:
     return {"losses": losses, "split": split, "weights": {key: value.clone() for key, value in state.items()}}
 
 
+def exact() -> dict[str, Any]:
+    """Losses and weights of a head that ignores the number of labels, in two micro-batches of each process."""
+    losses: list[float] = []
+
+    class Watch(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
+            losses.extend([trainer.callback_metrics["train_loss"].item()] if index % 2 else [])
+
+    arguments = {"learning_rate": 0.1, "optim": "sgd", "max_grad_norm": 0.0, "loss_normalization": "exact"}
+    set_seed(0)
+    module = TransformersModule(TAGGER(), arguments)
+    settings: dict[str, Any] = {"accumulate_grad_batches": 2, "log_every_n_steps": 1, "callbacks": [Watch()]}
+    # DistributedSampler deals single rows out: a step has eight rows that follow each other.
+    lightning_trainer(max_epochs=1, **settings).fit(module, loader_in_order(Rows(tag_rows(24)), 2))
+    return {"losses": losses, "weights": [one.detach().clone() for one in module.model.parameters()]}
+
+
 def formats_in_half_precision() -> list[torch.dtype]:
     """What a layer of a sharded model computes with in a `bf16-mixed` training, and what its loss is in."""
     set_seed(0)
@@ -178,7 +196,7 @@ def metrics() -> dict[str, Any]:
 def main(folder: Path) -> None:
     found: dict[str, Any] = {"curves": curves(folder), "read": read(folder)}
     found.update({name: trained(folder, name) for name in STRATEGIES})
-    found.update(formats=formats_in_half_precision(), metrics=metrics())
+    found.update(formats=formats_in_half_precision(), metrics=metrics(), exact=exact())
     (folder / f"{RANK}.pickle").write_bytes(pickle.dumps(found))
 
 

@@ -18,6 +18,7 @@ from littrainer.optim.schedules import (
     FOLLOWING_A_METRIC,
     SCHEDULES,
     get_scheduler,
+    move_schedule,
     schedule_maker,
     step_with_metric,
     steps_with_metric,
@@ -148,3 +149,21 @@ def test_a_metric_is_found_with_or_without_its_prefix_and_the_loss_by_default() 
     assert seen == [0.7, 0.7, 0.5]
     with pytest.raises(KeyError, match=r"metric_for_best_model.*eval_accuracy.*eval_loss.*compute_metrics"):
         step_with_metric(schedule, metrics, "accuracy")
+
+
+def test_a_schedule_that_is_moved_goes_on_as_if_it_had_taken_so_many_steps() -> None:
+    def schedule(steps: int) -> Any:
+        optimizer = SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+        made = get_scheduler("cosine", optimizer, num_warmup_steps=2, num_training_steps=9)
+        for _ in range(steps):
+            optimizer.step()
+            made.step()
+        return made
+
+    moved, expected = schedule(2), schedule(6)
+    move_schedule(moved, 6)
+    assert moved.last_epoch == 6 and moved.get_last_lr() == expected.get_last_lr()
+    assert moved.optimizer.param_groups[0]["lr"] == expected.get_last_lr()[0]
+    plateau = ReduceLROnPlateau(moved.optimizer)
+    move_schedule(plateau, 6)
+    assert plateau.last_epoch == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,19 @@ def quiet_arguments(folder: Path | str, kind: Any = TrainingArguments, **changes
         changes: arguments on top of `QUIET_RUN`.
     """
     return kind(output_dir=str(folder), **{**QUIET_RUN, **changes})
+
+
+def plain_descent(model: nn.Module, batches: Iterable[Any], learning_rate: float) -> list[float]:
+    """Train on batches by steps against the gradient, with rates that fall linearly to 0; return the losses."""
+    losses, batches = [], list(batches)
+    for number, batch in enumerate(batches):
+        loss = model(**batch)["loss"]
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter -= learning_rate * (1 - number / len(batches)) * gradient
+        losses.append(loss.item())
+    return losses
 
 
 def quiet_trainer(

@@ -11,7 +11,7 @@ import torch
 
 from littrainer import Trainer
 from littrainer.checkpoint.random_state import capture_random_states
-from tests.fidelity.compare import first_difference
+from littrainer.commands.differences import first_difference
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.models import NoisyClassifier
 from tests.scenarios.trainers import quiet_arguments

@@ -115,3 +115,20 @@ def test_the_cache_is_emptied_in_every_so_many_optimizer_steps(
     )
     trainer.train()
     assert len(calls) == expected
+
+
+def test_each_size_that_is_tried_leaves_the_samples_of_an_optimizer_step_as_they_are(tmp_path: Path) -> None:
+    model = SmallMemory(5)
+    trainer = quiet_trainer(
+        tmp_path,
+        model,
+        rows=24,
+        auto_find_batch_size=True,
+        per_device_train_batch_size=12,
+        global_batch_size=12,
+        num_train_epochs=1,
+    )
+    output = trainer.train()
+    # Of the sizes that divide twelve.
+    assert model.sizes == [12, 6, *[4] * 6]
+    assert output.global_step == 2 and trainer.args.gradient_accumulation_steps == 3

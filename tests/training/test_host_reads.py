@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from littrainer import Trainer, TrainerCallback
+from littrainer.training.health import HealthGuard
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import tiny_bert_for_masked_tokens, tiny_gpt2
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
@@ -97,11 +98,12 @@ def reads_by_step(
         (Trainer, {"logging_nan_inf_filter": False, "disable_tqdm": False}),
         (Trainer, {"include_num_input_tokens_seen": "all", "max_grad_norm": 0.5, "gradient_accumulation_steps": 2}),
         (Trainer, {"enable_jit_checkpoint": True}),
+        (Trainer, {"on_nonfinite": "stop", "spike_factor": 9.0, "gradient_accumulation_steps": 2}),
         (Trainer, {"log_speed": True, "gradient_accumulation_steps": 2}),
     ],
     ids=[
         *("plain", "own training_step", "accumulating", "bf16", "smoothed labels", "adafactor"),
-        *("unfiltered, with bars", "tokens counted", "checkpoints on a signal", "speed logged"),
+        *("unfiltered, with bars", "tokens counted", "checkpoints on a signal", "watched for spikes", "speed logged"),
     ],
 )
 def test_nothing_is_read_but_where_losses_are_logged(
@@ -111,6 +113,20 @@ def test_nothing_is_read_but_where_losses_are_logged(
     assert {step: dict(reads) for step, reads in found.items() if reads and step % LOGGING_STEPS} == {}
     # Logging reads, or nothing was counted.
     assert all(found[step] for step in found if step % LOGGING_STEPS == 0)
+
+
+@pytest.mark.parametrize("way", ["skip", "rollback"])
+def test_one_number_is_read_in_a_step_that_may_be_left_out(tmp_path: Path, way: str) -> None:
+    settings = {"save_strategy": "steps", "save_steps": STEPS, "gradient_accumulation_steps": 2}
+    found = reads_by_step(tmp_path, on_nonfinite=way, spike_factor=9.0, **settings)
+    assert {reads.total() for step, reads in found.items() if step % LOGGING_STEPS} == {1}
+
+
+def test_a_log_reads_once_more_than_it_reads_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = reads_by_step(tmp_path)[LOGGING_STEPS].total()
+    monkeypatch.setattr(HealthGuard, "look", lambda self: None)
+    # On a CPU what is read at once is counted twice: as a copy to the host, and as a list of numbers.
+    assert watched - reads_by_step(tmp_path)[LOGGING_STEPS].total() == 2
 
 
 def sentences(count: int) -> list[Any]:

@@ -17,6 +17,7 @@ from littrainer.training.loss import (
     loss_and_outputs,
     normalised,
 )
+from littrainer.training.loss_normalization import UNKNOWN
 from tests.scenarios.models import (
     LogitsOnly,
     LosslessClassifier,
@@ -69,6 +70,7 @@ def facts(**changes: Any) -> Any:
         "training_step": print,
         "current_gradient_accumulation_steps": 4,
         "_loss_shifts_labels": False,
+        "_loss_head": UNKNOWN,
         "args": SimpleNamespace(world_size=1, average_tokens_across_devices=True),
     }
     return SimpleNamespace(**{**defaults, **changes})

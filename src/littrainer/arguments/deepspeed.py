@@ -446,7 +446,7 @@ def settle_deepspeed(args: Any) -> None:
 
 
 def check_settled(args: Any, is_enabled: bool) -> None:
-    """Refuse a `deepspeed` that was set after the Trainer was made.
+    """Refuse a `deepspeed` that was set after the Trainer was made, and `keep_optimizer_states` with it.
 
     Parameters:
         is_enabled: whether the Trainer was made for DeepSpeed.
@@ -460,6 +460,11 @@ def check_settled(args: Any, is_enabled: bool) -> None:
         raise ValueError(
             "`deepspeed` was set after the Trainer was made: set it in TrainingArguments, or at least before the "
             "Trainer is made."
+        )
+    if is_enabled and args.keep_optimizer_states is not None:
+        raise ValueError(
+            f"keep_optimizer_states={args.keep_optimizer_states} thins checkpoints to their weights, and DeepSpeed "
+            "reads weights and optimizer from the same files: leave it unset, or set save_total_limit."
         )
 
 

@@ -246,7 +246,25 @@ DESTINATIONS: dict[str, Destination] = {
     "eval_loss_weighting": Destination(Place.EVALUATION, "How the losses of batches are weighted in their mean."),
     "save_minutes": Destination(Place.CHECKPOINT, "Looked at after each optimizer step, on the first process's clock."),
     "eval_minutes": Destination(Place.EVALUATION, "Looked at after each optimizer step, on the first process's clock."),
+    "loss_normalization": Destination(
+        Place.STEP, "`exact` weighs the mean of a micro-batch by its samples or labels among those of the window."
+    ),
+    "global_batch_size": Destination(
+        Place.STEP,
+        "`gradient_accumulation_steps` is this, divided by `per_device_train_batch_size` and the processes.",
+    ),
     "max_minutes": Destination(Place.FLOW, "Looked at after each optimizer step, on the first process's clock."),
+    "on_nonfinite": Destination(
+        Place.FLOW,
+        "Losses and gradient norms are read together at logs and saves; for `skip`, `rollback` at each step.",
+    ),
+    "spike_factor": Destination(Place.FLOW, "Compared with the norms since the training began, from the 20th on."),
+    "save_total_limit_best": Destination(
+        Place.CHECKPOINT, "Older checkpoints that are not among the best are deleted."
+    ),
+    "keep_optimizer_states": Destination(
+        Place.CHECKPOINT, "After a save, files that only a resume needs are deleted from older checkpoints."
+    ),
     "log_speed": Destination(Place.LOGS, "Times are taken in each micro-batch, and logged with the loss."),
     "ema_decay": Destination(Place.STEP, "Decay of a `WeightAveraging` callback of Lightning."),
     "ema_use": Destination(Place.CHECKPOINT, "Read when `ema_decay` is set."),

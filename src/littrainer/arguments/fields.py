@@ -37,7 +37,10 @@ ANNOUNCING_SIGNALS = tuple(
 )
 DEFAULT_ANNOUNCING_SIGNAL = "SIGTERM"
 
+# The first one is the default.
+ON_NONFINITE = ("warn", "skip", "rollback", "stop")
 EVAL_LOSS_WEIGHTINGS = ("batches", "samples", "labels")
+LOSS_NORMALIZATIONS = ("transformers", "exact")
 EMA_USES = ("both", "evaluate", "save")
 
 
@@ -419,6 +422,35 @@ class AdditionalFields:
     max_minutes: float | None = argument(
         None,
         "End training after so many minutes of this call of `train()`, as at `max_steps`; a resumed one has as many.",
+    )
+    on_nonfinite: str = argument(
+        ON_NONFINITE[0],
+        "What happens if loss or gradients are not finite: `warn` tells what came first, at the latest at the next "
+        "log; `skip` leaves the optimizer step out; `rollback` goes back to the last healthy checkpoint and leaves "
+        "that batch out; `stop` ends the training with an error, before anything sick is saved.",
+        choices=list(ON_NONFINITE),
+    )
+    spike_factor: float | None = argument(
+        None, "Treat a gradient norm of more than so many times the median of the last 100 as one that is not finite."
+    )
+    save_total_limit_best: int | None = argument(
+        None,
+        "Checkpoints to keep for their `metric_for_best_model`, besides the newest `save_total_limit` (1 if unset).",
+    )
+    keep_optimizer_states: int | None = argument(
+        None,
+        "Newest checkpoints that can be resumed from; older ones are thinned to their weights. Unset, none is thinned.",
+    )
+    loss_normalization: str = argument(
+        LOSS_NORMALIZATIONS[0],
+        "What the losses of an optimizer step are divided by: `transformers`, as there; `exact`, by its samples or "
+        "labels in all micro-batches and processes, so that loss and gradients do not depend on how they are split.",
+        choices=list(LOSS_NORMALIZATIONS),
+    )
+    global_batch_size: int | None = argument(
+        None,
+        "Samples of an optimizer step in all processes together; sets `gradient_accumulation_steps`, so that they stay "
+        "as many on other machines.",
     )
     log_speed: bool = argument(
         False, "Log where the time goes: seconds of each part of the steps, rates, padding, seconds left."

@@ -159,7 +159,8 @@ def _derive_evaluation(args: ArgumentFields) -> None:
                 f"got eval_steps={args.eval_steps} and logging_steps={args.logging_steps}."
             )
         args.eval_steps = args.logging_steps
-    watches_a_metric = args.load_best_model_at_end or args.lr_scheduler_type in SCHEDULES_THAT_WATCH_A_METRIC
+    ranks_checkpoints = args.load_best_model_at_end or args.save_total_limit_best
+    watches_a_metric = ranks_checkpoints or args.lr_scheduler_type in SCHEDULES_THAT_WATCH_A_METRIC
     if watches_a_metric and args.metric_for_best_model is None:
         args.metric_for_best_model = "loss"
     if args.greater_is_better is None and args.metric_for_best_model is not None:

@@ -26,6 +26,7 @@ from littrainer.arguments.fields import (
 )
 from littrainer.arguments.normalization import CHOICE_FIELDS, SCHEDULES_THAT_WATCH_A_METRIC
 from littrainer.distributed.environment import refused_variables
+from littrainer.distributed.layout import data_parallel_size
 
 LARGEST_WHOLE_NUMBER = 2**63 - 1
 
@@ -74,6 +75,7 @@ RANGES: dict[str, Range] = {
     "adam_beta2": Range(low=0, below=1),
     "adam_epsilon": FROM_0,
     "gradient_accumulation_steps": FROM_1,
+    "global_batch_size": FROM_1,
     "label_smoothing_factor": SHARE,
     "neftune_noise_alpha": FROM_0,
     "torch_empty_cache_steps": FROM_1,
@@ -87,6 +89,9 @@ RANGES: dict[str, Range] = {
     "save_minutes": FROM_0,
     "eval_minutes": FROM_0,
     "max_minutes": FROM_0,
+    "spike_factor": FROM_1,
+    "save_total_limit_best": FROM_1,
+    "keep_optimizer_states": FROM_1,
     "ema_decay": Range(low=0, below=1),
     # What NumPy and torch take as seeds.
     "seed": Range(low=0, high=2**32 - 1),
@@ -289,6 +294,7 @@ def validate(args: ArgumentFields) -> None:
     _check_step_intervals(args)
     if getattr(args, "decides_the_run", True):
         _check_best_model(args)
+        check_health_arguments(args)
         if args.lr_scheduler_type in SCHEDULES_THAT_WATCH_A_METRIC and args.eval_strategy == IntervalStrategy.NO:
             raise ValueError(
                 f"lr_scheduler_type={_text(args.lr_scheduler_type)!r} follows an evaluation metric; "
@@ -300,6 +306,11 @@ def validate(args: ArgumentFields) -> None:
     for first, second in (("fp16", "bf16"), ("fp16_full_eval", "bf16_full_eval")):
         if getattr(args, first) and getattr(args, second):
             raise ValueError(f"{first} and {second} are both set; choose one of them.")
+    if args.loss_normalization == "exact" and not args.average_tokens_across_devices:
+        raise ValueError(
+            'loss_normalization="exact" divides by what all processes count, and average_tokens_across_devices=False '
+            "by what each counts; leave that at True."
+        )
     checkpointing: Any = args.activation_checkpointing_kwargs
     every = (checkpointing or {}).get("every_n_layers", 1)
     if not isinstance(every, int) or every < 1:
@@ -332,11 +343,12 @@ def _check_step_intervals(args: ArgumentFields) -> None:
 
 
 def _check_best_model(args: ArgumentFields) -> None:
-    if not args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST:
+    asks = "load_best_model_at_end" if args.load_best_model_at_end else "save_total_limit_best"
+    if not getattr(args, asks) or args.save_strategy == SaveStrategy.BEST:
         return
     if args.eval_strategy != args.save_strategy:
         raise ValueError(
-            "load_best_model_at_end needs a checkpoint for each evaluation, but "
+            f"{asks} needs a checkpoint for each evaluation, but "
             f"eval_strategy={_text(args.eval_strategy)!r} and save_strategy={_text(args.save_strategy)!r}; "
             'set both to the same value, or save_strategy="best".'
         )
@@ -346,8 +358,42 @@ def _check_best_model(args: ArgumentFields) -> None:
     both_are_shares = saving < 1 and evaluating < 1
     if not both_are_shares or (saving * MILLIONTHS) % (evaluating * MILLIONTHS) != 0:
         raise ValueError(
-            "load_best_model_at_end needs an evaluation at each checkpoint, but "
+            f"{asks} needs an evaluation at each checkpoint, but "
             f"save_steps={args.save_steps} is not a multiple of eval_steps={args.eval_steps}."
+        )
+
+
+def check_health_arguments(args: Any) -> None:
+    """Refuse a way to act on unhealthy gradients that the other arguments leave no room for.
+
+    A script may set arguments after it made them, so this is called again before training.
+
+    Raises:
+        ValueError: names the arguments and what to change.
+    """
+    way = args.on_nonfinite
+    remedy = 'or choose on_nonfinite="warn" or "stop".'
+    if way == "rollback" and args.save_strategy == SaveStrategy.NO:
+        raise ValueError(
+            f'on_nonfinite="rollback" goes back to a checkpoint, and save_strategy="no" saves none; set it to "steps", '
+            f"{remedy}"
+        )
+    if way == "rollback" and args.save_only_model:
+        raise ValueError(
+            'on_nonfinite="rollback" goes back to the optimizer\'s state too, and save_only_model=True does not save '
+            f"it; set it to False, {remedy}"
+        )
+    if way in ("skip", "rollback") and args.deepspeed:
+        raise ValueError(
+            f"on_nonfinite={way!r} looks at the gradient norm before the optimizer step, and DeepSpeed's engine "
+            "computes it within the step; fp16 in its config leaves out steps that overflow. Choose "
+            'on_nonfinite="warn" or "stop".'
+        )
+    optim = str(_text(args.optim))
+    if way == "skip" and ("layerwise" in optim or "lomo" in optim):
+        raise ValueError(
+            f'on_nonfinite="skip" leaves out optimizer steps, and optim={optim!r} updates weights during the backward '
+            f"pass; choose another optim, {remedy}"
         )
 
 
@@ -365,6 +411,50 @@ def check_loader_processes(args: ArgumentFields, names: Iterable[str] = WORKER_F
             raise ValueError(
                 f"{name}={value!r} needs loader processes; set dataloader_num_workers above 0 or leave {name} unset."
             )
+
+
+def settle_global_batch_size(args: Any, batch_size: int | None = None) -> None:
+    """Let `gradient_accumulation_steps` follow from `global_batch_size`, if that is set.
+
+    A script may set the sizes after it made the arguments, so this is called again when training starts.
+
+    Parameters:
+        batch_size: samples in a micro-batch of one process; by default what the arguments say.
+
+    Raises:
+        ValueError: the sizes do not divide it, or `gradient_accumulation_steps` is given too.
+    """
+    total, size = args.global_batch_size, batch_size or args.train_batch_size
+    if total is None:
+        return
+    processes = _processes_with_batches(args)
+    steps, left_over = divmod(total, size * processes)
+    if left_over:
+        fitting = ", ".join(map(str, fitting_batch_sizes(args)))
+        advice = f"per_device_train_batch_size to one of {fitting}" if fitting else f"it to a multiple of {processes}"
+        raise ValueError(
+            f"global_batch_size={total} is not a multiple of the {size * processes} samples that {processes} "
+            f"{'process takes' if processes == 1 else 'processes take'} at once with micro-batches of {size}. Set "
+            f"{advice}."
+        )
+    given = args.gradient_accumulation_steps
+    if given not in (1, steps, args._derived_accumulation):
+        raise ValueError(
+            f"gradient_accumulation_steps={given} and global_batch_size={total} are both set, which asks for {steps} "
+            "micro-batches in an optimizer step: leave one of them out."
+        )
+    args.gradient_accumulation_steps = args._derived_accumulation = steps
+
+
+def fitting_batch_sizes(args: Any) -> list[int]:
+    """Return the samples that a micro-batch may have by `global_batch_size`; none if the processes do not divide it."""
+    samples, left_over = divmod(args.global_batch_size, _processes_with_batches(args))
+    return [] if left_over else [size for size in range(1, samples + 1) if samples % size == 0]
+
+
+def _processes_with_batches(args: Any) -> int:
+    # Else all processes together have one batch of the size that the arguments name.
+    return 1 if getattr(args.accelerator_config, "split_batches", False) else data_parallel_size(args)
 
 
 def _text(choice: Any) -> str:

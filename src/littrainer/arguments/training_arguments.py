@@ -18,7 +18,7 @@ from littrainer.arguments.fields import GenerationFields
 from littrainer.arguments.grouped_setters import GroupedSetters
 from littrainer.arguments.normalization import normalize, was_normalized
 from littrainer.arguments.process import ProcessFacts, apply_hardware_choices, partial_state
-from littrainer.arguments.rules import check_values, refuse_unsupported, validate
+from littrainer.arguments.rules import check_values, refuse_unsupported, settle_global_batch_size, validate
 from littrainer.arguments.secrets import masked
 from littrainer.arguments.sharding import settle_sharding
 from littrainer.distributed.environment import adopt_launcher_variables
@@ -129,10 +129,13 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
         report_errors_to_agent()
         check_values(self)
         # Left open, bars are drawn on terminals only.
-        self._asked_for_bars: bool = self.disable_tqdm is False and not was_normalized(self)
+        is_copy = was_normalized(self)
+        # What followed from global_batch_size, before it is looked at again.
+        self._derived_accumulation: int | None = self.gradient_accumulation_steps if is_copy else None
+        self._asked_for_bars: bool = self.disable_tqdm is False and not is_copy
         restores = self.restore_callback_states_from_checkpoint
         # Left open it reads as False, as in transformers, and early stopping alone goes on.
-        self._restores_patience: bool = restores is None or (restores is False and was_normalized(self))
+        self._restores_patience: bool = restores is None or (restores is False and is_copy)
         normalize(self, [*self._VALID_DICT_FIELDS, "lightning"])
         validate(self)
         # What contradicts itself is refused before a script loads its model.
@@ -143,6 +146,8 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
         named = "fp16" if self.fp16 else "bf16" if self.bf16 else None
         self.mixed_precision: str = named or os.environ.get("ACCELERATE_MIXED_PRECISION") or "no"
         settle_sharding(self)
+        if self.decides_the_run:
+            settle_global_batch_size(self)
         self.deepspeed_plugin: Any | None = None
         self.hf_deepspeed_config: Any | None = None
         refuse_unsupported(self)

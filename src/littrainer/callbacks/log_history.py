@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ NO_METRICS = frozenset({"total_flos", "num_input_tokens_seen"})
 SPEED = "samples_per_second"
 COSTS = frozenset({"runtime", SPEED, "steps_per_second", "model_preparation_time", "jit_compilation_time"})
 MEMORY_PARTS = ("_mem_cpu_", "_mem_gpu_", "mem_cpu_", "mem_gpu_")
+NOT_REPEATED = re.compile(r"_(runtime|per_second|model_preparation_time|jit_compilation_time)$|(^|_)mem_[cg]pu_")
 MOST_NAMED = 5
 
 
@@ -114,6 +116,16 @@ def evaluation_sources(entries: Iterable[dict[str, Any]]) -> dict[str, str]:
                 prefix = name.removesuffix(RUNTIME_ENDING)
                 sources.setdefault(prefix, prefix.removeprefix("eval_"))
     return sources
+
+
+def logged_values(entries: Iterable[Any]) -> dict[int, dict[str, Any]]:
+    """Return what was logged at each step but for times and memory, which are others in each run."""
+    found: dict[int, dict[str, Any]] = {}
+    for entry in entries:
+        if isinstance(entry, dict) and type(entry.get("step")) is int:
+            kept = {name: value for name, value in entry.items() if name != "step" and not NOT_REPEATED.search(name)}
+            found.setdefault(entry["step"], {}).update(kept)
+    return found
 
 
 def _key_of(name: str, sources: dict[str, str]) -> tuple[str, str]:

@@ -1,16 +1,12 @@
-"""The arguments of a run as files: training_args.bin for other tools, littrainer_run.json for `littrainer report`.
+"""The arguments of a run as training_args.bin, for other tools.
 
-The first names transformers' classes, and so opens if littrainer is not installed. Nothing here reads either.
+It names transformers' classes, and so opens if littrainer is not installed.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
-import json
 import pickle
-import platform
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -20,8 +16,7 @@ import torch
 from littrainer.arguments.report_to import trackers_in
 from littrainer.arguments.secrets import holds_a_secret, without_secrets
 from littrainer.arguments.shown_arguments import as_text
-from littrainer.checkpoint.layout import RUN_RECORD_NAME
-from littrainer.errors.version import __version__
+from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.redirection.names import REPLACED
 
 if TYPE_CHECKING:
@@ -50,38 +45,36 @@ def write_arguments(args: TrainingArguments, path: Path | str) -> None:
     torch.save(shared, path, pickle_module=_NAMING_TRANSFORMERS)
 
 
-def write_run_record(args: TrainingArguments, run_dir: Path | str) -> None:
-    """Write littrainer_run.json: the arguments of a run without secrets, the versions and the device that it runs on.
+class _Inert:
+    """Stands for an object of any class in a file that is read: it keeps what it was given and runs nothing."""
+
+    def __init__(self, *given: Any) -> None:
+        # Members of enums are written as their class and their value.
+        if given:
+            self.value = given[0]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return vars(value).get("value", vars(value)) if isinstance(value, _Inert) else value
+
+
+def read_arguments(path: Path) -> dict[str, str]:
+    """Return the arguments in a training_args.bin as short texts without secrets; no code in it, or it names, is run.
 
     Raises:
-        OSError: it cannot be written.
+        ValueError: the file is damaged, or does not hold arguments.
     """
-    names = [field.name for field in dataclasses.fields(args) if field.init and not holds_a_secret(field.name)]
-    # `lightning` may hold objects of any size.
-    shown = {name: getattr(args, name) for name in names if name != "lightning"}
-    versions = {
-        name: getattr(sys.modules.get(name), "__version__", None) for name in ("torch", "lightning", "transformers")
-    }
-    device = args.device
-    environment = {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "processes": args.world_size,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-    }
-    record = {
-        "versions": {"littrainer": __version__, **versions},
-        "environment": environment,
-        "arguments": without_secrets(shown),
-    }
-    text = json.dumps(record, indent=2, default=_as_json, skipkeys=True)
-    # Not by another file, which a killed run would leave: half a record is written again by the next run.
-    Path(run_dir, RUN_RECORD_NAME).write_text(f"{text}\n", "utf-8")
-
-
-def _as_json(value: Any) -> Any:
-    is_configuration = hasattr(value, "to_dict") and not isinstance(value, type)
-    return without_secrets(value.to_dict()) if is_configuration else as_text(value)
+    try:
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+        # Whatever class the file names, an inert object takes the place of its instances.
+        stored = load_tensors(path, [(_Inert, name) for name in names])
+        given = {name: _plain(value) for name, value in vars(stored).items() if not name.startswith("_")}
+    except (TypeError, RuntimeError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{path} holds no training arguments that can be read ({error})") from error
+    shown = without_secrets(given)
+    return {name: as_text(value) for name, value in shown.items() if not holds_a_secret(name)}
 
 
 # The pickler that is written in Python, since the one in C lets nobody choose the name of a class.

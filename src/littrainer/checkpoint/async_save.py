@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer.checkpoint.atomic_write import in_thread, rotate_checkpoints
+from littrainer.checkpoint.atomic_write import in_thread
 from littrainer.checkpoint.distributed_save import parts_of_checkpoint
+from littrainer.checkpoint.retention import tidy_checkpoints
 from littrainer.checkpoint.writer import CheckpointFiles, SavedTraining, collect_files, note_best_checkpoint
 from littrainer.distributed.agreement import failing_together
 
@@ -99,8 +100,7 @@ class BackgroundSaves:
                 if files.is_deferred:
                     files.write()
             if files.is_deferred:
-                limit, best = args.save_total_limit, state.best_model_checkpoint
-                rotate_checkpoints(training.run_dir, limit, best, use_mtime=True, newest=str(final))
+                tidy_checkpoints(args, state, training.run_dir, str(final))
 
         self._current = _Save(final, state, in_thread(write, f"saving {final.name}"))
 

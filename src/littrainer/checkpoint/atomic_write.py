@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from littrainer.checkpoint.checksums import MANIFEST_NAME, DamagedManifest, Seal, files_in, read_manifest, to_disk
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME
+from littrainer.checkpoint.verification import readable_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -150,11 +151,12 @@ def clean_unfinished(run_dir: Path) -> None:
         unfinished.rmdir()
 
 
-def set_aside_and_delete(folder: Path, in_background: bool = False) -> None:
+def set_aside_and_delete(folder: Path, in_background: bool = False, only: Iterable[str] | None = None) -> None:
     """Delete a checkpoint so that no half of it is ever found under its name.
 
     Parameters:
         in_background: return when it is gone from its place; `wait_for_deletions` waits for the rest.
+        only: names of files and folders in it that are deleted; by default all of it is.
 
     Raises:
         OSError: it could not be deleted; in the background that is a warning.
@@ -164,7 +166,7 @@ def set_aside_and_delete(folder: Path, in_background: bool = False) -> None:
     wait_for_deletions()
     unfinished.mkdir(exist_ok=True)
     try:
-        aside = _set_aside(folder)
+        aside = _set_aside(folder, only)
         if in_background:
             _deletions.append(in_thread(functools.partial(_delete_or_warn, aside), f"deleting {folder.name}"))
         else:
@@ -211,10 +213,15 @@ def _telling_files(folder: Path) -> list[Path]:
     return [folder / name for name in TELLING_FILES]
 
 
-def _set_aside(folder: Path) -> Path:
-    """Move a folder to a place where it is not taken for a checkpoint, and return that place."""
+def _set_aside(folder: Path, only: Iterable[str] | None = None) -> Path:
+    """Move a folder, or some of what is in it, to a place where it is not taken for a checkpoint."""
     aside = folder.parent / UNFINISHED_DIR / f"{folder.name}{DELETED}"
     delete_folder(aside)
+    if only is not None:
+        aside.mkdir()
+        for name in only:
+            os.rename(folder / name, aside / name)
+        return aside
     try:
         os.rename(folder, aside)
     except OSError as error:
@@ -346,13 +353,17 @@ def rotate_checkpoints(
     checkpoint_prefix: str = PREFIX_CHECKPOINT_DIR,
     newest: str | None = None,
     in_background: bool = False,
+    also_kept: Collection[str] = (),
 ) -> None:
     """Delete the oldest checkpoints beyond `save_total_limit`; the newest and the best one always stay.
+
+    If the weights of all that would stay are known not to be finite, the newest one before them stays too.
 
     Parameters:
         save_total_limit: checkpoints to keep; None or 0 keeps all.
         newest: the checkpoint that was written last, if that is known.
         in_background: free their room while this returns; they are gone from their places when it does.
+        also_kept: further ones that stay, whatever the limit says.
     """
     if not save_total_limit or save_total_limit < 0:
         return
@@ -361,8 +372,19 @@ def rotate_checkpoints(
     if best_model_checkpoint is not None:
         kept.add(str(Path(best_model_checkpoint)))
     surplus = len(ordered) - max(save_total_limit, len(kept))
+    healthy = newest_healthy_of(ordered if newest is None else [*ordered, str(Path(newest))])
     for path in [path for path in ordered if path not in kept][: max(surplus, 0)]:
-        delete_checkpoint(path, in_background)
+        if path != healthy and path not in also_kept:
+            delete_checkpoint(path, in_background)
+
+
+def newest_healthy_of(ordered: Sequence[str]) -> str | None:
+    """Return the last one of checkpoints that can be resumed from and whose weights may be finite; None if none is."""
+    for path in reversed(ordered):
+        manifest = readable_manifest(Path(path))
+        if not manifest.is_thinned and manifest.weights_are_finite is not False:
+            return path
+    return None
 
 
 def delete_checkpoint(path: str, in_background: bool = False) -> None:

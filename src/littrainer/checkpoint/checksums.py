@@ -9,11 +9,14 @@ import errno
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from littrainer.checkpoint.weights import WEIGHT_FILE, weights_are_finite
 
 MANIFEST_NAME = "littrainer_manifest.json"
 UNFINISHED_MANIFEST_NAME = f"{MANIFEST_NAME}.unfinished"
@@ -44,10 +47,14 @@ class Manifest:
     Parameters:
         files: their records by path, relative to the checkpoint's folder.
         sequence: how many checkpoints of this run's folder had been written before it, whatever the clock said.
+        weights_are_finite: whether no weight is infinite or not a number; None if it is not known.
+        is_thinned: whether what a resume needs besides the weights was deleted.
     """
 
     files: dict[str, FileRecord]
     sequence: int = 0
+    weights_are_finite: bool | None = None
+    is_thinned: bool = False
 
 
 # ---- Files and manifests ---------------------------------------------------------------------------------------------
@@ -70,15 +77,26 @@ def files_in(folder: Path, with_links: bool = False) -> list[str]:
     Parameters:
         with_links: links to files too, of which a downloaded folder may consist; links to nothing are left out.
     """
-    found = []
-    for parent, folders, names in os.walk(folder):
-        folders.sort()
-        paths = [Path(parent, name) for name in sorted(names) if parent != str(folder) or name not in MANIFEST_NAMES]
-        found += [path for path in paths if (path.is_file() if with_links else not path.is_symlink())]
-    return [path.relative_to(folder).as_posix() for path in found]
+    found, folders = [], [""]
+    for inner in folders:
+        # As os.walk does, pass over a folder that cannot be read or has just been deleted.
+        with suppress(OSError), os.scandir(os.path.join(folder, inner)) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                name = f"{inner}{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(f"{name}/")
+                elif name not in MANIFEST_NAMES and (entry.is_file() if with_links else not entry.is_symlink()):
+                    found.append(name)
+    return found
 
 
-def write_manifest(folder: Path, files: Mapping[str, FileRecord] | None = None, sequence: int = 0) -> None:
+def write_manifest(
+    folder: Path,
+    files: Mapping[str, FileRecord] | None = None,
+    sequence: int = 0,
+    weights_are_finite: bool | None = None,
+    is_thinned: bool = False,
+) -> None:
     """Write the manifest of a folder, by default with new checksums; it is on the disk when this returns."""
     if files is None:
         files = {name: file_record(folder / name) for name in files_in(folder)}
@@ -87,6 +105,10 @@ def write_manifest(folder: Path, files: Mapping[str, FileRecord] | None = None, 
         "sequence": sequence,
         "files": {name: {"size": record.size, "crc32": f"{record.crc32:08x}"} for name, record in files.items()},
     }
+    if weights_are_finite is not None:
+        content["weights_are_finite"] = weights_are_finite
+    if is_thinned:
+        content["is_thinned"] = True
     content["crc32"] = _own_checksum(content)
     unfinished = folder / UNFINISHED_MANIFEST_NAME
     with open(unfinished, "w", encoding="utf-8") as file:
@@ -119,7 +141,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         sequence = int(content["sequence"])
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise DamagedManifest(f"{MANIFEST_NAME} is not readable ({error})") from error
-    return Manifest(files, sequence)
+    return Manifest(files, sequence, content.get("weights_are_finite"), content.get("is_thinned", False))
 
 
 def _own_checksum(content: Mapping[str, Any]) -> str:
@@ -131,7 +153,7 @@ def _own_checksum(content: Mapping[str, Any]) -> str:
 
 def stamps_in(folder: Path, with_links: bool = False) -> dict[str, tuple[int, int, int]]:
     """Return what changes when a file is written again, of all in `files_in`: size, modification time in ns, inode."""
-    found = {name: os.stat(folder / name) for name in files_in(folder, with_links)}
+    found = {name: os.stat(os.path.join(folder, name)) for name in files_in(folder, with_links)}
     return {name: (status.st_size, status.st_mtime_ns, status.st_ino) for name, status in found.items()}
 
 
@@ -152,10 +174,18 @@ def to_disk(path: Path) -> None:
 
 
 class Seal:
-    """Collects the records of a folder's files for its manifest, and brings them onto the disk."""
+    """Collects the records of a folder's files for its manifest, and brings them onto the disk.
+
+    Attributes:
+        buffers: names of a model's buffers, among which masks may be infinite; None if the manifest is not to say
+            whether weights are finite.
+        parts_are_finite: whether weights are of which each process writes its part.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.buffers: Collection[str] | None = None
+        self.parts_are_finite: bool | None = None
         # One thread sums up while another waits for the disk.
         self._threads = ThreadPoolExecutor(2)
         self._added: dict[str, tuple[Any, Future[FileRecord], Future[None]]] = {}
@@ -171,12 +201,15 @@ class Seal:
     def complete(self, sequence: int = 0) -> None:
         """Write the manifest; everything is on the disk when this returns."""
         self.add_all()
+        # Read from the system's cache: the device is not read again.
+        names = files_in(self.folder)
+        finite = self._threads.submit(weights_are_finite, self.folder, names, self.buffers, self.parts_are_finite)
         records: dict[str, FileRecord] = {}
-        for name in files_in(self.folder):
+        for name in names:
             _, summed, synced = self._added[name]
             synced.result()
             records[name] = summed.result()
-        write_manifest(self.folder, records, sequence)
+        write_manifest(self.folder, records, sequence, finite.result())
         for parent, _, _ in os.walk(self.folder):
             to_disk(Path(parent))
 
@@ -205,5 +238,7 @@ def note_changes(folder: Path) -> None:
     for name in records:
         if records[name] != manifest.files.get(name):
             to_disk(folder / name)
-    write_manifest(folder, records, manifest.sequence)
+    # What a user's code writes nobody has looked into.
+    is_same_model = not any(WEIGHT_FILE.fullmatch(name) for name, _ in records.items() ^ manifest.files.items())
+    write_manifest(folder, records, manifest.sequence, manifest.weights_are_finite if is_same_model else None)
     to_disk(folder)

@@ -17,7 +17,14 @@ from littrainer.checkpoint.layout import (
     SCHEDULER_NAME,
     TRAINER_STATE_NAME,
 )
-from littrainer.checkpoint.verification import damage_in, get_last_checkpoint, missing_from, refuse_damage
+from littrainer.checkpoint.verification import (
+    damage_in,
+    get_last_checkpoint,
+    missing_from,
+    newest_healthy_checkpoint,
+    readable_manifest,
+    refuse_damage,
+)
 from littrainer.distributed.agreement import are_several, failing_together, from_each, from_first
 
 if TYPE_CHECKING:
@@ -148,6 +155,14 @@ def checkpoint_to_resume(
                 else "Give the path of a checkpoint-<step> folder, or True for the newest one in output_dir."
             )
         )
+    manifest = readable_manifest(folder)
+    if manifest.is_thinned:
+        complete = newest_healthy_checkpoint(folder.parent)
+        newest = "no complete one is next to it" if complete is None else f"the newest complete one is {complete}"
+        raise ValueError(
+            f"The checkpoint {folder} was thinned to its weights (keep_optimizer_states), so training cannot go on "
+            f"from it; {newest}. Resume from a complete one, or load its model with from_pretrained."
+        )
     missing = missing_from(set(files_in(folder, with_links=True)), needed)
     if missing:
         within = next(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), None)
@@ -163,4 +178,10 @@ def checkpoint_to_resume(
     refuse_damage(
         folder, "Resume from another checkpoint, or give resume_from_checkpoint=True to take the newest intact one."
     )
+    if manifest.weights_are_finite is False:
+        logger.warning(
+            "Not all weights in %s are finite numbers, and training does not heal them. resume_from_checkpoint=True "
+            "takes the newest checkpoint whose weights are.",
+            folder,
+        )
     return folder

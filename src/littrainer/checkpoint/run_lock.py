@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from littrainer.arguments.choices import SaveStrategy
-from littrainer.checkpoint.arguments_file import write_run_record
 from littrainer.checkpoint.atomic_write import clean_unfinished, wait_for_deletions
 from littrainer.checkpoint.distributed_save import leads, not_writable
 from littrainer.distributed.agreement import failing_together
@@ -47,11 +46,14 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 @contextlib.contextmanager
-def claimed_for_training(args: TrainingArguments, run_dir: Callable[[], str]) -> Iterator[None]:
+def claimed_for_training(
+    args: TrainingArguments, run_dir: Callable[[], str], write_record: Callable[[Path], None]
+) -> Iterator[None]:
     """`claimed` for the length of a training that will save checkpoints, by the process that writes them.
 
     Parameters:
         run_dir: gives the folder; it is only asked if checkpoints will be saved.
+        write_record: writes what the run begins with into the folder.
     """
     if args.save_strategy == SaveStrategy.NO and not args.enable_jit_checkpoint:
         yield
@@ -61,7 +63,7 @@ def claimed_for_training(args: TrainingArguments, run_dir: Callable[[], str]) ->
         with failing_together(f"claiming {folder} for checkpoints"):
             if leads(args, folder):
                 claims.enter_context(claimed(folder))
-                write_run_record(args, folder)
+                write_record(folder)
         yield
         # Who looks into the folder next finds nothing half-deleted in it, in any process.
         with failing_together(f"tidying up {folder}"):

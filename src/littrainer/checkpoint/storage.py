@@ -29,6 +29,7 @@ from littrainer.checkpoint.reader import load_optimizer, read_optimizer_state, r
 from littrainer.checkpoint.weights import (
     Differences,
     adapter_weights,
+    are_finite,
     carries_adapters,
     fitted,
     holds_weights,
@@ -38,8 +39,8 @@ from littrainer.checkpoint.weights import (
     read_weights,
     refuse_other_weights,
 )
-from littrainer.checkpoint.writer import write_companions, write_files
-from littrainer.distributed.agreement import failing_together
+from littrainer.checkpoint.writer import note_finite_parts, write_companions, write_files
+from littrainer.distributed.agreement import failing_together, from_each
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.model.facts import users_model
 from littrainer.strategies.shards import (
@@ -278,6 +279,10 @@ class PartsStorage(FsdpStorage):
         free_gathered(model)
         weights = _without_base(self.trained.model, get_model_state_dict(model, options=options))
         write_parts(folder / WEIGHTS_FOLDER, {WEIGHTS_KEY: weights})
+        if not has_flat_shards(model):
+            own = {name: part.to_local() if is_a(part, "sharded tensor") else part for name, part in weights.items()}
+            buffers = [name for name, _ in model.named_buffers()]
+            note_finite_parts(all(from_each(are_finite(own, buffers))), folder)
         state: Mapping[str, Any]
         if has_flat_shards(model):
             state = get_optimizer_state_dict(model, optimizer, options=options)

@@ -274,10 +274,24 @@ FORMATS: dict[re.Pattern[str], Callable[[Path], str | None]] = {
 }
 
 
-def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> str | None:
-    """Return the intact checkpoint with the highest step in a folder, or None.
+def has_finite_weights(folder: Path) -> bool | None:
+    """Return whether all weights of a checkpoint are finite; None if its manifest does not say so, or it has none."""
+    return readable_manifest(folder).weights_are_finite
 
-    Skips newer ones that are damaged, with a warning that names the damaged files.
+
+def readable_manifest(folder: Path) -> Manifest:
+    """Return the manifest of a checkpoint; one that knows nothing if there is none, or it is damaged."""
+    try:
+        return read_manifest(folder) or Manifest({})
+    except DamagedManifest:
+        return Manifest({})
+
+
+def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> str | None:
+    """Return the intact checkpoint with the highest step in a folder from which training can go on, or None.
+
+    Skips newer ones that are damaged, with a warning that names the damaged files, and those with weights that are
+    known not to be finite, with a warning that names them.
 
     Parameters:
         folder: an output folder, which holds the `checkpoint-<step>` folders.
@@ -286,17 +300,42 @@ def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> st
     Raises:
         FileNotFoundError: there is no such folder.
     """
-    folders = (entry for entry in Path(folder).iterdir() if entry.is_dir() and entry.name not in without)
-    steps = {step: entry.name for entry in folders if (step := checkpoint_step(entry)) is not None}
-    found, damaged = None, {}
-    for step in sorted(steps, reverse=True):
-        path = os.path.join(folder, steps[step])
-        damage = damage_in(Path(path))
-        if not damage:
-            found = path
-            break
-        damaged[path] = damage
+    found, damaged, sick = _newest_to_resume(folder, without)
     for path, damage in damaged.items():
         going_on = f"{found} is the newest intact one." if found else "There is no intact one before it."
         logger.warning("Passing over the damaged checkpoint %s: %s %s", path, " ".join(damage), going_on)
+    if sick:
+        going_on = f"{found} is the newest one before." if found else "There is no other one."
+        logger.warning("Passing over %s: not all of their weights are finite numbers. %s", ", ".join(sick), going_on)
     return found
+
+
+def newest_healthy_checkpoint(run_dir: str | Path) -> Path | None:
+    """Return the newest intact checkpoint of which no weights are known not to be finite; None if there is none.
+
+    Parameters:
+        run_dir: the folder that holds the `checkpoint-<step>` folders.
+    """
+    newest = _newest_to_resume(run_dir)[0] if Path(run_dir).is_dir() else None
+    return None if newest is None else Path(newest)
+
+
+def _newest_to_resume(
+    run_dir: str | Path, without: Collection[str] = ()
+) -> tuple[str | None, dict[str, list[str]], list[str]]:
+    folders = (entry for entry in Path(run_dir).iterdir() if entry.is_dir() and entry.name not in without)
+    steps = {step: entry.name for entry in folders if (step := checkpoint_step(entry)) is not None}
+    damaged: dict[str, list[str]] = {}
+    sick: list[str] = []
+    for step in sorted(steps, reverse=True):
+        path = os.path.join(run_dir, steps[step])
+        manifest = readable_manifest(Path(path))
+        if manifest.is_thinned:
+            continue
+        if damage := damage_in(Path(path)):
+            damaged[path] = damage
+        elif manifest.weights_are_finite is False:
+            sick.append(path)
+        else:
+            return path, damaged, sick
+    return None, damaged, sick

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -409,6 +410,57 @@ def _listed(names: Iterable[str]) -> str:
     shown = [*names]
     more = len(shown) - LONGEST_LIST
     return ", ".join(shown[:LONGEST_LIST]) + (f" and {more} more" if more > 0 else "")
+
+
+# ---- Whether they are finite: no step of training heals a weight that is infinite or not a number --------------------
+
+# Files of weights, adapters' among them; those of which each process writes its part are no such.
+WEIGHT_FILE = re.compile(
+    r"(.*/)?(.*\.safetensors|(pytorch_model(-\d+-of-\d+)?|adapter_model)\.bin|littrainer_trained_beside_adapters\.pt)"
+)
+
+
+def weights_are_finite(
+    folder: Path, names: Iterable[str], buffers: Collection[str] | None, parts_are_finite: bool | None = None
+) -> bool | None:
+    """Return whether all weights in a checkpoint's files are finite; None if that cannot be known.
+
+    Parameters:
+        names: paths of the files that are there, relative to the folder.
+        buffers: names of the model's buffers, which may be infinite, as masks are, but are numbers; None asks nothing.
+        parts_are_finite: what is known of weights of which each process has written its part.
+    """
+    if buffers is None:
+        return None
+    found = [] if parts_are_finite is None else [parts_are_finite]
+    for name in filter(WEIGHT_FILE.fullmatch, names):
+        # The first maps the file into memory.
+        load = load_safetensors if name.endswith(".safetensors") else load_tensors
+        try:
+            found.append(are_finite(load(folder / name), buffers))
+        except ValueError:
+            # A user's own code may have written it.
+            return None
+    return all(found) if found else None
+
+
+def are_finite(weights: Mapping[str, Any], buffers: Collection[str]) -> bool:
+    """Return whether all tensors among the weights are finite, of those that are spread this process's part."""
+    return all(is_finite(name, value, buffers) for name, value in weights.items() if isinstance(value, torch.Tensor))
+
+
+def is_finite(name: str, weight: torch.Tensor, buffers: Collection[str]) -> bool:
+    """Return whether all numbers of a weight are finite; those in whole numbers or in bytes are."""
+    weight = weight.detach()
+    if weight.is_complex():
+        weight = torch.view_as_real(weight)
+    if not weight.is_floating_point() or weight.itemsize == 1 or not weight.numel():
+        return True
+    lowest, highest = map(float, weight.aminmax())
+    if math.isfinite(lowest) and math.isfinite(highest):
+        return True
+    # A part of the model may be written without what stands before its names.
+    return not math.isnan(lowest) and any(f".{buffer}".endswith(f".{name}") for buffer in buffers)
 
 
 # ---- Adapters of PEFT: only they are in a checkpoint, and only they are read back -----------------------------------

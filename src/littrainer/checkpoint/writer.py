@@ -44,10 +44,12 @@ class Saving:
     Attributes:
         background: writes checkpoints while training goes on; None if the training waits for them.
         written: the checkpoint that this process completed last, until its `on_save` callbacks have run.
+        facts: code, data and model that the training began with, if it has written them.
     """
 
     background: Any = None
     written: Any = None
+    facts: dict[str, Any] | None = None
 
 
 @dataclass
@@ -161,6 +163,13 @@ def write_companions(folder: str, args: TrainingArguments, processing_class: Any
     write_arguments(args, os.path.join(folder, TRAINING_ARGS_NAME))
 
 
+def note_finite_parts(are_finite: bool | None, folder: Path) -> None:
+    """Note whether the weights in a checkpoint are finite of which each process writes its part."""
+    checkpoint = _open.get(folder)
+    if checkpoint is not None and checkpoint.seal is not None:
+        checkpoint.seal.parts_are_finite = are_finite
+
+
 def write_files(objects: dict[str, Any], folder: Path) -> None:
     """Write objects with torch.save, by file name, into the folder of a checkpoint or any other."""
     (_open.get(folder) or CheckpointFiles(StagedCheckpoint(folder))).take(objects)
@@ -209,6 +218,8 @@ def collect_files(training: SavedTraining, files: CheckpointFiles, is_complete: 
     """
     methods, folder = training.methods, str(files.folder)
     _open[files.folder] = files
+    if files.seal is not None:
+        files.seal.buffers = [name for name, _ in methods.model.named_buffers()]
     try:
         methods.save_model(folder, _internal_call=True)
         if not files.is_deferred:

@@ -15,7 +15,13 @@ from littrainer.arguments.secrets import without_secrets
 from littrainer.arguments.shown_arguments import as_text
 from littrainer.callbacks.log_history import TRAINING, History, read_history
 from littrainer.callbacks.state import TrainerState
-from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, RUN_RECORD_NAME, TRAINER_STATE_NAME, checkpoint_step
+from littrainer.checkpoint.layout import (
+    PREFIX_CHECKPOINT_DIR,
+    RUN_RECORD_NAME,
+    TRAINER_STATE_NAME,
+    TRAINING_ARGS_NAME,
+    checkpoint_step,
+)
 from littrainer.search.record import (
     FAILED,
     RUNNING,
@@ -30,6 +36,8 @@ LIGHTNING_LOG_NAME = "metrics.csv"
 # Models whose loss is the mean of -log p of tokens end so, as do tasks of PEFT.
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "CAUSAL_LM")
 MOST_EXPONENT = 700
+# What has the arguments of a run: ours, and what transformers writes too.
+RECORDS = (RUN_RECORD_NAME, TRAINING_ARGS_NAME)
 
 
 class NothingToReport(Exception):
@@ -169,7 +177,7 @@ def _read_run(folder: Path, name: str) -> Run:
 
 def _state_file(folder: Path) -> Path | None:
     """The trainer_state.json of a run, from the folder or its newest checkpoint; else what a CSVLogger wrote last."""
-    places = [folder, *reversed(_checkpoints(folder))]
+    places = [folder, *reversed(checkpoints_in(folder))]
     state = next((place / TRAINER_STATE_NAME for place in places if (place / TRAINER_STATE_NAME).is_file()), None)
     logs = (log for depth in ("", "version_*/", "*/version_*/") for log in folder.glob(depth + LIGHTNING_LOG_NAME))
     return state or max(logs, key=lambda log: log.stat().st_mtime, default=None)
@@ -202,25 +210,37 @@ def _nothing_in(folder: Path) -> str:
     )
 
 
-def _checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the one with the fewest steps first."""
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, the one with the fewest steps first."""
     found = [entry for entry in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if checkpoint_step(entry) is not None]
     return sorted((entry for entry in found if entry.is_dir()), key=lambda entry: checkpoint_step(entry) or 0)
 
 
 def _add_arguments(run: Run) -> None:
-    path = next((place / RUN_RECORD_NAME for place in run.places if (place / RUN_RECORD_NAME).is_file()), None)
-    if path is None:
+    found = {name: place / name for place in reversed(run.places) for name in RECORDS if (place / name).is_file()}
+    if not found:
         run.notes.append(
-            f"The arguments are not known: the folder of {run.state_file} has no {RUN_RECORD_NAME}. Runs of littrainer "
-            "write one; transformers and earlier releases do not."
+            f"The arguments are not known: the folder of {run.state_file} has no {' and no '.join(RECORDS)}."
         )
         return
+    path = found.get(RUN_RECORD_NAME) or found[TRAINING_ARGS_NAME]
     try:
+        if path.name == TRAINING_ARGS_NAME:
+            # It loads torch, which most reports do without.
+            from littrainer.checkpoint.arguments_file import read_arguments
+
+            run.arguments = read_arguments(path)
+            return
         record = json.loads(path.read_text("utf-8"))
         run.arguments = {name: as_text(value) for name, value in without_secrets(record["arguments"]).items()}
-        facts = {**record.get("environment", {}), **record.get("versions", {})}
-        run.environment = {name: as_text(value) for name, value in facts.items() if value is not None}
+        described = {f"{name} data": facts for name, facts in record.get("data", {}).items()}
+        described["weights at the start"] = record.get("model", {})
+        facts = {**record.get("environment", {}), **record.get("versions", {}), **record.get("code", {})}
+        facts |= {
+            name: ", ".join(f"{what} {as_text(value)}" for what, value in parts.items() if value is not None)
+            for name, parts in described.items()
+        }
+        run.environment = {name: as_text(value) for name, value in facts.items() if value not in (None, "")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         run.notes.append(f"The arguments are not known: {path} is not readable ({type(error).__name__}: {error}).")
 

@@ -43,22 +43,36 @@ class Best(str):
     """The text of a cell that is marked as the best of its row or column."""
 
 
-def page(runs: list[Run], searches: Sequence[Search], charts: Sequence[Chart], live_seconds: int = 0) -> str:
+# A title, the headings of a table, and its rows.
+Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
+
+
+def page(
+    runs: list[Run],
+    searches: Sequence[Search],
+    charts: Sequence[Chart],
+    live_seconds: int = 0,
+    verdict: str = "",
+    tables: Sequence[Table] = (),
+) -> str:
     """The page on searches and trainings, which needs nothing but itself.
 
     Parameters:
+        verdict: the first line, instead of what came out.
+        tables: are shown above the charts.
         live_seconds: the page loads itself again after this time, since it is going to be written again; 0 if not.
     """
     names = list(dict.fromkeys([*(search.name for search in searches), *(run.name for run in runs)]))
     title = names[0] if len(names) == 1 else f"{len(names)} folders compared"
     told: list[Run | Search] = [*searches, *runs]
     notes = [f"{one.name}: {note}" if len(names) > 1 else note for one in told for note in one.notes]
-    verdicts = [*map(verdict_of_search, searches), *([verdict_of_runs(runs)] if runs else [])]
+    verdicts = [verdict] if verdict else [*map(verdict_of_search, searches), *([verdict_of_runs(runs)] if runs else [])]
     narrow = ' class="tables"' if len(runs) == 1 else ""
     body = [
         *(f'<p class="verdict">{_as_html(verdict)}</p>' for verdict in verdicts if verdict),
         _tiles(runs[0]) if len(runs) == 1 and not searches else "",
         f"<aside>{'<br>'.join(map(_as_html, notes))}</aside>" if notes else "",
+        *(_section(title, _table(headings, rows)) for title, headings, rows in tables),
         '<div id="toolbar"></div>',
         *(
             part

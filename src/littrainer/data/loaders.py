@@ -153,7 +153,9 @@ class LookaheadLoader(DataLoader):
         leaves_out = self.drop_last or self.leaves_out_last or getattr(self.batch_sampler, "drop_last", False)
         if batch_size is None or leaves_out or not has_length(self.dataset):
             return -1
-        return len(self.dataset) % (batch_size if self.splits_batches else batch_size * self.processes)
+        # Of an epoch that was resumed with other batches.
+        left_out = getattr(getattr(self.batch_sampler, "sampler", None), "left_out", 0)
+        return (len(self.dataset) - left_out) % (batch_size if self.splits_batches else batch_size * self.processes)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         _read_by_iteration.append(self)

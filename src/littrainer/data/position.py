@@ -3,6 +3,8 @@
 The order of an epoch, and what workers draw, follow from where the random number generators stood when it began. The
 batch that is collated ahead of the one in training was made before a checkpoint and is trained on after it, so where
 they stood before that batch is kept too.
+
+If batches are formed otherwise than when the epoch began, it goes on by the rows of its order that have been trained.
 """
 
 from __future__ import annotations
@@ -12,16 +14,24 @@ import io
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    get_worker_info,
+)
 
 from littrainer.data.loaders import LookaheadLoader, has_length
-from littrainer.data.samplers import EpochSeededSampler
-from littrainer.data.sharding import SharedBatches, tell_epoch
+from littrainer.data.samplers import EpochSeededSampler, LengthGroupedSampler
+from littrainer.data.sharding import SharedBatches, SharedStream, tell_epoch
 from littrainer.data.stream_end import CommonEnd
 from littrainer.data.workers import (
     HostStates,
@@ -39,6 +49,8 @@ logger = logging.getLogger(__name__)
 # Parts of a `datasets.IterableDataset` whose states leave out what they hold back, and the names they nest under.
 HOLDS_SAMPLES_BACK = "BufferShuffledExamplesIterable"
 NESTED = ("_ex_iterable", "ex_iterable", "ex_iterables")
+# What, besides generators, the order of a sampler depends on: a seed, and batches in which it sorts by length.
+ORDER_ATTRIBUTES = ("initial_seed", "batch_size")
 
 
 class ExactStreamState:
@@ -77,6 +89,13 @@ class ExactStreamState:
         return state if self._can_be_stored else None
 
 
+def keeps_its_state(loader: Any) -> bool:
+    """Whether a loader of the script reads on from its state, by the protocol of torchdata's StatefulDataLoader."""
+    if isinstance(loader, LookaheadLoader):
+        return False
+    return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
+
+
 def loads_safely(value: Any) -> bool:
     """Whether a value can be stored and loaded without running code."""
     stored = io.BytesIO()
@@ -105,11 +124,12 @@ def skips_by_index(loader: Any) -> bool:
     their batch sampler.
     """
     return (
-        isinstance(loader, DataLoader)
-        and type(loader).__iter__ in (DataLoader.__iter__, LookaheadLoader.__iter__)
-        and not isinstance(loader.dataset, IterableDataset)
-        and loader.batch_sampler is not None
+        _reads_as_torch(loader) and not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler is not None
     )
+
+
+def _reads_as_torch(loader: Any) -> TypeGuard[DataLoader]:
+    return isinstance(loader, DataLoader) and type(loader).__iter__ in (DataLoader.__iter__, LookaheadLoader.__iter__)
 
 
 def copied_loader(loader: DataLoader) -> DataLoader:
@@ -179,6 +199,116 @@ class LaterBatches(Sampler[list[int]]):
         return max(len(self.batch_sampler) - self.number, 0)
 
 
+# ---- Rows instead of batches -----------------------------------------------------------------------------------------
+
+
+def rows_of_round(loader: Any) -> int | None:
+    """Rows that all processes together train while each takes one batch; None if nothing says so."""
+    size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    if isinstance(loader, LookaheadLoader):
+        # Each process may have opened its own files of a stream.
+        has_files = loader.sharing == "read by each" and not isinstance(loader.dataset, SharedStream)
+        size = None if size is None or has_files else loader.total_batch_size
+    elif are_several():
+        # Nobody knows what the other processes read with a loader of the script's own.
+        return None
+    return size if isinstance(size, int) else None
+
+
+def parts_read(loader: Any) -> int:
+    """Parts of a stream that worker processes read side by side; 1 for other data."""
+    dataset = getattr(loader, "dataset", None)
+    while isinstance(dataset, (LaterRows, SharedStream)):
+        dataset = dataset.dataset
+    if not isinstance(dataset, IterableDataset):
+        return 1
+    # Workers of a `datasets.IterableDataset` beyond its files read nothing.
+    return max(1, min(loader.num_workers, getattr(dataset, "n_shards", loader.num_workers)))
+
+
+def rows_in(loader: Any, batches: int) -> list[int] | None:
+    """Rows that a number of batches of each process take, for each of the `parts_read`; None if nobody knows."""
+    size = rows_of_round(loader)
+    if size is None:
+        return None
+    dispatch, parts = getattr(loader, "dispatch", None), parts_read(loader)
+    units = 1 if dispatch is None else dispatch.batches_of_round
+    return [len(range(part, batches * units, parts)) * size // units for part in range(parts)]
+
+
+def without_first_rows(loader: Any, rows: list[int]) -> DataLoader | None:
+    """The same loader without the first rows of its next iteration, whose batches are formed of the rows after them.
+
+    Parameters:
+        rows: what `rows_in` returned, also for a loader with other batches or another number of processes.
+
+    Returns:
+        None if the batches are not formed of rows in an order, or a stream is read in another number of parts.
+    """
+    if not _reads_as_torch(loader) or len(rows) != parts_read(loader):
+        return None
+    later = copied_loader(loader)
+    parts = vars(later)
+    if isinstance(loader.dataset, SharedStream):
+        parts["dataset"] = copy.copy(loader.dataset)
+        parts["dataset"].dataset = LaterRows(loader.dataset.dataset, rows)
+    elif isinstance(loader.dataset, IterableDataset):
+        parts["dataset"] = LaterRows(loader.dataset, rows)
+    else:
+        innermost = parts["batch_sampler"] = copy.copy(loader.batch_sampler)
+        if isinstance(innermost, SharedBatches):
+            innermost.batch_sampler = innermost = copy.copy(innermost.batch_sampler)
+        if type(innermost) is not BatchSampler:
+            return None
+        innermost.sampler = LaterRows(innermost.sampler, rows)
+    return later
+
+
+class LaterRows(IterableDataset[Any]):
+    """A stream, or the order of a sampler, from a row on in the next iteration; in later ones all.
+
+    Parameters:
+        dataset: the stream, or the sampler.
+        rows: rows to leave out, for each worker that reads a stream.
+
+    Attributes:
+        left_out: rows that are left out of the iteration that goes on.
+    """
+
+    def __init__(self, dataset: Any, rows: list[int]):
+        self.dataset, self.rows, self.left_out = dataset, rows, 0
+        self.generator = getattr(dataset, "generator", None)
+
+    def set_epoch(self, epoch: int) -> None:
+        tell_epoch(epoch, self.dataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = getattr(get_worker_info(), "id", 0)
+        self.left_out, self.rows = (self.rows[worker] if worker < len(self.rows) else 0), []
+        return islice(iter(self.dataset), self.left_out, None)
+
+    def __len__(self) -> int:
+        return max(len(self.dataset) - sum(self.rows), 0)
+
+
+@dataclass(frozen=True)
+class LayoutChange:
+    """Where an epoch goes on with other batches, optimizer steps or processes than it began with.
+
+    Parameters:
+        rows: rows of its order that were trained before, as `rows_in` returns them; none if only the number of
+            micro-batches in an optimizer step is another one.
+        batches: micro-batches of the new size that they stand for.
+        window: the micro-batch, counted from the epoch's beginning, at which the first optimizer step begins.
+        share: share of the epoch that the rows are.
+    """
+
+    rows: list[int]
+    batches: int
+    window: int
+    share: float
+
+
 # Batches at which is seen which generators reading draws from.
 WATCHED_BATCHES = 4
 
@@ -197,14 +327,25 @@ class ResumePoint:
     kept: dict[str, Any] | None
     restore_random_states: Callable[[], None]
 
+    @property
+    def change(self) -> LayoutChange | None:
+        """Where the epoch was resumed with another layout, now or before; None if it never was."""
+        change = (self.kept or {}).get("layout_change")
+        return None if change is None else LayoutChange(**change)
+
+    @property
+    def batches_to_skip(self) -> int:
+        """Batches that have been trained on since the layout is what it is."""
+        return self.batches - (0 if self.change is None else self.change.batches)
+
 
 class DataProgress:
     """Follows the reading of a training loader, and reads on where an interrupted training stopped."""
 
-    def __init__(self) -> None:
+    def __init__(self, loader: Any = None) -> None:
         self.point: ResumePoint | None = None
         self.workers = WorkerStates()
-        self._loader: Any = None
+        self._loader = loader
         self._stream: ExactStreamState | None = None
         self._epoch_start: HostStates | None = None
         self._generators_at_start: dict[str, torch.Tensor] = {}
@@ -219,6 +360,10 @@ class DataProgress:
         self._drawn_from: set[str] = set()
         # Whether the order follows the seed of the training that wrote the checkpoint, and not of this one.
         self._order_is_kept = False
+        self._change: LayoutChange | None = None
+        # What the sampler's order depends on when it does not follow a checkpoint.
+        self._own_order: dict[str, Any] = {}
+        self._before_order: HostStates | None = None
 
     # ---- What a checkpoint keeps -------------------------------------------------------------------------------------
 
@@ -245,8 +390,15 @@ class DataProgress:
         dispatch = self._dispatch
         # After an interrupt within a step, batches have been read that are not yet trained on.
         is_at_step_end = batches_done == self._batches_in_hand
+        if self._change is not None:
+            common["layout_change"] = asdict(self._change)
+        if is_at_step_end and keeps_its_state(self._loader):
+            state = self._loader.state_dict()
+            common["loader"] = state if loads_safely(state) else None
         return {
             **common,
+            "rows": self._rows_trained(batches_done),
+            "order": order_attributes(self._loader),
             "epoch_start": self._epoch_start,
             "generators": self._generators_at_start,
             "workers_at_start": self._workers_at_start,
@@ -256,6 +408,50 @@ class DataProgress:
             "dispatch": None if dispatch is None else dispatch.state(),
             "sharing": getattr(self._loader, "sharing", None),
         }
+
+    def rows_of_batch(self, epoch: int, number: int, is_current: bool) -> list[int] | None:
+        """The indices of a batch's rows, which are drawn once more; afterwards all generators stand where they stood.
+
+        None for streams, and for samplers of a script, whose states are not known.
+
+        Parameters:
+            epoch, number: counted from 0.
+            is_current: it is the epoch that is being read; of earlier ones an order is known that follows from a seed.
+        """
+        loader = self._loader
+        if not skips_by_index(loader) or self._dispatch is not None:
+            return None
+        batches, sampler = loader.batch_sampler, _owners_of_generators(loader)["sampler"]
+        while isinstance(batches, LaterBatches):
+            batches = batches.batch_sampler
+        if type(getattr(batches, "batch_sampler", batches)) is not BatchSampler or isinstance(sampler, SharedBatches):
+            return None
+        follows_from_seed = type(sampler) in (EpochSeededSampler, SequentialSampler)
+        is_kept = (
+            is_current and type(sampler) in (RandomSampler, LengthGroupedSampler) and not loader.persistent_workers
+        )
+        if not (follows_from_seed or is_kept):
+            return None
+        states, generators, epoch_then = host_states(), generator_states(loader), getattr(sampler, "epoch", None)
+        try:
+            if self._epoch_start is not None:
+                set_host_states(self._epoch_start)
+            set_generator_states(loader, self._generators_at_start)
+            # As an iterator of a DataLoader does first.
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+            tell_epoch(epoch, sampler)
+            return next(islice(batches, number, None), None)
+        finally:
+            set_host_states(states)
+            set_generator_states(loader, generators)
+            if epoch_then is not None:
+                tell_epoch(epoch_then, sampler)
+
+    def _rows_trained(self, batches_done: int) -> list[int] | None:
+        change = self._change
+        rows = rows_in(self._loader, batches_done - (0 if change is None else change.batches))
+        before = [] if change is None else change.rows
+        return [sum(pair) for pair in zip(before, rows, strict=True)] if rows and before else rows
 
     @property
     def _dispatch(self) -> Any:
@@ -290,6 +486,7 @@ class DataProgress:
         for batch in batches:
             if end is not None and end.is_reached(False, is_training=True):
                 return
+            self._batches_in_hand += 1
             yield batch
         if end is not None:
             end.is_reached(True, is_training=True)
@@ -299,9 +496,11 @@ class DataProgress:
         point = self.point
         if point is None or not isinstance(loader, DataLoader):
             return loader
-        kept = point.kept or {}
-        if skips_by_index(loader) and point.batches:
-            loader = without_first_batches(loader, point.batches, keeps_turns=workers_report(loader))
+        kept = self._kept_for(loader)
+        if point.change is not None and point.change.rows and not self._goes_on_from_state(loader, kept):
+            loader = without_first_rows(loader, point.change.rows)
+        if skips_by_index(loader) and point.batches_to_skip:
+            loader = without_first_batches(loader, point.batches_to_skip, keeps_turns=workers_report(loader))
         elif loader.persistent_workers:
             loader = copied_loader(loader)
         if loader.persistent_workers and loader.generator is None and kept.get("workers_at_start"):
@@ -309,17 +508,29 @@ class DataProgress:
             loader.generator = torch.Generator()
         return loader
 
+    @staticmethod
+    def _goes_on_from_state(loader: Any, kept: dict[str, Any]) -> bool:
+        """Whether the state of a stream, or of a loader of the script's own, stands for what has been read."""
+        if kept.get("loader") is not None and kept.get("num_workers") == getattr(loader, "num_workers", 0):
+            return keeps_its_state(loader)
+        return kept.get("stream") is not None and ExactStreamState.of(loader) is not None
+
     def begin(self, loader: Any, make_iterator: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Begin an epoch: an iterator over its batches, or over those that are left of it."""
         self._loader, point, kept = loader, self.point, self._kept_for(loader)
         started_workers: dict[int, HostStates] = {}
         if kept.get("order_is_kept") and (sampler := epoch_seeded_sampler(loader)) is not None:
             sampler.initial_seed, self._order_is_kept = kept["order_seed"], True
+        set_order_attributes(loader, self._own_order)
+        self._own_order, self._change = {}, None if point is None else point.change
+        if self._change is not None:
+            self._own_order, self._before_order = order_attributes(loader), host_states()
+            set_order_attributes(loader, kept.get("order", {}))
         set_generator_states(loader, kept.get("generators", {}))
         if kept.get("epoch_start") is not None:
             set_host_states(kept["epoch_start"])
         if point is not None and kept.get("num_workers") == getattr(loader, "num_workers", 0):
-            by_index = point.batches and skips_by_index(loader)
+            by_index = point.batches_to_skip and skips_by_index(loader)
             started_workers = kept.get("workers" if by_index else "workers_at_start", {})
         self._epoch_start = host_states()
         self._generators_at_start = generator_states(loader)
@@ -336,6 +547,8 @@ class DataProgress:
             self._stream.dataset.load_state_dict(kept["stream"])
         if self._dispatch is not None and point is not None:
             self._dispatch.resume(kept.get("dispatch"))
+        if kept.get("loader") is not None and self._goes_on_from_state(loader, kept):
+            loader.load_state_dict(kept["loader"])
         reports, batch_sampler = workers_report(loader), getattr(loader, "batch_sampler", None)
         has_empty_batches = isinstance(batch_sampler, LaterBatches) and batch_sampler.padding > 0
         with reporting_workers(loader, started_workers, has_empty_batches) if reports else nullcontext():
@@ -343,7 +556,7 @@ class DataProgress:
         if reports:
             batches = self.workers.batches(batches)
         if point is not None:
-            self._skip(batches, point.batches, kept)
+            self._skip(batches, point.batches_to_skip, kept)
         return batches
 
     @property
@@ -363,7 +576,7 @@ class DataProgress:
             # An order is drawn where it is read.
             if self._reads:
                 batch_sampler.skip()
-        elif self._stream is None or kept.get("stream") is None:
+        elif not self._goes_on_from_state(self._loader, kept):
             if self._dispatch is not None:
                 self._dispatch.skip(batches, number)
             else:
@@ -409,6 +622,10 @@ class DataProgress:
 
     def finish_resuming(self, point: ResumePoint) -> None:
         """The first window of a resumed epoch has been drawn; generators stand where the checkpoint left them."""
+        if self._before_order is not None:
+            # The checkpoint has no states for a process that it does not know.
+            set_host_states(self._before_order)
+            self._before_order = None
         point.restore_random_states()
         self.point = None
 
@@ -423,6 +640,8 @@ def _owners_of_generators(loader: Any) -> dict[str, Any]:
     while isinstance(batch_sampler, (LaterBatches, SharedBatches)):
         batch_sampler = batch_sampler.batch_sampler
     sampler = getattr(batch_sampler, "sampler", None) or getattr(loader, "sampler", None)
+    if isinstance(sampler, LaterRows):
+        sampler = sampler.dataset
     return {"loader": loader, "batch_sampler": batch_sampler, "sampler": sampler}
 
 
@@ -446,3 +665,16 @@ def set_generator_states(loader: Any, states: dict[str, torch.Tensor]) -> None:
         generator = getattr(owners[name], "generator", None)
         if isinstance(generator, torch.Generator):
             generator.set_state(state)
+
+
+def order_attributes(loader: Any) -> dict[str, int]:
+    """What, besides generators, the order of a loader's sampler depends on, by the attribute's name."""
+    sampler = _owners_of_generators(loader)["sampler"]
+    values = {name: getattr(sampler, name, None) for name in ORDER_ATTRIBUTES}
+    return {name: value for name, value in values.items() if isinstance(value, int)}
+
+
+def set_order_attributes(loader: Any, values: dict[str, int]) -> None:
+    """Let the order of a loader's sampler depend on what `order_attributes` found."""
+    for name in values.keys() & order_attributes(loader).keys():
+        setattr(_owners_of_generators(loader)["sampler"], name, values[name])

@@ -6,7 +6,7 @@ window has to be drawn before its first forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,7 @@ class WindowLoader:
         micro_batches_per_epoch: length of an epoch; the last window of it may be shorter.
         draw_window: takes an iterator and a number, returns the micro-batches drawn and their label tokens.
         should_stop: asked after each micro-batch; the epoch ends early when it says so.
+        left_out: windows that are drawn and not handed out, each as its epoch and the number of its first micro-batch.
     """
 
     def __init__(
@@ -65,19 +66,20 @@ class WindowLoader:
         micro_batches_per_epoch: int,
         draw_window: Callable[[Iterator[Any], int], tuple[list[Any], Any]],
         should_stop: Callable[[], bool],
+        left_out: Collection[tuple[int, int]] = (),
     ):
         self.loader = loader
         # The same one, or in an epoch that is resumed one that begins later.
         self.loader_being_read = loader
         self.accumulation = accumulation
-        self.micro_batches_per_epoch = micro_batches_per_epoch
         # As many optimizer steps has an epoch, also where a smaller accumulation leaves a part of its data unread.
-        self._windows_per_epoch = -(-micro_batches_per_epoch // accumulation)
+        self.lengthen(micro_batches_per_epoch)
         self.draw_window = draw_window
         self.should_stop = should_stop
         # Counts where the time goes, if somebody wants to know.
         self.speed: Any = None
-        self.progress = DataProgress()
+        self.left_out = left_out
+        self.progress = DataProgress(loader)
         self.epoch = 0
         self.micro_batches_seen = 0
         self.micro_batches_done = 0
@@ -89,6 +91,11 @@ class WindowLoader:
         # starts, and the order of random draws would change.
         return self.micro_batches_per_epoch
 
+    def lengthen(self, micro_batches_per_epoch: int) -> None:
+        """Hand out a stream for longer, before any epoch has begun."""
+        self.micro_batches_per_epoch = micro_batches_per_epoch
+        self._windows_per_epoch = -(-micro_batches_per_epoch // self.accumulation)
+
     def resume_at(self, point: ResumePoint) -> None:
         """Let the next epoch begin behind the micro-batches that an interrupted training has done."""
         self.progress.point = point
@@ -98,6 +105,14 @@ class WindowLoader:
         self.epoch = epoch
         self.micro_batches_seen = self.micro_batches_done = 0
         self._data_has_ended = self.progress.data_has_ended = False
+
+    def rows_of(self, epoch: int, micro_batch: int) -> list[int] | None:
+        """The indices in the dataset of a micro-batch's rows, of this or an earlier epoch; None if they are not known.
+
+        Parameters:
+            epoch, micro_batch: counted from 0.
+        """
+        return self.progress.rows_of_batch(epoch, micro_batch, is_current=epoch == self.epoch)
 
     def count_optimizer_step(self) -> None:
         """The optimizer has stepped with the micro-batches handed out so far."""
@@ -114,6 +129,7 @@ class WindowLoader:
     def __iter__(self) -> Iterator[MicroBatch]:
         progress = self.progress
         seen = progress.point.batches if progress.point is not None else 0
+        change = progress.point.change if progress.point is not None else None
         self.micro_batches_seen = self.micro_batches_done = seen
         self._data_has_ended = False
         loader = progress.resumed_loader(self.loader)
@@ -127,8 +143,15 @@ class WindowLoader:
         accumulation = self.accumulation
         last_window = self.micro_batches_per_epoch % accumulation or accumulation
         length = min(self.micro_batches_per_epoch, (self._windows_per_epoch - 1) * accumulation + last_window)
-        # Windows stand where they would stand from the epoch's beginning on, whatever `draw_window` returns of them.
-        resumed_at, behind_in_window = seen, seen % accumulation
+        # Windows stand where they would stand from the epoch's beginning on, whatever `draw_window` returns of them; or
+        # from where it was resumed with another layout.
+        first, left, length_of_epoch = 0, 0.0, self.micro_batches_per_epoch
+        if change is not None:
+            first, length = change.window, length_of_epoch
+        if change is not None and change.rows:
+            # The rows that were trained before need not make whole micro-batches.
+            left = (1 - change.share) / max(length_of_epoch - change.batches, 1)
+        resumed_at, behind_in_window = seen, (seen - first) % accumulation
         for beginning in range(seen - behind_in_window, length, accumulation):
             wanted = min(accumulation, length - beginning) - behind_in_window
             behind_in_window = 0
@@ -138,17 +161,21 @@ class WindowLoader:
             self._micro_batches_drawn = seen + len(window)
             if not window:
                 break
+            if (self.epoch, seen) in self.left_out:
+                seen += len(window)
+                self.micro_batches_seen = seen
+                continue
             for position, inputs in enumerate(window):
-                opens_window = seen % accumulation == 0 or seen == resumed_at
+                opens_window = (seen - first) % accumulation == 0 or seen == resumed_at
                 seen += 1
                 self.micro_batches_seen = seen
                 yield MicroBatch(
                     inputs=inputs,
                     opens_window=opens_window,
-                    closes_window=seen % accumulation == 0 or seen == self.micro_batches_per_epoch,
+                    closes_window=(seen - first) % accumulation == 0 or seen == self.micro_batches_per_epoch,
                     window_size=len(window),
                     num_items_in_window=num_items,
-                    epoch_fraction=seen / self.micro_batches_per_epoch,
+                    epoch_fraction=1 - left * (length_of_epoch - seen) if left else seen / length_of_epoch,
                     position=position,
                 )
                 if self.should_stop():

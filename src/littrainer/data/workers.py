@@ -192,7 +192,9 @@ def host_states(python: bool = True, numpy: bool = True) -> HostStates:
     """
     states: HostStates = {"torch": torch.random.get_rng_state()}
     if python:
-        states["python"] = random.getstate()
+        version, keys, gauss = random.getstate()
+        # As a tensor, since 625 numbers one by one take longer to save than a small model.
+        states["python"] = version, torch.from_numpy(np.array(keys)), gauss
     if numpy:
         states["numpy"] = plain_numpy_state(np.random.get_state(legacy=True))
     return states
@@ -214,7 +216,9 @@ def set_host_states(states: HostStates) -> None:
     """Put the generators back where `host_states` found them; those it did not read stay where they are."""
     torch.random.set_rng_state(states["torch"])
     if "python" in states:
-        random.setstate(states["python"])
+        version, keys, gauss = states["python"]
+        # Earlier checkpoints have them as a tuple.
+        random.setstate((version, tuple(np.asarray(keys).tolist()), gauss))
     if "numpy" in states:
         np.random.set_state(numpy_state(states["numpy"]))
 

@@ -240,8 +240,9 @@ class FastEpochLoop(_TrainingEpochLoop):
             with block():
                 return self._forward_and_backward(batch, batch_idx)
         module = self._module
-        counted = self.automatic_optimization.optim_progress.optimizer.step
-        counted.increment_ready()
+        counted: Any = self.automatic_optimization.optim_progress.optimizer.step
+        counted.total.ready += 1
+        counted.current.ready += 1
         outputs = self._forward_and_backward(batch, batch_idx)
         scaling, optimizer = self._scaling, self._strategy.optimizers[0]
         if scaling is not None:
@@ -249,7 +250,8 @@ class FastEpochLoop(_TrainingEpochLoop):
         self._tell("on_before_optimizer_step", optimizer)
         module.__dict__["_current_fx_name"] = "optimizer_step"
         module.step_after_backward(None if scaling is None else scaling.step_unless_infinite)
-        counted.increment_completed()
+        counted.total.completed += 1
+        counted.current.completed += 1
         return outputs
 
     def _forward_and_backward(self, batch: Any, batch_idx: int) -> dict[str, Any]:
@@ -270,25 +272,30 @@ class FastEpochLoop(_TrainingEpochLoop):
         return {"loss": loss.detach().clone()} if len(self.trainer.callbacks) > 2 else {}  # type: ignore[attr-defined]
 
     def _announce_zero_grad(self) -> None:
-        counted = self.automatic_optimization.optim_progress.optimizer.zero_grad
-        counted.increment_ready()
+        counted: Any = self.automatic_optimization.optim_progress.optimizer.zero_grad
+        counts: Any
+        for counts in (counted.total, counted.current):
+            counts.ready += 1
         self._tell("on_before_zero_grad", self._strategy.optimizers[0])
-        counted.increment_started()
-        counted.increment_completed()
+        for counts in (counted.total, counted.current):
+            counts.started += 1
+            counts.completed += 1
 
     def _step_schedules(self) -> None:
         configs = self._strategy.lr_scheduler_configs
         if not self._module.automatic_optimization:
             return
-        counted = self.scheduler_progress
+        counted: Any = self.scheduler_progress
         for config in configs:
             if config.reduce_on_plateau or config.interval != "step":
                 continue
             if config.frequency == 1 or self.batch_progress.current.ready % config.frequency == 0:
-                counted.increment_ready()
+                counted.total.ready += 1
+                counted.current.ready += 1
                 self._module.__dict__["_current_fx_name"] = "lr_scheduler_step"
                 self._module.lr_scheduler_step(config.scheduler, None)
-                counted.increment_completed()
+                counted.total.completed += 1
+                counted.current.completed += 1
 
 
 def listens_to(callback: Any, hook: str) -> bool:

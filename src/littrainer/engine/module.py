@@ -31,7 +31,7 @@ from littrainer.errors.interruptions import StoppedByUserCode
 from littrainer.evaluation.batch_stream import WholePass, single_batches
 from littrainer.model.traversal import clear_gradients
 from littrainer.optim.schedules import steps_with_metric
-from littrainer.optim.stepping import closure_before_step, note_step, updates_during_backward
+from littrainer.optim.stepping import LEAVES_WEIGHTS, closure_before_step, note_step, updates_during_backward
 from littrainer.strategies.model_wrapping import follow_unfrozen_parameters
 
 if TYPE_CHECKING:
@@ -237,7 +237,8 @@ class TrainerModule(StepsAfterBackward):
 
     def follow_window(self, micro_batch: MicroBatch) -> None:
         """Let Lightning step the optimizer after this micro-batch exactly if it closes its window."""
-        self.micro_batch = micro_batch
+        # Past torch's search among parameters and buffers for what a module is given.
+        self.__dict__["micro_batch"] = micro_batch
         self.trainer.accumulate_grad_batches = STEP_NOW if micro_batch.closes_window else DO_NOT_STEP
 
     @carries_stop_iteration
@@ -274,12 +275,12 @@ class TrainerModule(StepsAfterBackward):
         def step_optimizer() -> None:
             if step is None:
                 optimizer = self.follow_optimizer()
-                if self._updates_during_backward:
+                if self._updates_during_backward or self.step.is_refused:
                     note_step(optimizer)
                 else:
                     optimizer.step()
             else:
-                with closure_before_step(self._optimizer, lambda: self.owner.optimizer):
+                with closure_before_step(self._optimizer, lambda: self.optimizer_after_backward(self._optimizer)):
                     step(self._optimizer)
 
         self.step.update(step_optimizer, self._step_own_schedule)
@@ -300,7 +301,11 @@ class TrainerModule(StepsAfterBackward):
         return self.owner.accelerator.optimizer_step_was_skipped
 
     def optimizer_after_backward(self, optimizer: Any) -> Any:
-        """The Trainer's optimizer; a script may have replaced it."""
+        """The Trainer's optimizer, which a script may have replaced; for a step that is refused, what does nothing."""
+        if self.step.is_refused:
+            # torch's schedules look here for a step before theirs.
+            note_step(optimizer)
+            return LEAVES_WEIGHTS
         return self.owner.optimizer
 
     def _step_optimizer_manually(self) -> None:
@@ -310,7 +315,7 @@ class TrainerModule(StepsAfterBackward):
         def step_optimizer() -> None:
             self.follow_optimizer()
             optimizer: Any = self.optimizers()
-            with closure_before_step(self._optimizer):
+            with closure_before_step(self._optimizer, lambda: self.optimizer_after_backward(self._optimizer)):
                 optimizer.step()
 
         self.step.update(step_optimizer, self._step_all_schedules)

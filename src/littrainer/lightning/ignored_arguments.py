@@ -14,7 +14,7 @@ ACTED_ON = frozenset(
     (
         *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio"),
         *("optim", "optim_args", "optim_target_modules", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
-        *("average_tokens_across_devices", "label_smoothing_factor", "label_names"),
+        *("average_tokens_across_devices", "loss_normalization", "label_smoothing_factor", "label_names"),
         *("activation_checkpointing", "activation_checkpointing_kwargs"),
         *("gradient_checkpointing", "gradient_checkpointing_kwargs"),
         *("use_liger_kernel", "liger_kernel_config", "use_cache", "neftune_noise_alpha"),
@@ -49,6 +49,7 @@ LEFT_TO_LIGHTNING: dict[str, str] = {
     "num_train_epochs": "max_epochs",
     "max_steps": "max_steps",
     "gradient_accumulation_steps": "accumulate_grad_batches",
+    "global_batch_size": "accumulate_grad_batches",
     # Acted on if the other is None.
     "max_grad_norm": "gradient_clip_val",
     "bf16": 'precision="bf16-mixed"',
@@ -85,8 +86,12 @@ LEFT_TO_LIGHTNING: dict[str, str] = {
     # Checkpoints
     **dict.fromkeys(("save_strategy", "save_steps", "save_total_limit", "save_on_each_node"), CHECKPOINTS),
     "restore_callback_states_from_checkpoint": CHECKPOINTS,
+    "save_total_limit_best": CHECKPOINTS,
+    "keep_optimizer_states": "a second ModelCheckpoint(save_weights_only=True)",
     "save_minutes": "ModelCheckpoint(train_time_interval=...)",
     "max_minutes": "Trainer(max_time=...)",
+    "on_nonfinite": 'callbacks=[EarlyStopping("train_loss", check_finite=True)]',
+    "spike_factor": "a callback with on_before_optimizer_step",
     "save_only_model": "ModelCheckpoint(save_weights_only=True)",
     # The last weights stay in the model.
     "load_best_model_at_end": 'ckpt_path="best" for validate, test and predict, or load_from_checkpoint of the '

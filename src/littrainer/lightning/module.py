@@ -46,6 +46,7 @@ from littrainer.lightning.windows import (
 )
 from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
 from littrainer.training import loss as losses
+from littrainer.training.loss_normalization import EXACT, find_loss_head
 
 
 class TransformersModule(StepsAfterBackward):
@@ -316,7 +317,14 @@ class TransformersModule(StepsAfterBackward):
         Parameters:
             window: the micro-batches of the step.
         """
-        return losses.items_in_window(self.loss_settings, window, self.device)
+        settings = self.loss_settings
+        if not settings._loss_head.is_known and (self.training or settings.args.loss_normalization == EXACT):
+            is_own = type(self).compute_loss is not TransformersModule.compute_loss
+            settings._loss_head = find_loss_head(settings, self.model, window, self.device, is_own)
+        has_labels = all(isinstance(batch, Mapping) and "labels" in batch for batch in window)
+        if not (has_labels or settings._loss_head.is_exact):
+            return None
+        return losses.items_in_window(settings, window, self.device)
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> torch.Tensor:
         """Forward pass of a micro-batch; logs `train_loss` of the window with which the optimizer steps."""
@@ -329,7 +337,7 @@ class TransformersModule(StepsAfterBackward):
             # A training may resume in the middle of a window, whose remaining micro-batches then count for themselves.
             others = accumulation - batch_idx % accumulation - 1
             upcoming = upcoming_batches(pl_trainer, others) if pl_trainer is not None and known is None else []
-            window = self._window = window_of(settings, inputs, known, upcoming, self.device)
+            window = self._window = window_of(self.items_in_window, inputs, known, upcoming)
         number, settings.current_gradient_accumulation_steps = window.number, window.size
         value, _ = self._loss_of(inputs, number)
         value = losses.normalised(settings, value, number)

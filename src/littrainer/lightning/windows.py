@@ -17,8 +17,8 @@ from torch import nn
 from littrainer.data.windows import MicroBatch
 from littrainer.errors.notes import kind_of
 from littrainer.model.facts import facts_about
-from littrainer.training import loss
 from littrainer.training.loss import smoother_for
+from littrainer.training.loss_normalization import UNKNOWN, LossHead
 
 
 def model_inputs(batch: Any) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class ModuleLossSettings:
     """The `training.loss.LossSettings` of a module.
 
     Parameters:
-        args: how processes share tokens: `world_size` and `average_tokens_across_devices`.
+        args: how processes share tokens: `world_size`, `average_tokens_across_devices` and `loss_normalization`.
         forward_arguments: names of what the model's forward takes.
         can_return_loss: it returns a loss without labels too.
         current_gradient_accumulation_steps: micro-batches in the current window.
@@ -58,6 +58,7 @@ class ModuleLossSettings:
     can_return_loss: bool
     _loss_shifts_labels: bool
     loss_is_scaled_for_ga: bool | None = None
+    _loss_head: LossHead = UNKNOWN
     current_gradient_accumulation_steps: int = 1
     tensor_parallel_size: int = 1
 
@@ -75,7 +76,11 @@ def loss_settings_of(model: nn.Module, args: Any, compute_loss_func: Callable[..
     """The loss settings of a model in one process, as training arguments have them."""
     facts = facts_about(model)
     return ModuleLossSettings(
-        args=SimpleNamespace(world_size=1, average_tokens_across_devices=args.average_tokens_across_devices),
+        args=SimpleNamespace(
+            world_size=1,
+            average_tokens_across_devices=args.average_tokens_across_devices,
+            loss_normalization=args.loss_normalization,
+        ),
         compute_loss_func=compute_loss_func,
         label_smoother=smoother_for(model, args.label_smoothing_factor),
         model_accepts_loss_kwargs=facts.accepts_loss_kwargs,
@@ -102,21 +107,17 @@ class Window:
 
 
 def window_of(
-    settings: ModuleLossSettings,
-    inputs: dict[str, Any],
-    known: MicroBatch | None,
-    upcoming: list[Any],
-    device: torch.device,
+    count: Callable[[list[Any]], Any], inputs: dict[str, Any], known: MicroBatch | None, upcoming: list[Any]
 ) -> Window:
     """The window that a micro-batch opens.
 
     Parameters:
+        count: returns what the losses of these micro-batches are divided by.
         inputs: the micro-batch.
         known: its place in the window, if the loader hands out whole windows.
         upcoming: else the other micro-batches, as the loader made them.
     """
     if known is not None:
         return Window(known.window_size, known.num_items_in_window)
-    are_counted = all(isinstance(one, Mapping) and "labels" in one for one in upcoming)
-    number = loss.items_in_window(settings, [inputs, *upcoming], device) if are_counted else None
+    number = count([inputs, *upcoming]) if all(isinstance(one, Mapping) for one in upcoming) else None
     return Window(1 + len(upcoming), number)

@@ -254,3 +254,13 @@ def leave_added_groups_alone(schedule: Any) -> None:
 
 def _rate_of(group: dict[str, Any], step: int) -> float:
     return group["lr"]
+
+
+def move_schedule(schedule: Any, steps: Steps) -> None:
+    """Let a schedule that is a function of the step go on as if it had taken so many steps; leave others alone."""
+    members = schedule.schedule_dict.values() if isinstance(schedule, LayerwiseSchedule) else [schedule]
+    for one in members:
+        if isinstance(one, LambdaLR):
+            one.last_epoch = steps - 1
+            one._step_count -= 1
+            one.step()

@@ -17,6 +17,15 @@ from torch import nn
 from littrainer.distributed.collectives import whole_tensor
 
 
+class _NoOptimizer:
+    def step(self, *_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+
+# Steps in the place of an optimizer whose step is left out.
+LEAVES_WEIGHTS = _NoOptimizer()
+
+
 def updates_during_backward(optimizer: Any) -> bool:
     """Whether the optimizer's own backward pass (`fused_backward`, as LOMO has) updates the weights."""
     return callable(getattr(optimizer, "fused_backward", None))
@@ -98,7 +107,8 @@ def lie_on_several_meshes(parameters: Iterable[nn.Parameter]) -> bool:
 
 def _any_is_split(parameters: Iterable[nn.Parameter]) -> bool:
     # Split parameters have another class; a process that trains alone has none.
-    return any(hasattr(kind, "device_mesh") for kind in set(map(type, parameters)) - UNSPLIT)
+    others = set(map(type, parameters)) - UNSPLIT
+    return bool(others) and any(hasattr(kind, "device_mesh") for kind in others)
 
 
 def _by_mesh(parameters: Iterable[nn.Parameter]) -> dict[Any, list[nn.Parameter]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from littrainer.arguments.rules import fitting_batch_sizes, settle_global_batch_size
 from littrainer.distributed.agreement import agreed, all_arrive, failing_together
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def with_fitting_batch_size(trainer: Any, train: Callable[[], Result]) -> Result
     """Call `train` with smaller and smaller micro-batches until it does not run out of memory.
 
     Each try sees the model and the optimizer as the one before left them. Without `auto_find_batch_size` there is one
-    try.
+    try. With `global_batch_size` the sizes are those that divide it, and an optimizer step has as many samples in each.
 
     Parameters:
         train: trains with micro-batches of `session.train_batch_size` samples per device.
@@ -115,9 +116,10 @@ def with_fitting_batch_size(trainer: Any, train: Callable[[], Result]) -> Result
         return train()
     session = trainer.session
     first_size = session.train_batch_size
-    _free_memory(trainer)
+    free_memory(trainer)
     while session.train_batch_size > 0:
         size = session.train_batch_size
+        settle_global_batch_size(trainer.args, size)
         try:
             result = train()
         except Exception as error:
@@ -135,20 +137,24 @@ def with_fitting_batch_size(trainer: Any, train: Callable[[], Result]) -> Result
             return result
         # Outside of the except block, since the error's traceback holds the tensors that filled the memory.
         session.train_batch_size = int(size * KEPT_SHARE)
+        if trainer.args.global_batch_size is not None:
+            fitting = [one for one in fitting_batch_sizes(trainer.args) if one <= session.train_batch_size]
+            session.train_batch_size = max(fitting, default=0)
         if session.train_batch_size:
             logger.warning(
                 "Memory ran out with micro-batches of %d samples; training starts over with %d.",
                 size,
                 session.train_batch_size,
             )
-        _free_memory(trainer)
+        free_memory(trainer)
     raise RuntimeError(
         "auto_find_batch_size: memory runs out even with micro-batches of one sample. Use a smaller model or shorter "
         "samples, activation_checkpointing=True or bf16=True."
     )
 
 
-def _free_memory(trainer: Any) -> None:
+def free_memory(trainer: Any) -> None:
+    """Let go of what a try has made around the model."""
     trainer.session.lightning.trainer = None
     # With DDP around it, which would go on to exchange gradients.
     trainer.model_wrapped = trainer.model

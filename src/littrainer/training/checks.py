@@ -14,15 +14,23 @@ from torch.utils.data import DataLoader, IterableDataset
 from littrainer.arguments.accelerator_config import settle_accelerator_config
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.arguments.deepspeed import check_settled
-from littrainer.arguments.rules import check_loader_processes, check_values, refuse_unsupported
-from littrainer.arguments.sharding import check_processes
+from littrainer.arguments.rules import (
+    check_health_arguments,
+    check_loader_processes,
+    check_values,
+    refuse_unsupported,
+    settle_global_batch_size,
+)
+from littrainer.arguments.sharding import check_processes, sharding_plan
 from littrainer.data.limits import check_limits, further_keywords
 from littrainer.data.loaders import has_length
 from littrainer.distributed.group import ensure_process_group
-from littrainer.distributed.layout import process_layout
+from littrainer.distributed.layout import process_layout, tensor_parallel_size
 from littrainer.errors.log_levels import apply_log_level
 from littrainer.errors.notes import kind_of
 from littrainer.evaluation.streaming import streaming_metrics
+from littrainer.optim.stepping import updates_during_backward
+from littrainer.training.loss import returns_the_mean
 from littrainer.training.overrides import accept_earlier_signatures, own_methods, refuse_ignored_overrides
 
 if TYPE_CHECKING:
@@ -372,14 +380,34 @@ def check_before_training(trainer: Any) -> None:
     """Refuse a training that cannot go well, before anything is begun.
 
     Raises:
-        ValueError: data or arguments that no training can be made of.
+        ValueError: data or arguments that no training can be made of, or a loss that cannot be normalised as asked.
         NotImplementedError: an argument that is not supported was set after the arguments were made.
     """
     refuse_unsupported(trainer.args)
+    settle_global_batch_size(trainer.args)
     # Methods may have been set on the instance since it was made.
     refuse_ignored_overrides(trainer)
     accept_earlier_signatures(trainer)
+    if trainer.args.loss_normalization == "exact" and returns_the_mean(trainer):
+        raise ValueError(
+            f'loss_normalization="exact" and {type(trainer).__name__}, whose compute_loss or training_step does not '
+            "take num_items_in_batch: add that parameter and divide the sum of the micro-batch's losses by it, or set "
+            'loss_normalization="transformers".'
+        )
     check_settled(trainer.args, trainer.is_deepspeed_enabled)
+    check_health_arguments(trainer.args)
+    plan = sharding_plan(trainer.args)
+    is_tried = tensor_parallel_size(trainer.args) == 1 and (plan is None or plan.version > 1)
+    if trainer.args.on_nonfinite == "rollback" and not is_tried:
+        raise ValueError(
+            'on_nonfinite="rollback" does not go with tensor parallelism (tp_size) nor with version 1 of FSDP: choose '
+            '"stop" and resume from the checkpoint that its error names, or version 2 of FSDP.'
+        )
+    if trainer.args.on_nonfinite == "skip" and updates_during_backward(trainer.optimizer):
+        raise ValueError(
+            f'on_nonfinite="skip" leaves out optimizer steps, and {type(trainer.optimizer).__name__} updates weights '
+            'during the backward pass: choose another optimizer, or on_nonfinite="warn" or "stop".'
+        )
     is_split = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.get_tp_size() > 1
     if trainer.args.ema_decay is not None and is_split:
         splits = "FSDP, DeepSpeed and tensor parallelism split them"

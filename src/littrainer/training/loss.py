@@ -36,6 +36,8 @@ class LossSettings(Protocol):
     # Micro-batches in the current window.
     current_gradient_accumulation_steps: int
     _loss_shifts_labels: bool
+    # A LossHead (training/loss_normalization.py): what the first window has shown of the model's loss.
+    _loss_head: Any
 
     def get_tp_size(self) -> int:
         """Processes that compute each layer together."""
@@ -56,7 +58,10 @@ def loss_and_outputs(
     labels = None
     if (settings.compute_loss_func is not None or settings.label_smoother is not None) and "labels" in inputs:
         labels = inputs.pop("labels")
-    if settings.model_accepts_loss_kwargs and num_items_in_batch is not None:
+    head = settings._loss_head
+    # One that is weighted afterwards is a mean.
+    is_weighted = not head.divides and num_items_in_batch is not None
+    if settings.model_accepts_loss_kwargs and num_items_in_batch is not None and not is_weighted:
         inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
     if not hasattr(inputs, "keys"):
         raise batch_without_names(inputs, model)
@@ -69,7 +74,8 @@ def loss_and_outputs(
         shifted = predicts_next_token(users_model(model))
         smoother = settings.label_smoother
         return smoother(outputs, labels, shift_labels=shifted, num_items_in_batch=num_items_in_batch), outputs
-    return _loss_in(settings, outputs, model, inputs), outputs
+    loss = _loss_in(settings, outputs, model, inputs)
+    return head.weighted(loss, inputs, num_items_in_batch) if is_weighted else loss, outputs
 
 
 def _loss_in(settings: LossSettings, outputs: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
@@ -131,7 +137,8 @@ def normalised(
     """
     is_divided = settings.loss_is_scaled_for_ga
     if is_divided is None:
-        by_model = settings.model_accepts_loss_kwargs and num_items_in_batch is not None
+        takes_number = settings.model_accepts_loss_kwargs or settings._loss_head.is_exact
+        by_model = takes_number and num_items_in_batch is not None
         is_divided = by_model or settings.compute_loss_func is not None
         is_divided = is_divided and not returns_the_mean(settings)
     if loss is None:
@@ -157,11 +164,18 @@ def no_loss_returned(returned: Any, by: str) -> TypeError:
 
 def items_in_window(settings: LossSettings, window: list[Any], device: torch.device) -> torch.Tensor | int | None:
     """Label tokens of a window, where the loss is divided by them; None where it is not."""
-    takes_number = settings.model_accepts_loss_kwargs or settings.compute_loss_func is not None
+    head = settings._loss_head
+    takes_number = settings.model_accepts_loss_kwargs or settings.compute_loss_func is not None or head.is_exact
     # Of a batch without names it is said later what is wrong with it.
-    if not takes_number or not window or not hasattr(window[0], "keys") or "labels" not in window[0]:
+    if not takes_number or not window or not hasattr(window[0], "keys"):
         return None
-    number = count_label_tokens(window, settings._loss_shifts_labels)
+    number: Any
+    if head.is_exact and not (head.divides and "labels" in window[0]):
+        number = sum(head.counts(batch).sum().to(device) for batch in window)
+    elif "labels" not in window[0]:
+        return None
+    else:
+        number = count_label_tokens(window, settings._loss_shifts_labels)
     if isinstance(number, torch.Tensor) and averages_over_processes(settings):
         # Processes that compute each layer together have counted the same labels.
         number = reduced(number.to(device)) / settings.get_tp_size()
@@ -183,6 +197,7 @@ def scaled_for_mean_gradient(
     are.
     """
     takes_number = settings.model_accepts_loss_kwargs or settings.compute_loss_func is not None
+    takes_number = takes_number or settings._loss_head.is_exact
     if takes_number and num_items_in_batch is not None and averages_over_processes(settings):
         loss *= settings.args.world_size // settings.get_tp_size()
     return loss
@@ -230,8 +245,8 @@ class RunningLoss:
     def since_last_log(self, value: torch.Tensor) -> None:
         self._sum, self._waiting = value, []
 
-    def add(self, loss: torch.Tensor, step: int, filter_non_finite: bool) -> None:
-        """Count the loss of a micro-batch.
+    def add(self, loss: torch.Tensor, step: int, filter_non_finite: bool) -> torch.Tensor:
+        """Count the loss of a micro-batch, and return a copy of it that lasts.
 
         Parameters:
             loss: as it goes into the backward pass.
@@ -252,17 +267,19 @@ class RunningLoss:
         if not can_wait or filter_non_finite is not self._is_filtered or len(self._waiting) >= self.MOST_WAITING:
             self._add_waiting(reads=False)
             self._is_filtered = filter_non_finite
+        # A copy: graphs of a compiled model write the next loss to the same place.
+        kept = loss.detach().clone()
         if can_wait:
-            # A copy: graphs of a compiled model write the next loss to the same place.
-            self._waiting.append((loss.detach().clone(), steps_since_logging))
+            self._waiting.append((kept, steps_since_logging))
         elif loss.numel() == 1:
-            add_to_running_loss(self._sum, loss.detach(), steps_since_logging, filter_non_finite)
+            add_to_running_loss(self._sum, kept, steps_since_logging, filter_non_finite)
         else:
             # As torch's backward pass would have it, which comes next.
             raise RuntimeError(
                 f"The loss has the shape {tuple(loss.shape)}, and has to be one number: take its mean, as "
                 "reduction='mean' and loss.mean() do, in forward, compute_loss or compute_loss_func."
             )
+        return kept
 
     def _add_waiting(self, reads: bool = True) -> None:
         waiting, self._waiting = self._waiting, []

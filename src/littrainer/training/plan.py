@@ -41,6 +41,32 @@ class TrainingPlan(NamedTuple):
         """Whether the data is a stream of unknown length, of which only `max_steps` ends the training."""
         return self.num_train_epochs == sys.maxsize
 
+    def without_windows(self, number: int, args: TrainingArguments) -> TrainingPlan:
+        """The plan of a training that leaves out the data of so many optimizer steps.
+
+        It reads that much further if the arguments say how many steps it takes, and takes fewer steps if they do not.
+        """
+        if args.max_steps <= 0 or not number:
+            return self._replace(max_steps=self.max_steps - number)
+        if self.is_endless:
+            further = number * args.gradient_accumulation_steps
+            return self._replace(micro_batches_per_epoch=self.micro_batches_per_epoch + further)
+        further = math.ceil(number / self.optimizer_steps_per_epoch)
+        return self._replace(num_train_epochs=self.num_train_epochs + further)
+
+    def behind(self, steps_ahead: int, args: TrainingArguments) -> TrainingPlan:
+        """The plan of a training whose optimizer steps were larger or smaller before it was resumed.
+
+        Parameters:
+            steps_ahead: steps that it has taken more than steps of today's size would have been.
+        """
+        if self.is_endless or not steps_ahead:
+            return self
+        if args.max_steps < 0:
+            return self._replace(max_steps=self.max_steps + steps_ahead)
+        epochs = math.ceil((self.max_steps - steps_ahead) / self.optimizer_steps_per_epoch)
+        return self._replace(num_train_epochs=epochs)
+
 
 def plan_training(
     source: HasKeywords, loader: Any, samples_per_step: int, count_examples: Callable[[Any], int]

@@ -1,14 +1,16 @@
 """What a checkpoint keeps so that training goes on exactly, besides what transformers' checkpoints keep.
 
 It is one file, which transformers passes over. A checkpoint without it is resumed as transformers resumes it: at the
-place in the data that the number of optimizer steps stands for.
+place in the data that the number of optimizer steps stands for. With it, an epoch that was begun with other batches,
+optimizer steps or processes goes on behind the rows that were trained.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +21,16 @@ from littrainer.checkpoint.checksums import MANIFEST_NAME
 from littrainer.checkpoint.layout import RESUME_RECORD_NAME, TRAINER_STATE_NAME, resume_record_name
 from littrainer.checkpoint.reader import processes_that_wrote
 from littrainer.checkpoint.safe_loading import load_tensors
+from littrainer.data.loaders import has_length
+from littrainer.data.position import (
+    LayoutChange,
+    keeps_its_state,
+    parts_read,
+    rows_of_round,
+    without_first_rows,
+)
+from littrainer.data.stream_end import check_equal_lengths
+from littrainer.errors.lazy_isinstance import is_a
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -60,7 +72,7 @@ TAKEN_FROM_ARGUMENTS = (
     "bf16",
     "fp16",
 )
-# Sizes of the data and of the optimizer step that have to be the same for a place in the data to mean the same.
+# Sizes of the data and of the optimizer step. If they are the same, a place in the data is one in micro-batches.
 SIZES = {
     "micro_batch": "samples per micro-batch",
     "accumulation": "micro-batches per optimizer step",
@@ -83,6 +95,28 @@ class Position:
     epoch: int
     micro_batches: int
     epoch_end_is_due: bool = False
+
+
+COUNTED = (
+    " Which rows were trained is not known of these batches. The place in the data is counted in optimizer steps of "
+    "the new size, so rows may be trained twice or left out."
+)
+
+
+class ResumedPlace(NamedTuple):
+    """Where a training goes on, and what reading on from there needs.
+
+    Parameters:
+        position: the place in the data, in micro-batches of today's size.
+        kept: what `DataProgress.state()` returned, as far as it means something; None if nothing is known.
+        steps_ahead: as for `TrainingPlan.behind`.
+        words: where that is, if the sizes are others than they were; else None.
+    """
+
+    position: Position
+    kept: dict[str, Any] | None = None
+    steps_ahead: int = 0
+    words: str | None = None
 
 
 class ResumedTraining(NamedTuple):
@@ -122,8 +156,10 @@ def resume_record(run: TrainingRun) -> dict[str, Any]:
         "arguments": compared_arguments(run.trainer.args),
         "rank": run.trainer.args.process_index,
         "data": data,
+        "steps_ahead": run.steps_ahead,
         "lightning_callbacks": states_of_lightning_callbacks(run.trainer.lightning_module),
         "schedule_is_replaced": run.trainer.schedule_is_replaced,
+        **run.step.health.record(),
         "lightning_additions": additions_of_lightning_callbacks(
             run.trainer.lightning_module, run.trainer.state.global_step
         ),
@@ -140,6 +176,9 @@ def read_resume_record(folder: Path, rank: int = 0) -> dict[str, Any] | None:
         ValueError: a file is damaged, of another version, or could run code.
     """
     record = _read(folder, RESUME_RECORD_NAME)
+    if record is not None:
+        # The order of an epoch is that of all processes.
+        record["data_of_first"] = record["data"]
     if record is not None and record.get("rank", 0) != rank:
         own = _read(folder, resume_record_name(rank)) if rank else None
         record["data"] = None if own is None else own["data"]
@@ -161,15 +200,87 @@ def _read(folder: Path, name: str) -> dict[str, Any] | None:
     return record
 
 
-def position_of(record: dict[str, Any] | None, training: ResumedTraining) -> Position | None:
-    """The place in the data that a record names; None where it means nothing for this training, or is not wanted."""
+def place_to_resume(record: dict[str, Any] | None, training: ResumedTraining, loader: Any) -> ResumedPlace:
+    """Return where a training goes on: where the record says, or as transformers counts it.
+
+    Parameters:
+        record: what `read_resume_record` returned.
+        loader: the training DataLoader.
+
+    Raises:
+        UnequalData: with today's batches the rows that are left do not give all processes equally many.
+    """
+    counted = ResumedPlace(counted_position(training))
     if record is None or training.args.ignore_data_skip:
-        return None
+        return counted
     now, then = training.sizes, record["sizes"]
+    if now["is_endless"] != then["is_endless"]:
+        return counted
     # A stream's length is that of the training, and where it stands does not depend on it.
-    needed = set(SIZES) - {"num_examples"} - ({"epoch_length"} if then["is_endless"] and now["is_endless"] else set())
-    is_same_data = all(now[name] == then[name] for name in needed) and now["is_endless"] == then["is_endless"]
-    return Position(**record["position"]) if is_same_data else None
+    of_stream = {"epoch_length", "num_examples"} if now["is_endless"] else set()
+    changed = {name for name in SIZES if now[name] != then[name]} - of_stream
+    position, data = Position(**record["position"]), record["data"]
+    if changed <= {"num_examples"}:
+        return ResumedPlace(position, data, record.get("steps_ahead", 0))
+    if "world_size" in changed:
+        data = record["data_of_first"]
+    if "num_examples" in changed or data is None:
+        return counted
+    if position.epoch_end_is_due or not (position.micro_batches or "layout_change" in data):
+        kept = {name: data[name] for name in ("generators", "order_seed", "order_is_kept") if name in data}
+        epoch = position.epoch + position.epoch_end_is_due
+        place: ResumedPlace | None = ResumedPlace(position, kept, words=f"at the first row of epoch {epoch}")
+    elif changed == {"accumulation"} and not is_a(getattr(loader, "batch_sampler", None), "rebalancing sampler"):
+        change = LayoutChange(**data.get("layout_change", asdict(LayoutChange([], 0, 0, 0.0))))
+        kept = {**data, "layout_change": {**asdict(change), "window": position.micro_batches}}
+        place = ResumedPlace(position, kept, words=_in_words(position, data))
+    else:
+        place = _behind_rows(position, data, "world_size" in changed, training, loader)
+    return counted if place is None else place._replace(steps_ahead=_steps_ahead(place.position, training))
+
+
+def _behind_rows(
+    position: Position, data: Mapping[str, Any], are_other_processes: bool, training: ResumedTraining, loader: Any
+) -> ResumedPlace | None:
+    plan, size, rows = training.plan, rows_of_round(loader), data.get("rows")
+    length = plan.micro_batches_per_epoch
+    # Lightning's limits may leave batches out.
+    if rows is None or size is None or (has_length(loader) and len(loader) != length):
+        return None
+    later, number = without_first_rows(loader, rows), sum(rows)
+    reads_on = keeps_its_state(loader) and data.get("loader") is not None and not are_other_processes
+    if later is None and not (reads_on and data["num_workers"] == getattr(loader, "num_workers", 0)):
+        return None
+    if plan.is_endless:
+        batches = min(number // size, training.state.global_step * training.args.gradient_accumulation_steps)
+        share = batches / length
+    else:
+        check_equal_lengths(later, "rest of the epoch")
+        left = math.ceil((plan.num_examples - number) / size) if later is None else len(later)
+        batches, share = length - left, number / plan.num_examples
+    names = ("epoch_start", "generators", "order", "stream", "loader", "num_workers")
+    change = asdict(LayoutChange(rows, batches, batches, share))
+    kept = {
+        **{name: data.get(name) for name in names},
+        "sharing": getattr(loader, "sharing", None),
+        "layout_change": change,
+    }
+    return ResumedPlace(Position(position.epoch, batches, batches == length), kept, words=_in_words(position, data))
+
+
+def _in_words(position: Position, data: Mapping[str, Any]) -> str:
+    number = "the" if data.get("rows") is None else f"the {sum(data['rows'])}"
+    return f"behind {number} rows of epoch {position.epoch} that were trained"
+
+
+def _steps_ahead(position: Position, training: ResumedTraining) -> int:
+    """Optimizer steps that were taken more than steps of today's size would have been up to this position."""
+    plan = training.plan
+    if plan.is_endless:
+        return 0
+    left = 0 if position.epoch_end_is_due else plan.micro_batches_per_epoch - position.micro_batches
+    steps_left = math.ceil(left / training.args.gradient_accumulation_steps)
+    return training.state.global_step + steps_left - (position.epoch + 1) * plan.optimizer_steps_per_epoch
 
 
 def counted_position(training: ResumedTraining) -> Position:
@@ -184,9 +295,17 @@ def has_work_at_epoch_ends(args: TrainingArguments) -> bool:
     return IntervalStrategy.EPOCH in (args.eval_strategy, args.logging_strategy, args.save_strategy)
 
 
-def warn_of_differences(checkpoint: Path, record: dict[str, Any] | None, training: ResumedTraining) -> None:
-    """Say once what is not as it was when a checkpoint was written."""
-    sentences = _other_sizes(record, training) + _other_processes(checkpoint, record is not None, training.args)
+def warn_of_differences(
+    checkpoint: Path, record: dict[str, Any] | None, training: ResumedTraining, place: ResumedPlace, loader: Any
+) -> None:
+    """Say once what is not as it was when a checkpoint was written.
+
+    Parameters:
+        place: where training goes on.
+        loader: the training DataLoader.
+    """
+    sentences = _other_sizes(record, training, place) + _other_parts(record, training, loader)
+    sentences += _other_processes(checkpoint, record is not None, training.args)
     if arguments := _other_arguments(record, training):
         lines = "".join(f"\n\t{line}" for line in arguments)
         sentences.append(
@@ -218,7 +337,7 @@ def _other_arguments(record: dict[str, Any] | None, training: ResumedTraining) -
     ]
 
 
-def _other_sizes(record: dict[str, Any] | None, training: ResumedTraining) -> list[str]:
+def _other_sizes(record: dict[str, Any] | None, training: ResumedTraining, place: ResumedPlace) -> list[str]:
     if record is None:
         return []
     now, then = training.sizes, record["sizes"]
@@ -226,9 +345,19 @@ def _other_sizes(record: dict[str, Any] | None, training: ResumedTraining) -> li
     changed = [f"{now[name]} {SIZES[name]} ({then[name]})" for name in names if now[name] != then[name]]
     if not changed:
         return []
-    counted = position_of(record, training) is None and not training.args.ignore_data_skip
-    where = " The place in the data is counted in optimizer steps of the new size." if counted else ""
+    steps = training.plan.behind(place.steps_ahead, training.args).max_steps
+    where = f" Training goes on {place.words}, and takes {steps} optimizer steps in all."
+    if place.words is None:
+        where = "" if place.kept is not None or training.args.ignore_data_skip else COUNTED
     return [f"There are now {', '.join(changed)}.{where}"]
+
+
+def _other_parts(record: dict[str, Any] | None, training: ResumedTraining, loader: Any) -> list[str]:
+    rows, parts = ((record or {}).get("data") or {}).get("rows"), parts_read(loader)
+    if rows is None or len(rows) == parts or training.args.ignore_data_skip:
+        return []
+    named = f"The workers read the stream in {parts} parts ({len(rows)})"
+    return [f"{named}, so rows may be trained twice or left out: set dataloader_num_workers to what it was."]
 
 
 def _other_processes(checkpoint: Path, sizes_are_named: bool, args: TrainingArguments) -> list[str]:

@@ -14,7 +14,6 @@ from typing import Any
 
 from littrainer.callbacks.lightning_states import restore_lightning_callbacks
 from littrainer.callbacks.state import TrainerState, is_exportable
-from littrainer.checkpoint.atomic_write import delete_checkpoint, sort_checkpoints
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
 from littrainer.checkpoint.reader import read_state
 from littrainer.data.position import ResumePoint
@@ -23,16 +22,15 @@ from littrainer.distributed.agreement import failing_together, from_first
 from littrainer.evaluation.results import TrainOutput, speed_metrics
 from littrainer.model.traversal import clear_gradients, parameters_of
 from littrainer.optim.parameter_groups import AskedFor, are_others
-from littrainer.optim.schedules import leave_added_groups_alone
+from littrainer.optim.schedules import leave_added_groups_alone, move_schedule
 from littrainer.training.loss import RunningLoss
 from littrainer.training.plan import TrainingPlan
 from littrainer.training.preemption import evaluation_to_make_up_for
 from littrainer.training.resuming import (
     Position,
     ResumedTraining,
-    counted_position,
     has_work_at_epoch_ends,
-    position_of,
+    place_to_resume,
     read_resume_record,
     resume_record,
     warn_of_differences,
@@ -77,6 +75,7 @@ class TrainingRun:
             micro_batches_per_epoch=plan.micro_batches_per_epoch,
             draw_window=self.step.draw,
             should_stop=self.step.ends_epoch,
+            left_out=self.step.health.left_out,
         )
         self.windows.speed = self.step.speed
         self.first_epoch = 0
@@ -95,6 +94,9 @@ class TrainingRun:
         trainer.session.optimization.schedule_is_replaced = False
         self._rates_to_keep: list[float] | None = None
         self._hyperparameters_changed = False
+        # Optimizer steps that were taken more than steps of today's size would have been, before a resume.
+        self.steps_ahead = 0
+        self._is_other_layout = False
 
     def prepare_state(self) -> None:
         """Let the Trainer's overridable `_init_training_state` reset its state, or read it from the checkpoint."""
@@ -126,6 +128,8 @@ class TrainingRun:
         trainer.state.compute_steps(trainer.args, plan.max_steps)
         if self.checkpoint is not None:
             self._resume_state(self.checkpoint)
+        plan = self.plan = self.plan.without_windows(len(self.step.health.left_out), trainer.args)
+        self.windows.lengthen(plan.micro_batches_per_epoch)
         drawn_then = trainer.state.trial_params
         trainer.state.init_training_references(trainer, plan.max_steps, plan.num_train_epochs, self.trial)
         if self.checkpoint is not None and self.trial is not None:
@@ -141,12 +145,18 @@ class TrainingRun:
         self.record = read_resume_record(checkpoint, trainer.args.process_index)
         size = trainer.session.train_batch_size
         training = ResumedTraining(trainer.args, trainer.state, plan, size)
+        loader = self.windows.loader
+        place = place_to_resume(self.record, training, loader)
         # A search means to change what it changes.
         if self.trial is None:
-            warn_of_differences(checkpoint, self.record, training)
-        position = position_of(self.record, training)
-        kept = self.record["data"] if self.record is not None and position is not None else None
-        position = self.resumed_at = position or counted_position(training)
+            warn_of_differences(checkpoint, self.record, training, place, loader)
+        self.steps_ahead, self._is_other_layout = place.steps_ahead, place.words is not None
+        self.plan = plan.behind(self.steps_ahead, trainer.args)
+        kept = place.kept
+        if self.record is not None and self._is_other_layout:
+            self.record["data"] = kept
+        self.step.health.resume(self.record or {}, is_same_data=kept is not None and not self._is_other_layout)
+        position = self.resumed_at = place.position
         self.first_epoch = self.epoch = position.epoch
         micro_batches = position.micro_batches
         if position.epoch_end_is_due:
@@ -157,7 +167,7 @@ class TrainingRun:
     def _skip(self, micro_batches: int, kept: Any) -> None:
         self._micro_batches_to_skip = micro_batches
         # The order of an epoch is drawn from where the checkpoint left the generators, and so is what callbacks draw.
-        self._restores_before_epoch = kept is not None and not micro_batches
+        self._restores_before_epoch = kept is not None and not (micro_batches or "layout_change" in kept)
         restore = (lambda: None) if self._restores_before_epoch else self._restore_random_states
         self.windows.resume_at(ResumePoint(micro_batches, kept, restore))
 
@@ -187,7 +197,7 @@ class TrainingRun:
     def _restore_random_states(self) -> None:
         if self._random_states is not None:
             set_random_states(self._random_states)
-        else:
+        elif self.record is None or self.record["sizes"]["world_size"] == self.trainer.args.world_size:
             self.trainer._load_rng_state(self._checkpoint_name)
 
     @property
@@ -237,6 +247,8 @@ class TrainingRun:
                 if asked_for is not None:
                     rate_then = (self.record or {}).get("arguments", {}).get("learning_rate")
                     asked_for.put_back(trainer.optimizer, trainer.lr_scheduler, rate_then, trainer.args.learning_rate)
+            if self._is_other_layout:
+                move_schedule(trainer.lr_scheduler, trainer.state.global_step - self._schedule_behind)
             if (self.record or {}).get("schedule_is_replaced"):
                 self._rates_to_keep = [group["lr"] for group in self.trainer.optimizer.param_groups]
 
@@ -249,6 +261,7 @@ class TrainingRun:
         session, state = trainer.session, trainer.state
         session.loss = RunningLoss(trainer.args.device, state.global_step)
         session.first_step, session.first_input_tokens = state.global_step, state.num_input_tokens_seen
+        self.step.health.begin(self)
         clear_gradients(trainer.model)
         if session.speed is not None:
             session.speed.begin(state)
@@ -263,6 +276,10 @@ class TrainingRun:
             self._make_up_for_evaluation(self.evaluation_due)
         if self.epoch_end_is_due:
             self._finish_interrupted_epoch()
+        if trainer.args.on_nonfinite == "rollback" and self.checkpoint is None:
+            # What the first steps go back to.
+            trainer.control.should_save = True
+            self.step.log_evaluate_save()
         # A failed attempt with larger micro-batches may have ended within its optimizer step.
         trainer.update_guard.release()
         trainer.preemption.start()
@@ -287,8 +304,15 @@ class TrainingRun:
 
     def optimizer_and_schedule(self) -> tuple[Any, Any]:
         """Make optimizer and schedule for the length of this training."""
-        made: tuple[Any, Any] = self.trainer._optimizer_and_schedule(self.plan.max_steps)
+        steps = self.plan.max_steps - self._schedule_behind
+        made: tuple[Any, Any] = self.trainer._optimizer_and_schedule(steps)
         return made
+
+    @property
+    def _schedule_behind(self) -> int:
+        """Optimizer steps by which the schedule stands behind the training: it is a function of the rows trained."""
+        # If the length was given in steps, it is a function of these.
+        return 0 if self.plan.is_endless or self.trainer.args.max_steps >= 0 else self.steps_ahead
 
     def begin_without_steps(self) -> None:
         """Training is over before it begins, as where one that had ended is resumed: make optimizer and schedule."""
@@ -358,6 +382,8 @@ class TrainingRun:
             )
             trainer.control.should_training_stop = True
         self.is_between_epochs = True
+        # Not taken where nothing was left of the resumed epoch.
+        self._micro_batches_to_skip = 0
         trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
         trainer.preemption.agree()
         self.step.agree_on_flags()
@@ -372,6 +398,7 @@ class TrainingRun:
         """
         trainer, state, session = self.trainer, self.trainer.state, self.trainer.session
         self.step.end_agreements()
+        self.step.health.look()
         logger.info("\n\nTraining completed. Do not forget to share your model on huggingface.co/models =)\n\n")
         loss = session.loss
         loss.before_last_log += loss.since_last_log.item()
@@ -391,12 +418,3 @@ class TrainingRun:
             if from_first(clock is not None and clock.ended_training):
                 metrics["ended_by"] = "max_minutes"
         return TrainOutput(state.global_step, train_loss, metrics)
-
-
-def delete_all_but_best(run_dir: str, best: str) -> None:
-    """Delete the checkpoints of a folder but for the best one, if that lies there."""
-    # The best one of a training resumed from another folder lies there, and none would be left here.
-    if Path(best).parent.samefile(run_dir):
-        for folder in sort_checkpoints(run_dir, best_model_checkpoint=best):
-            if not Path(folder).samefile(best):
-                delete_checkpoint(folder)

@@ -6,7 +6,7 @@ Lightning's own loop and the fast one call these methods at the same moments, in
     begin_micro_batch   on_step_begin, at the first micro-batch of a window
     loss_of             forward pass of a micro-batch; `loss.normalised` divides the loss. The backward pass follows
     clip                at the last micro-batch: gradients are clipped, on_pre_optimizer_step. From here Ctrl-C waits,
-                        and the optimizer steps (engine/module.py)
+                        and the optimizer steps (engine/module.py), unless the health guard refuses the gradients
     note_update         on_optimizer_step; the schedule steps next
     end_micro_batch     gradients are cleared, the step is counted, what has waited is answered, on_step_end; the
                         processes agree on flags of the control and on signals, then log, evaluate, save
@@ -28,6 +28,8 @@ from littrainer.data.windows import MicroBatch
 from littrainer.distributed.agreement import FlagsRaisedTogether
 from littrainer.model.traversal import clear_gradients
 from littrainer.training.clock import Clock
+from littrainer.training.health import Place
+from littrainer.training.loss_normalization import find_loss_head
 from littrainer.training.overrides import own_methods
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ class TrainingStep:
         clock: raises flags by the time; None in other processes than the first.
         speed: counts where the time goes; None without `log_speed`.
         when_done: called once, when what is due at the optimizer step is done.
+        is_refused: whether the health guard leaves the current optimizer step out.
     """
 
     def __init__(self, run: TrainingRun):
@@ -57,20 +60,25 @@ class TrainingStep:
         self.grad_norm: Any = None
         self.learning_rate: float | None = None
         self.when_done: Callable[[], None] | None = None
+        self.is_refused = False
+        self.health = run.trainer.session.health
         self.speed = run.trainer.session.speed
         self._device = run.trainer.args.device
         processes = run.trainer.args.world_size
-        run_dir = run.trainer._get_output_dir(run.trial)
-        self.clock = Clock(run.trainer.args, run_dir) if run.trainer.is_world_process_zero() else None
+        is_first = run.trainer.args.process_index == 0
+        self.clock = Clock(run.trainer.args, run.folder) if is_first else None
         self._flags = FlagsRaisedTogether(CONTROL_FLAGS, processes) if processes > 1 else None
 
     def draw(self, batches: Iterator[Any], number: int) -> tuple[list[Any], Any]:
         """Draw the micro-batches of a window, by the Trainer's overridable `get_batch_samples`."""
-        if self.speed is None:
-            return self.trainer.get_batch_samples(batches, number, self._device)
-        self.speed.enter("data")
-        drawn: tuple[list[Any], Any] = self.trainer.get_batch_samples(batches, number, self._device)
-        self.speed.enter("other")
+        trainer, speed = self.trainer, self.speed
+        if speed is not None:
+            speed.enter("data")
+        drawn: tuple[list[Any], Any] = trainer.get_batch_samples(batches, number, self._device)
+        if speed is not None:
+            speed.enter("other")
+        if not trainer.session.loss_head.is_known:
+            trainer.session.loss_head = find_loss_head(trainer, trainer.model_wrapped, drawn[0], self._device)
         return drawn
 
     def ends_epoch(self) -> bool:
@@ -83,6 +91,10 @@ class TrainingStep:
         trainer = self.trainer
         trainer.session.micro_batches_in_window = micro_batch.window_size
         if micro_batch.opens_window:
+            self.health.open_window(
+                Place(trainer.state.global_step + 1, self.run.epoch, self.run.windows.micro_batches_seen - 1),
+                micro_batch.num_items_in_window,
+            )
             trainer.control = trainer.callback_handler.on_step_begin(trainer.args, trainer.state, trainer.control)
 
     def loss_of(self, micro_batch: MicroBatch, by_training_step: bool = False) -> torch.Tensor:
@@ -96,7 +108,8 @@ class TrainingStep:
             speed.enter("forward")
         forward = trainer.training_step if by_training_step else trainer._forward_for_training
         loss: torch.Tensor = forward(trainer.model_wrapped, inputs, micro_batch.num_items_in_window)
-        trainer.session.loss.add(loss, trainer.state.global_step, trainer.args.logging_nan_inf_filter)
+        kept = trainer.session.loss.add(loss, trainer.state.global_step, trainer.args.logging_nan_inf_filter)
+        self.health.note_loss(kept, self.run.windows.micro_batches_seen - 1)
         trainer.session.flos += float(trainer.floating_point_ops(inputs))
         trainer._track_num_input_tokens(inputs)
         if speed is not None:
@@ -113,6 +126,7 @@ class TrainingStep:
         trainer = self.trainer
         clipped = trainer._clip_grad_norm(trainer.model_wrapped) if trainer.args.max_grad_norm > 0 else None
         self.grad_norm = trainer._get_grad_norm(trainer.model_wrapped, grad_norm=clipped)
+        self.is_refused = self.health.refuses(self.grad_norm)
         trainer.control = trainer.callback_handler.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)
         trainer.update_guard.hold()
 
@@ -176,6 +190,8 @@ class TrainingStep:
         # Nothing to do, and nobody to tell that; what is handed over below has to be put together first.
         if not (calls_events or trainer.preemption.agreed is not None or self._is_told_of_each_step):
             return
+        if calls_events or trainer.preemption.agreed is not None:
+            self.health.look()
         trainer._maybe_log_save_evaluate(
             trainer.session.loss.since_last_log,
             self.grad_norm,

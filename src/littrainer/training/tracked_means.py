@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 import torch
 
-from littrainer.distributed.collectives import gathered_objects, reduced
+from littrainer.distributed.collectives import gathered_objects, process_count, reduced
 from littrainer.errors.notes import kind_of
 
 LOGGED_BY_TRAINER = ("loss", "grad_norm", "learning_rate", "epoch", "step")
@@ -18,7 +18,7 @@ class TrackedMeans:
     """The means of named values since they were last logged; tensors stay on their device until then.
 
     Attributes:
-        is_paused: whether values are passed over, as in an evaluation.
+        is_paused: whether values are skipped, as in an evaluation.
     """
 
     def __init__(self) -> None:
@@ -69,8 +69,10 @@ class TrackedMeans:
 
         Every process calls this at the same places.
         """
-        any_tracked = int(reduced(torch.tensor(len(self._sums), device=device), "max"))
-        if not any_tracked:
+        most_tracked = len(self._sums)
+        if process_count() > 1:
+            most_tracked = int(reduced(torch.tensor(most_tracked, device=device), "max"))
+        if not most_tracked:
             return {}
         found = [(name, float(total), self._counts[name]) for name, total in self._sums.items()]
         self._sums, self._counts = {}, {}
@@ -82,7 +84,7 @@ class TrackedMeans:
         return {name: sums[name] / counts[name] for name in sums}
 
 
-_of_training: ContextVar[TrackedMeans | None] = ContextVar("tracked means of the training at hand", default=None)
+_of_training: ContextVar[TrackedMeans | None] = ContextVar("tracked means of the current training", default=None)
 
 
 @contextmanager
@@ -96,7 +98,7 @@ def tracked_by(means: TrackedMeans) -> Iterator[None]:
 
 
 def track(name: str, value: torch.Tensor | float) -> None:
-    """Track a value of the training at hand from code that does not have the Trainer, such as a model's `forward`.
+    """Track a value of the current training from code that does not have the Trainer, such as a model's `forward`.
 
     Outside of `train()` it does nothing.
 

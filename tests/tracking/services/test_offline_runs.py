@@ -20,7 +20,7 @@ from tests.tracking.both_sides import SIDES, TIMED, same_on_both_machines
 PACKAGES = {"flyte": "flytekit"}
 OWN = (
     *("lightning", "async_save", "eval_loss_weighting", "jit_checkpoint_signals", "logging_dir", "output_dir"),
-    *("warmup_ratio", "_n_gpu"),
+    *("loss_normalization", "warmup_ratio", "_n_gpu"),
 )
 
 

@@ -154,7 +154,7 @@ class Stepping:
         module = self.module
         if module is not None and getattr(module.trainer.precision_plugin, "step_was_skipped", False):
             return True
-        return any(optimizer.step_was_skipped for optimizer in self._optimizers)
+        return bool(self._optimizers) and any(optimizer.step_was_skipped for optimizer in self._optimizers)
 
     def autocast(self, autocast_handler: Any = None) -> AbstractContextManager[Any]:
         """Return the context in which the model's forward computes.

@@ -1,4 +1,4 @@
-"""The comparison notices what it is there to notice."""
+"""Comparisons of values, logs and weights notice what they are there to notice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.fidelity.compare import first_difference
+from littrainer.commands.differences import first_difference
 from tests.fidelity.record import plain
 
 

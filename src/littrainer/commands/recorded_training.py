@@ -1,0 +1,148 @@
+"""Runs a script up to the end of its first training, of which it takes a few steps, and leaves the run in a folder.
+
+    python recorded_training.py SIDE STEPS FOLDER SCRIPT ARGS ...
+
+`littrainer verify` starts this file for each Trainer. It imports nothing of littrainer, so that the process with
+transformers' Trainer has nothing else; and it changes classes when the script imports them, not before.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.abc
+import os
+import runpy
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+TRANSFORMERS, LITTRAINER = "transformers", "littrainer"
+# Side -> the modules of its arguments, its Trainer and its callbacks.
+MODULES = {
+    TRANSFORMERS: ("transformers.training_args", "transformers.trainer", "transformers.trainer_callback"),
+    LITTRAINER: ("littrainer.arguments.training_arguments", "littrainer.trainer", "littrainer.callbacks.base"),
+}
+TRACKERS = ("transformers.integrations.", "littrainer.tracking.")
+
+
+class TrainingRecordedError(BaseException):
+    """Ends the script, past its `except Exception`."""
+
+
+class ChangingFinder(importlib.abc.MetaPathFinder):
+    """Hands modules to functions, by their names, when they have been loaded."""
+
+    def __init__(self, changes: dict[str, Callable[[Any], None]]) -> None:
+        self.changes = changes
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec that other finders have, with a loader that changes the module."""
+        found = (one.find_spec(fullname, path, target) for one in sys.meta_path if one is not self)
+        spec: Any = next(filter(None, found), None) if fullname in self.changes else None
+        if spec is not None:
+            execute = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: (execute(module), self.changes[fullname](module))
+        return spec
+
+
+def redirect(args: Any, folder: str) -> None:
+    """Let arguments write into the folder and nowhere else."""
+    args.output_dir, args.push_to_hub = folder, False
+    args.report_to = [] if isinstance(args.report_to, list) else "none"
+
+
+def redirected(method: Any, folder: str) -> Any:
+    """Return a constructor, or the end of one, that redirects the arguments it is given before it begins."""
+
+    @functools.wraps(method)
+    def redirect_and_call(*given: Any, **named: Any) -> None:
+        for value in (*given, *named.values()):
+            if hasattr(value, "output_dir") and hasattr(value, "push_to_hub"):
+                redirect(value, folder)
+        method(*given, **named)
+
+    return redirect_and_call
+
+
+def recorded(train: Any, folder: str, callbacks: str, steps: int) -> Any:
+    """Return a `train()` that takes a few steps, logs each, evaluates, saves, and ends the script."""
+
+    @functools.wraps(train)
+    def train_recorded(self: Any, *given: Any, **named: Any) -> None:
+        args, listeners = self.args, self.callback_handler.callbacks
+        redirect(args, folder)
+        args.logging_strategy, args.logging_steps = type(args.logging_strategy)("steps"), 1
+        of_trackers = [one for one in listeners if any(c.__module__.startswith(TRACKERS) for c in type(one).__mro__)]
+        listeners[:] = [one for one in listeners if one not in of_trackers]
+        evaluates = self.eval_dataset is not None or args.eval_strategy != "no"
+        self.add_callback(ending(importlib.import_module(callbacks).TrainerCallback, steps, evaluates))
+        # True stands for the newest checkpoint in the user's folder, and there is none in this one.
+        given = tuple(None if value is True else value for value in given)
+        train(self, *given, **{name: None if value is True else value for name, value in named.items()})
+        self.save_model()
+        self.save_state()
+        raise TrainingRecordedError
+
+    return train_recorded
+
+
+def ending(base: Any, steps: int, evaluates: bool) -> Any:
+    """Return a callback that ends a training after its steps; the schedule stays that of the whole training."""
+
+    class Ending(base):
+        first, has_ended = 0, False
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.first = state.global_step
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step >= min(self.first + steps, state.max_steps):
+                self.has_ended = control.should_training_stop = control.should_save = True
+                control.should_evaluate = evaluates
+
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if self.has_ended:
+                control.should_evaluate = control.should_save = False
+
+    return Ending()
+
+
+def main(side: str, steps: str, folder: str, *program: str) -> None:
+    """Run the program, which is a script, or `-m` and a module, with its arguments."""
+    arguments, trainer, callbacks = MODULES[side]
+
+    def change_arguments(module: Any) -> None:
+        module.TrainingArguments.__post_init__ = redirected(module.TrainingArguments.__post_init__, folder)
+
+    def change_trainer(module: Any) -> None:
+        module.Trainer.__init__ = redirected(module.Trainer.__init__, folder)
+        module.Trainer.train = recorded(module.Trainer.train, folder, callbacks, int(steps))
+
+    def refuse(module: Any) -> None:
+        sys.exit("The script imports its Trainer from littrainer, so there is none of transformers to compare with.")
+
+    changes: dict[str, Callable[[Any], None]] = {
+        MODULES[LITTRAINER][1]: refuse,
+        arguments: change_arguments,
+        trainer: change_trainer,
+    }
+    sys.meta_path.insert(0, ChangingFinder(changes))
+    if side == TRANSFORMERS:
+        # `import littrainer.auto` would redirect the script.
+        sys.modules["littrainer.auto"] = types.ModuleType("littrainer.auto")
+    is_module = program[0] == "-m"
+    sys.argv = list(program[is_module:])
+    sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(program[0]))
+    try:
+        if is_module:
+            runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(program[0], run_name="__main__")
+    except TrainingRecordedError:
+        pass
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,299 @@
+"""What a head divides its loss by, found out in the first window, and what `loss_normalization="exact"` makes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from littrainer.checkpoint.random_state import capture_random_states, set_random_states
+from littrainer.data.windows import IGNORED_LABEL
+from littrainer.distributed.agreement import from_first
+from littrainer.distributed.collectives import gathered, process_rank
+from littrainer.errors.nested_values import map_nested
+from littrainer.model.facts import base_model, users_model
+from littrainer.model.traversal import eval_all
+from littrainer.strategies.shards import is_sharded
+from littrainer.training.loss import LossSettings, averages_over_processes, loss_and_outputs, returns_the_mean
+from littrainer.training.overrides import own_methods
+
+EXACT = "exact"
+# What a mean loss is a mean over.
+SAMPLES, LABELS, SHIFTED_LABELS = "samples", "labels", "labels after the first of each row"
+# Relative: the rounding of half precision, and of sums in another order.
+TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 2e-3}
+TOLERANCE = 2e-5
+
+
+@dataclass(frozen=True)
+class LossHead:
+    """How the loss of a micro-batch is normalised over the window of its optimizer step.
+
+    Parameters:
+        is_known: the first window has been looked at.
+        is_exact: each sample, or label, weighs the same in all micro-batches and processes.
+        divides: the loss is divided by `num_items_in_batch` already: by the model, or by the script's own function.
+        unit: what it is a mean over, if it is not.
+        label_name: the labels among the inputs.
+    """
+
+    is_known: bool = True
+    is_exact: bool = False
+    divides: bool = True
+    unit: str = SAMPLES
+    label_name: str = "labels"
+
+    def counts(self, inputs: Any) -> torch.Tensor:
+        """Return for each row of a micro-batch how many samples or labels of it count."""
+        labels = inputs.get(self.label_name)
+        if not isinstance(labels, torch.Tensor) or not labels.dim():
+            tensors = (value for value in inputs.values() if isinstance(value, torch.Tensor) and value.dim())
+            return torch.ones(next((len(tensor) for tensor in tensors), 1))
+        if labels.is_floating_point() or (self.unit == SAMPLES and labels.dim() > 1):
+            return labels.new_ones(len(labels))
+        if self.unit == SHIFTED_LABELS:
+            labels = inputs["shift_labels"] if "shift_labels" in inputs else labels[..., 1:]
+        return labels.ne(IGNORED_LABEL).reshape(len(labels), -1).sum(1)
+
+    def weighted(self, loss: torch.Tensor, inputs: Any, number: torch.Tensor | int) -> torch.Tensor:
+        """Return the part of a micro-batch's mean loss in the mean over its window.
+
+        Parameters:
+            number: the sum of the counts over the window, in all processes.
+        """
+        count = self.counts(inputs).sum().to(loss.device)
+        # Without a label the mean is nan.
+        return torch.where(count > 0, loss * (count / number), torch.zeros_like(loss))
+
+
+UNKNOWN = LossHead(is_known=False)
+
+
+def find_loss_head(
+    settings: LossSettings, model: nn.Module, window: list[Any], device: torch.device, is_own: bool = False
+) -> LossHead:
+    """Find out how a head normalises its loss, and warn if its loss would depend on the layout of the batch.
+
+    With `loss_normalization="transformers"` there is a forward pass only if an optimizer step has several micro-batches
+    or processes, and nothing else tells; none with a loss function of the script's.
+
+    Parameters:
+        model: as it is wrapped for several processes.
+        window: the micro-batches of an optimizer step.
+        is_own: the script has its own `compute_loss`, as a subclass of the Trainer may have too.
+    """
+    if not window:
+        return UNKNOWN
+    args, is_exact = settings.args, settings.args.loss_normalization == EXACT
+    is_own = is_own or bool(own_methods(settings, ["compute_loss"])) or returns_the_mean(settings)
+    is_own = is_own or settings.compute_loss_func is not None or settings.loss_is_scaled_for_ga is not None
+    if is_own or not hasattr(window[0], "keys") or not (is_exact or len(window) > 1 or args.world_size > 1):
+        return LossHead(is_exact=is_exact)
+    base = base_model(users_model(model))
+    if settings.model_accepts_loss_kwargs and "num_items_in_batch" in inspect.signature(base.forward).parameters:
+        return LossHead(is_exact=is_exact)
+    label_name = next((name for name in ("labels", *settings.label_names) if name in window[0]), "labels")
+    if is_exact:
+        head = _by_type(settings, model, window[0], label_name)
+        if not (head.divides and settings.label_smoother is not None) and _can_be_tried(model):
+            head = _Trial(settings, model, window, head, device).outcome()
+        # Counts are summed over the processes.
+        return from_first(head)
+    if "labels" in window[0] and isinstance(window[0]["labels"], torch.Tensor) and _can_be_tried(model):
+        _Trial(settings, model, window, _by_type(settings, model, window[0], label_name), device).warn_of_layout()
+    return LossHead()
+
+
+def _by_type(settings: LossSettings, model: Any, inputs: Any, label_name: str) -> LossHead:
+    base = base_model(users_model(model))
+    code = getattr(inspect.unwrap(type(base).forward), "__code__", None)
+    # Heads that hand further keywords to transformers' loss functions.
+    divides = settings.model_accepts_loss_kwargs and "loss_function" in getattr(code, "co_names", ())
+    divides = divides or settings.label_smoother is not None
+    labels = inputs.get(label_name)
+    units = LABELS, SHIFTED_LABELS
+    has_rows_of_labels = isinstance(labels, torch.Tensor) and labels.dim() > 1 and not labels.is_floating_point()
+    unit = units[settings._loss_shifts_labels] if has_rows_of_labels else SAMPLES
+    return LossHead(is_exact=True, divides=divides, unit=unit, label_name=label_name)
+
+
+def _can_be_tried(model: Any) -> bool:
+    # In a model that is split all processes have to go through the same forward passes.
+    is_split = is_sharded(model) or any(hasattr(parameter, "ds_numel") for parameter in model.parameters())
+    return not is_split and not type(model).__module__.startswith("deepspeed")
+
+
+class _Trial:
+    """Forward passes of one micro-batch, after which model and generators are what they were.
+
+    Parameters:
+        head: what type and shapes tell.
+    """
+
+    def __init__(self, settings: LossSettings, model: Any, window: list[Any], head: LossHead, device: torch.device):
+        self.settings, self.model, self.window, self.head = settings, users_model(model), window, head
+        self.device = device
+        # Of one that has no label nothing can be told.
+        inputs = window[0] if len(window) == 1 else max(window, key=lambda batch: int(head.counts(batch).sum()))
+        self.inputs = {
+            name: map_nested(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, value)
+            for name, value in inputs.items()
+        }
+
+    def outcome(self) -> LossHead:
+        """Return what the loss is divided by already, or what it is a mean over."""
+        head = self.head
+        try:
+            with _left_as_found(self.model):
+                if self._undivided_share() == 0:
+                    return replace(head, divides=True)
+                unit = self._unit()
+        except Exception as error:
+            self._warn(f"could not be tried before the first step ({type(error).__name__}: {error})")
+            return head
+        if unit is None:
+            self._warn("is neither a mean over samples nor one over labels, and cannot be made exact for each layout")
+        return replace(head, divides=False, unit=unit or head.unit)
+
+    def warn_of_layout(self) -> None:
+        """Warn if the loss depends on the number of micro-batches or processes, or labels do not weigh the same."""
+        settings, steps = self.settings, len(self.window)
+        processes = settings.args.world_size // settings.get_tp_size() if averages_over_processes(settings) else 1
+        share, unit, ratio = 0.0, SAMPLES, self._ratio_of_labels()
+        # A rare head fails in evaluation mode.
+        with contextlib.suppress(Exception), _left_as_found(self.model):
+            if settings.model_accepts_loss_kwargs:
+                share = self._undivided_share()
+            if not settings.model_accepts_loss_kwargs or (share and steps * processes == 1):
+                unit = self._unit() if ratio > 1 else SAMPLES
+        layout = f"{steps} micro-batches" + (f" in each of {processes} processes" if processes > 1 else "")
+        if share > 0 and steps * processes > 1:
+            part = "its loss" if share > 0.999 else "a part of its loss"
+            trouble = (
+                f"takes num_items_in_batch and does not divide {part} by it, so that with {layout} in an optimizer "
+                f"step {part} and the gradients are {steps * processes} times too large, as in transformers"
+            )
+        elif unit in (LABELS, SHIFTED_LABELS):
+            trouble = (
+                f"returns means over the labels of a micro-batch, so that a label of a micro-batch with few weighs up "
+                f"to {ratio:.3g} times as much as one with many in the same optimizer step, as in transformers"
+            )
+        else:
+            return
+        if process_rank() == 0:
+            warnings.warn(
+                f"{type(self.model).__name__} {trouble}. Set loss_normalization={EXACT!r} for a loss that does not "
+                "depend on the layout of the batch.",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def _ratio_of_labels(self) -> float:
+        """Return the ratio of the most labels in a micro-batch of the step to the fewest; all processes call this."""
+        if self.head.unit == SAMPLES:
+            return 1.0
+        counts = torch.stack([self.head.counts(batch).sum() for batch in self.window]).to(self.device)
+        counts = gathered(counts) if self.settings.args.world_size > 1 else counts
+        counts = counts[counts > 0]
+        return (counts.max() / counts.min()).item() if len(counts) else 1.0
+
+    def _loss(self, inputs: dict[str, Any], number: Any = None) -> tuple[torch.Tensor, Any]:
+        loss, outputs = loss_and_outputs(self.settings, self.model, dict(inputs), number)
+        return loss.mean(), outputs
+
+    def _undivided_share(self) -> float:
+        """Return the part of the loss that does not depend on `num_items_in_batch`, from 0 to 1."""
+        if not (self.settings.model_accepts_loss_kwargs or self.settings.label_smoother is not None):
+            return 1.0
+        infinite = torch.tensor(float("inf"), device=self.device)
+        left = self._loss(self.inputs, infinite)[0].abs().item()
+        return left and left / self._loss(self.inputs)[0].abs().item()
+
+    def _unit(self) -> str | None:
+        head, inputs = self.head, self.inputs
+        names = [name for name in self.settings.label_names if isinstance(inputs.get(name), torch.Tensor)]
+        if len({inputs[name].dim() for name in names}) > 1:
+            # Such as masked tokens and the next sentence.
+            return None
+        units = [SAMPLES] if head.unit == SAMPLES else [head.unit, *{LABELS, SHIFTED_LABELS} - {head.unit}, SAMPLES]
+        loss, outputs = self._loss(inputs)
+        found = list(outputs.values()) if hasattr(outputs, "values") else list(outputs)
+        tensors = [value for value in found if isinstance(value, torch.Tensor) and value.dim()]
+        tolerance = max(TOLERANCES.get(tensor.dtype, TOLERANCE) for tensor in (loss, *tensors))
+        if head.unit != SAMPLES:
+            labels = inputs[head.label_name]
+            for logits in (tensor for tensor in tensors if tensor.shape[:-1] == labels.shape):
+                for unit in units[:2]:
+                    if torch.isclose(_cross_entropy(logits, inputs, labels, unit), loss, rtol=tolerance):
+                        return unit
+        rows = len(head.counts(inputs))
+        halves = [list(range(rows // 2)), list(range(rows // 2, rows))] if rows > 1 else [[0], [0]]
+        if rows == 1:
+            loss = self._loss(_rows_of(inputs, rows, [0, 0]))[0]
+        parts = [_rows_of(inputs, rows, half) for half in halves]
+        losses = torch.stack([self._loss(part)[0] for part in parts])
+        for unit in units:
+            counts = torch.stack([replace(head, unit=unit).counts(part).sum() for part in parts]).to(losses.device)
+            mean = torch.where(counts > 0, losses * counts, 0.0).sum() / counts.sum()
+            if torch.isclose(mean, loss, rtol=tolerance):
+                return unit
+        return None
+
+    def _warn(self, trouble: str) -> None:
+        if process_rank() == 0:
+            head = self.head
+            taken = "what it divides by num_items_in_batch" if head.divides else f"a mean over {head.unit}"
+            warnings.warn(
+                f"loss_normalization={EXACT!r}: the loss of {type(self.model).__name__} {trouble}. It is taken for "
+                f"{taken}.",
+                UserWarning,
+                stacklevel=2,
+            )
+
+
+def _rows_of(inputs: dict[str, Any], rows: int, indices: list[int]) -> dict[str, Any]:
+    return {
+        name: value[indices] if isinstance(value, torch.Tensor) and value.dim() and len(value) == rows else value
+        for name, value in inputs.items()
+    }
+
+
+def _cross_entropy(logits: torch.Tensor, inputs: Any, labels: torch.Tensor, unit: str) -> torch.Tensor:
+    """Return the mean over labels; nan if some of them are no classes."""
+    if unit == SHIFTED_LABELS and "shift_labels" in inputs:
+        labels = inputs["shift_labels"]
+    elif unit == SHIFTED_LABELS:
+        logits, labels = logits[..., :-1, :], labels[..., 1:]
+    counted = labels.ne(IGNORED_LABEL)
+    if not counted.any() or labels[counted].min() < 0 or labels.max() >= logits.shape[-1]:
+        return torch.tensor(float("nan"), device=logits.device)
+    # Row by row: a copy of all logits in float32 may not fit.
+    losses = [
+        nn.functional.cross_entropy(row.reshape(-1, row.shape[-1]).float(), targets.flatten(), reduction="sum")
+        for row, targets in zip(logits, labels, strict=True)
+    ]
+    return torch.stack(losses).sum() / counted.sum()
+
+
+@contextlib.contextmanager
+def _left_as_found(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, without gradients; put back modes, buffers and generators afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    states = capture_random_states()
+    try:
+        eval_all(model)
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for buffer, value in buffers:
+            buffer.data.copy_(value)
+        set_random_states(states)

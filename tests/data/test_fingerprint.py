@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import copy
+import random
+from collections import UserDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+from littrainer.data.fingerprint import MOST_BYTES, described, described_model, fingerprint
+from tests.scenarios.data import vector_rows
+from tests.scenarios.models import VectorClassifier
+
+
+class Rows(Dataset[Any]):
+    """Draws a random number for each row, as an augmentation does, and counts its calls."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows, self.generator = rows, np.random.RandomState(0)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("a row was asked for")
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        raise AssertionError("a row was asked for")
+
+
+class LastFirst(list):
+    def __getitem__(self, index: Any) -> Any:
+        raise AssertionError("a method of a subclass was called")
+
+
+def arrow(rows: list[Any]) -> Any:
+    return pytest.importorskip("datasets").Dataset.from_list(rows)
+
+
+def texts(count: int = 20) -> list[dict[str, Any]]:
+    return [{"text": f"row {number}", "ids": [number, 2]} for number in range(count)]
+
+
+MAKERS: dict[str, Any] = {
+    "list": lambda rows: rows,
+    "subclass of list": LastFirst,
+    "class": Rows,
+    "subset": lambda rows: Subset(Rows(rows), [1, 2]),
+    "arrow": arrow,
+    "arrow, shuffled": lambda rows: arrow(rows).shuffle(seed=0),
+    "columns": lambda rows: UserDict(ids=np.array([row["ids"] for row in rows]), text=[row["text"] for row in rows]),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_the_same_rows_have_one_fingerprint_and_a_changed_row_another(make: Any) -> None:
+    changed = texts()
+    changed[7]["ids"] = [7, 3]
+    first = described(make(texts()))
+    assert first == described(make(texts())) and first["rows"] == len(make(texts()))
+    assert first["fingerprint"] != described(make(changed))["fingerprint"]
+    assert first["fingerprint"] != described(make(texts(21)))["fingerprint"]
+
+
+def test_no_random_number_is_drawn_and_no_transform_runs() -> None:
+    dataset = arrow(texts())
+    dataset.set_transform(lambda rows: pytest.fail("a transform ran"))
+    before = random.getstate(), np.random.get_state()[2], torch.get_rng_state()
+    described(dataset)
+    described(Rows(vector_rows(10)))
+    assert before[:2] == (random.getstate(), np.random.get_state()[2])
+    assert torch.equal(before[2], torch.get_rng_state())
+
+
+def test_a_stream_is_not_read() -> None:
+    assert described(Stream()) == {"class": "Stream", "rows": None, "fingerprint": None}
+
+
+def test_tensors_of_any_kind_count_and_those_without_numbers_do_not_fail() -> None:
+    kinds = [torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.complex64]
+    found = {fingerprint(TensorDataset(torch.ones(3, 2).to(kind))) for kind in kinds}
+    assert len(found) == len(kinds)
+    assert fingerprint(torch.zeros(3).expand(4, 3)) == fingerprint(torch.zeros(4, 3))
+    for without in (torch.empty(3, device="meta"), torch.eye(3).to_sparse(), torch.empty(0), np.array([{}, None])):
+        assert len(fingerprint(without)) == 12
+
+
+def test_much_data_and_data_that_holds_itself_is_read_in_part() -> None:
+    loop: dict[str, Any] = {"rows": [1]}
+    loop["itself"] = loop
+    assert len(fingerprint(loop)) == 12
+    assert fingerprint(["x" * 1000] * (MOST_BYTES // 100)) == fingerprint(["x" * 1000] * (MOST_BYTES // 100))
+
+
+def test_a_model_is_known_by_its_weights() -> None:
+    one = VectorClassifier()
+    two = copy.deepcopy(one)
+    assert described_model(one) == described_model(two)
+    assert described_model(one)["class"] == "VectorClassifier"
+    assert described_model(one)["parameters"] == sum(parameter.numel() for parameter in one.parameters())
+    with torch.no_grad():
+        two.head.bias[1] += 1e-3
+    assert described_model(one)["fingerprint"] != described_model(two)["fingerprint"]

@@ -1,0 +1,404 @@
+"""What a training does about numbers that are not finite; tests/faults/numbers.py tries many of them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from littrainer import Trainer, TrainerCallback, UnhealthyTrainingError
+from tests.scenarios.data import Rows, language_rows, vector_rows
+from tests.scenarios.models import VectorClassifier, tiny_gpt2
+from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
+
+SICK = 13
+LOGGING = {"logging_strategy": "steps", "logging_steps": 3}
+SAVING = {"save_strategy": "steps", "save_steps": 2}
+
+
+def rows_with_a_sick_one(count: int = 48) -> list[Any]:
+    rows = [{**row, "number": number} for number, row in enumerate(vector_rows(count))]
+    rows[SICK]["x"] = torch.full_like(rows[SICK]["x"], math.inf)
+    return rows
+
+
+class Numbered(VectorClassifier):
+    """Notes the rows of each micro-batch that it trains on, and has dropout, which random states decide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = torch.nn.Dropout(0.2)
+        self.seen: list[list[int]] = []
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, number: torch.Tensor | None = None) -> Any:
+        if self.training and number is not None:
+            self.seen.append(number.tolist())
+        return super().forward(self.dropout(x), labels)
+
+
+def numbered_trainer(folder: Path, rows: Any = None, given: dict[str, Any] | None = None, **changes: Any) -> Trainer:
+    torch.manual_seed(0)
+    data = Rows(rows_with_a_sick_one()) if rows is None else rows
+    kind = changes.pop("kind", Trainer)
+    return quiet_trainer(folder, Numbered(), kind=kind, given={"train_dataset": data, **(given or {})}, **changes)
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: part.clone() for name, part in trainer.model.state_dict().items()}
+
+
+def are_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(part, second[name]) for name, part in first.items())
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING and "littr" in one.name]
+
+
+# ---- What is told ----------------------------------------------------------------------------------------------------
+
+
+def test_one_warning_names_step_numbers_rows_what_came_first_and_where_to_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = numbered_trainer(tmp_path, max_steps=9, train_sampling_strategy="sequential", **LOGGING, **SAVING)
+    trainer.train()
+    (told,) = warnings_in(caplog)
+    assert told.startswith(
+        "Optimizer step 4: the loss is nan and the gradient norm nan. Not finite first: the data, row"
+    )
+    assert f"row {SICK} in x. The rows of this batch are 12, 13, 14, 15 of the train_dataset." in told
+    assert f"The last healthy checkpoint is {tmp_path / 'checkpoint-2'}. To resume (set on_nonfinite=" in told
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"train_sampling_strategy": "sequential", "gradient_accumulation_steps": 2},
+        {"accelerator_config": {"use_seedable_sampler": False}},
+        {"train_sampling_strategy": "group_by_length", "remove_unused_columns": False},
+        {"dataloader_num_workers": 1, "accelerator_config": {"use_seedable_sampler": False}},
+    ],
+    ids=["seeded by epoch", "in order", "from the global generator", "by length", "read by a worker"],
+)
+def test_rows_of_a_batch_are_found_again_and_nothing_that_is_drawn_changes(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    found: dict[tuple[int, int], Any] = {}
+
+    class Asking(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            windows = trainer.session.run.windows
+            found.update({(windows.epoch, one): windows.rows_of(windows.epoch, one) for one in range(6)})
+
+    rows = [
+        {**row, "number": number, "input_ids": [0] * (number % 5 + 1)} for number, row in enumerate(vector_rows(22))
+    ]
+
+    def collate(samples: list[Any]) -> Any:
+        return torch.utils.data.default_collate([{k: v for k, v in one.items() if k != "input_ids"} for one in samples])
+
+    given = {"data_collator": collate, "callbacks": [Asking()]}
+    trainer = numbered_trainer(tmp_path, Rows(rows), given, num_train_epochs=2, **changes)
+    trainer.train()
+    seen = trainer.model.seen
+    assert len(seen) == len(found) == 12
+    assert [found[epoch, batch] for epoch in range(2) for batch in range(6)] == seen
+    unasked = numbered_trainer(tmp_path, Rows(rows), {"data_collator": collate}, num_train_epochs=2, **changes)
+    unasked.train()
+    assert unasked.model.seen == seen and are_equal(weights(unasked), weights(trainer))
+
+
+class Stream(IterableDataset):
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.rows)
+
+
+def test_of_a_stream_the_number_of_the_micro_batch_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    numbered_trainer(tmp_path, Stream(rows_with_a_sick_one()), max_steps=6, gradient_accumulation_steps=2).train()
+    (told,) = warnings_in(caplog)
+    assert "Optimizer step 2: the loss is nan" in told
+    assert "Not finite first: the loss or the data or the weights. It is micro-batch 4 of epoch 1." in told
+
+
+def test_optimizer_steps_without_a_single_label_are_told_with_their_share(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"input_ids": row["input_ids"], "labels": [-100] * len(row["labels"])} for row in language_rows(2)]
+    rows = [{"input_ids": [6, 7, 8], "labels": [6, 7, 8]} for _ in range(6)] + [
+        {"input_ids": row["input_ids"][:3], "labels": row["labels"][:3]} for row in rows
+    ]
+    changes = {"per_device_train_batch_size": 2, "train_sampling_strategy": "sequential"}
+    quiet_trainer(tmp_path, tiny_gpt2(), given={"train_dataset": Rows(rows)}, max_steps=8, **changes, **LOGGING).train()
+    shares = [text for text in warnings_in(caplog) if "no label that counts" in text]
+    assert len(shares) == 1 and shares[0].startswith("1 of 6 optimizer steps so far (16.7%)")
+    others = [text for text in warnings_in(caplog) if text not in shares]
+    assert len(others) == 1 and "first: the number of labels, which is 0 (all are -100)" in others[0]
+
+
+def test_stop_saves_nothing_sick_and_its_error_has_the_facts(tmp_path: Path) -> None:
+    trainer = numbered_trainer(
+        tmp_path,
+        max_steps=9,
+        train_sampling_strategy="sequential",
+        on_nonfinite="stop",
+        save_strategy="steps",
+        save_steps=3,
+    )
+    with pytest.raises(UnhealthyTrainingError, match="To resume") as raised:
+        trainer.train()
+    error = raised.value
+    assert (error.step, error.rows, error.checkpoint) == (4, [12, 13, 14, 15], tmp_path / "checkpoint-3")
+    assert error.loss is not None and math.isnan(error.loss)
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
+    # The batch that was fatal is left out by a resume that may go back.
+    resumed = numbered_trainer(
+        tmp_path, max_steps=9, train_sampling_strategy="sequential", on_nonfinite="rollback", **SAVING
+    )
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 9 and all(part.isfinite().all() for part in weights(resumed).values())
+
+
+# ---- Leaving steps out -----------------------------------------------------------------------------------------------
+
+
+class SchedulesAndMoments(TrainerCallback):
+    """Notes the learning rate, the optimizer's own count of steps, and a weight, after each optimizer step."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[float, float, float]] = []
+
+    def on_step_end(
+        self, args: Any, state: Any, control: Any, model: Any, optimizer: Any, lr_scheduler: Any, **_: Any
+    ) -> None:
+        moments = optimizer.state.get(model.head.bias, {})
+        self.noted.append((lr_scheduler.get_last_lr()[0], float(moments.get("step", 0)), model.head.bias[0].item()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        (Trainer, {}),
+        (Trainer, {"max_grad_norm": 0.0}),
+        (Trainer, {"lightning": {"profiler": "simple"}}),
+        (StepwiseTrainer, {}),
+    ],
+    ids=["fast loop", "no clipping", "Lightning's own loop", "own training_step"],
+)
+def test_a_step_left_out_changes_neither_weights_nor_moments_and_the_schedule_goes_on(
+    tmp_path: Path, kind: type[Trainer], changes: dict[str, Any]
+) -> None:
+    notes = SchedulesAndMoments()
+    given = {"callbacks": [notes]}
+    settings = {"on_nonfinite": "skip", "train_sampling_strategy": "sequential", "max_steps": 6, **changes}
+    trainer = numbered_trainer(tmp_path, given=given, kind=kind, optim="adamw_torch", **settings)
+    trainer.train()
+    rates, counts, biases = zip(*notes.noted, strict=True)
+    assert trainer.state.global_step == 6
+    assert counts == (1, 2, 3, 3, 4, 5) and biases[2] == biases[3] != biases[4]
+    assert rates == pytest.approx([0.01 * (1 - step / 6) for step in range(1, 7)])
+
+
+def test_leaving_the_first_step_out_is_no_wrong_order_of_schedule_and_optimizer(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    rows = rows_with_a_sick_one()
+    numbered_trainer(
+        tmp_path, Rows(rows[SICK:]), train_sampling_strategy="sequential", on_nonfinite="skip", max_steps=3
+    ).train()
+    assert not [one for one in recwarn if "lr_scheduler.step()" in str(one.message)]
+
+
+def test_sick_weights_end_a_training_that_leaves_steps_out(tmp_path: Path) -> None:
+    trainer = numbered_trainer(tmp_path, Rows(rows_with_a_sick_one()[20:]), on_nonfinite="skip", max_steps=5)
+    trainer.model.head.weight.data[0, 0] = math.nan
+    with pytest.raises(UnhealthyTrainingError, match=r"Not finite first: the weights \(head.weight\)"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+# ---- Going back ------------------------------------------------------------------------------------------------------
+
+
+def without_window_of(seen: list[list[int]], row: int, accumulation: int) -> list[list[int]]:
+    windows = [seen[start : start + accumulation] for start in range(0, len(seen), accumulation)]
+    return [batch for window in windows if not any(row in batch for batch in window) for batch in window]
+
+
+def test_a_training_in_random_order_goes_on_with_the_windows_after_the_one_left_out(tmp_path: Path) -> None:
+    healthy = rows_with_a_sick_one()
+    healthy[SICK] = {**vector_rows(48)[SICK], "number": SICK}
+    changes = {"gradient_accumulation_steps": 2, "num_train_epochs": 1, **SAVING, **LOGGING}
+    whole = numbered_trainer(tmp_path / "whole", Rows(healthy), **changes)
+    whole.train()
+    trainer = numbered_trainer(tmp_path / "sick", on_nonfinite="rollback", **changes)
+    trainer.train()
+    expected = without_window_of(whole.model.seen, SICK, 2)
+    # What came after the checkpoint was trained on twice.
+    assert trainer.model.seen[-len(expected[-4:]) :] == expected[-4:]
+    steps = len(expected) // 2
+    assert trainer.state.global_step == trainer.state.max_steps == steps == 5
+    assert (tmp_path / "sick" / f"checkpoint-{steps}").is_dir() and (tmp_path / "sick" / "checkpoint-0").is_dir()
+    assert all(part.isfinite().all() for part in weights(trainer).values())
+    steps_logged = [entry["step"] for entry in trainer.state.log_history if "loss" in entry]
+    assert steps_logged == [3]
+
+
+def test_what_was_left_out_stays_out_when_a_killed_training_is_resumed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The sick row comes in step 8; the kill comes behind the checkpoint of a step that was replayed.
+    rows = rows_with_a_sick_one(60)
+    rows[28], rows[SICK] = {**rows[SICK], "number": 28}, {**rows[28], "number": SICK}
+    changes = {
+        "max_steps": 12,
+        "train_sampling_strategy": "sequential",
+        "on_nonfinite": "rollback",
+        "save_strategy": "steps",
+        "save_steps": 6,
+        "lr_scheduler_type": "constant",
+    }
+    whole = numbered_trainer(tmp_path / "whole", Rows(rows), **changes)
+    whole.train()
+
+    class SavesAfterReturn(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            # Only a window that was left out makes this one the second time.
+            self.times = getattr(self, "times", 0) + (state.global_step == 7)
+            control.should_save = control.should_save or (state.global_step == 7 and self.times == 2)
+            if state.global_step == 8:
+                raise ZeroDivisionError
+
+    cut = numbered_trainer(tmp_path / "cut", Rows(rows), {"callbacks": [SavesAfterReturn()]}, **changes)
+    with pytest.raises(ZeroDivisionError):
+        cut.train()
+    caplog.clear()
+    resumed = numbered_trainer(tmp_path / "cut", Rows(rows), **changes)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-7"))
+    assert "goes back" not in caplog.text
+    assert are_equal(weights(resumed), weights(whole)) and not any(28 in batch for batch in resumed.model.seen)
+
+
+def test_a_stream_is_read_on_behind_the_batch_left_out(tmp_path: Path) -> None:
+    rows = rows_with_a_sick_one()
+    changes = {"max_steps": 8, "lr_scheduler_type": "constant", **SAVING}
+    trainer = numbered_trainer(tmp_path / "sick", Stream(rows), on_nonfinite="rollback", **changes)
+    trainer.train()
+    expected = numbered_trainer(tmp_path / "healthy", Stream(rows[:12] + rows[16:]), **changes)
+    expected.train()
+    assert trainer.state.global_step == 8 and are_equal(weights(trainer), weights(expected))
+
+
+def test_max_steps_are_taken_over_more_epochs_and_a_saving_thread_is_waited_for(tmp_path: Path) -> None:
+    rows = rows_with_a_sick_one(16)
+    changes = {"lr_scheduler_type": "constant", "train_sampling_strategy": "sequential", **SAVING}
+    trainer = numbered_trainer(
+        tmp_path / "sick", Rows(rows), max_steps=8, on_nonfinite="rollback", async_save=True, **changes
+    )
+    trainer.train()
+    # Both epochs have the row, so that three steps of each are left and a third epoch is begun.
+    expected = numbered_trainer(tmp_path / "healthy", Rows(rows[:12]), max_steps=8, **changes)
+    expected.train()
+    assert trainer.session.health.left_out == [(0, 3), (1, 3)] and trainer.state.global_step == 8
+    assert are_equal(weights(trainer), weights(expected))
+
+
+def test_checkpoints_of_an_earlier_training_in_the_folder_are_not_gone_back_to(tmp_path: Path) -> None:
+    numbered_trainer(tmp_path, Rows(vector_rows(40)), max_steps=2, **SAVING).train()
+    trainer = numbered_trainer(
+        tmp_path,
+        max_steps=6,
+        save_strategy="steps",
+        save_steps=50,
+        on_nonfinite="rollback",
+        train_sampling_strategy="sequential",
+        lr_scheduler_type="constant",
+    )
+    trainer.train()
+    rows = rows_with_a_sick_one()
+    expected = numbered_trainer(
+        tmp_path / "healthy",
+        Rows(rows[:12] + rows[16:]),
+        max_steps=6,
+        train_sampling_strategy="sequential",
+        lr_scheduler_type="constant",
+    )
+    expected.train()
+    assert are_equal(weights(trainer), weights(expected))
+
+
+def test_going_back_again_and_again_ends_with_an_error(tmp_path: Path) -> None:
+    rows = vector_rows(80)
+    for row in rows[8:]:
+        row["x"] = row["x"] * math.nan
+    trainer = numbered_trainer(
+        tmp_path, Rows(rows), max_steps=20, on_nonfinite="rollback", train_sampling_strategy="sequential", **SAVING
+    )
+    with pytest.raises(UnhealthyTrainingError, match="It is the 11th one since checkpoint-2"):
+        trainer.train()
+    assert trainer.state.global_step == 2
+
+
+# ---- Spikes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["warn", "skip"])
+def test_a_spike_is_told_with_the_median_it_is_compared_with(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    rows = vector_rows(120)
+    for row, label in zip(rows[100:104], (0, 1, 2, 0), strict=True):
+        row.update(x=row["x"] * 0 + 1e6, labels=label)
+
+    class Linear(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+            return {"loss": torch.nn.functional.cross_entropy(self.layer(x), labels)}
+
+    changes = {"train_sampling_strategy": "sequential", "max_steps": 28, "spike_factor": 100, "on_nonfinite": way}
+    trainer = quiet_trainer(tmp_path, Linear(), given={"train_dataset": Rows(rows)}, **changes, **LOGGING)
+    trainer.train()
+    (told,) = warnings_in(caplog)
+    assert "Optimizer step 26: the gradient norm is" in told
+    assert "above spike_factor=100 times the median of the last 2" in told and "100, 101, 102, 103" in told
+
+
+# ---- Bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"on_nonfinite": "rollbak"}, r"on_nonfinite='rollbak' is not valid \(did you mean 'rollback'"),
+        ({"spike_factor": 0.5}, "spike_factor=0.5 is out of range; give a number from 1 up"),
+        ({"on_nonfinite": "rollback"}, 'save_strategy="no" saves none; set it to "steps"'),
+        ({"on_nonfinite": "rollback", "save_only_model": True, **SAVING}, "save_only_model=True does not save it"),
+        ({"on_nonfinite": "skip", "optim": "lomo"}, "optim='lomo' updates weights during the backward pass"),
+        ({"on_nonfinite": "skip", "optim": "galore_adamw_layerwise"}, "choose another optim"),
+    ],
+)
+def test_what_cannot_be_carried_out_is_refused_before_training(
+    tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ValueError, match=named):
+        quiet_trainer(tmp_path, **changes)
+
+
+def test_what_a_script_sets_later_is_refused_when_training_begins(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, on_nonfinite="rollback", **SAVING)
+    trainer.args.save_strategy = "no"
+    with pytest.raises(ValueError, match="save_strategy"):
+        trainer.train()
