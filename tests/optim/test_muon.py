@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from littrainer import TransformersModule
 from littrainer.optim.muon import BY_MUON, MuonWithAdamW
 from littrainer.optim.optimizers import OptimizerNotInstalledError, optimizer_class_and_keywords
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier, tiny_gpt2
@@ -70,6 +71,15 @@ def test_a_resumed_training_ends_as_one_in_one_go_and_both_rates_follow_the_sche
     torch.testing.assert_close(whole.model.state_dict(), resumed.model.state_dict(), rtol=0, atol=0)
     halfway = train(tmp_path / "halfway", False, max_steps=4, lr_scheduler_type="constant_with_warmup", warmup_steps=8)
     assert {group["lr"] for group in halfway.optimizer.param_groups} == {0.01 / 2, 0.001 / 2}
+
+
+def test_a_module_in_a_lightning_trainer_has_the_same_optimizer(tmp_path: Path) -> None:
+    module = TransformersModule(tiny_bert_classifier(), quiet_arguments(tmp_path, optim="muon"))
+    optimizer, _ = module.optimizer_and_schedule(10)
+    assert type(optimizer) is MuonWithAdamW
+    by_muon = [len(group["params"]) for group in optimizer.param_groups if group[BY_MUON]]
+    ours: Any = quiet_trainer(tmp_path, tiny_bert_classifier(), optim="muon").create_optimizer()
+    assert by_muon == [len(group["params"]) for group in ours.param_groups if group[BY_MUON]]
 
 
 def test_a_group_that_is_added_is_stepped_by_adamw(tmp_path: Path) -> None:

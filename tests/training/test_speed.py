@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+import transformers
+from torch.utils.data import default_collate
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.callbacks import log_history
@@ -80,6 +82,11 @@ class SlowCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         self.logged.append((self.now.seconds, dict(logs)))
+
+
+def encoded(rows: list[Any]) -> Any:
+    """A batch as tokenizers pad it."""
+    return transformers.BatchEncoding(pad_tokens(rows))
 
 
 def slow(kind: type[Trainer], now: Now) -> type[Trainer]:
@@ -171,14 +178,21 @@ def test_tokens_and_padding_are_counted(tmp_path: Path) -> None:
     assert all(one["speed/tokens_per_second"] > 0 for one in trainer.state.log_history if "loss" in one)
 
 
-def test_a_step_has_at_most_twenty_more_python_calls_and_without_log_speed_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "rows", "collate"),
+    [(VectorClassifier, vector_rows, default_collate), (tiny_bert_classifier, token_rows, encoded)],
+)
+def test_a_step_has_few_more_python_calls_and_without_log_speed_none(
+    tmp_path: Path, model: Any, rows: Any, collate: Any
+) -> None:
     calls = {}
     for on in (False, True):
         counted = CountedCalls(3, 8)
-        run_side("littrainer", tmp_path, VectorClassifier(), vector_rows(40), counted.step_ended, log_speed=on)
+        run_side("littrainer", tmp_path, model(), rows(40), counted.step_ended, collate, log_speed=on)
         calls[on] = counted
     assert not any("speed" in name.lower() for name in calls[False].of_function)
-    assert 0 < calls[True].in_a_step - calls[False].in_a_step <= 20
+    # Twenty on a GPU, where a loader copies between two more boundaries, and each of nine takes a second call.
+    assert 0 < calls[True].in_a_step - calls[False].in_a_step <= 20 - 2 - 9
 
 
 def test_one_line_of_advice_is_printed_once(
@@ -266,7 +280,7 @@ def test_on_a_gpu_times_are_those_between_events_of_which_few_wait(
         for part in ("forward", "backward"):
             log.enter(part)
             now.passes(part)
-            assert len(log._events) <= 2 * 16
+            assert len(log._events) <= 16 + 2
     found = log.summary(trainer.state)
     assert found["speed/forward_seconds"] == 50 * SECONDS["forward"]
     assert found["speed/backward_seconds"] == 50 * SECONDS["backward"]

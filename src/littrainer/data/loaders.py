@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sized
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -199,8 +198,11 @@ class LookaheadLoader(DataLoader):
                 progress.after_batch_ahead(is_one=following is not NO_BATCH)
             self.end_of_dataloader = following is NO_BATCH
             if self.destination is not None:
-                with nullcontext() if self.speed is None else self.speed.during("to_device"):
-                    current = on_device(current, self.destination, not self.copies_are_waited_for)
+                if self.speed is not None:
+                    self.speed.enter("to_device")
+                current = on_device(current, self.destination, not self.copies_are_waited_for)
+                if self.speed is not None:
+                    self.speed.enter("data")
             if self.end_of_dataloader:
                 rows = first_dimension(current) if self.dispatch is None else self.dispatch.rows_in_last_round
                 self.rows_in_last_batch = rows or -1

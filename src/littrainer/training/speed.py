@@ -74,6 +74,7 @@ class SpeedLog:
         self._seconds = dict.fromkeys(TIME_PARTS, 0.0)
         self._times: Counter[str] = Counter()
         self._events: list[tuple[str, Any]] = []
+        self._idle_events: list[Any] = []
         self._samples = self._tokens = 0
         # Those that are no padding.
         self._real_tokens: torch.Tensor | None = None
@@ -89,13 +90,16 @@ class SpeedLog:
         """Count from here."""
         self._flops_before, self._steps_before = state.total_flos, state.global_step
         self._since = perf_counter()
-        if self._on_gpu:
-            self._record("other")
+        self.enter("other")
 
     def enter(self, part: str) -> None:
         """What follows belongs to a part of `TIME_PARTS`."""
         if self._on_gpu:
-            self._record(part)
+            if not self._idle_events:
+                self._free_events()
+            event = self._idle_events.pop()
+            event.record()
+            self._events.append((part, event))
         else:
             now = perf_counter()
             self._seconds[self._part] += now - self._since
@@ -120,11 +124,11 @@ class SpeedLog:
             if before != part:
                 self.enter(before)
 
-    def _record(self, part: str) -> None:
+    def _free_events(self) -> None:
         if len(self._events) >= MOST_EVENTS:
             self._settle()
-        self._events.append((part, torch.cuda.Event(enable_timing=True)))
-        self._events[-1][1].record()
+        if not self._idle_events:
+            self._idle_events = [torch.cuda.Event(enable_timing=True) for _ in range(MOST_EVENTS // 16)]
 
     def _settle(self) -> None:
         """Add up what lies between events that the GPU has come to; the newest of them remains."""
@@ -133,16 +137,22 @@ class SpeedLog:
             done //= 2
         for (part, event), (_, following) in zip(self._events[: done - 1], self._events[1:done], strict=False):
             self._seconds[part] += event.elapsed_time(following) / 1000
+            self._idle_events.append(event)
         del self._events[: max(done - 1, 0)]
 
     def count(self, inputs: Any) -> None:
         """Count samples and tokens of a micro-batch, without reading them."""
-        self._samples += first_dimension(inputs) or 0
-        tokens = inputs.get(self._main_input) if isinstance(inputs, Mapping) else None
+        # The mapping within a BatchEncoding, whose methods take several calls.
+        fields = inputs if type(inputs) is dict else getattr(inputs, "data", None)
+        fields = fields if type(fields) is dict else {}
+        first = next(iter(fields.values()), None)
+        is_plain = isinstance(first, torch.Tensor) and first.dim()
+        self._samples += first.shape[0] if is_plain else first_dimension(inputs) or 0
+        tokens = fields.get(self._main_input)
         if not isinstance(tokens, torch.Tensor) or tokens.dtype.is_floating_point:
             return
         self._tokens += tokens.numel()
-        mask = inputs.get("attention_mask")
+        mask = fields.get("attention_mask")
         if mask is None or mask.shape != tokens.shape:
             if self._padding_id is None:
                 return

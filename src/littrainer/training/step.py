@@ -104,7 +104,7 @@ class TrainingStep:
             by_training_step: a subclass, or a script, has its own `training_step`, which calls backward too.
         """
         trainer, inputs, speed = self.trainer, micro_batch.inputs, self.speed
-        if speed is not None:
+        if speed is not None and by_training_step:
             speed.enter("forward")
         forward = trainer.training_step if by_training_step else trainer._forward_for_training
         loss: torch.Tensor = forward(trainer.model_wrapped, inputs, micro_batch.num_items_in_window)
