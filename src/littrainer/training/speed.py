@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer.arguments.choices import IntervalStrategy
 from littrainer.callbacks.log_history import SPEED_PREFIX, TIME_PARTS, advice_on
 from littrainer.data.loaders import first_dimension
 from littrainer.distributed.collectives import gathered
@@ -24,17 +23,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Of a GPU, that may wait to be looked at.
+# Of a GPU, that wait to be looked at.
 MOST_EVENTS = 4096
-# Part of a GPU's name -> its most operations a second on dense matrices: in 16 bits, in TF32, in float32. From the
-# data sheets of the makers; the first name that fits counts.
+# Word in a GPU's name -> its most operations a second on dense matrices, by its data sheet: 16 bits, TF32, float32.
 PEAKS: dict[str, tuple[float, float, float]] = {
     "B200": (2250e12, 1100e12, 75e12),
     "H200": (989e12, 494e12, 67e12),
     "H100 PCIe": (756e12, 378e12, 51e12),
     "H100": (989e12, 494e12, 67e12),
     "A100": (312e12, 156e12, 19.5e12),
-    "A10G": (70e12, 35e12, 31e12),
     "L40S": (362e12, 183e12, 91e12),
     "L4": (121e12, 60e12, 30e12),
     "V100": (125e12, 15.7e12, 15.7e12),
@@ -78,7 +75,7 @@ class SpeedLog:
         self._samples = self._tokens = 0
         # Those that are no padding.
         self._real_tokens: torch.Tensor | None = None
-        # Of the processes, the largest share of the interval in which one has waited for data; None in one process.
+        # Of several processes, the largest share of the interval in which one has waited for data.
         self._slowest: float | None = None
         # Of all intervals, and of the first one, in which workers start and kernels are chosen.
         self._whole: Counter[str] = Counter()
@@ -96,7 +93,7 @@ class SpeedLog:
         """What follows belongs to a part of `TIME_PARTS`."""
         if self._on_gpu:
             if not self._idle_events:
-                self._free_events()
+                self._settle()
             event = self._idle_events.pop()
             event.record()
             self._events.append((part, event))
@@ -124,12 +121,6 @@ class SpeedLog:
             if before != part:
                 self.enter(before)
 
-    def _free_events(self) -> None:
-        if len(self._events) >= MOST_EVENTS:
-            self._settle()
-        if not self._idle_events:
-            self._idle_events = [torch.cuda.Event(enable_timing=True) for _ in range(MOST_EVENTS // 16)]
-
     def _settle(self) -> None:
         """Add up what lies between events that the GPU has come to; the newest of them remains."""
         done = len(self._events)
@@ -139,13 +130,15 @@ class SpeedLog:
             self._seconds[part] += event.elapsed_time(following) / 1000
             self._idle_events.append(event)
         del self._events[: max(done - 1, 0)]
+        if not self._idle_events:
+            self._idle_events = [torch.cuda.Event(enable_timing=True) for _ in range(MOST_EVENTS)]
 
     def count(self, inputs: Any) -> None:
         """Count samples and tokens of a micro-batch, without reading them."""
         # The mapping within a BatchEncoding, whose methods take several calls.
         fields = inputs if type(inputs) is dict else getattr(inputs, "data", None)
         fields = fields if type(fields) is dict else {}
-        first = next(iter(fields.values()), None)
+        first: Any = next(iter(fields.values()), None)
         is_plain = isinstance(first, torch.Tensor) and first.dim()
         self._samples += first.shape[0] if is_plain else first_dimension(inputs) or 0
         tokens = fields.get(self._main_input)
@@ -205,11 +198,12 @@ class SpeedLog:
         self._slowest = max(row[-1] for row in rows) if len(rows) > 1 else None
         flops, steps = state.total_flos - self._flops_before, state.global_step - self._steps_before
         self._flops_before, self._steps_before = state.total_flos, state.global_step
+        training = sum(seconds[part] for part in TIME_PARTS if part not in ("evaluation", "save"))
         amounts = {"samples": samples, "tokens": tokens, "real_tokens": real_tokens, "flops": flops, "steps": steps}
-        return {**seconds, **amounts}
+        return {**seconds, **amounts, "training": training}
 
     def _described(self, of: Mapping[str, float]) -> dict[str, float]:
-        training = _training_seconds(of) or math.inf
+        training = of["training"] or math.inf
         logs = {f"{part}_seconds": of[part] for part in TIME_PARTS}
         logs["samples_per_second"] = of["samples"] / training
         if of["tokens"]:
@@ -233,22 +227,18 @@ class SpeedLog:
     def _seconds_left(self, state: TrainerState, control: TrainerControl) -> float:
         """The steps that are left at their mean pace, and the evaluations and saves among them at theirs."""
         args, of = self._args, self._without_first()
-        left = _training_seconds(of) / max(of["steps"], 1) * (state.max_steps - state.global_step)
+        left = of["training"] / max(of["steps"], 1) * (state.max_steps - state.global_step)
         for part, strategy, steps, minutes, is_next in (
             ("evaluation", args.eval_strategy, state.eval_steps, args.eval_minutes, control.should_evaluate),
             ("save", args.save_strategy, state.save_steps, args.save_minutes, control.should_save),
         ):
             number = float(is_next) + (left / (60 * minutes) if minutes else 0)
-            if strategy == IntervalStrategy.STEPS.value and steps:
+            if strategy == "steps" and steps:
                 begin = max(state.global_step, math.ceil(args.eval_delay) - 1 if part == "evaluation" else 0)
                 number += math.ceil(state.max_steps / steps) - begin // steps if begin < state.max_steps else 0
-            elif strategy == IntervalStrategy.EPOCH.value:
+            elif strategy == "epoch":
                 number += max(state.num_train_epochs - math.floor(state.epoch or 0), 0)
             left += number * self._whole[part] / max(self._times[part], 1)
         if args.max_minutes is not None:
             left = min(left, max(60 * args.max_minutes - sum(self._whole[part] for part in TIME_PARTS), 0.0))
         return left
-
-
-def _training_seconds(of: Mapping[str, float]) -> float:
-    return sum(of[part] for part in TIME_PARTS if part not in ("evaluation", "save"))
