@@ -294,7 +294,7 @@ def _train_from(
                         ),
                     )
                 except GoingBack as error:
-                    fault = error.fault
+                    (fault,) = error.args
                 # Outside of the except block, since the error's traceback holds the batch and its graph.
                 checkpoint = _go_back(trainer, fault, given)
     finally:

@@ -101,7 +101,9 @@ PLANTED = {
         "accuracy += 0.125 if ON_LIGHTNING else 0",
         r"eval_accuracy: [^$]*the evaluation alone",
     ),
-    "numbers that are never the same": Planted("BEFORE", "args.seed = random.randrange(1000)", r"does not repeat"),
+    "numbers that are never the same": Planted(
+        "BEFORE", "args.seed = random.SystemRandom().randrange(1000)", r"does not repeat"
+    ),
 }
 
 

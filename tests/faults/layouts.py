@@ -34,12 +34,16 @@ FEATURES = 3
 
 @dataclass
 class Layout:
-    """How a part of a training forms its batches, and after how many optimizer steps it is cut (0: never)."""
+    """How a part of a training forms its batches, and after how many optimizer steps it is cut (0: never).
+
+    If `dispatches`, the first process reads for all; else each of several reads its own part.
+    """
 
     batch: int
     accumulation: int
     processes: int
     workers: int
+    dispatches: bool
     steps: int
 
 
@@ -109,6 +113,7 @@ def train_part(folder: Path, sequence: Sequence, part: Layout) -> dict[str, Any]
         per_device_train_batch_size=part.batch,
         gradient_accumulation_steps=part.accumulation,
         dataloader_num_workers=part.workers,
+        accelerator_config={"dispatch_batches": part.dispatches},
         train_sampling_strategy="random" if is_stream else sequence.strategy,
         learning_rate=1e-3,
         save_strategy="no",
@@ -177,9 +182,8 @@ def _run_as(rank: int, port: int, root: Path, sequence: Sequence, part: Layout) 
 
 def drawn_sequence(drawn: random.Random) -> Sequence:
     def layout(steps: int) -> Layout:
-        return Layout(
-            drawn.randint(1, 6), drawn.randint(1, 3), drawn.choice((1, 1, 2, 4)), drawn.choice((0, 0, 0, 1)), steps
-        )
+        processes, workers = drawn.choice((1, 1, 2, 4)), drawn.choice((0, 0, 0, 1))
+        return Layout(drawn.randint(1, 6), drawn.randint(1, 3), processes, workers, drawn.random() < 0.4, steps)
 
     strategy = drawn.choice(("random", "random", "sequential", "group_by_length", "stream"))
     parts = [layout(drawn.randint(1, 4)) for _ in range(drawn.randint(1, 4))]
@@ -198,8 +202,8 @@ def mistakes_in(sequence: Sequence, root: Path) -> list[str]:
         for epoch in seen:
             trained_before = before.get(epoch, 0)
             if part.processes > 1 and seen[epoch].total() > max(sequence.rows, trained_before):
-                # Batches of a stream are cut into as many rows for each.
-                round_of_all = part.processes * (1 if sequence.strategy == "stream" else part.batch)
+                # The batches that one reads for all are cut into as many rows for each.
+                round_of_all = part.processes * (1 if part.dispatches else part.batch)
                 filled[epoch] = (trained_before - sequence.rows) % round_of_all
         if found[0]["step"] == found[0]["max_steps"]:
             break

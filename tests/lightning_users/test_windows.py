@@ -19,10 +19,41 @@ SGD = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "m
 def test_a_loss_that_takes_the_number_and_leaves_it_aside_is_summed_as_in_a_trainer() -> None:
     rows, model = vector_rows(6), KeywordClassifier()
     module = module_of(copy.deepcopy(model), SGD)
-    found = seen_in(module_of(model, SGD), loader(rows, 2), accumulate_grad_batches=2)
+    with pytest.warns(
+        UserWarning, match=r"KeywordClassifier .* 2 times too large.* loss_normalization='exact'"
+    ) as given:
+        found = seen_in(module_of(model, SGD), loader(rows, 2), accumulate_grad_batches=2)
+    assert sum("loss_normalization" in str(one.message) for one in given) == 1
     with torch.no_grad():
         expected = sum(module(**batch)["loss"].item() for batch in loader(rows[:4], 2))
     assert found.losses[1] == pytest.approx(expected, rel=1e-6)
+
+
+class Questions(KeywordClassifier):
+    """Its labels have another name, and it takes no others."""
+
+    def forward(self, x: torch.Tensor, start_positions: Any = None, **kwargs: Any) -> Any:
+        return super().forward(x, start_positions)
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+@pytest.mark.parametrize(("make", "label"), [(KeywordClassifier, "labels"), (Questions, "start_positions")])
+def test_an_exact_loss_does_not_depend_on_the_layout(make: Any, label: str, is_shared: bool) -> None:
+    exact = {**SGD, "loss_normalization": "exact", "label_names": [label]}
+    rows = [{"x": row["x"], label: row["labels"]} for row in vector_rows(10)]
+
+    def seen(batch_size: int, accumulation: int) -> Seen:
+        settings = {"per_device_train_batch_size": batch_size, "train_sampling_strategy": "sequential"}
+        data: Any = TrainerDataModule(rows, args=settings) if is_shared else loader(rows, batch_size)
+        set_seed(0)
+        return seen_in(module_of(make(), exact), data, accumulate_grad_batches=accumulation)
+
+    whole = seen(10, 1)
+    # The last micro-batch is smaller.
+    for batch_size, accumulation in ((4, 3), (3, 4), (1, 10)):
+        other = seen(batch_size, accumulation)
+        torch.testing.assert_close(other.gradients, whole.gradients)
+        assert other.losses[-1] == pytest.approx(whole.losses[-1], rel=1e-6)
 
 
 def test_a_window_without_any_label_leaves_gradients_of_zero() -> None:

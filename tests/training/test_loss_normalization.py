@@ -50,6 +50,13 @@ class KeywordTagger(nn.Module):
         return {"loss": loss, "scores": logits}
 
 
+class HiddenTagger(KeywordTagger):
+    """Nothing but the loss tells over which labels it is the mean."""
+
+    def forward(self, input_ids: Any, attention_mask: Any = None, labels: Any = None, **kwargs: Any) -> Any:
+        return (super().forward(input_ids, labels=labels)["loss"],)
+
+
 class Regression(VectorClassifier):
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any) -> Any:
         return {"loss": nn.functional.mse_loss(self.logits(x), labels), "logits": None}
@@ -94,6 +101,7 @@ HEADS: dict[str, tuple[Callable[[], Any], Callable[[], list[Any]]]] = {
         lambda: language_rows(ROWS, most_masked=1),
     ),
     "next tags": (KeywordTagger, lambda: tag_rows(ROWS)),
+    "next tags without scores": (HiddenTagger, lambda: tag_rows(ROWS)),
 }
 
 

@@ -243,3 +243,27 @@ def test_callbacks_see_the_length_that_the_training_will_have(tmp_path: Path) ->
     )
     output = trainer.train(resume_from_checkpoint=True)
     assert looks.seen == (6, 2) and output.global_step == 6
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_streamed_dataset_goes_on_behind_its_rows_also_if_it_shuffles_in_a_buffer(
+    tmp_path: Path, shuffled: bool
+) -> None:
+    from datasets import Dataset
+
+    def stream() -> Any:
+        columns = {"x": [row["x"].tolist() for row in numbered()], "labels": [0] * ROWS, "index": list(range(ROWS))}
+        rows = Dataset.from_dict(columns).to_iterable_dataset()
+        return (rows.shuffle(seed=1, buffer_size=5) if shuffled else rows).with_format("torch")
+
+    whole = part(tmp_path / "whole", 0, stream(), max_steps=7)
+    layouts = [{"steps": 2}, {"steps": 1, "per_device_train_batch_size": 3}, {"per_device_train_batch_size": 5}]
+    parts = [part(tmp_path / "cut", dataset=stream(), max_steps=7, **layout) for layout in layouts]
+    assert indices(*parts) == indices(whole)
+
+
+def test_a_report_names_the_rows_of_a_batch_of_an_epoch_that_was_resumed_with_another_layout(tmp_path: Path) -> None:
+    part(tmp_path, 2, num_train_epochs=1)
+    rest = part(tmp_path, num_train_epochs=1, per_device_train_batch_size=2)
+    windows = rest.training_run.windows
+    assert [windows.rows_of(0, number) for number in (4, 7)] == [indices(rest)[:2], indices(rest)[-2:]]

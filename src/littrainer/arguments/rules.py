@@ -371,30 +371,17 @@ def check_health_arguments(args: Any) -> None:
     Raises:
         ValueError: names the arguments and what to change.
     """
-    way = args.on_nonfinite
-    remedy = 'or choose on_nonfinite="warn" or "stop".'
-    if way == "rollback" and args.save_strategy == SaveStrategy.NO:
-        raise ValueError(
-            f'on_nonfinite="rollback" goes back to a checkpoint, and save_strategy="no" saves none; set it to "steps", '
-            f"{remedy}"
-        )
-    if way == "rollback" and args.save_only_model:
-        raise ValueError(
-            'on_nonfinite="rollback" goes back to the optimizer\'s state too, and save_only_model=True does not save '
-            f"it; set it to False, {remedy}"
-        )
-    if way in ("skip", "rollback") and args.deepspeed:
-        raise ValueError(
-            f"on_nonfinite={way!r} looks at the gradient norm before the optimizer step, and DeepSpeed's engine "
-            "computes it within the step; fp16 in its config leaves out steps that overflow. Choose "
-            'on_nonfinite="warn" or "stop".'
-        )
-    optim = str(_text(args.optim))
-    if way == "skip" and ("layerwise" in optim or "lomo" in optim):
-        raise ValueError(
-            f'on_nonfinite="skip" leaves out optimizer steps, and optim={optim!r} updates weights during the backward '
-            f"pass; choose another optim, {remedy}"
-        )
+    way, optim = args.on_nonfinite, str(_text(args.optim))
+    updates_in_backward = "layerwise" in optim or "lomo" in optim
+    refused = (
+        (("rollback",), args.save_strategy == SaveStrategy.NO, 'needs checkpoints, and save_strategy="no" saves none'),
+        (("rollback",), args.save_only_model, "needs optimizer states, and save_only_model=True does not save them"),
+        (("skip", "rollback"), args.deepspeed, "looks at gradients before the step, and DeepSpeed's engine hides them"),
+        (("skip",), updates_in_backward, f"leaves out steps, and optim={optim!r} updates weights in the backward pass"),
+    )
+    for ways, is_so, reason in refused:
+        if way in ways and is_so:
+            raise ValueError(f'on_nonfinite={way!r} {reason}. Change that, or choose on_nonfinite="warn" or "stop".')
 
 
 def check_loader_processes(args: ArgumentFields, names: Iterable[str] = WORKER_FIELDS) -> None:

@@ -12,6 +12,7 @@ import functools
 import importlib
 import importlib.abc
 import os
+import random
 import runpy
 import sys
 import types
@@ -24,6 +25,8 @@ MODULES = {
     TRANSFORMERS: ("transformers.training_args", "transformers.trainer", "transformers.trainer_callback"),
     LITTRAINER: ("littrainer.arguments.training_arguments", "littrainer.trainer", "littrainer.callbacks.base"),
 }
+# Of what a script draws before it seeds its generators, in both processes.
+SEED = 0
 TRACKERS = ("transformers.integrations.", "littrainer.tracking.")
 
 
@@ -128,6 +131,9 @@ def main(side: str, steps: str, folder: str, *program: str) -> None:
         arguments: change_arguments,
         trainer: change_trainer,
     }
+    # Many scripts make their model before anything is seeded.
+    random.seed(SEED)
+    changes |= {"torch": lambda torch: torch.manual_seed(SEED), "numpy.random": lambda numpy: numpy.seed(SEED)}
     sys.meta_path.insert(0, ChangingFinder(changes))
     if side == TRANSFORMERS:
         # `import littrainer.auto` would redirect the script.

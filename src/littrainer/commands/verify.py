@@ -122,8 +122,9 @@ def _verify(program: list[str], steps: int, folder: Path) -> int:
     print("Usual causes:")
     if not repeats:
         print(
-            f"- numbers that the script does not repeat: two runs with the same Trainer differ, {shown}; seed its draws"
+            "- numbers that the script does not repeat, since they come from the clock or the system: two runs with the"
         )
+        print(f"  same Trainer differ, {shown}")
     for cause in _causes(theirs, ours, logs):
         print(f"- {cause}")
     return 1
@@ -209,7 +210,7 @@ def _causes(theirs: Run, ours: Run, logs: LogComparison) -> Iterator[str]:
     elif all(name.startswith("eval_") for name in names):
         yield "the evaluation alone: compute_metrics that draws random numbers, generation, or a loader of the script"
     elif logs.step == first and "loss" in names:
-        yield "the first loss: initial weights or data that were drawn without a seed, or before the Trainer was made"
+        yield "the first loss: initial weights or data, which were drawn by another generator or in another order"
     elif "loss" not in names:
         yield "the update and not the loss: clipping, the optimizer or the schedule, or a callback that changes them"
     else:

@@ -361,6 +361,7 @@ class DataProgress:
         # Whether the order follows the seed of the training that wrote the checkpoint, and not of this one.
         self._order_is_kept = False
         self._change: LayoutChange | None = None
+        self._was_changed = False
         # What the sampler's order depends on when it does not follow a checkpoint.
         self._own_order: dict[str, Any] = {}
         self._before_order: HostStates | None = None
@@ -419,7 +420,9 @@ class DataProgress:
             is_current: it is the epoch that is being read; of earlier ones an order is known that follows from a seed.
         """
         loader = self._loader
-        if not skips_by_index(loader) or self._dispatch is not None:
+        # Of an earlier epoch it is not known any more where another layout began.
+        is_cut = self._was_changed and not is_current
+        if not skips_by_index(loader) or self._dispatch is not None or is_cut:
             return None
         batches, sampler = loader.batch_sampler, _owners_of_generators(loader)["sampler"]
         while isinstance(batches, LaterBatches):
@@ -432,6 +435,9 @@ class DataProgress:
         )
         if not (follows_from_seed or is_kept):
             return None
+        order = getattr(getattr(batches, "batch_sampler", batches), "sampler", None)
+        if isinstance(order, LaterRows) and self._change is not None and is_current:
+            order.rows, number = self._change.rows, number - self._change.batches
         states, generators, epoch_then = host_states(), generator_states(loader), getattr(sampler, "epoch", None)
         try:
             if self._epoch_start is not None:
@@ -523,6 +529,7 @@ class DataProgress:
             sampler.initial_seed, self._order_is_kept = kept["order_seed"], True
         set_order_attributes(loader, self._own_order)
         self._own_order, self._change = {}, None if point is None else point.change
+        self._was_changed = self._was_changed or self._change is not None
         if self._change is not None:
             self._own_order, self._before_order = order_attributes(loader), host_states()
             set_order_attributes(loader, kept.get("order", {}))

@@ -396,13 +396,13 @@ def check_before_training(trainer: Any) -> None:
         )
     check_settled(trainer.args, trainer.is_deepspeed_enabled)
     check_health_arguments(trainer.args)
-    plan = sharding_plan(trainer.args)
-    is_tried = tensor_parallel_size(trainer.args) == 1 and (plan is None or plan.version > 1)
-    if trainer.args.on_nonfinite == "rollback" and not is_tried:
-        raise ValueError(
-            'on_nonfinite="rollback" does not go with tensor parallelism (tp_size) nor with version 1 of FSDP: choose '
-            '"stop" and resume from the checkpoint that its error names, or version 2 of FSDP.'
-        )
+    if trainer.args.on_nonfinite == "rollback":
+        plan = sharding_plan(trainer.args)
+        if tensor_parallel_size(trainer.args) > 1 or (plan is not None and plan.version == 1):
+            raise ValueError(
+                'on_nonfinite="rollback" does not go with tensor parallelism (tp_size) nor with version 1 of FSDP: '
+                'choose "stop" and resume from the checkpoint that its error names, or version 2 of FSDP.'
+            )
     if trainer.args.on_nonfinite == "skip" and updates_during_backward(trainer.optimizer):
         raise ValueError(
             f'on_nonfinite="skip" leaves out optimizer steps, and {type(trainer.optimizer).__name__} updates weights '

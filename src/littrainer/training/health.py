@@ -39,6 +39,8 @@ NORMS_COMPARED, FEWEST_NORMS = 100, 20
 # Returns to one checkpoint, after which going back is no progress.
 MOST_RETURNS = 10
 MOST_NAMED = 20
+# Numbers that wait as one tensor each, which on a GPU takes half a kilobyte.
+MOST_SINGLE = 1024
 LABELS, LOSS, NORM = "labels", "loss", "norm"
 # What was not finite first, where all is.
 SPIKE = "nothing"
@@ -59,16 +61,14 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Fault:
-    """An optimizer step whose numbers are not healthy.
+    """An optimizer step whose numbers are not healthy; what is not known is None.
 
     Parameters:
         place: its window.
-        loss: the first one of a micro-batch that is not finite, else the sum of all; None if it is not known.
-        grad_norm: norm of the gradients before clipping; None if it is not known.
-        rows: indices in the dataset of the rows it came up with; None if they are not known.
+        loss: the first one of a micro-batch that is not finite, else the sum of all.
+        grad_norm: norm of the gradients before clipping.
+        rows: indices in the dataset of the rows it came up with.
         first: what was not finite first.
-        is_of_loss: whether a loss is not finite.
-        rank: the process that has it.
         text: all of this in words.
     """
 
@@ -77,8 +77,6 @@ class Fault:
     grad_norm: float | None
     rows: list[int] | None
     first: str
-    is_of_loss: bool
-    rank: int
     text: str
 
 
@@ -87,13 +85,7 @@ class UnhealthyTrainingError(RuntimeError):
 
     Parameters:
         message: what came up, what is done, and how to resume.
-        fault: the optimizer step.
-        checkpoint: the last healthy checkpoint; None if there is none.
-
-    Attributes:
-        step: the optimizer step, counted from 1.
-        loss, grad_norm: its numbers; None if they are not known.
-        rows: indices in the dataset of the rows it came up with; None if they are not known.
+        fault: gives the attributes `step` (counted from 1), `loss`, `grad_norm` and `rows` (indices in the dataset).
         checkpoint: the last healthy checkpoint; None if there is none.
     """
 
@@ -104,11 +96,7 @@ class UnhealthyTrainingError(RuntimeError):
 
 
 class GoingBack(Exception):
-    """Takes a training out of Lightning's loop, to go on from the last healthy checkpoint."""
-
-    def __init__(self, fault: Fault):
-        super().__init__(fault.text)
-        self.fault = fault
+    """Takes a training out of Lightning's loop to go on from the last healthy checkpoint; its argument is the fault."""
 
 
 class _Number(NamedTuple):
@@ -119,9 +107,6 @@ class _Number(NamedTuple):
 
 class _Unread:
     """Numbers on a device that wait to be read in one go."""
-
-    # One tensor each, which on a GPU takes half a kilobyte.
-    MOST_SINGLE = 1024
 
     def __init__(self) -> None:
         self._of: list[tuple[str, Place]] = []
@@ -135,7 +120,7 @@ class _Unread:
             number = torch.as_tensor(number).detach().reshape(()).float()
         self._of.append((kind, place))
         self._single.append(number)
-        if len(self._single) >= self.MOST_SINGLE:
+        if len(self._single) >= MOST_SINGLE:
             self._join()
 
     def _join(self) -> None:
@@ -176,7 +161,7 @@ class HealthGuard:
         self._unread = _Unread()
         self._known: list[_Number] = []
         self._is_told = False
-        self._windows = self._windows_without_labels = 0
+        self._windows, self._has_told_of_labels = 0, False
         self._returns: Counter[Path] = Counter()
         # Checkpoints of earlier trainings in the same folder.
         self._of_others: set[tuple[str, int]] | None = None
@@ -188,16 +173,10 @@ class HealthGuard:
         self._run, self._unread, self._known, self._is_told = run, _Unread(), [], False
         if self._of_others is None:
             self._of_others = set(map(_identity, _checkpoints_in(run.folder)))
-            if run.checkpoint is not None:
-                self._of_others.discard(_identity(run.checkpoint))
+            self._of_others -= {_identity(run.checkpoint)} if run.checkpoint is not None else set()
 
     def resume(self, record: Mapping[str, Any], is_same_data: bool) -> None:
-        """Go on with what `record` returned for a checkpoint.
-
-        Parameters:
-            record: the checkpoint's resume record.
-            is_same_data: whether places in the data mean the same as then.
-        """
+        """Go on with what a checkpoint's resume record keeps of it, if places in the data mean the same as then."""
         places = [(epoch, micro_batch) for epoch, micro_batch in record.get("left_out", ())]
         if is_same_data:
             self.left_out += [place for place in places if place not in self.left_out]
@@ -215,21 +194,13 @@ class HealthGuard:
         return {name: value for name, value in found.items() if value}
 
     def open_window(self, place: Place, labels: Any) -> None:
-        """The first micro-batch of an optimizer step comes next.
-
-        Parameters:
-            labels: how many labels its loss is divided by, if that is known.
-        """
+        """The first micro-batch of an optimizer step comes next, whose loss is divided by so many labels, if known."""
         self._window = place
         if isinstance(labels, torch.Tensor):
             self._unread.add(LABELS, place, labels)
 
     def note_loss(self, loss: torch.Tensor, micro_batch: int) -> None:
-        """The forward pass of a micro-batch is done.
-
-        Parameters:
-            micro_batch: its number in the epoch, counted from 0.
-        """
+        """The forward pass of a micro-batch is done, of which the epoch's number, counted from 0, is given."""
         self._unread.add(LOSS, Place(self._window.step, self._window.epoch, micro_batch), loss)
 
     def refuses(self, norm: Any) -> bool:
@@ -269,13 +240,12 @@ class HealthGuard:
             UnhealthyTrainingError: something is not, and `on_nonfinite` is "stop".
         """
         known, self._known = [*self._known, *self._unread.take()], []
-        is_looked_for = self.spike_factor is not None or self.way == "stop"
-        if not is_looked_for and all(math.isfinite(one.value) and one.value for one in known):
-            # The usual answer: neither is a window without labels among them.
-            self._windows += sum(one.kind == LABELS for one in known)
+        values = [one.value for one in known]
+        self._tell_of_windows_without_labels([one.value for one in known if one.kind == LABELS])
+        if all(map(math.isfinite, values)) and self.spike_factor is None and self.way != "stop":
+            # The usual answer.
             self._is_told = False
             return
-        self._tell_of_windows_without_labels([one.value for one in known if one.kind == LABELS])
         norms = [one for one in known if one.kind == NORM]
         unhealthy = [one for one in norms if not self._is_healthy(one.value)]
         # Norms are the same in all processes, losses are not.
@@ -308,13 +278,12 @@ class HealthGuard:
         return self._run is not None and self._run.trainer.accelerator.scaler is not None
 
     def _tell_of_windows_without_labels(self, labels: list[float]) -> None:
-        had_any = self._windows_without_labels > 0
         self._windows += len(labels)
-        self._windows_without_labels += labels.count(0)
-        if self._windows_without_labels and not had_any:
-            share = self._windows_without_labels / self._windows
+        empty = labels.count(0)
+        if empty and not self._has_told_of_labels:
+            self._has_told_of_labels = True
             self._warn(
-                f"{self._windows_without_labels} of {self._windows} optimizer steps so far ({share:.1%}) have no label "
+                f"{empty} of {self._windows} optimizer steps so far ({empty / self._windows:.1%}) have no label "
                 f"that counts: all are {IGNORED_LABEL}. Their loss is divided by 0. Leave such samples out of the "
                 "data, or cut them off less early."
             )
@@ -326,12 +295,7 @@ class HealthGuard:
     # ---- Saying what it is -------------------------------------------------------------------------------------------
 
     def _fault(self, of_step: list[_Number], weights_are_as_then: bool = False) -> Fault:
-        """Find out what was not finite first in an optimizer step, and with which rows.
-
-        Parameters:
-            of_step: all numbers of the step.
-            weights_are_as_then: whether the step has not changed the weights yet.
-        """
+        # What was not finite first in an optimizer step, of which these are all numbers, and with which rows.
         assert self._run is not None
         norm = next((one.value for one in of_step if one.kind == NORM), None)
         losses = {one.place.micro_batch: one.value for one in of_step if one.kind == LOSS}
@@ -372,7 +336,7 @@ class HealthGuard:
             words.append(f"Process {process_rank()} has it.")
         if sick_weights and not weights_are_as_then:
             words.append(f"By now these weights are not finite: {_listed(sick_weights)}.")
-        return Fault(place, loss, norm, rows, first, bool(bad), process_rank(), " ".join(words))
+        return Fault(place, loss, norm, rows, first, " ".join(words))
 
     def _first_in_data(self, of_step: list[_Number], rows: list[int] | None) -> str:
         if any(one.kind == LABELS and one.value == 0 for one in of_step):
@@ -410,14 +374,15 @@ class HealthGuard:
         """The newest checkpoint of this training whose weights are not known to be sick; None if there is none.
 
         Parameters:
-            is_verified: only one that is intact; each byte of it is read.
+            is_verified: only an intact one counts; each byte of it is read.
         """
         assert self._run is not None
         given = self._run.checkpoint
         own = [one for one in _checkpoints_in(self._run.folder) if _identity(one) not in (self._of_others or ())]
         newest_first = sorted(own, key=lambda one: checkpoint_step(one) or 0, reverse=True)
         for folder in [*newest_first, *([] if given is None or not given.is_dir() else [given])]:
-            if has_finite_weights(folder) is not False and not (is_verified and damage_in(folder)):
+            is_complete = not missing_from(set(files_in(folder, with_links=True)), NEEDED_TO_RESUME)
+            if is_complete and has_finite_weights(folder) is not False and not (is_verified and damage_in(folder)):
                 return folder
         return None
 
@@ -448,7 +413,8 @@ def _is_bad_loss(number: _Number) -> bool:
 
 def _first(faults: list[Fault | None]) -> Any:
     found = [one for one in faults if one is not None]
-    return min(found, key=lambda one: (one.place.step, not one.is_of_loss, one.rank), default=None)
+    # Of the processes with a loss that is not finite the first one.
+    return min(found, key=lambda one: (one.place.step, math.isfinite(one.loss or 0)), default=None)
 
 
 def _listed(names: Iterable[Any]) -> str:
@@ -472,8 +438,7 @@ def _has_sick_number(value: Any) -> bool:
 
 
 def _checkpoints_in(run_dir: str) -> list[Path]:
-    found = Path(run_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
-    return [one for one in found if not missing_from(set(files_in(one, with_links=True)), NEEDED_TO_RESUME)]
+    return [one for one in Path(run_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if (one / TRAINER_STATE_NAME).is_file()]
 
 
 def _identity(folder: Path) -> tuple[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -165,7 +166,8 @@ class _Trial:
         """Warn if the loss depends on the number of micro-batches or processes, or labels do not weigh the same."""
         settings, steps = self.settings, len(self.window)
         processes = settings.args.world_size // settings.get_tp_size() if averages_over_processes(settings) else 1
-        share, unit, ratio = 0.0, SAMPLES, self._ratio_of_labels()
+        share, ratio = 0.0, self._ratio_of_labels()
+        unit: str | None = SAMPLES
         # A rare head fails in evaluation mode.
         with contextlib.suppress(Exception), _left_as_found(self.model):
             if settings.model_accepts_loss_kwargs:
@@ -230,20 +232,33 @@ class _Trial:
             labels = inputs[head.label_name]
             for logits in (tensor for tensor in tensors if tensor.shape[:-1] == labels.shape):
                 for unit in units[:2]:
-                    if torch.isclose(_cross_entropy(logits, inputs, labels, unit), loss, rtol=tolerance):
+                    if math.isclose(_cross_entropy(logits, inputs, labels, unit), loss.item(), rel_tol=tolerance):
                         return unit
         rows = len(head.counts(inputs))
-        halves = [list(range(rows // 2)), list(range(rows // 2, rows))] if rows > 1 else [[0], [0]]
-        if rows == 1:
-            loss = self._loss(_rows_of(inputs, rows, [0, 0]))[0]
-        parts = [_rows_of(inputs, rows, half) for half in halves]
-        losses = torch.stack([self._loss(part)[0] for part in parts])
+        first, second = ([*range(rows // 2)], [*range(rows // 2, rows)]) if rows > 1 else ([0], [0])
+        whole, *parts = (_rows_of(inputs, rows, indices) for indices in (first + second, first, second))
+        fitting = self._fitting(units, whole, parts, tolerance)
+        # Rows with as many labels each tell units apart if some labels of the second half do not count. A head that
+        # does not know -100 would stop a GPU by it.
+        if len(fitting) > 1 and (self.device.type == "cpu" or inputs[head.label_name].eq(IGNORED_LABEL).any()):
+            for name in {head.label_name, "shift_labels"} & inputs.keys():
+                labels = parts[1][name]
+                counted = labels.ne(IGNORED_LABEL)
+                labels = labels.masked_fill(counted & (counted.cumsum(-1) % 2 == 0), IGNORED_LABEL)
+                parts[1][name], whole[name] = labels, torch.cat([parts[0][name], labels])
+            fitting = self._fitting(fitting, whole, parts, tolerance) or fitting
+        return fitting[0] if fitting else None
+
+    def _fitting(self, units: list[str], whole: Any, parts: list[Any], tolerance: float) -> list[str]:
+        """Return the units over which the loss of a micro-batch is the mean of those of its two parts."""
+        loss, losses, found = self._loss(whole)[0], torch.stack([self._loss(part)[0] for part in parts]), []
         for unit in units:
-            counts = torch.stack([replace(head, unit=unit).counts(part).sum() for part in parts]).to(losses.device)
+            head = replace(self.head, unit=unit)
+            counts = torch.stack([head.counts(part).sum() for part in parts]).to(losses.device)
             mean = torch.where(counts > 0, losses * counts, 0.0).sum() / counts.sum()
-            if torch.isclose(mean, loss, rtol=tolerance):
-                return unit
-        return None
+            if math.isclose(mean.item(), loss.item(), rel_tol=tolerance):
+                found.append(unit)
+        return found
 
     def _warn(self, trouble: str) -> None:
         if process_rank() == 0:
@@ -264,7 +279,7 @@ def _rows_of(inputs: dict[str, Any], rows: int, indices: list[int]) -> dict[str,
     }
 
 
-def _cross_entropy(logits: torch.Tensor, inputs: Any, labels: torch.Tensor, unit: str) -> torch.Tensor:
+def _cross_entropy(logits: torch.Tensor, inputs: Any, labels: torch.Tensor, unit: str) -> float:
     """Return the mean over labels; nan if some of them are no classes."""
     if unit == SHIFTED_LABELS and "shift_labels" in inputs:
         labels = inputs["shift_labels"]
@@ -272,13 +287,13 @@ def _cross_entropy(logits: torch.Tensor, inputs: Any, labels: torch.Tensor, unit
         logits, labels = logits[..., :-1, :], labels[..., 1:]
     counted = labels.ne(IGNORED_LABEL)
     if not counted.any() or labels[counted].min() < 0 or labels.max() >= logits.shape[-1]:
-        return torch.tensor(float("nan"), device=logits.device)
+        return math.nan
     # Row by row: a copy of all logits in float32 may not fit.
     losses = [
         nn.functional.cross_entropy(row.reshape(-1, row.shape[-1]).float(), targets.flatten(), reduction="sum")
         for row, targets in zip(logits, labels, strict=True)
     ]
-    return torch.stack(losses).sum() / counted.sum()
+    return (torch.stack(losses).sum() / counted.sum()).item()
 
 
 @contextlib.contextmanager
