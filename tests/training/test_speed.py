@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import math
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +18,7 @@ from littrainer.callbacks import log_history
 from littrainer.callbacks.progress import ProgressCallback, result_line
 from littrainer.callbacks.state import TrainerState
 from littrainer.engine import fast_training_loop
-from littrainer.training import speed
+from littrainer.training import clock, speed
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, token_rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
@@ -183,12 +185,19 @@ def test_tokens_and_padding_are_counted(tmp_path: Path) -> None:
     [(VectorClassifier, vector_rows, default_collate), (tiny_bert_classifier, token_rows, encoded)],
 )
 def test_a_step_has_few_more_python_calls_and_without_log_speed_none(
-    tmp_path: Path, model: Any, rows: Any, collate: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any, rows: Any, collate: Any
 ) -> None:
+    # What is done at times that are no steps'.
+    monkeypatch.setattr(clock, "SECONDS_BETWEEN_LOOKS", math.inf)
     calls = {}
     for on in (False, True):
         counted = CountedCalls(3, 8)
-        run_side("littrainer", tmp_path, model(), rows(40), counted.step_ended, collate, log_speed=on)
+        gc.collect()
+        gc.disable()
+        try:
+            run_side("littrainer", tmp_path, model(), rows(40), counted.step_ended, collate, log_speed=on)
+        finally:
+            gc.enable()
         calls[on] = counted
     assert not any("speed" in name.lower() for name in calls[False].of_function)
     # Twenty on a GPU, where a loader copies between two more boundaries, and each of nine takes a second call.
