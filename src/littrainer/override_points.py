@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -323,10 +324,15 @@ class OverridePoints:
     def _forward_for_training(
         self: Any, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None
     ) -> torch.Tensor:
+        speed = self.session.speed
         train_all(model)
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
+        if speed is not None:
+            speed.enter("to_device")
         inputs = self._prepare_inputs(inputs)
+        if speed is not None:
+            speed.enter("forward")
         step = self.state.global_step
         args, is_trial = self.args, self.hp_search_backend is not None
         agreed: AbstractContextManager[Any] = NO_CONTEXT
@@ -404,12 +410,14 @@ class OverridePoints:
         start_time: float,
         learning_rate: float | None = None,
     ) -> None:
-        state, summed, preemption = self.state, self.session.loss, self.preemption
+        state, summed, preemption, speed = self.state, self.session.loss, self.preemption, self.session.speed
         if self.control.should_log and state.global_step > summed.step_of_last_log:
             rate = self._get_learning_rate() if learning_rate is None else learning_rate
             logs = log_eval_save.logs_since_last(summed, tr_loss, state.global_step, grad_norm, rate)
             logs.update(self.session.tracked.take(self.args.device))
             self.store_flos()
+            if speed is not None:
+                logs.update(speed.logs(state, self.control))
             self.log(logs, start_time)
         if self.control.should_evaluate and preemption.agreed is None:
             with preemption.breaking_off_evaluation(state):
@@ -420,6 +428,8 @@ class OverridePoints:
         preemption.save_and_stop_if_asked(state, self.control)
         if not self.control.should_save:
             return
+        if speed is not None:
+            speed.enter("save")
         saves = self.background_saves
         if saves is not None and saves.can_copy(self._storage()):
             saves.wait()
@@ -546,7 +556,8 @@ class OverridePoints:
         run_dir = self._get_output_dir(trial=self._trial) if run_dir is None else run_dir
         callbacks = [*self.callback_handler.callbacks, self.control]
         record = None if self.training_run is None else self.training_run.resume_record
-        return writer.SavedTraining(self, self.args, self.state, run_dir, callbacks, record)
+        weights = partial(run_lightning.weights_to_save, self.lightning_module)
+        return writer.SavedTraining(self, self.args, self.state, run_dir, callbacks, record, weights)
 
     def _save_checkpoint(self: Any, model: nn.Module, trial: Any) -> None:
         if self.background_saves is not None:

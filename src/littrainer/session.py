@@ -43,6 +43,7 @@ from littrainer.training.plan import TrainingPlan
 from littrainer.training.preemption import Preemption
 from littrainer.training.reports import InputTokenCounter, MemoryReport
 from littrainer.training.run import TrainingRun
+from littrainer.training.speed import SpeedLog
 from littrainer.training.tracked_means import TrackedMeans, tracked_by
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class TrainingSession:
         micro_batches_in_window: micro-batches of the current optimizer step.
         eval_dataloaders: evaluation loaders with lasting workers, by name.
         deepspeed: DeepSpeed's engine, or None.
+        speed: counts where the time goes; None without `log_speed`.
         neftune_hook_handle: takes NEFTune's hook off again; None outside of a training with it.
     """
 
@@ -103,6 +105,7 @@ class TrainingSession:
     micro_batches_in_window: int = 1
     eval_dataloaders: dict[str, Any] = field(default_factory=dict)
     deepspeed: Any = None
+    speed: SpeedLog | None = None
     neftune_hook_handle: Any = None
 
     def __reduce__(self) -> Any:
@@ -344,6 +347,9 @@ def train_with_batch_size(
     loader = trainer.get_train_dataloader()
     if overfits(trainer):
         check_order_stays(loader)
+    if trainer.args.log_speed:
+        padding = getattr(trainer.processing_class, "pad_token_id", None)
+        trainer.session.speed = SpeedLog(trainer.args, trainer.model, padding, trainer.get_tp_size())
     plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, loader))
     run = trainer.training_run = TrainingRun(trainer, loader, plan, checkpoint, trial, ignore_keys_for_eval)
     run.prepare_state()

@@ -36,6 +36,9 @@ ONLY_OURS = [
     "keep_optimizer_states",
     "loss_normalization",
     "global_batch_size",
+    "log_speed",
+    "ema_decay",
+    "ema_use",
 ]
 # transformers' default is False, which here means that not even early stopping goes on.
 OTHER_DEFAULTS = {"restore_callback_states_from_checkpoint": None}
@@ -48,7 +51,7 @@ def _name_and_default(field: dataclasses.Field) -> tuple[str, object]:
 
 def test_the_fields_are_those_of_transformers_in_its_order_with_its_defaults_and_then_ours() -> None:
     chosen = {"eval_loss_weighting": "batches", "on_nonfinite": "warn", "loss_normalization": "transformers"}
-    defaults = {"async_save": False, **chosen}
+    defaults = {"async_save": False, "log_speed": False, "ema_use": "both", **chosen}
     added = [(name, defaults.get(name)) for name in ONLY_OURS]
     theirs = [_name_and_default(field) for field in dataclasses.fields(transformers.Seq2SeqTrainingArguments)]
     theirs = [(name, OTHER_DEFAULTS.get(name, default)) for name, default in theirs]
@@ -70,7 +73,8 @@ CHOICES: dict[str, Any] = {
 @pytest.mark.parametrize("name", CHOICES)
 def test_each_choice_has_the_members_and_values_of_transformers(name: str) -> None:
     theirs, ours = getattr(CHOICES[name], name), getattr(choices, name)
-    assert {member.name: member.value for member in ours} == {member.name: member.value for member in theirs}
+    added = {"MUON": "muon"} if name == "OptimizerNames" else {}
+    assert {member.name: member.value for member in ours} == {member.name: member.value for member in theirs} | added
 
 
 def test_a_member_behaves_as_its_string_where_that_of_transformers_does() -> None:

@@ -294,6 +294,21 @@ def test_what_lightnings_logger_wrote_last_is_a_training_too(tmp_path: Path) -> 
     assert run.notes == [] and run.state.global_step == 5
 
 
+SPEED_OF_LOGS = [{"speed/data_seconds": 3.0, "speed/forward_seconds": 1.0, "speed/samples_per_second": 8.0}] * 2
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_where_the_time_goes_has_a_table_and_a_line_of_advice(tmp_path: Path, has_ended: bool) -> None:
+    logs = [{"step": 2 + 2 * number, "loss": 1.0, **speed} for number, speed in enumerate(SPEED_OF_LOGS)]
+    whole = {"speed/data_seconds": 6.0, "speed/forward_seconds": 2.0, "speed/samples_per_second": 8.0}
+    page = page_of(write_state(tmp_path / "run", [*logs, *([{"step": 4, **SUMMARY, **whole}] if has_ended else [])]))
+    rows = rows_of(page)
+    assert "Where the time goes" in headings_of(page)
+    assert (rows["data"], rows["forward"], rows["samples per second"]) == (["6 s (75%)"], ["2 s (25%)"], ["8"])
+    assert "75 % of the time is spent waiting for data: dataloader_num_workers=" in page
+    assert not any("speed/" in title for title in charts_of(page))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "is_language_model"),
     [

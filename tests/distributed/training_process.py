@@ -10,6 +10,7 @@ import itertools
 import os
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
+from safetensors.torch import load_file
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from littrainer import Trainer, TrainerCallback
@@ -31,7 +33,7 @@ from littrainer.distributed.agreement import from_each
 from littrainer.training import batch_size_search
 from tests.distributed.checks import carry_out
 from tests.scenarios.collators import pad_tokens
-from tests.scenarios.data import Rows, tag_rows, token_rows
+from tests.scenarios.data import Rows, tag_rows, token_rows, vector_rows
 from tests.scenarios.models import PartlyTrainedClassifier, VectorClassifier, tiny_bert_classifier, tiny_bert_tagger
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import StepwiseTrainer, plain_descent, quiet_trainer
@@ -354,6 +356,48 @@ def an_exact_loss_is_that_of_the_whole_batch_in_one_process(folder: Path) -> Non
         assert all("4 times too large" in text for text in texts)
 
 
+def speed_is_that_of_all_processes_and_the_first_ones_times(folder: Path) -> None:
+    slow = time.sleep if RANK else lambda _: None
+
+    class SlowRows(Rows):
+        def __getitem__(self, index: int) -> Any:
+            slow(0.02)
+            return super().__getitem__(index)
+
+    arguments = {"log_speed": True, "logging_strategy": "steps", "logging_steps": 1, "max_steps": 3}
+    given = {"train_dataset": SlowRows(vector_rows(64))}
+    trainer = quiet_trainer(folder, given=given, **arguments)
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry][1]
+    seconds = {name: value for name, value in logs.items() if name.endswith("_seconds")}
+    shares = from_each(seconds["speed/data_seconds"] / sum(seconds.values()))
+    assert alike(logs["speed/slowest_data_share"]) == pytest.approx(max(shares), abs=0.01)
+    # Of both processes' four samples, by the time of this one.
+    assert logs["speed/samples_per_second"] == pytest.approx(8 / sum(seconds.values()), 0.02)
+
+
+def averaged_weights_are_evaluated_saved_and_resumed_alike(folder: Path) -> None:
+    settings = {"ema_decay": 0.7, "save_strategy": "steps", "save_steps": 2, "learning_rate": 0.1}
+    whole = quiet_trainer(folder, rows=48, max_steps=4, **settings)
+    whole.train()
+    saved = load_file(folder / "checkpoint-4" / "model.safetensors")
+    resumed = quiet_trainer(folder, rows=48, max_steps=4, **settings)
+    resumed.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    plain = quiet_trainer(folder / "plain", rows=48, max_steps=4, learning_rate=0.1)
+    plain.train()
+    # The average is in the file too, and the same in both processes.
+    assert alike(weights_of(whole)) == weights_of(resumed) != weights_of(plain)
+    assert all(torch.equal(saved[name], value) for name, value in whole.model.state_dict().items())
+
+
+def muon_trains_alike_and_resumes(folder: Path) -> None:
+    settings = {"optim": "muon", "save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    whole, resumed = (quiet_trainer(folder, rows=48, **settings) for _ in range(2))
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    assert alike(weights_of(whole)) == weights_of(resumed)
+
+
 CHECKS = (
     an_exact_loss_is_that_of_the_whole_batch_in_one_process,
     beside_gradients_nothing_is_waited_for_between_two_steps_that_do_not_log,
@@ -365,6 +409,9 @@ CHECKS = (
     all_processes_start_over_where_memory_runs_out_in_one,
     finders_and_limits_are_those_of_all_processes,
     gradients_of_parameters_that_a_callback_unfreezes_are_exchanged,
+    speed_is_that_of_all_processes_and_the_first_ones_times,
+    averaged_weights_are_evaluated_saved_and_resumed_alike,
+    muon_trains_alike_and_resumes,
 )
 
 

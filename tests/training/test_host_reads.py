@@ -99,10 +99,11 @@ def reads_by_step(
         (Trainer, {"include_num_input_tokens_seen": "all", "max_grad_norm": 0.5, "gradient_accumulation_steps": 2}),
         (Trainer, {"enable_jit_checkpoint": True}),
         (Trainer, {"on_nonfinite": "stop", "spike_factor": 9.0, "gradient_accumulation_steps": 2}),
+        (Trainer, {"log_speed": True, "gradient_accumulation_steps": 2}),
     ],
     ids=[
         *("plain", "own training_step", "accumulating", "bf16", "smoothed labels", "adafactor"),
-        *("unfiltered, with bars", "tokens counted", "checkpoints on a signal", "watched for spikes"),
+        *("unfiltered, with bars", "tokens counted", "checkpoints on a signal", "watched for spikes", "speed logged"),
     ],
 )
 def test_nothing_is_read_but_where_losses_are_logged(
@@ -142,8 +143,9 @@ def sentences(count: int) -> list[Any]:
         (tiny_bert_for_masked_tokens, {"gradient_accumulation_steps": 2}),
         (tiny_gpt2, {"include_num_input_tokens_seen": "all"}),
         (tiny_gpt2, {"label_smoothing_factor": 0.1}),
+        (tiny_gpt2, {"log_speed": True}),
     ],
-    ids=["BERT", "GPT-2", "GPT-2 with smoothed labels"],
+    ids=["BERT", "GPT-2", "GPT-2 with smoothed labels", "GPT-2, speed logged"],
 )
 def test_a_model_of_transformers_is_read_no_more_than_by_itself(
     tmp_path: Path, make_model: Any, arguments: dict[str, Any]

@@ -100,6 +100,7 @@ class OptimizerNames(ExplicitEnum):
     ADAMW_TORCH_FUSED = "adamw_torch_fused"
     # An alias: transformers 5.3 lists the name by itself, and it is read so.
     ADAMW_APEX_FUSED = "adamw_torch_fused"
+    MUON = "muon"
     RMSPROP = "rmsprop"
     SGD = "sgd"
     # torch on other accelerators

@@ -41,6 +41,7 @@ DEFAULT_ANNOUNCING_SIGNAL = "SIGTERM"
 ON_NONFINITE = ("warn", "skip", "rollback", "stop")
 EVAL_LOSS_WEIGHTINGS = ("batches", "samples", "labels")
 LOSS_NORMALIZATIONS = ("transformers", "exact")
+EMA_USES = ("both", "evaluate", "save")
 
 
 def argument(
@@ -456,6 +457,15 @@ class AdditionalFields:
         None,
         "Samples of an optimizer step in all processes together; sets `gradient_accumulation_steps`, so that they stay "
         "as many on other machines.",
+    )
+    log_speed: bool = argument(
+        False, "Log where the time goes: seconds of each part of the steps, rates, padding, seconds left."
+    )
+    ema_decay: float | None = argument(
+        None, "Keep an average of the weights; it keeps this share of itself at each optimizer step."
+    )
+    ema_use: str = argument(
+        EMA_USES[0], "What has the averaged weights: to `evaluate`, to `save`, or `both`.", choices=list(EMA_USES)
     )
 
 

@@ -94,6 +94,7 @@ RANGES: dict[str, Range] = {
     "spike_factor": FROM_1,
     "save_total_limit_best": FROM_1,
     "keep_optimizer_states": FROM_1,
+    "ema_decay": Range(low=0, below=1),
     # What NumPy and torch take as seeds.
     "seed": Range(low=0, high=2**32 - 1),
     "data_seed": FROM_0,
@@ -319,6 +320,9 @@ def validate(args: ArgumentFields) -> None:
                 f"lr_scheduler_type={_text(args.lr_scheduler_type)!r} follows an evaluation metric; "
                 'set eval_strategy to "steps" or "epoch".'
             )
+    if args.ema_decay is not None and args.load_best_model_at_end and args.ema_use != "both":
+        differ = f"with ema_use={args.ema_use!r} a checkpoint holds other weights than were evaluated"
+        raise ValueError(f'load_best_model_at_end: {differ}; set ema_use="both".')
     for first, second in (("fp16", "bf16"), ("fp16_full_eval", "bf16_full_eval")):
         if getattr(args, first) and getattr(args, second):
             raise ValueError(f"{first} and {second} are both set; choose one of them.")

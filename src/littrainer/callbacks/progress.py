@@ -13,11 +13,14 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from littrainer.callbacks.base import TrainerCallback
+from littrainer.callbacks.log_history import SPEED_PREFIX
 from littrainer.callbacks.state import TrainerControl, TrainerState
 from littrainer.data.loaders import has_length
 
 # Logged value -> its name at the end of the training's bar.
-AFTER_THE_BAR = {"loss": "loss", "learning_rate": "lr"}
+AFTER_THE_BAR = {"loss": "loss", "learning_rate": "lr", f"{SPEED_PREFIX}samples_per_second": "samples/s"}
+# Ends the bar: tqdm's own forecast knows nothing of evaluations and saves.
+SECONDS_LEFT = f"{SPEED_PREFIX}seconds_left"
 TRAINING, SAVING = "training", "saving"
 # Prefix of metrics -> what they come from, as bars and lines of results call it.
 LABELS = {"eval": "evaluation", "test": "prediction"}
@@ -68,7 +71,7 @@ def result_line(logs: dict[str, Any], state: TrainerState, max_str_len: int | No
         short = name.removeprefix(f"{prefix}_")
         if short in UNITS:
             cells.append(f"{value}{NO_BREAK}{UNITS[short]}")
-        elif short != SHOWN_BY_BARS:
+        elif short != SHOWN_BY_BARS and not name.startswith(SPEED_PREFIX):
             cells.append(f"{name if prefix == 'train' else short}{NO_BREAK}{value!s:<9}")
     width = min(WIDEST_LINE, shutil.get_terminal_size((WIDEST_LINE, 0)).columns)
     line = textwrap.fill("  ".join(cells), width, subsequent_indent=" " * (len(step) + 2))
@@ -153,6 +156,8 @@ class ProgressCallback(TrainerCallback):
         """Write the logs above the bar, and loss and learning rate after it."""
         if self.training_bar is not None and logs is not None:
             after = {name: logs[key] for key, name in AFTER_THE_BAR.items() if key in logs}
+            if SECONDS_LEFT in logs:
+                after["left"] = tqdm.format_interval(logs[SECONDS_LEFT])
             if after:
                 self.training_bar.set_postfix(readable(after), refresh=False)
             if sys.stdout is not None and sys.stdout.isatty():

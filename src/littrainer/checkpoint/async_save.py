@@ -86,7 +86,7 @@ class BackgroundSaves:
         final, args = training.folder, training.args
         note_best_checkpoint(training)
         with contextlib.ExitStack() as stack:
-            with parts_of_checkpoint(args, final, stack) as part:
+            with parts_of_checkpoint(args, final, stack) as part, training.weights_to_save():
                 # What another process completes it has to find: a few bytes.
                 files = CheckpointFiles(part, is_deferred=part.seal is not None)
                 collect_files(training, files)

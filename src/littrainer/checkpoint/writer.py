@@ -61,6 +61,7 @@ class SavedTraining:
         run_dir: the folder that holds the training's checkpoints.
         callbacks: those whose states are exported, and the control.
         resume_record: gives what exact resuming needs; None if no training runs.
+        weights_to_save: within it the model has the weights that are saved.
     """
 
     methods: Any
@@ -69,6 +70,7 @@ class SavedTraining:
     run_dir: str
     callbacks: list[Any]
     resume_record: Callable[[], dict[str, Any]] | None
+    weights_to_save: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     @property
     def folder(self) -> Path:
@@ -190,7 +192,7 @@ def write_checkpoint(
     """
     final = training.folder if folder is None else folder
     with contextlib.ExitStack() as unfinished:
-        with parts_of_checkpoint(training.args, final, unfinished) as part:
+        with parts_of_checkpoint(training.args, final, unfinished) as part, training.weights_to_save():
             files = CheckpointFiles(part)
             collect_files(training, files, is_complete)
             files.take(further or {})

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from littrainer.callbacks.log_history import COSTS, EVALUATION, SPEED, TRAINING, Point
+from littrainer.callbacks.log_history import COSTS, EVALUATION, SPEED, SPEED_PREFIX, TRAINING, Point
 from littrainer.commands.report_folders import Run
 from littrainer.search.record import COMPLETE, FAILED, MAXIMIZE, PRUNED, StoredSearch, TrialRecord, best_of
 
@@ -193,7 +193,8 @@ def ordered_metrics(runs: list[Run]) -> tuple[list[str], list[str]]:
     """Metrics of evaluations, but for the usual ones, and all: the loss, these, the other usual ones, and the rest."""
     logged = dict.fromkeys(metric for run in runs for metric, _ in run.history.curves)
     evaluated = {metric for run in runs for metric, source in run.history.curves if source != TRAINING}
-    others = [metric for metric in logged if metric not in TITLES and metric not in COSTS]
+    # Where the time goes has a table.
+    others = [metric for metric in logged if metric not in {*TITLES, *COSTS} and not metric.startswith(SPEED_PREFIX)]
     of_evaluations = [metric for metric in others if metric in evaluated]
     order = dict.fromkeys(["loss", *of_evaluations, LEARNING_RATE, GRADIENT_NORM, SPEED, *others])
     return of_evaluations, [metric for metric in order if metric in logged]

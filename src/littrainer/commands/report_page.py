@@ -9,10 +9,11 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
+from itertools import chain
 from typing import Any
 
 from littrainer.arguments.shown_arguments import away_from_defaults, default_texts, is_same
-from littrainer.callbacks.log_history import COSTS, EVALUATION, TRAINING
+from littrainer.callbacks.log_history import COSTS, EVALUATION, SPEED_PREFIX, TRAINING, advice_on, shares_of_time
 from littrainer.commands.report_charts import (
     ABSENT,
     Chart,
@@ -239,6 +240,12 @@ def _training_parts(runs: list[Run]) -> Iterable[str]:
     others = [row for metric, shown in metrics.items() if not shown for row in _metric_rows(runs, metric)]
     if others:
         yield f"<details><summary>{len(others)} more results</summary>{_table(['', *names], others)}</details>"
+    speeds = [_shown_speed(run.history.speed) for run in runs]
+    if any(speeds):
+        rows = [[name, *(speed.get(name, ABSENT) for speed in speeds)] for name in dict.fromkeys(chain(*speeds))]
+        told = advice_on(runs[0].history.speed, runs[0].arguments or {}) if len(runs) == 1 else None
+        sentence = f"<p>{_as_html(told)}.</p>" if told else ""
+        yield _section("Where the time goes", sentence + _table(["", *names], rows))
     facts = dict.fromkeys(name for run in runs for name in run.environment)
     if facts:
         rows = [[name, *(run.environment.get(name, ABSENT) for run in runs)] for name in facts]
@@ -257,6 +264,17 @@ def _training_parts(runs: list[Run]) -> Iterable[str]:
         ]
         table = _table(["argument", *names], differing) if differing else "<p>None.</p>"
         yield _section("Arguments that differ", table)
+
+
+def _shown_speed(logs: dict[str, float]) -> dict[str, str]:
+    shares, shown = shares_of_time(logs), {}
+    for name, value in logs.items():
+        part = name.removeprefix(SPEED_PREFIX).removesuffix("_seconds")
+        if part in shares:
+            shown[part.replace("_", " ")] = f"{duration(value)} ({shares[part]:.0%})"
+        elif part != "seconds_left":
+            shown[part.replace("_", " ")] = short_number(value)
+    return shown
 
 
 def _result_rows(runs: list[Run]) -> list[list[str]]:

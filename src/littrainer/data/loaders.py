@@ -85,6 +85,8 @@ class LookaheadLoader(DataLoader):
     # The accelerator on which batches are handed out; None leaves them on the host.
     destination: torch.device | None = None
     copies_are_waited_for = True
+    # Counts where the time of a training goes.
+    speed: Any = None
     # What scripts read of accelerate's loaders: the Trainer's device, and what is never otherwise here.
     device: torch.device | None = None
     gradient_state: Any = None
@@ -199,7 +201,11 @@ class LookaheadLoader(DataLoader):
                 progress.after_batch_ahead(is_one=following is not NO_BATCH)
             self.end_of_dataloader = following is NO_BATCH
             if self.destination is not None:
+                if self.speed is not None:
+                    self.speed.enter("to_device")
                 current = on_device(current, self.destination, not self.copies_are_waited_for)
+                if self.speed is not None:
+                    self.speed.enter("data")
             if self.end_of_dataloader:
                 rows = first_dimension(current) if self.dispatch is None else self.dispatch.rows_in_last_round
                 self.rows_in_last_batch = rows or -1

@@ -225,7 +225,7 @@ class PackedCollator:
         return document
 
 
-def tokens_in_documents(position_ids: torch.Tensor) -> int:
+def tokens_in_documents(position_ids: torch.Tensor) -> torch.Tensor:
     """Return the tokens in packed rows that are no padding: of positions above 0, and the ones before a position 1."""
     begins = (position_ids[:, :-1] == 0) & (position_ids[:, 1:] == 1)
-    return int((position_ids > 0).sum() + begins.sum())
+    return (position_ids > 0).sum() + begins.sum()

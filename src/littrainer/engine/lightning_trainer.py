@@ -181,9 +181,16 @@ def _ready_for_training(callbacks: list[Callback], run: TrainingRun, keywords: d
     """Let the run have its length, and the callbacks its events around them."""
     if run.checkpoint is not None:
         check_can_resume(callbacks)
+    args = run.trainer.args
+    if args.ema_decay is not None:
+        from littrainer.engine.weight_averaging import AveragedWeights
+
+        if any(is_one_of(callback, "WeightAveraging", "StochasticWeightAveraging") for callback in callbacks):
+            raise ValueError("ema_decay is set, and a callback averages weights too: leave one of them out.")
+        callbacks = [*callbacks, AveragedWeights(args.ema_decay, args.ema_use)]
     epochs = run.plan.num_train_epochs
     keywords["max_epochs"] = epochs if epochs < sys.maxsize // 2 else NO_EPOCH_LIMIT
-    if run.trainer.args.eval_strategy != IntervalStrategy.NO:
+    if args.eval_strategy != IntervalStrategy.NO:
         keywords["check_val_every_n_epoch"] = NOT_BY_ITSELF
     return [OpeningEvents(run), *callbacks, ClosingEvents(run)]
 

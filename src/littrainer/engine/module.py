@@ -222,6 +222,8 @@ class TrainerModule(StepsAfterBackward):
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Backward pass; the optimizer's own where it has one that updates the weights as it goes, as LOMO has."""
+        if not self.automatic_optimization and self.step.speed is not None:
+            self.step.speed.enter("backward")
         optimizer = self.follow_optimizer()
         if self._updates_during_backward:
             optimizer.fused_backward(loss, self.owner._get_learning_rate())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -160,7 +160,16 @@ def _evaluate_with_lightning(
 
 def validation_round(trainer: Any) -> AbstractContextManager[None]:
     """What is evaluated within it is one validation to Lightning callbacks that monitor metrics."""
-    return trainer.validation_rounds.round(lambda: stop_if_lightning_stops(trainer))
+    speed = trainer.session.speed
+    one_round: AbstractContextManager[None] = trainer.validation_rounds.round(lambda: stop_if_lightning_stops(trainer))
+    return one_round if speed is None else speed.during("evaluation", one_round)
+
+
+def weights_to_save(module: Any) -> AbstractContextManager[None]:
+    """Within it the model of a module that is fitted, or of None, has the weights that are saved."""
+    callbacks = [] if module is None else module.trainer.callbacks
+    averaging = next((callback for callback in callbacks if hasattr(callback, "weights_to_save")), None)
+    return nullcontext() if averaging is None else averaging.weights_to_save(module)
 
 
 def stop_if_lightning_stops(trainer: Any) -> None:

@@ -74,7 +74,8 @@ LEFT_TO_LIGHTNING: dict[str, str] = {
     **dict.fromkeys(("logging_strategy", "logging_steps", "logging_first_step"), "log_every_n_steps"),
     **dict.fromkeys(("report_to", "run_name", "project", "logging_dir", "log_on_each_node"), LOGGERS),
     **dict.fromkeys(("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"), LOGGERS),
-    "include_num_input_tokens_seen": "callbacks=[ThroughputMonitor(...)]",
+    **dict.fromkeys(("include_num_input_tokens_seen", "log_speed"), "callbacks=[ThroughputMonitor(...)]"),
+    **dict.fromkeys(("ema_decay", "ema_use"), "callbacks=[EMAWeightAveraging(decay=...)]"),
     **dict.fromkeys(("log_level", "log_level_replica"), LOG_LEVEL),
     # Evaluation
     "eval_strategy": "val_check_interval, check_val_every_n_epoch and limit_val_batches",

@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +19,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from littrainer.arguments.choices import OptimizerNames, ParallelMode
+from littrainer.arguments.deepspeed import asks_for_deepspeed
 from littrainer.arguments.did_you_mean import suggestion
 from littrainer.arguments.json_values import truth
+from littrainer.arguments.sharding import sharding_plan
+from littrainer.distributed.layout import tensor_parallel_size
 from littrainer.optim.layerwise import LayerwiseOptimizer, step_at_each_gradient
 
 if TYPE_CHECKING:
@@ -405,6 +409,29 @@ def _lomo(kind: str) -> OptimizerEntry:
     )
 
 
+def _muon(request: Request, keywords: Keywords) -> Keywords:
+    from littrainer.optim.muon import parameters_of_adamw
+
+    args, model = request.args, request.known_model()
+    if asks_for_deepspeed(args) or sharding_plan(args) is not None or tensor_parallel_size(args) > 1:
+        raise ValueError(
+            f"optim={request.optim!r} needs each matrix as a whole, and FSDP, DeepSpeed and tensor parallelism split "
+            "them: train without these, or choose another optim, such as adamw_torch_fused."
+        )
+    by_adamw = chain.from_iterable(parameters_of_adamw(model).values())
+    return {"adamw_lr": args.learning_rate, **keywords, "by_adamw": list(by_adamw)}
+
+
+# With the adjusted rate a step changes weights by as much as AdamW's: one learning rate and weight decay serve both.
+MUON = OptimizerEntry(
+    ("littrainer.optim.muon:MuonWithAdamW",),
+    ADAM,
+    {"adjust_lr_fn": "match_rms_adamw"},
+    {**dict.fromkeys(("momentum", "adamw_lr"), float), "nesterov": truth, "ns_steps": int, "adjust_lr_fn": str},
+    "torch>=2.9",
+    _muon,
+)
+
 THIRD_PARTY: dict[OptimizerNames, OptimizerEntry] = {
     **{name: _bitsandbytes(*kind) for name, kind in BITSANDBYTES.items()},
     OptimizerNames.ADAMW_TORCH_XLA: OptimizerEntry(("torch_xla.amp.syncfree:AdamW",), ADAM, package="torch-xla"),
@@ -447,7 +474,7 @@ THIRD_PARTY: dict[OptimizerNames, OptimizerEntry] = {
     ),
 }
 
-OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {**BUILT_IN, **THIRD_PARTY}
+OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {**BUILT_IN, OptimizerNames.MUON: MUON, **THIRD_PARTY}
 
 # Keywords of an entry, or of an overridden get_optimizer_cls_and_kwargs, that replace the usual parameter groups.
 INSTEAD_OF_GROUPS = ("params", "model", "optimizer_dict")

@@ -269,7 +269,7 @@ class InputTokenCounter:
             if "attention_mask" in inputs:
                 return int(inputs["attention_mask"].sum())
             if args.pack_to_length is not None and "position_ids" in inputs:
-                return tokens_in_documents(inputs["position_ids"])
+                return int(tokens_in_documents(inputs["position_ids"]))
             padding = getattr(processing_class, "pad_token_id", None)
             if padding is not None:
                 return int((token_ids != padding).sum())

@@ -58,6 +58,7 @@ TAKEN_FROM_ARGUMENTS = (
     "num_train_epochs",
     "max_steps",
     "optim",
+    "ema_decay",
     "lr_scheduler_type",
     "warmup_steps",
     "max_grad_norm",

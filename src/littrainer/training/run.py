@@ -78,6 +78,7 @@ class TrainingRun:
             should_stop=self.step.ends_epoch,
             left_out=self.step.health.left_out,
         )
+        self.windows.speed = self.step.speed
         self.first_epoch = 0
         self.epoch = 0
         self.is_between_epochs = True
@@ -264,6 +265,8 @@ class TrainingRun:
         self.step.health.begin(self.windows, trainer.model, trainer.accelerator, self.folder, self.checkpoint)
         clear_gradients(trainer.model)
         check_packing(trainer.args, trainer.model, trainer.model_wrapped, self.windows.loader)
+        if session.speed is not None:
+            session.speed.begin(state)
         trainer.control = handler.on_train_begin(trainer.args, trainer.state, trainer.control)
         if trainer.args.eval_on_start:
             trainer._evaluate(self.trial, self.ignore_keys_for_eval, skip_scheduler=True)
@@ -408,6 +411,8 @@ class TrainingRun:
         trainer.store_flos()
         metrics["total_flos"] = state.total_flos
         metrics["train_loss"] = train_loss
+        if session.speed is not None:
+            metrics.update(session.speed.summary(state))
         session.memory.stop("train", metrics)
         trainer.log(metrics)
         if trainer.args.max_minutes is not None:

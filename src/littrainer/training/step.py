@@ -50,6 +50,7 @@ class TrainingStep:
         grad_norm: norm of the gradients at the last optimizer step; None before the first one of an epoch.
         learning_rate: what the last optimizer step was taken with; None before the first one of an epoch.
         clock: raises flags by the time; None in other processes than the first.
+        speed: counts where the time goes; None without `log_speed`.
         when_done: called once, when what is due at the optimizer step is done.
         is_refused: whether the health guard leaves the current optimizer step out.
     """
@@ -64,6 +65,7 @@ class TrainingStep:
         # Optimizer step, counted from 1, and of its first micro-batch the epoch and the number there, from 0.
         self._window = (1, 0, 0)
         self.health = run.trainer.session.health
+        self.speed = run.trainer.session.speed
         self._device = run.trainer.args.device
         processes = run.trainer.args.world_size
         is_first = run.trainer.args.process_index == 0
@@ -72,8 +74,12 @@ class TrainingStep:
 
     def draw(self, batches: Iterator[Any], number: int) -> tuple[list[Any], Any]:
         """Draw the micro-batches of a window, by the Trainer's overridable `get_batch_samples`."""
-        trainer = self.trainer
+        trainer, speed = self.trainer, self.speed
+        if speed is not None:
+            speed.enter("data")
         drawn: tuple[list[Any], Any] = trainer.get_batch_samples(batches, number, self._device)
+        if speed is not None:
+            speed.enter("other")
         if not trainer.session.loss_head.is_known:
             trainer.session.loss_head = find_loss_head(trainer, trainer.model_wrapped, drawn[0], self._device)
         return drawn
@@ -99,7 +105,9 @@ class TrainingStep:
         Parameters:
             by_training_step: a subclass, or a script, has its own `training_step`, which calls backward too.
         """
-        trainer, inputs = self.trainer, micro_batch.inputs
+        trainer, inputs, speed = self.trainer, micro_batch.inputs, self.speed
+        if speed is not None and by_training_step:
+            speed.enter("forward")
         forward = trainer.training_step if by_training_step else trainer._forward_for_training
         loss: torch.Tensor = forward(trainer.model_wrapped, inputs, micro_batch.num_items_in_window)
         kept = trainer.session.loss.add(loss, trainer.state.global_step, trainer.args.logging_nan_inf_filter)
@@ -107,12 +115,17 @@ class TrainingStep:
         self.health.unread.append((LOSS, place, kept))
         trainer.session.flos += float(trainer.floating_point_ops(inputs))
         trainer._track_num_input_tokens(inputs)
+        if speed is not None:
+            speed.count(inputs)
+            speed.enter("backward")
         steps = trainer.accelerator.gradient_state.plugin_kwargs.get("num_steps", 1)
         # A script may have told its accelerator to divide too.
         return loss if steps == 1 or by_training_step else loss / steps
 
     def clip(self) -> None:
         """Gradients of the window are complete: clip them, note their norm."""
+        if self.speed is not None:
+            self.speed.enter("step")
         trainer = self.trainer
         clipped = trainer._clip_grad_norm(trainer.model_wrapped) if trainer.args.max_grad_norm > 0 else None
         self.grad_norm = trainer._get_grad_norm(trainer.model_wrapped, grad_norm=clipped)
@@ -141,6 +154,8 @@ class TrainingStep:
         """A micro-batch is done, and with the last one of a window the optimizer step: log, evaluate and save."""
         trainer = self.trainer
         handler = trainer.callback_handler
+        if self.speed is not None:
+            self.speed.enter("other")
         if not micro_batch.closes_window:
             trainer.control = handler.on_substep_end(trainer.args, trainer.state, trainer.control)
             self.agree_on_flags(STOPPING_FLAGS)
@@ -199,6 +214,8 @@ class TrainingStep:
         )
         if timed and self.clock is not None:
             self.clock.begin_intervals(*timed)
+        if self.speed is not None:
+            self.speed.enter("other")
         if calls_events:
             # Callbacks may have decided to stop by what they heard of.
             self.agree_on_flags(STOPPING_FLAGS)
