@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 1.0
+# What a file in the run's folder asks for, by its name.
+FILES = {"SAVE": "saves", "STOP": "saves and stops"}
 
 
 class Clock:
@@ -54,15 +56,23 @@ class Clock:
             logger.warning("max_minutes=%g: training ends at optimizer step %d.", self._args.max_minutes, step)
         if now >= self._next_look:
             self._next_look = now + SECONDS_BETWEEN_LOOKS
-            for name, does in (("SAVE", "saves"), ("STOP", "saves and stops")):
-                path = self._run_dir / name
-                if path.is_file():
-                    logger.warning("%s: training %s at optimizer step %d.", path, does, step)
-                    control.should_save = True
-                    control.should_training_stop = control.should_training_stop or name == "STOP"
-                    with suppress(OSError):
-                        path.unlink()
+            for path in self._files_taken_away():
+                logger.warning("%s: training %s at optimizer step %d.", path, FILES[path.name], step)
+                control.should_save = True
+                control.should_training_stop = control.should_training_stop or path.name == "STOP"
         self.next_call = min(self._next_look, self._end, *self._due.values())
+
+    def pass_over_earlier_files(self) -> None:
+        """Take away files that were there before the training began, which may stand there since an earlier one."""
+        for path in self._files_taken_away():
+            logger.warning("%s was there before this training began: deleted, training goes on.", path)
+
+    def _files_taken_away(self) -> list[Path]:
+        found = [path for path in map(self._run_dir.joinpath, FILES) if path.is_file()]
+        for path in found:
+            with suppress(OSError):
+                path.unlink()
+        return found
 
     def begin_intervals(self, *flags: str) -> None:
         """Count the minutes from now on to the next save or evaluation, after one for whatever reason has ended."""

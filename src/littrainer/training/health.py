@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 # Gradient norms whose median is the usual one, and how many there have to be before any counts as a spike.
 NORMS_COMPARED, FEWEST_NORMS = 100, 20
-# Returns to one checkpoint, after which going back is no progress.
-MOST_RETURNS = 10
+# Batches left out at one optimizer step, after which going back is no progress.
+MOST_LEFT_OUT = 10
 MOST_NAMED = 20
 # Numbers that wait to be read: more are read without a log, since each takes half a kilobyte on a GPU.
 MOST_UNREAD = 16_384
@@ -104,6 +104,8 @@ class HealthGuard:
         left_out: windows that are not trained on, each as its epoch and the number of its first micro-batch.
         recent_norms: healthy norms, of which the median is the usual one.
         acts_at_each_step: whether `refuses` is asked before each optimizer step.
+        returns: how often the training has gone back, by the optimizer step at which it did.
+        losses: by optimizer step, the sum of the losses when its checkpoint was saved.
         unread: losses, norms and numbers of labels that wait to be read: kind, place, tensor or number.
     """
 
@@ -118,7 +120,8 @@ class HealthGuard:
         self._usual_norms: dict[int, float] = {}
         self._left_to_loss_scaling = self._is_told = False
         self._windows, self._has_told_of_labels = 0, False
-        self._returns: Counter[Path] = Counter()
+        self.returns: Counter[int] = Counter()
+        self.losses: dict[int, float] = {}
         # Checkpoints of earlier trainings in the same folder.
         self._of_others: set[tuple[str, int]] | None = None
 
@@ -337,9 +340,9 @@ class HealthGuard:
         folder = from_first(self.healthy_checkpoint() if process_rank() == 0 else None)
         if folder is None:
             raise self._error(fault, "on_nonfinite='rollback' has nowhere to go back to.")
-        self._returns[folder] += 1
-        if self._returns[folder] > MOST_RETURNS:
-            raise self._error(fault, f"It is the {MOST_RETURNS + 1}th one since {folder.name}, which is no progress.")
+        self.returns[fault.place.step] += 1
+        if self.returns[fault.place.step] > MOST_LEFT_OUT:
+            raise self._error(fault, f"{MOST_LEFT_OUT} batches have been left out at this step, which is no progress.")
         self.left_out.append((fault.place.epoch, fault.place.micro_batch))
         self._warn(
             f"{fault.text} on_nonfinite='rollback' goes back to {folder} and leaves this optimizer step's rows out."
