@@ -393,10 +393,10 @@ def _check_best_model(args: ArgumentFields) -> None:
 
 
 def check_health_arguments(args: Any, optimizer: Any = None) -> None:
-    """Refuse what the other arguments leave no room for in acting on sick numbers and keeping checkpoints.
+    """Refuse an `on_nonfinite`, and checkpoints to keep, that other arguments leave no room for; also in `train()`.
 
     Parameters:
-        optimizer: the one that steps, if it is known: when training begins.
+        optimizer: the one that will step, if it is known.
 
     Raises:
         ValueError: names the arguments and what to change.
@@ -405,28 +405,21 @@ def check_health_arguments(args: Any, optimizer: Any = None) -> None:
     named = f"optim={optim!r}" if optimizer is None else type(optimizer).__name__
     in_backward = "layerwise" in optim or "lomo" in optim or hasattr(optimizer, "fused_backward")
     saves_none = args.save_strategy == SaveStrategy.NO and args.save_minutes is None
-    of_none, of_weights = (
-        'checkpoints, and save_strategy="no" saves none',
-        "and save_only_model=True does not save them",
+    refused = (
+        (("rollback",), saves_none, 'needs checkpoints, and save_strategy="no" saves none'),
+        (("rollback",), args.save_only_model, "needs optimizer states, and save_only_model=True does not save them"),
+        (("skip", "rollback"), args.deepspeed, "looks at gradients before the step, and DeepSpeed's engine hides them"),
+        (("skip",), in_backward, f"leaves out steps, and {named} updates weights in the backward pass"),
     )
-    refused: tuple[tuple[str, tuple[str, ...], Any, str], ...] = (
-        ("on_nonfinite", ("rollback",), saves_none, f"needs {of_none}"),
-        ("on_nonfinite", ("rollback",), args.save_only_model, f"needs optimizer states, {of_weights}"),
-        (
-            "on_nonfinite",
-            ("skip", "rollback"),
-            args.deepspeed,
-            "looks at gradients before the step, and DeepSpeed's engine hides them",
-        ),
-        ("on_nonfinite", ("skip",), in_backward, f"leaves out steps, and {named} updates weights in the backward pass"),
-        ("save_total_limit_best", (), saves_none, f"keeps {of_none}"),
-        ("keep_optimizer_states", (), args.save_only_model, f"keeps optimizer states, {of_weights}"),
-    )
-    for name, ways, is_so, reason in refused:
-        value = getattr(args, name)
-        if is_so and (way in ways if ways else value is not None):
-            remedy = 'choose on_nonfinite="warn" or "stop"' if ways else "leave it out"
-            raise ValueError(f"{name}={value!r} {reason}. Change that, or {remedy}.")
+    for ways, is_so, reason in refused:
+        if way in ways and is_so:
+            raise ValueError(f'on_nonfinite={way!r} {reason}. Change that, or choose on_nonfinite="warn" or "stop".')
+    for name, has_none, other in (
+        ("save_total_limit_best", saves_none, 'save_strategy="no"'),
+        ("keep_optimizer_states", args.save_only_model, "save_only_model=True"),
+    ):
+        if has_none and getattr(args, name) is not None:
+            raise ValueError(f"{name} has nothing to keep with {other}. Change that, or leave {name} out.")
 
 
 def check_loader_processes(args: ArgumentFields, names: Iterable[str] = WORKER_FIELDS) -> None:
@@ -445,12 +438,12 @@ def check_loader_processes(args: ArgumentFields, names: Iterable[str] = WORKER_F
             )
 
 
-def settle_global_batch_size(args: Any, batch_size: int | None = None, takes_any_accumulation: bool = False) -> None:
+def settle_global_batch_size(args: Any, batch_size: int | None = None, is_of_dict: bool = False) -> None:
     """Let `gradient_accumulation_steps` follow from `global_batch_size`, if that is set; also when training begins.
 
     Parameters:
         batch_size: samples in a micro-batch of one process; by default what the arguments say.
-        takes_any_accumulation: `gradient_accumulation_steps` may have followed from other sizes, which nobody knows.
+        is_of_dict: `gradient_accumulation_steps` may have followed from other sizes, by `to_dict()` of other arguments.
 
     Raises:
         ValueError: the sizes do not divide it, or `gradient_accumulation_steps` is given too.
@@ -472,7 +465,7 @@ def settle_global_batch_size(args: Any, batch_size: int | None = None, takes_any
     given, config = args.gradient_accumulation_steps, args.accelerator_config
     # Copies by `dataclasses.replace` share the object.
     derived = getattr(config, "derived_accumulation", ())
-    if given not in (1, steps, *derived) and not takes_any_accumulation:
+    if given not in (1, steps, *derived) and not is_of_dict:
         raise ValueError(
             f"gradient_accumulation_steps={given} and global_batch_size={total} are both set, which asks for {steps} "
             "micro-batches in an optimizer step: leave one of them out."

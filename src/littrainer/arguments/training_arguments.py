@@ -145,7 +145,7 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
         self.mixed_precision: str = named or os.environ.get("ACCELERATE_MIXED_PRECISION") or "no"
         settle_sharding(self)
         if self.decides_the_run:
-            settle_global_batch_size(self, takes_any_accumulation=is_of_dict)
+            settle_global_batch_size(self, is_of_dict=is_of_dict)
         self.deepspeed_plugin: Any | None = None
         self.hf_deepspeed_config: Any | None = None
         refuse_unsupported(self)

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any, TypeGuard
 
@@ -58,7 +59,6 @@ class ExactStreamState:
 
     def __init__(self, dataset: Any):
         self.dataset = dataset
-        self._can_be_stored: bool | None = None
 
     @classmethod
     def of(cls, loader: Any) -> ExactStreamState | None:
@@ -74,19 +74,19 @@ class ExactStreamState:
 
     def save(self) -> Any:
         """The state now; None where it holds more than tensors, numbers, texts and containers of them."""
-        if self._can_be_stored is False:
-            return None
         # A stream may go on changing what it returned.
-        state = copy.deepcopy(self.dataset.state_dict())
-        if self._can_be_stored is None:
-            self._can_be_stored = loads_safely(state)
-            if not self._can_be_stored:
-                logger.warning(
-                    "%s.state_dict() holds objects that no checkpoint stores: resuming will read the stream again "
-                    "up to where it stood. Return tensors, numbers, texts and containers of them to avoid that.",
-                    type(self.dataset).__name__,
-                )
-        return state if self._can_be_stored else None
+        return copy.deepcopy(self.dataset.state_dict()) if self._can_be_stored else None
+
+    @cached_property
+    def _can_be_stored(self) -> bool:
+        can_be_stored = loads_safely(self.dataset.state_dict())
+        if not can_be_stored:
+            logger.warning(
+                "%s.state_dict() holds objects that no checkpoint stores: resuming will read the stream again "
+                "up to where it stood. Return tensors, numbers, texts and containers of them to avoid that.",
+                type(self.dataset).__name__,
+            )
+        return can_be_stored
 
 
 def keeps_its_state(loader: Any) -> bool:
@@ -268,13 +268,10 @@ class LaterRows(IterableDataset[Any]):
     Parameters:
         dataset: the stream, or the sampler.
         rows: rows to leave out, for each worker that reads a stream.
-
-    Attributes:
-        left_out: rows that are left out of the iteration that goes on.
     """
 
     def __init__(self, dataset: Any, rows: list[int]):
-        self.dataset, self.rows, self.left_out = dataset, rows, 0
+        self.dataset, self.rows = dataset, rows
         self.generator = getattr(dataset, "generator", None)
 
     def set_epoch(self, epoch: int) -> None:
@@ -282,8 +279,8 @@ class LaterRows(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         worker = getattr(get_worker_info(), "id", 0)
-        self.left_out, self.rows = (self.rows[worker] if worker < len(self.rows) else 0), []
-        return islice(iter(self.dataset), self.left_out, None)
+        left_out, self.rows = sum(self.rows[worker : worker + 1]), []
+        return islice(iter(self.dataset), left_out, None)
 
     def __len__(self) -> int:
         return max(len(self.dataset) - sum(self.rows), 0)

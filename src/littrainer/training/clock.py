@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.callbacks.state import TrainerControl
 
@@ -27,13 +29,14 @@ class Clock:
 
     Parameters:
         run_dir: the folder in which the files are looked for, and taken away when they are answered.
+        passes_over_files: those that are there already ask for nothing: they may be left over.
 
     Attributes:
         ended_training: whether `max_minutes` have passed.
         next_call: `time.monotonic()` from which on `raise_flags` has to be called.
     """
 
-    def __init__(self, args: TrainingArguments, run_dir: str, began: float):
+    def __init__(self, args: TrainingArguments, run_dir: str, began: float, passes_over_files: bool):
         minutes = {"should_save": args.save_minutes, "should_evaluate": args.eval_minutes}
         self._args, self._run_dir = args, Path(run_dir)
         self._seconds = {flag: 60 * number for flag, number in minutes.items() if number is not None}
@@ -42,6 +45,8 @@ class Clock:
         self._end = math.inf if args.max_minutes is None else began + 60 * args.max_minutes
         self._next_look = self.next_call = now
         self.ended_training = False
+        for path in self._files_taken_away() if passes_over_files else ():
+            logger.warning("%s was there before this training began: deleted, training goes on.", path)
 
     def raise_flags(self, control: TrainerControl, step: int) -> None:
         """Raise what is due after an optimizer step; the first process does, and the others follow it."""
@@ -62,11 +67,6 @@ class Clock:
                 control.should_training_stop = control.should_training_stop or path.name == "STOP"
         self.next_call = min(self._next_look, self._end, *self._due.values())
 
-    def pass_over_earlier_files(self) -> None:
-        """Take away files that were there before the training began, which may stand there since an earlier one."""
-        for path in self._files_taken_away():
-            logger.warning("%s was there before this training began: deleted, training goes on.", path)
-
     def _files_taken_away(self) -> list[Path]:
         found = [path for path in map(self._run_dir.joinpath, FILES) if path.is_file()]
         for path in found:
@@ -74,7 +74,7 @@ class Clock:
                 path.unlink()
         return found
 
-    def begin_intervals(self, *flags: str) -> None:
+    def begin_intervals(self, done: Mapping[str, bool]) -> None:
         """Count the minutes from now on to the next save or evaluation, after one for whatever reason has ended."""
         now = time.monotonic()
-        self._due.update({flag: now + self._seconds[flag] for flag in flags if flag in self._seconds})
+        self._due.update({flag: now + seconds for flag, seconds in self._seconds.items() if done.get(flag)})

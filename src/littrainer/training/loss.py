@@ -183,13 +183,6 @@ def items_in_window(settings: LossSettings, window: list[Any], device: torch.dev
     return number.to(device) / 1 if isinstance(number, torch.Tensor) else number
 
 
-def labels_in_rows(settings: LossSettings, window: list[Any], device: torch.device) -> torch.Tensor | None:
-    """Return the labels that count in a window whose loss is not divided by them; None if they cannot be counted."""
-    have_labels = all("labels" in batch for batch in window)
-    number = count_label_tokens(window, settings._loss_shifts_labels) if have_labels else None
-    return number.to(device) if isinstance(number, torch.Tensor) else None
-
-
 def averages_over_processes(settings: LossSettings) -> bool:
     """Whether label tokens are counted over all processes, so that each token weighs the same in all of them."""
     return settings.args.world_size > 1 and settings.args.average_tokens_across_devices

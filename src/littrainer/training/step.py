@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer.data.windows import MicroBatch
+from littrainer.data.windows import MicroBatch, count_label_tokens
 from littrainer.distributed.agreement import FlagsRaisedTogether
 from littrainer.model.traversal import clear_gradients
 from littrainer.training.clock import Clock
 from littrainer.training.health import LABELS, LOSS, MOST_UNREAD, NORM
-from littrainer.training.loss import labels_in_rows, mean_over_processes
+from littrainer.training.loss import mean_over_processes
 from littrainer.training.loss_normalization import find_loss_head
 from littrainer.training.overrides import own_methods
 
@@ -72,9 +72,8 @@ class TrainingStep:
         self._device = run.trainer.args.device
         processes = run.trainer.args.world_size
         is_first = run.trainer.args.process_index == 0
-        self.clock = Clock(run.trainer.args, run.folder, run.trainer.session.began) if is_first else None
-        if self.clock is not None and run.trainer.session.run is None:
-            self.clock.pass_over_earlier_files()
+        session = run.trainer.session
+        self.clock = Clock(run.trainer.args, run.folder, session.began, session.run is None) if is_first else None
         self._flags = FlagsRaisedTogether(CONTROL_FLAGS, processes) if processes > 1 else None
 
     def draw(self, batches: Iterator[Any], number: int) -> tuple[list[Any], Any]:
@@ -89,8 +88,8 @@ class TrainingStep:
             trainer.session.loss_head = find_loss_head(trainer, trainer.model_wrapped, drawn[0], self._device)
         window, number = drawn
         if number is None and window and hasattr(window[0], "get") and getattr(window[0].get("labels"), "ndim", 0) > 1:
-            number = labels_in_rows(trainer, window, self._device)
-        self._labels = number if isinstance(number, torch.Tensor) else None
+            number = count_label_tokens(window, labels_are_shifted=False)
+        self._labels = number.to(self._device) if isinstance(number, torch.Tensor) else None
         return drawn
 
     def ends_epoch(self) -> bool:
@@ -205,7 +204,6 @@ class TrainingStep:
         trainer, run = self.trainer, self.run
         control = trainer.control
         calls_events = control.should_log or control.should_evaluate or control.should_save
-        timed = [name for name in ("should_save", "should_evaluate") if getattr(control, name)]
         # Nothing to do, and nobody to tell that; what is handed over below has to be put together first.
         if not (calls_events or trainer.preemption.agreed is not None or self._is_told_of_each_step):
             return
@@ -215,6 +213,7 @@ class TrainingStep:
             loss = trainer.session.loss
             total = loss.before_last_log + mean_over_processes(loss.since_last_log)
             self.health.losses[trainer.state.global_step] = total
+        done = {"should_save": control.should_save, "should_evaluate": control.should_evaluate}
         trainer._maybe_log_save_evaluate(
             trainer.session.loss.since_last_log,
             self.grad_norm,
@@ -225,8 +224,8 @@ class TrainingStep:
             run.start_time,
             learning_rate=self.learning_rate,
         )
-        if timed and self.clock is not None:
-            self.clock.begin_intervals(*timed)
+        if self.clock is not None:
+            self.clock.begin_intervals(done)
         if self.speed is not None:
             self.speed.enter("other")
         if calls_events:
