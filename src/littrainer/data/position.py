@@ -15,7 +15,6 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from itertools import islice
 from typing import Any, TypeGuard
 
@@ -54,43 +53,18 @@ NESTED = ("_ex_iterable", "ex_iterable", "ex_iterables")
 ORDER_ATTRIBUTES = ("initial_seed", "batch_size")
 
 
-class ExactStreamState:
-    """The state of a stream that implements `state_dict` and `load_state_dict`, where the state tells everything."""
+def exact_stream_in(loader: Any) -> Any:
+    """A loader's dataset whose `state_dict` tells everything; None if what was read has to be read again.
 
-    def __init__(self, dataset: Any):
-        self.dataset = dataset
-
-    @classmethod
-    def of(cls, loader: Any) -> ExactStreamState | None:
-        """That of a loader's dataset; None where what has been read has to be read again to go on exactly.
-
-        Workers read copies of the dataset, whose states do not come back; a shuffle buffer's state lacks its samples.
-        """
-        dataset = getattr(loader, "dataset", None)
-        tells = callable(getattr(dataset, "state_dict", None)) and callable(getattr(dataset, "load_state_dict", None))
-        if not tells or not isinstance(loader, DataLoader) or not isinstance(dataset, IterableDataset):
-            return None
-        return None if loader.num_workers or holds_samples_back(dataset) else cls(dataset)
-
-    def save(self) -> Any:
-        """The state now; None where it holds more than tensors, numbers, texts and containers of them."""
-        # A stream may go on changing what it returned.
-        return copy.deepcopy(self.dataset.state_dict()) if self._can_be_stored else None
-
-    @cached_property
-    def _can_be_stored(self) -> bool:
-        can_be_stored = loads_safely(self.dataset.state_dict())
-        if not can_be_stored:
-            logger.warning(
-                "%s.state_dict() holds objects that no checkpoint stores: resuming will read the stream again "
-                "up to where it stood. Return tensors, numbers, texts and containers of them to avoid that.",
-                type(self.dataset).__name__,
-            )
-        return can_be_stored
+    Workers read copies of the dataset, whose states do not come back; a shuffle buffer's state lacks its samples.
+    """
+    dataset = getattr(loader, "dataset", None)
+    is_read_here = isinstance(loader, DataLoader) and isinstance(dataset, IterableDataset) and not loader.num_workers
+    return dataset if is_read_here and keeps_its_state(dataset) and not holds_samples_back(dataset) else None
 
 
 def keeps_its_state(loader: Any) -> bool:
-    """Whether a loader of the script reads on from its state, by the protocol of torchdata's StatefulDataLoader."""
+    """Whether a stream, or a loader of the script as torchdata's StatefulDataLoader, reads on from its state."""
     return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
 
 
@@ -339,7 +313,8 @@ class DataProgress:
         self.point: ResumePoint | None = None
         self.workers = WorkerStates()
         self._loader = loader
-        self._stream: ExactStreamState | None = None
+        self._stream: Any = None
+        self._has_told_of_states = False
         self._epoch_start: HostStates | None = None
         self._generators_at_start: dict[str, torch.Tensor] = {}
         self._workers_at_start: dict[int, HostStates] = {}
@@ -381,14 +356,13 @@ class DataProgress:
                 "generators": generator_states(self._loader),
                 "workers_at_start": dict(self.workers.latest) if lives_on else {},
             }
-        dispatch = self._dispatch
+        dispatch, stream = self._dispatch, self._stream
         # After an interrupt within a step, batches have been read that are not yet trained on.
         is_at_step_end = batches_done == self._batches_in_hand
         if self._change is not None:
             common["layout_change"] = asdict(self._change)
         if is_at_step_end and keeps_its_state(self._loader):
-            state = self._loader.state_dict()
-            common["loader"] = state if loads_safely(state) else None
+            common["loader"] = self._storable(self._loader, self._loader.state_dict())
         return {
             **common,
             "rows": self._rows_trained(batches_done),
@@ -397,11 +371,23 @@ class DataProgress:
             "generators": self._generators_at_start,
             "workers_at_start": self._workers_at_start,
             "before_ahead": self._all_before_ahead() if is_at_step_end else None,
-            "stream": self._stream_before_ahead if is_at_step_end else None,
+            "stream": self._storable(stream, self._stream_before_ahead) if is_at_step_end else None,
             "workers": self._workers_before_ahead() if is_at_step_end else {},
             "dispatch": None if dispatch is None else dispatch.state(),
             "sharing": getattr(self._loader, "sharing", None),
         }
+
+    def _storable(self, source: Any, state: Any) -> Any:
+        if state is None or loads_safely(state):
+            return state
+        if not self._has_told_of_states:
+            self._has_told_of_states = True
+            logger.warning(
+                "%s.state_dict() holds objects that no checkpoint stores: resuming will read the data again up to "
+                "where it stood. Return tensors, numbers, texts and containers of them to avoid that.",
+                type(source).__name__,
+            )
+        return None
 
     def rows_of_batch(self, epoch: int, number: int, is_current: bool) -> list[int] | None:
         """The indices of a batch's rows, which are drawn once more; None for streams and for samplers of a script.
@@ -412,8 +398,7 @@ class DataProgress:
         """
         loader = self._loader
         # Of an earlier epoch it is not known any more where another layout began.
-        is_cut = self._was_changed and not is_current
-        if not skips_by_index(loader) or self._dispatch is not None or is_cut:
+        if not skips_by_index(loader) or self._dispatch is not None or (self._was_changed and not is_current):
             return None
         batches, sampler = loader.batch_sampler, _owners_of_generators(loader)["sampler"]
         while isinstance(batches, LaterBatches):
@@ -441,10 +426,9 @@ class DataProgress:
                 tell_epoch(epoch_then, sampler)
 
     def _rows_trained(self, batches_done: int) -> list[int] | None:
-        change = self._change
-        rows = rows_in(self._loader, batches_done - (0 if change is None else change.batches))
-        before = [] if change is None else change.rows
-        return [sum(pair) for pair in zip(before, rows, strict=True)] if rows and before else rows
+        change = self._change or LayoutChange([], 0, 0, 0.0)
+        rows = rows_in(self._loader, batches_done - change.batches)
+        return [sum(pair) for pair in zip(change.rows, rows, strict=True)] if rows and change.rows else rows
 
     @property
     def _dispatch(self) -> Any:
@@ -506,7 +490,7 @@ class DataProgress:
         """Whether the state of a stream, or of a loader of the script's own, stands for what has been read."""
         if kept.get("loader") is not None and kept.get("num_workers") == getattr(loader, "num_workers", 0):
             return keeps_its_state(loader)
-        return kept.get("stream") is not None and ExactStreamState.of(loader) is not None
+        return kept.get("stream") is not None and exact_stream_in(loader) is not None
 
     def begin(self, loader: Any, make_iterator: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Begin an epoch: an iterator over its batches, or over those that are left of it."""
@@ -536,9 +520,9 @@ class DataProgress:
         self._batches_in_hand = point.batches if point is not None else 0
         # What reading draws from was seen in the first epoch; one batch of each later one says whether that changed.
         self._batches_watched = min(self._batches_watched, WATCHED_BATCHES - 1)
-        self._stream = ExactStreamState.of(loader) if self._reads else None
+        self._stream = exact_stream_in(loader) if self._reads else None
         if self._stream is not None and kept.get("stream") is not None:
-            self._stream.dataset.load_state_dict(kept["stream"])
+            self._stream.load_state_dict(kept["stream"])
         if self._dispatch is not None and point is not None:
             self._dispatch.resume(kept.get("dispatch"))
         if kept.get("loader") is not None and self._goes_on_from_state(loader, kept):
@@ -593,7 +577,8 @@ class DataProgress:
             python=is_watched or "python" in self._drawn_from, numpy=is_watched or "numpy" in self._drawn_from
         )
         if self._stream is not None:
-            self._stream_before_ahead = self._stream.save()
+            # A stream may go on changing what it returned.
+            self._stream_before_ahead = copy.deepcopy(self._stream.state_dict())
 
     def after_batch_ahead(self, is_one: bool) -> None:
         """The batch ahead has been collated.

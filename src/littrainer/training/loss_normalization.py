@@ -117,9 +117,8 @@ def _by_type(settings: LossSettings, model: Any, inputs: Any, label_name: str) -
     divides = settings.model_accepts_loss_kwargs and "loss_function" in getattr(code, "co_names", ())
     divides = divides or settings.label_smoother is not None
     labels = inputs.get(label_name)
-    units = LABELS, SHIFTED_LABELS
     has_rows_of_labels = isinstance(labels, torch.Tensor) and labels.dim() > 1 and not labels.is_floating_point()
-    unit = units[settings._loss_shifts_labels] if has_rows_of_labels else SAMPLES
+    unit = (LABELS, SHIFTED_LABELS)[settings._loss_shifts_labels] if has_rows_of_labels else SAMPLES
     return LossHead(is_exact=True, divides=divides, unit=unit, label_name=label_name)
 
 
@@ -137,10 +136,9 @@ class _Trial:
         self.device = device
         # Of one that has no label nothing can be told.
         inputs = window[0] if len(window) == 1 else max(window, key=lambda batch: int(head.counts(batch).sum()))
-        self.inputs = {
-            name: map_nested(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, value)
-            for name, value in inputs.items()
-        }
+        self.inputs: dict[str, Any] = map_nested(
+            lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, dict(inputs)
+        )
 
     def outcome(self) -> LossHead:
         """Return what the loss is divided by already, or what it is a mean over."""
@@ -167,21 +165,21 @@ class _Trial:
         ratios = {unit: self._ratio_of_counts(unit) for unit in (self.head.unit, SAMPLES)}
         # Answers to questions are not counted.
         takes_number = settings.model_accepts_loss_kwargs and self.head.label_name == "labels"
+        factor = steps * processes if takes_number else 1
         share, unit = 0.0, None
         # A rare head fails in evaluation mode.
         with contextlib.suppress(Exception), left_as_found(self.model):
-            if takes_number:
-                share = self._undivided_share()
-            if (not takes_number or (share and steps * processes == 1)) and max(ratios.values()) > 1:
+            share = self._undivided_share() if takes_number else 1.0
+            if share and factor == 1 and max(ratios.values()) > 1:
                 unit = self._unit()
         ratio = ratios[SAMPLES if unit == SAMPLES else self.head.unit]
-        if share > 0 and steps * processes > 1:
+        if share > 0 and factor > 1:
             layout = f"{steps} micro-batch{'es' if steps > 1 else ''}"
             layout += f" in each of {processes} processes" if processes > 1 else ""
             part = "its loss" if share > 0.999 else "a part of its loss"
             trouble = (
                 f"takes num_items_in_batch and does not divide {part} by it, so that with {layout} in an optimizer "
-                f"step {part} and the gradients are {steps * processes} times too large, as in transformers"
+                f"step {part} and the gradients are {factor} times too large, as in transformers"
             )
         elif unit is not None and ratio > 1:
             one = "sample" if unit == SAMPLES else "label"
