@@ -105,7 +105,6 @@ class HealthGuard:
     Attributes:
         left_out: windows that are not trained on, each as its epoch and the number of its first micro-batch.
         recent_norms: healthy norms, of which the median is the usual one.
-        acts_at_each_step: whether `refuses` is asked before each optimizer step.
         returns: how often the training has gone back, by the optimizer step at which it did.
         losses: by optimizer step, the sum of the losses when its checkpoint was saved.
         unread: losses, norms and numbers of labels that wait to be read: kind, place, tensor or number.
@@ -115,7 +114,6 @@ class HealthGuard:
         self.way, self.spike_factor = way, spike_factor
         self.left_out: list[tuple[int, int]] = []
         self.recent_norms: deque[float] = deque(maxlen=NORMS_COMPARED)
-        self.acts_at_each_step = way in ("skip", "rollback")
         self.unread: list[tuple[str, tuple[int, int, int], Any]] = []
         self._known: list[_Number] = []
         # By optimizer step, of spikes: the median that the norm was compared with.

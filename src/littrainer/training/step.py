@@ -138,7 +138,7 @@ class TrainingStep:
         clipped = trainer._clip_grad_norm(trainer.model_wrapped) if trainer.args.max_grad_norm > 0 else None
         self.grad_norm = trainer._get_grad_norm(trainer.model_wrapped, grad_norm=clipped)
         self.health.unread.append((NORM, self._window, self.grad_norm))
-        if self.health.acts_at_each_step:
+        if self.health.way in ("skip", "rollback"):
             self.is_refused = self.health.refuses()
         if len(self.health.unread) >= MOST_UNREAD:
             self.health.look()
