@@ -90,11 +90,7 @@ def holds_samples_back(dataset: Any) -> bool:
 
 
 def skips_by_index(loader: Any) -> bool:
-    """Whether the first batches of a loader can be left out without being read.
-
-    True for DataLoaders over map-style data, also of the script's own class, as long as their batches are those of
-    their batch sampler.
-    """
+    """Whether the first batches of a loader can be left out unread: the batches are those of its batch sampler."""
     return (
         _reads_as_torch(loader) and not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler is not None
     )
@@ -322,8 +318,7 @@ class DataProgress:
         self._stream_before_ahead: Any = None
         self._latest_before_ahead: dict[int, HostStates] | None = None
         self._common_end = CommonEnd()
-        self._batches_watched = 0
-        self._batches_in_hand = 0
+        self._batches_watched = self._batches_in_hand = 0
         self.data_has_ended = False
         self._drawn_from: set[str] = set()
         # Whether the order follows the seed of the training that wrote the checkpoint, and not of this one.
@@ -356,9 +351,9 @@ class DataProgress:
                 "generators": generator_states(self._loader),
                 "workers_at_start": dict(self.workers.latest) if lives_on else {},
             }
-        dispatch, stream = self._dispatch, self._stream
         # After an interrupt within a step, batches have been read that are not yet trained on.
         is_at_step_end = batches_done == self._batches_in_hand
+        dispatch, stream = self._dispatch, self._stream if is_at_step_end else None
         if self._change is not None:
             common["layout_change"] = asdict(self._change)
         if is_at_step_end and keeps_its_state(self._loader):
@@ -371,14 +366,14 @@ class DataProgress:
             "generators": self._generators_at_start,
             "workers_at_start": self._workers_at_start,
             "before_ahead": self._all_before_ahead() if is_at_step_end else None,
-            "stream": self._storable(stream, self._stream_before_ahead) if is_at_step_end else None,
+            "stream": None if stream is None else self._storable(stream, self._stream_before_ahead),
             "workers": self._workers_before_ahead() if is_at_step_end else {},
             "dispatch": None if dispatch is None else dispatch.state(),
             "sharing": getattr(self._loader, "sharing", None),
         }
 
     def _storable(self, source: Any, state: Any) -> Any:
-        if state is None or loads_safely(state):
+        if loads_safely(state):
             return state
         if not self._has_told_of_states:
             self._has_told_of_states = True

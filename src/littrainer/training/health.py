@@ -158,9 +158,7 @@ class HealthGuard:
         of_step = self._read()
         norm = of_step[-1]
         # Losses are those of this process.
-        has_bad_loss = any(one.is_bad_loss for one in of_step)
-        if process_count() > 1:
-            has_bad_loss = agreed(has_bad_loss)
+        has_bad_loss = agreed(any(one.is_bad_loss for one in of_step))
         is_left_to_scaling = self._left_to_loss_scaling and not math.isfinite(norm.value)
         if not has_bad_loss and (self._is_healthy(norm) or is_left_to_scaling):
             self._known += of_step

@@ -65,8 +65,7 @@ class TrainingStep:
         self.is_refused = False
         # Optimizer step, counted from 1, and of its first micro-batch the epoch and the number there, from 0.
         self._window = (1, 0, 0)
-        # Labels of the window that was drawn last, if they are counted.
-        self._labels: torch.Tensor | None = None
+        self._labels_drawn: torch.Tensor | None = None
         self.health = run.trainer.session.health
         self.speed = run.trainer.session.speed
         self._device = run.trainer.args.device
@@ -89,7 +88,7 @@ class TrainingStep:
         window, number = drawn
         if number is None and window and hasattr(window[0], "get") and getattr(window[0].get("labels"), "ndim", 0) > 1:
             number = count_label_tokens(window, labels_are_shifted=False)
-        self._labels = number.to(self._device) if isinstance(number, torch.Tensor) else None
+        self._labels_drawn = number.to(self._device) if isinstance(number, torch.Tensor) else None
         return drawn
 
     def ends_epoch(self) -> bool:
@@ -103,8 +102,8 @@ class TrainingStep:
         trainer.session.micro_batches_in_window = micro_batch.window_size
         if micro_batch.opens_window:
             self._window = (trainer.state.global_step + 1, self.run.epoch, self.run.windows.micro_batches_seen - 1)
-            if self._labels is not None:
-                self.health.unread.append((LABELS, self._window, self._labels))
+            if self._labels_drawn is not None:
+                self.health.unread.append((LABELS, self._window, self._labels_drawn))
             trainer.control = trainer.callback_handler.on_step_begin(trainer.args, trainer.state, trainer.control)
 
     def loss_of(self, micro_batch: MicroBatch, by_training_step: bool = False) -> torch.Tensor:
