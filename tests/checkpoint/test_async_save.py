@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from transformers import BertForSequenceClassification
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint import writer
-from littrainer.checkpoint.async_save import BackgroundSaveError, HostCopies
+from littrainer.checkpoint.async_save import BackgroundSaveError, BackgroundSaves, HostCopies
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.verification import damage_in
 from littrainer.checkpoint.weights import read_weights
@@ -252,6 +253,14 @@ def test_a_subclass_that_writes_by_itself_does_so_on_the_main_thread_and_is_told
     warnings = [record.getMessage() for record in caplog.records if "async_save" in record.getMessage()]
     assert len(warnings) == 1 and "OwnTrainer" in warnings[0] and method in warnings[0]
     assert ("save", 2, ["checkpoint-2"]) in watcher.seen
+
+
+def test_what_cannot_be_copied_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    storage: Any = SimpleNamespace(can_be_copied=False)
+    saves = BackgroundSaves(lambda folder, state: None)
+    assert [saves.can_copy(storage), saves.can_copy(storage)] == [False, False]
+    (told,) = caplog.messages
+    assert "version 1 of FSDP" in told and "training waits" in told
 
 
 class OwnWriter(BertForSequenceClassification):

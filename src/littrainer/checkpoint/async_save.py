@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from littrainer.checkpoint.atomic_write import in_thread
-from littrainer.checkpoint.distributed_save import parts_of_checkpoint
+from littrainer.checkpoint.distributed_save import parts_of_checkpoint, place_of
 from littrainer.checkpoint.retention import tidy_checkpoints
 from littrainer.checkpoint.writer import CheckpointFiles, SavedTraining, collect_files, note_best_checkpoint
-from littrainer.distributed.agreement import failing_together
+from littrainer.distributed.agreement import failing_together, group_for_writing
+from littrainer.errors.lazy_isinstance import is_a
 
 if TYPE_CHECKING:
     from littrainer.callbacks.state import TrainerState
@@ -76,7 +77,8 @@ class BackgroundSaves:
         """Return whether what a checkpoint holds can be copied; if not, warn once, and training waits."""
         if not storage.can_be_copied and not self._has_told_of_parts:
             logger.warning(
-                "async_save: each process writes its part of the model itself, so training waits for its checkpoints."
+                "async_save: what version 1 of FSDP shards cannot be written in the background, so training waits for "
+                "its checkpoints. Leave fsdp_config['version'] at 2."
             )
             self._has_told_of_parts = True
         return storage.can_be_copied
@@ -87,16 +89,21 @@ class BackgroundSaves:
         note_best_checkpoint(training)
         with contextlib.ExitStack() as stack:
             with parts_of_checkpoint(args, final, stack) as part, training.weights_to_save():
-                # What another process completes it has to find: a few bytes.
-                files = CheckpointFiles(part, is_deferred=part.seal is not None)
+                # What another process completes it has to find: a few bytes, and shards if they are sent to it.
+                defers_parts = not place_of(args, final.parent).some_have_own_folder
+                files = CheckpointFiles(part, is_deferred=part.seal is not None, defers_parts=defers_parts)
                 collect_files(training, files)
-                files.weights, files.objects = self._copies.copy((files.weights, files.objects))
+                copied = self._copies.copy((files.weights, files.objects, files.parts))
+                files.weights, files.objects, files.parts = copied
+            group = group_for_writing() if files.parts else None
             state = copy.copy(training.state)
             state.log_history = list(state.log_history)
             unfinished = stack.pop_all()
 
         def write() -> None:
             with unfinished:
+                # Before anything that can fail in one process alone.
+                files.write_parts(group)
                 if files.is_deferred:
                     files.write()
             if files.is_deferred:
@@ -180,6 +187,11 @@ class HostCopies:
         return copy.deepcopy(value)
 
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        if is_a(tensor, "sharded tensor"):
+            # Without gradients it gives its own part, to which the copy's memory is handed.
+            copied: Any = torch.empty_like(tensor, device="cpu")
+            copied.to_local().set_(self._tensor(tensor.to_local()))  # type: ignore[operator]
+            return copied
         plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
         if not plain or tensor.is_conj() or tensor.is_neg():
             return tensor.detach().clone().cpu()
