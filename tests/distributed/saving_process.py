@@ -576,13 +576,29 @@ def killed_while_saving(folder: Path, victim: int) -> Any:
                 os.kill(os.getpid(), signal.SIGKILL)
             super()._save_rng_state(output_dir)
 
+    return ended_by(make(folder / "run", kind=Dying).train)
+
+
+def killed_while_writing_shards(folder: Path, victim: int) -> Any:
+    """One process is killed when its thread is to write its part of the checkpoint of step 4."""
+    original = sharded_files.write_parts
+
+    def write(target: Path, *arguments: Any) -> None:
+        if victim == RANK and target.parent.name == "checkpoint-4":
+            os.kill(os.getpid(), signal.SIGKILL)
+        original(target, *arguments)
+
+    with mock.patch.object(sharded_files, "write_parts", write):
+        return ended_by(make(folder / "run", async_save=True, **SHARDS).train)
+
+
+def ended_by(work: Callable[[], Any]) -> Any:
     before = time.monotonic()
-    text = error_of(make(folder / "run", kind=Dying).train)
-    return {"error": text, "seconds": time.monotonic() - before}
+    return {"error": error_of(work), "seconds": time.monotonic() - before}
 
 
-def in_fork(folder: Path, victim: int) -> None:
-    """Run `killed_while_saving` in a process forked from this one, which leaves no file if it is killed."""
+def in_fork(folder: Path, victim: int, work: Callable[[Path, int], Any]) -> None:
+    """Do something in a process forked from this one, which leaves no file if it is killed."""
     result = folder / f"{RANK}.json"
     folder.mkdir(parents=True, exist_ok=True)
     child = os.fork()
@@ -590,7 +606,7 @@ def in_fork(folder: Path, victim: int) -> None:
         status = 1
         try:
             with group(folder / "meeting"):
-                result.write_text(json.dumps(killed_while_saving(folder, victim)))
+                result.write_text(json.dumps(work(folder, victim)))
             status = 0
         except BaseException:
             traceback.print_exc()
@@ -619,7 +635,8 @@ def main(folder: Path) -> None:
     # Half of the time that a test may take, once for the forks too.
     import_lightning()
     for victim in range(PROCESSES):
-        in_fork(folder / f"killed{victim}", victim)
+        in_fork(folder / f"killed{victim}", victim, killed_while_saving)
+    in_fork(folder / "killed-with-shards", 1, killed_while_writing_shards)
     with group(folder / "meeting"):
         carry_out(CHECKS, folder)
 
