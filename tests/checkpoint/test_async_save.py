@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertForSequenceClassification
 
 from littrainer import Trainer, TrainerCallback
@@ -299,6 +300,25 @@ def test_what_shares_memory_shares_it_in_the_copy_too() -> None:
     assert memory["one"] == memory["tied"] == memory["column"] == memory["turned"] != memory["other"]
     whole.zero_()
     assert copied["column"].tolist() == [1.0, 5.0, 9.0]
+
+
+def test_a_tensor_that_has_its_memory_to_itself_is_copied_by_one_operation() -> None:
+    class Operations(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.names.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    copies, states = HostCopies(), [torch.ones(3, 4), torch.tensor(5), torch.ones(4)[:4]]
+    copies.copy(states)
+    copies.give_back()
+    with Operations() as operations:
+        copied = copies.copy(states)
+    assert operations.names == ["aten.copy_.default"] * len(states)
+    assert all(torch.equal(one, other) for one, other in zip(copied, states, strict=True))
 
 
 def test_memory_that_was_given_back_is_used_for_the_next_copy_and_no_other_is() -> None:

@@ -152,9 +152,9 @@ class HostCopies:
     """
 
     def __init__(self) -> None:
-        # Bytes, and whether a GPU can copy into them by itself -> buffers of that size that nobody reads any more.
-        self._idle: dict[tuple[int, bool], list[torch.Tensor]] = {}
-        self._in_use: list[torch.Tensor] = []
+        # Number format, shape, and whether a GPU can copy into them by itself -> buffers that nobody reads any more.
+        self._idle: dict[tuple[torch.dtype, torch.Size, bool], list[torch.Tensor]] = {}
+        self._in_use: list[tuple[tuple[torch.dtype, torch.Size, bool], torch.Tensor]] = []
         # Of the copy that is being made: piece of memory -> its copy.
         self._pieces: dict[tuple[torch.device, int, int], torch.Tensor] = {}
 
@@ -169,8 +169,8 @@ class HostCopies:
 
     def give_back(self) -> None:
         """Nobody reads the copies made so far any more."""
-        for buffer in self._in_use:
-            self._idle.setdefault((buffer.numel(), buffer.is_pinned()), []).append(buffer)
+        for kind, buffer in self._in_use:
+            self._idle.setdefault(kind, []).append(buffer)
         self._in_use, self._pieces = [], {}
 
     def _copied(self, value: Any) -> Any:
@@ -186,23 +186,31 @@ class HostCopies:
             return copied
         return copy.deepcopy(value)
 
-    def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        if is_a(tensor, "sharded tensor"):
-            # Without gradients it gives its own part, to which the copy's memory is handed.
-            copied: Any = torch.empty_like(tensor, device="cpu")
-            copied.to_local().set_(self._tensor(tensor.to_local()))  # type: ignore[operator]
-            return copied
+    def _tensor(self, tensor: Any) -> torch.Tensor:
         plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
         if not plain or tensor.is_conj() or tensor.is_neg():
-            return tensor.detach().clone().cpu()
+            if not is_a(tensor, "sharded tensor"):
+                return tensor.detach().clone().cpu()
+            # Without gradients it gives its own part, to which the copy's memory is handed.
+            copied: Any = torch.empty_like(tensor, device="cpu")
+            copied.to_local().set_(self._tensor(tensor.to_local()))
+            return copied
         storage = tensor.untyped_storage()
-        key = (tensor.device, storage.data_ptr(), storage.nbytes())
+        size = storage.nbytes()
+        key = (tensor.device, storage.data_ptr(), size)
         if key not in self._pieces:
-            size, on_gpu = storage.nbytes(), storage.device.type == "cuda"
-            source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-            idle = self._idle.get((size, on_gpu))
-            buffer = idle.pop() if idle else torch.empty(size, dtype=torch.uint8, pin_memory=on_gpu)
-            self._in_use.append(buffer)
-            self._pieces[key] = buffer.copy_(source, non_blocking=on_gpu)
+            # A tensor that has its memory to itself, as most have, is copied as it is, by one operation of torch.
+            if tensor.nbytes == size and tensor.is_contiguous():
+                piece = self._pieces[key] = self._copy_of(tensor)
+                return piece
+            whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            self._pieces[key] = self._copy_of(whole)
         view = torch.empty(0, dtype=tensor.dtype)
         return view.set_(self._pieces[key].untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+
+    def _copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        kind = (tensor.dtype, tensor.shape, tensor.is_cuda)
+        idle = self._idle.get(kind)
+        buffer = idle.pop() if idle else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        self._in_use.append((kind, buffer))
+        return buffer.copy_(tensor, non_blocking=tensor.is_cuda)
