@@ -105,7 +105,6 @@ def write_parts(folder: Path, state: dict[str, Any], group: Any = None) -> None:
     Raises:
         OSError: a part could not be written, in this or another process.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     try:
         distributed_checkpoint.save(
             state, storage_writer=FileSystemWriter(folder), planner=DefaultSavePlanner(), process_group=group
