@@ -8,10 +8,8 @@ transformers' Trainer has nothing else; and it changes classes when the script i
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
-import importlib.abc
 import os
 import random
 import runpy
@@ -31,24 +29,19 @@ SEED = 0
 TRACKERS = ("transformers.integrations.", "littrainer.tracking.")
 
 
-class TrainingRecordedError(BaseException):
-    """Ends the script, past its `except Exception`."""
+def change_when_imported(changes: dict[str, Callable[[Any], Any]]) -> None:
+    """Let functions have modules, by their names, as soon as these have been loaded."""
 
-
-class ChangingFinder(importlib.abc.MetaPathFinder):
-    """Hands modules to functions, by their names, when they have been loaded."""
-
-    def __init__(self, changes: dict[str, Callable[[Any], Any]]) -> None:
-        self.changes = changes
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        """Return the spec that other finders have, with a loader that changes the module."""
-        found = (one.find_spec(fullname, path, target) for one in sys.meta_path if one is not self)
-        spec: Any = next(filter(None, found), None) if fullname in self.changes else None
+    def find_spec(fullname: str, path: Any = None, target: Any = None) -> Any:
+        found = (one.find_spec(fullname, path, target) for one in sys.meta_path if one is not finder)
+        spec: Any = next(filter(None, found), None) if fullname in changes else None
         if spec is not None:
             execute = spec.loader.exec_module
-            spec.loader.exec_module = lambda module: (execute(module), self.changes[fullname](module))
+            spec.loader.exec_module = lambda module: (execute(module), changes[fullname](module))
         return spec
+
+    finder: Any = types.SimpleNamespace(find_spec=find_spec)
+    sys.meta_path.insert(0, finder)
 
 
 def redirected(method: Any, folder: str) -> Any:
@@ -80,7 +73,7 @@ def recorded(train: Any, callbacks: str, steps: int) -> Any:
         train(self, *given, **{name: None if value is True else value for name, value in named.items()})
         self.save_model()
         self.save_state()
-        raise TrainingRecordedError
+        sys.exit()
 
     return train_recorded
 
@@ -128,18 +121,17 @@ def main(side: str, steps: str, folder: str, *program: str) -> None:
         arguments: change_arguments,
         trainer: change_trainer,
     }
-    sys.meta_path.insert(0, ChangingFinder(changes))
+    change_when_imported(changes)
     if side == TRANSFORMERS:
         # `import littrainer.auto` would redirect the script.
         sys.modules["littrainer.auto"] = types.ModuleType("littrainer.auto")
     is_module = program[0] == "-m"
     sys.argv = list(program[is_module:])
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(program[0]))
-    with contextlib.suppress(TrainingRecordedError):
-        if is_module:
-            runpy.run_module(program[1], run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(program[0], run_name="__main__")
+    if is_module:
+        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(program[0], run_name="__main__")
 
 
 if __name__ == "__main__":
