@@ -125,13 +125,14 @@ def _noise(ones: Sequence[differences.Logs], again: Sequence[differences.Logs]) 
     """Return by how much runs with the same Trainer differ at most, by the name of the value."""
     noise: dict[str, float] = {}
     for one, other in zip(ones, again, strict=True):
-        for place in one.keys() & other.keys():
-            pair = one[place], other[place]
-            gaps = [abs(pair[0] - pair[1])] if all(isinstance(value, float) for value in pair) else []
+        for place in filter(other.__contains__, one):
+            pair, gaps = (one[place], other[place]), [0.0]
             if place == (END, WEIGHTS):
-                gaps = [*differences.weight_gaps(*pair).values()]
+                gaps += differences.weight_gaps(*pair).values()
+            elif all(isinstance(value, float) for value in pair):
+                gaps.append(abs(pair[0] - pair[1]))
             # A nan is not larger, and leaves no tolerance.
-            noise[place[1]] = max(noise.get(place[1], 0.0), *gaps, 0.0)
+            noise[place[1]] = max(noise.get(place[1], 0.0), *gaps)
     return {name: gap for name, gap in noise.items() if gap}
 
 
