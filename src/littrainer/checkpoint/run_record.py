@@ -5,7 +5,6 @@ The second names transformers' classes, and so opens if littrainer is not instal
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -121,11 +120,12 @@ def _state_of_code(script: str) -> dict[str, str | None]:
 def _git(folder: str, *words: str) -> bytes:
     """Return what git prints; nothing if it fails, or takes long."""
     command = ["git", "--no-optional-locks", "-C", folder, *words]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=LONGEST_GIT_SECONDS
-        ).stdout
-    return b""
+    try:
+        return subprocess.check_output(
+            command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=LONGEST_GIT_SECONDS
+        )
+    except (OSError, subprocess.SubprocessError):
+        return b""
 
 
 def _hash(content: bytes) -> str | None:

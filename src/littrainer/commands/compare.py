@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -44,9 +45,9 @@ def main(words: Sequence[str]) -> int:
         if len(runs) != 2 or searches:
             raise ValueError("give the folders of two trainings; a search, or one folder twice, is not two")
         logs = compare_logs(runs[0].logged, runs[1].logged, {}, common_only=True)
-        places, layers = layers_of(runs)
-        status, verdict = verdict_on(logs, layers)
-        tables = tables_of(runs, logs, places, layers)
+        places, layers = _layers_of(*runs)
+        status, verdict = _verdict_on(logs, layers)
+        tables = _tables_of(runs, logs, places, layers)
         notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
         print("\n\n".join([verdict, *(_as_text(*table) for table in tables), *notes]))
         if options.html is not None:
@@ -57,7 +58,7 @@ def main(words: Sequence[str]) -> int:
         return complain("compare", str(error))
 
 
-def verdict_on(logs: LogComparison, layers: dict[str, float]) -> tuple[int, str]:
+def _verdict_on(logs: LogComparison, layers: dict[str, float]) -> tuple[int, str]:
     """Return the exit status, and in a sentence what came out."""
     if logs.step is not None:
         name, (one, other) = next(iter(logs.differing.items()))
@@ -86,34 +87,24 @@ def causes(one: Run, other: Run) -> list[tuple[str, str, str]]:
     return found
 
 
-def layers_of(runs: Sequence[Run]) -> tuple[str, dict[str, float]]:
-    """Return which folders have the weights that were compared, and the largest difference in each layer.
-
-    Raises:
-        ValueError: a file of weights is damaged.
-    """
-    # The run's folder, under no name, and its checkpoints, the newest first.
-    places = [{"": run.folder} | {path.name: path for path in reversed(checkpoints_in(run.folder))} for run in runs]
-    found = [{name: path for name, path in named.items() if holds_weights(path)} for named in places]
-    if not all(found):
+def _layers_of(one: Run, other: Run) -> tuple[str, dict[str, float]]:
+    """Return which folders have the weights that were compared, and the largest difference in each layer."""
+    # The folder of a run, and its checkpoints, the newest first.
+    found = [[run.folder, *reversed(checkpoints_in(run.folder))] for run in (one, other)]
+    pairs = [*itertools.product(*(filter(holds_weights, folders) for folders in found))]
+    if not pairs:
         return "", {}
-    common = next((name for name in found[0] if name in found[1]), None)
-    names = [next(iter(named)) if common is None else common for named in found]
+    common = [pair for pair in pairs if pair[0].relative_to(one.folder) == pair[1].relative_to(other.folder)]
+    left, right = [*common, *pairs][0]
     layers: dict[str, float] = {}
-    for weight, gap in weight_gaps(
-        *(weights_in(named[name]) for named, name in zip(found, names, strict=True))
-    ).items():
+    for weight, gap in weight_gaps(weights_in(left), weights_in(right)).items():
         layer = LAYER.match(weight)[0]  # type: ignore[index]
         layers[layer] = max(layers.get(layer, 0.0), gap)
-    return " and ".join(f"{run.name}/{name}".rstrip("/") for run, name in zip(runs, names, strict=True)), layers
+    return f"{left} and {right}", layers
 
 
-def tables_of(runs: Sequence[Run], logs: LogComparison, places: str, layers: dict[str, float]) -> list[Table]:
-    """Return what was found as tables: the first difference, what differs from the start, last values and layers.
-
-    Parameters:
-        places: the folders with the weights that `layers` are about.
-    """
+def _tables_of(runs: Sequence[Run], logs: LogComparison, places: str, layers: dict[str, float]) -> list[Table]:
+    """Return the first difference, what differs from the start, last values and layers as tables."""
     names = [run.name for run in runs]
     first = [(name, *map(str, pair)) for name, pair in logs.differing.items()]
     ends = [{name: value for (_, name), value in run.logged.items()} for run in runs]
@@ -124,17 +115,13 @@ def tables_of(runs: Sequence[Run], logs: LogComparison, places: str, layers: dic
     ]
     differing = sorted(((name, gap) for name, gap in layers.items() if gap), key=lambda layer: -layer[1])
     gaps = [(name, f"{gap:.3g}" if math.isfinite(gap) else "another shape, or nan") for name, gap in differing]
-    left_out = []
-    if not _have_noted(*runs):
-        left_out.append(
-            ("code, data, versions, environment", f"one of the runs has no {RUN_RECORD_NAME} that notes them")
-        )
     one, other = ({step for step, _ in run.logged} for run in runs)
-    if one != other:
-        why = f"of {len(one)} and {len(other)}, {len(one & other)} are common"
-        left_out.append(("steps that one run alone has logged", why))
-    if not layers:
-        left_out.append(("weights", "one of the runs has none in its folder or its checkpoints"))
+    parts = [
+        (_have_noted(*runs), "code, data, versions, environment", f"one of the runs has no {RUN_RECORD_NAME}"),
+        (one == other, "steps that one run logged", f"of {len(one)} and {len(other)}, {len(one & other)} are common"),
+        (layers, "weights", "one of the runs has none in its folder or its checkpoints"),
+    ]
+    left_out = [(what, why) for is_compared, what, why in parts if not is_compared]
     tables: list[Table] = [
         (f"First difference, at step {logs.step}", ("", *names), first),
         ("What differs from the start", ("", *names), causes(*runs) or [("nothing that is known", "", "")]),

@@ -44,8 +44,9 @@ def change_when_imported(changes: dict[str, Callable[[Any], Any]]) -> None:
     sys.meta_path.insert(0, finder)
 
 
-def redirected(method: Any, folder: str) -> Any:
-    """Return a method that first lets the arguments which it has, or is, write into the folder and nowhere else."""
+def redirect(kind: Any, name: str, folder: str) -> None:
+    """Let a method first make the arguments which it has, or is, write into the folder and nowhere else."""
+    method = getattr(kind, name)
 
     @functools.wraps(method)
     def redirect_and_call(self: Any, *given: Any, **named: Any) -> Any:
@@ -54,14 +55,15 @@ def redirected(method: Any, folder: str) -> Any:
                 args.output_dir, args.push_to_hub, args.report_to = folder, False, []
         return method(self, *given, **named)
 
-    return redirect_and_call
+    setattr(kind, name, redirect_and_call)
 
 
-def recorded(train: Any, callbacks: str, steps: int) -> Any:
-    """Return a `train()` that takes a few steps, logs each, evaluates, saves, and ends the script."""
+def record(trainer: Any, callbacks: str, steps: int) -> None:
+    """Let `train()` take a few steps, log each, evaluate, save, and end the script."""
+    train = trainer.train
 
     @functools.wraps(train)
-    def train_recorded(self: Any, *given: Any, **named: Any) -> None:
+    def train_and_end(self: Any, *given: Any, **named: Any) -> None:
         args, listeners = self.args, self.callback_handler.callbacks
         args.logging_strategy, args.logging_steps = type(args.logging_strategy)("steps"), 1
         of_trackers = [one for one in listeners if any(c.__module__.startswith(TRACKERS) for c in type(one).__mro__)]
@@ -75,7 +77,7 @@ def recorded(train: Any, callbacks: str, steps: int) -> Any:
         self.save_state()
         sys.exit()
 
-    return train_recorded
+    trainer.train = train_and_end
 
 
 def ending(base: Any, steps: int, evaluates: bool) -> Any:
@@ -101,24 +103,20 @@ def ending(base: Any, steps: int, evaluates: bool) -> Any:
 def main(side: str, steps: str, folder: str, *program: str) -> None:
     """Run the program, which is a script, or `-m` and a module, with its arguments."""
     arguments, trainer, callbacks = MODULES[side]
-
-    def change_arguments(module: Any) -> None:
-        module.TrainingArguments.__post_init__ = redirected(module.TrainingArguments.__post_init__, folder)
+    refusal = "The script imports its Trainer from littrainer, so there is none of transformers to compare with."
 
     def change_trainer(module: Any) -> None:
-        module.Trainer.__init__ = redirected(module.Trainer.__init__, folder)
-        module.Trainer.train = redirected(recorded(module.Trainer.train, callbacks, int(steps)), folder)
-
-    def refuse(module: Any) -> None:
-        sys.exit("The script imports its Trainer from littrainer, so there is none of transformers to compare with.")
+        record(module.Trainer, callbacks, int(steps))
+        redirect(module.Trainer, "train", folder)
+        redirect(module.Trainer, "__init__", folder)
 
     # Many scripts make their model before they seed anything.
     random.seed(SEED)
     changes: dict[str, Callable[[Any], Any]] = {
         "torch": lambda torch: torch.manual_seed(SEED),
         "numpy.random": lambda numpy: numpy.seed(SEED),
-        MODULES[LITTRAINER][1]: refuse,
-        arguments: change_arguments,
+        MODULES[LITTRAINER][1]: lambda _: sys.exit(refusal),
+        arguments: lambda module: redirect(module.TrainingArguments, "__post_init__", folder),
         trainer: change_trainer,
     }
     change_when_imported(changes)

@@ -17,6 +17,7 @@ from littrainer.commands import differences, recorded_training
 from littrainer.commands.command_line import CommandParser, complain
 from littrainer.commands.compare import causes
 from littrainer.commands.env import version_of
+from littrainer.commands.recorded_training import LITTRAINER, TRANSFORMERS
 from littrainer.commands.report_folders import NothingToReport, Run, read_folders
 from littrainer.distributed.environment import is_launched
 from littrainer.redirection.redirect import STARTUP_FOLDER, extend_to_children
@@ -27,10 +28,7 @@ with littrainer's, each in a separate process. Compare what they log at each ste
 script writes into temporary folders instead of its output_dir; trackers and the Hub are left out. Exit status: 0 if all
 is equal, 1 if something differs, 2 if the script does not run with one of them.
 """
-SIDES = {
-    recorded_training.TRANSFORMERS: "transformers' own Trainer",
-    recorded_training.LITTRAINER: "littrainer's Trainer",
-}
+SIDES = {TRANSFORMERS: "transformers' own Trainer", LITTRAINER: "littrainer's Trainer"}
 # Stand for a step and a name among what was logged, for the weights that were saved.
 END, WEIGHTS = sys.maxsize, "weights"
 # By so many times what a Trainer differs from itself in two runs two Trainers may differ. What is more than a share of
@@ -147,7 +145,7 @@ def _recorded(program: list[str], steps: int, folder: Path, side: str) -> Run:
     # Transformers would put several GPUs into one process, with larger batches.
     environment["CUDA_VISIBLE_DEVICES"] = environment["CUDA_VISIBLE_DEVICES"].partition(",")[0]
     extend_to_children(environment)
-    if side == recorded_training.TRANSFORMERS:
+    if side == TRANSFORMERS:
         environment["PYTHONPATH"] = environment["PYTHONPATH"].removeprefix(STARTUP_FOLDER).removeprefix(os.pathsep)
     print(f"littrainer verify: {steps} steps with {SIDES[side]}", file=sys.stderr, flush=True)
     command = [sys.executable, recorded_training.__file__, side, str(steps), str(folder), *program]
@@ -175,15 +173,12 @@ def _causes(theirs: Run, ours: Run, found: differences.LogComparison) -> Iterato
     if installed != COMPARED_WITH:
         yield f"transformers {installed} is installed, and littrainer has the numbers of {COMPARED_WITH}"
     names, is_one_sided = found.differing, any(differences.NOT_LOGGED in pair for pair in found.differing.values())
-    # The first that applies.
+    is_evaluation = all(name.startswith("eval_") for name in names)
+    # The first that is true.
     likely = {
-        "what is done after the last step: a best model that is loaded, a callback, an override of saving": (
-            found.step == END
-        ),
+        "what is done after the last step: a best model that is loaded, a callback, or a save": found.step == END,
         "a value that one side logs alone: an override of log() or evaluate(), or a callback": is_one_sided,
-        "the evaluation alone: compute_metrics that draws random numbers, generation, or a loader of the script": all(
-            name.startswith("eval_") for name in names
-        ),
+        "the evaluation alone: compute_metrics that draws random numbers, generation, or a loader": is_evaluation,
         "the update and not the loss: clipping, optimizer or schedule, or a callback": "loss" not in names,
         "the first loss: initial weights or data, drawn by another generator or in another order": found.equal == 0,
         "a step in the middle: random draws in the data, the collator or a callback, or what depends on time": True,
