@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import subprocess
@@ -12,7 +13,7 @@ import torch
 
 from littrainer import Seq2SeqTrainingArguments, TrainingArguments
 from littrainer.checkpoint import run_record
-from littrainer.checkpoint.run_record import NAMES_IN_TRANSFORMERS, facts_of_run, write_arguments
+from littrainer.checkpoint.run_record import NAMES_IN_TRANSFORMERS, facts_of_run, write_arguments, write_run_record
 from tests.scenarios.data import vector_rows
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
@@ -67,6 +68,23 @@ def test_a_run_that_saves_nothing_leaves_no_record_unless_its_state_is_saved(tmp
     trainer.save_state()
     assert record_in(tmp_path / "run")["data"]["train"]["rows"] == 10
     assert record_in(tmp_path / "run")["model"] == {}
+
+
+@dataclasses.dataclass
+class TrackerSettings:
+    api_key: str = "not-to-be-written"
+    project: str = "shown"
+
+
+@dataclasses.dataclass
+class ArgumentsWithSettings(TrainingArguments):
+    settings: Any = dataclasses.field(default_factory=TrackerSettings)
+
+
+def test_secrets_in_an_argument_that_is_a_dataclass_are_not_written(tmp_path: Path) -> None:
+    write_run_record(ArgumentsWithSettings(str(tmp_path), use_cpu=True), tmp_path)
+    shown = record_in(tmp_path)["arguments"]["settings"]
+    assert "not-to-be-written" not in shown and "project: 'shown'" in shown
 
 
 def test_without_git_or_a_script_the_code_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

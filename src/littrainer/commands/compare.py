@@ -118,7 +118,7 @@ def _tables_of(runs: Sequence[Run], logs: LogComparison, places: str, layers: di
     one, other = ({step for step, _ in run.logged} for run in runs)
     parts = [
         (_have_noted(*runs), "code, data, versions, environment", f"one of the runs has no {RUN_RECORD_NAME}"),
-        (one == other, "steps that one run logged", f"of {len(one)} and {len(other)}, {len(one & other)} are common"),
+        (one == other, "steps of one run alone", f"of {len(one)} and {len(other)}, {len(one & other)} are common"),
         (layers, "weights", "one of the runs has none in its folder or its checkpoints"),
     ]
     left_out = [(what, why) for is_compared, what, why in parts if not is_compared]
