@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import random
 from collections.abc import Sequence
 from contextlib import suppress
 from types import FunctionType, ModuleType
@@ -23,8 +24,8 @@ from littrainer.errors.lazy_isinstance import is_a
 
 # Rows, or items of one list, table or dict; numbers of one tensor or array: evenly spread.
 MOST_ITEMS, MOST_NUMBERS = 1000, 65_536
-# Items, numbers and letters of all objects at one depth, so that a run begins without delay; and how many depths.
-MOST_AT_A_DEPTH, DEPTHS = 4_000_000, 8
+# Objects at one depth; items, numbers and letters of all of them, so that a run begins without delay; and depths.
+MOST_OBJECTS, MOST_AT_A_DEPTH, DEPTHS = 50_000, 4_000_000, 8
 PLAIN = {type(None), bool, int, float, complex}
 
 
@@ -46,6 +47,9 @@ def fingerprint(value: Any) -> str:
     """Return twelve letters that stand for what an object holds."""
     digest, objects = hashlib.blake2b(digest_size=6), [value]
     for _ in range(DEPTHS):
+        if len(objects) > MOST_OBJECTS:
+            # Every so many-th could be the same column of each row.
+            objects = random.Random(0).sample(objects, MOST_OBJECTS)
         content, objects = _content(objects)
         digest.update(repr(content).encode("utf-8", "backslashreplace"))
     return digest.hexdigest()
