@@ -38,6 +38,9 @@ def test_a_value_equals_itself(value: Any) -> None:
         (1, 1.0, "int"),
         (True, 1, "bool"),
         (None, 0.0, "NoneType"),
+        ("a", "ab", "expected 'a', got 'ab'"),
+        (math.nan, 1.0, "expected nan, got 1.0"),
+        (np.array([None, [1.0]], dtype=object), np.array([None, [2.0]], dtype=object), "[1][0]: expected 1.0, got 2.0"),
         ({"loss": 1.0}, {"loss": 1.0, "extra": 2.0}, "surplus keys ['extra']"),
         ({"loss": 1.0}, {}, "missing keys ['loss']"),
         ({"a": [1, {"b": 2.0}]}, {"a": [1, {"b": 3.0}]}, "['a'][1]['b']"),
@@ -49,7 +52,7 @@ def test_a_value_equals_itself(value: Any) -> None:
         (torch.zeros(2), torch.tensor([0.0, float("nan")]), "1 of 2 entries differ"),
         (np.array([1, 2]), np.array([1, 3]), "1 of 2 entries differ"),
         (torch.ones(1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.bfloat16), "1 of 1"),
-        (torch.ones(1, dtype=torch.bfloat16), torch.ones(1), "expected torch.bfloat16, got torch.float32"),
+        (torch.ones(1, dtype=torch.bfloat16), torch.ones(1), "expected torch.bfloat16(1,), got torch.float32(1,)"),
     ],
 )
 def test_a_difference_is_named_with_its_place(expected: Any, actual: Any, words: str) -> None:

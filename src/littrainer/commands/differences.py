@@ -27,54 +27,40 @@ def first_difference(expected: Any, actual: Any, tolerance: float = 0.0, place: 
         place: where the two values stand, for the message.
     """
     here = place or "the whole value"
-    if isinstance(expected, torch.Tensor) and isinstance(actual, torch.Tensor):
-        if expected.dtype != actual.dtype:
-            return f"{here}: expected {expected.dtype}, got {actual.dtype}"
-        # NumPy does not know all small floats, and float32 holds their numbers.
-        is_small = expected.is_floating_point() and expected.itemsize < 4
-        expected, actual = ((one.float() if is_small else one).numpy() for one in (expected, actual))
-    if type(expected) is not type(actual):
+    are_tensors = isinstance(expected, torch.Tensor) and isinstance(actual, torch.Tensor)
+    if not are_tensors and type(expected) is not type(actual):
         kinds = type(expected).__name__, type(actual).__name__
         return f"{here}: expected {expected!r:.200} ({kinds[0]}), got {actual!r:.200} ({kinds[1]})"
     if isinstance(expected, (dict, list, tuple)):
         left, right = (dict(one if isinstance(one, dict) else enumerate(one)) for one in (expected, actual))
-        for key in left:
-            if key in right and not NOT_REPEATED.search(str(key)):
-                found = first_difference(left[key], right[key], tolerance, f"{place}[{key!r}]")
-                if found is not None:
-                    return found
+        common = [key for key in left if key in right and not NOT_REPEATED.search(str(key))]
+        found = (first_difference(left[key], right[key], tolerance, f"{place}[{key!r}]") for key in common)
         missing, surplus = [key for key in left if key not in right], [key for key in right if key not in left]
-        return f"{here}: missing keys {missing!r:.200}, surplus keys {surplus!r:.200}" if missing or surplus else None
-    if isinstance(expected, (np.ndarray, np.generic)):
-        return _difference_of_arrays(np.asarray(expected), np.asarray(actual), tolerance, here)
-    if expected == actual:
-        return None
-    if isinstance(expected, float):
-        gap = actual - expected
-        is_close = abs(gap) <= tolerance or (math.isnan(expected) and math.isnan(actual))
-        return None if is_close else f"{here}: expected {expected!r}, got {actual!r} (difference {gap:.3g})"
-    return f"{here}: expected {expected!r:.200}, got {actual!r:.200}"
-
-
-def _difference_of_arrays(expected: Any, actual: Any, tolerance: float, here: str) -> str | None:
-    if expected.dtype != actual.dtype or expected.shape != actual.shape:
-        return f"{here}: expected {expected.dtype}{expected.shape}, got {actual.dtype}{actual.shape}"
-    if expected.dtype == object:
-        return first_difference(expected.tolist(), actual.tolist(), tolerance, here)
-    if expected.tobytes() == actual.tobytes():
-        return None
-    unequal, size = expected != actual, ""
-    if expected.dtype.kind == "f":
-        gap = np.abs(expected.astype(np.float64) - actual.astype(np.float64))
-        unequal &= ~(np.isnan(expected) & np.isnan(actual) | (gap <= tolerance))
-        size = f" by up to {np.nanmax(gap):.3g}"
+        keys = f"{here}: missing keys {missing!r:.200}, surplus keys {surplus!r:.200}" if missing or surplus else None
+        return next(filter(None, found), keys)
+    one, other = _as_array(expected), _as_array(actual)
+    dtypes = getattr(expected, "dtype", None), getattr(actual, "dtype", None)
+    if one.shape != other.shape or dtypes[0] != dtypes[1]:
+        return f"{here}: expected {dtypes[0]}{one.shape}, got {dtypes[1]}{other.shape}"
+    if one.dtype == object and one.ndim:
+        return first_difference(one.tolist(), other.tolist(), tolerance, here)
+    unequal, gaps = np.asarray(one != other, bool), None
+    if one.dtype.kind == "f" and unequal.any():
+        gaps = np.abs(one.astype(np.float64) - other.astype(np.float64))
+        unequal &= ~(np.isnan(one) & np.isnan(other) | (gaps <= tolerance))
     if not unequal.any():
         return None
-    first = tuple(int(axis[0]) for axis in np.nonzero(unequal))
-    return (
-        f"{here}: {int(unequal.sum())} of {expected.size} entries differ{size}; "
-        f"first at {first}: expected {expected[first]!r}, got {actual[first]!r}"
-    )
+    first = tuple(map(int, np.argwhere(unequal)[0]))
+    gap = "" if gaps is None else f" (difference up to {gaps[unequal].max():.3g})"
+    entries = f"{int(unequal.sum())} of {one.size} entries differ, first at {first}: " if one.ndim else ""
+    return f"{here}: {entries}expected {one.item(first)!r:.200}, got {other.item(first)!r:.200}{gap}"
+
+
+def _as_array(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        # NumPy does not know all small floats, and float32 holds their numbers.
+        return (value.float() if value.is_floating_point() and value.itemsize < 4 else value).numpy()
+    return np.asarray(value)
 
 
 # ---- Logs and weights of two trainings -------------------------------------------------------------------------------
