@@ -85,16 +85,12 @@ def compare_logs(one: Logs, other: Logs, tolerances: Mapping[str, float], common
     """
     places = one.keys() & other.keys() if common_only else one.keys() | other.keys()
     pairs = {place: (one.get(place, NOT_LOGGED), other.get(place, NOT_LOGGED)) for place in places}
-    unequal = {
-        (step, name) for (step, name), pair in pairs.items() if first_difference(*pair, tolerances.get(name, 0.0))
-    }
+    unequal = [place for place, pair in pairs.items() if first_difference(*pair, tolerances.get(place[1], 0.0))]
     first = min((step for step, _ in unequal), default=None)
     equal = sum(first is None or step < first for step, _ in pairs)
     # The loss is what a reader looks at first.
-    names = sorted(
-        (name for step, name in unequal if step == first), key=lambda name: (not name.endswith("loss"), name)
-    )
-    return LogComparison(equal, first, {name: pairs[first, name] for name in names})
+    unequal.sort(key=lambda place: (not place[1].endswith("loss"), place[1]))
+    return LogComparison(equal, first, {place[1]: pairs[place] for place in unequal if place[0] == first})
 
 
 def weights_in(folder: Path) -> dict[str, torch.Tensor]:

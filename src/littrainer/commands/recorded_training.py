@@ -58,9 +58,9 @@ def redirect(kind: Any, name: str, folder: str) -> None:
     setattr(kind, name, redirect_and_call)
 
 
-def record(trainer: Any, callbacks: str, steps: int) -> None:
+def record(kind: Any, callbacks: str, steps: int) -> None:
     """Let `train()` take a few steps, log each, evaluate, save, and end the script."""
-    train = trainer.train
+    train = kind.train
 
     @functools.wraps(train)
     def train_and_end(self: Any, *given: Any, **named: Any) -> None:
@@ -77,7 +77,7 @@ def record(trainer: Any, callbacks: str, steps: int) -> None:
         self.save_state()
         sys.exit()
 
-    trainer.train = train_and_end
+    kind.train = train_and_end
 
 
 def ending(base: Any, steps: int, evaluates: bool) -> Any:

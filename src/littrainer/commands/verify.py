@@ -75,22 +75,21 @@ def main(words: Sequence[str]) -> int:
 
 
 def _verify(program: list[str], steps: int, folder: Path) -> int:
-    sides = [_recorded(program, steps, folder / side, side) for side in SIDES]
-    ours, values = sides[1], [_values_of(run) for run in sides]
-    found, noise, repeats = differences.compare_logs(*values, {}), {}, True
+    theirs, ours = (_recorded(program, steps, folder / side, side) for side in SIDES)
+    expected, actual = _values_of(theirs), _values_of(ours)
+    found, noise, repeats = differences.compare_logs(expected, actual, {}), {}, True
     if found.step is not None:
         # By what each side differs from itself in a second run, the two may differ too.
-        noise = _noise(
-            values, [_values_of(_recorded(program, steps, folder / f"{side} again", side)) for side in SIDES]
-        )
-        largest_loss = max((abs(value) for (_, name), value in values[0].items() if name == "loss"), default=0.0)
+        twins = [_values_of(_recorded(program, steps, folder / f"{side} again", side)) for side in SIDES]
+        noise = _noise([expected, actual], twins)
+        largest_loss = max((abs(value) for (_, name), value in expected.items() if name == "loss"), default=0.0)
         repeats = noise.get("loss", 0.0) <= LARGEST_NOISE * largest_loss and all(map(math.isfinite, noise.values()))
         if repeats:
             tolerances = {name: TIMES_THE_NOISE * gap for name, gap in noise.items()}
-            found = differences.compare_logs(*values, tolerances)
+            found = differences.compare_logs(expected, actual, tolerances)
     shown = ", ".join(f"{name} by up to {gap:.3g}" for name, gap in noise.items())
     if found.step is None:
-        numbers = sum(weight.numel() for weight in values[1][END, WEIGHTS].values())
+        numbers = sum(weight.numel() for weight in actual[END, WEIGHTS].values())
         print(
             f"{'equal but for rounding' if noise else 'equal, bit for bit'}: {found.equal - 1} logged values of "
             f"{ours.state.global_step} steps, and {numbers:,} weights ({ours.environment['device']})"
@@ -110,7 +109,7 @@ def _verify(program: list[str], steps: int, folder: Path) -> int:
     if not repeats:
         print("- numbers that the script does not repeat, since they come from the clock or the system: two runs with")
         print(f"  the same Trainer differ, {shown}")
-    for cause in _causes(*sides, found):
+    for cause in _causes(theirs, ours, found):
         print(f"- {cause}")
     return 1
 
