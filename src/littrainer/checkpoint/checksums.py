@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import errno
 import json
+import operator
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -91,17 +92,18 @@ def files_in(folder: Path, with_links: bool = False) -> list[str]:
     return [name for name, _ in _entries_in(folder, with_links)]
 
 
-def _entries_in(folder: Path, with_links: bool = False) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    folders = [""]
+def _entries_in(folder: Path, with_links: bool = False) -> list[tuple[str, os.DirEntry[str]]]:
+    found, folders = [], [""]
     for inner in folders:
         # As os.walk does, pass over a folder that cannot be read or has just been deleted.
         with suppress(OSError), os.scandir(os.path.join(folder, inner)) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
+            for entry in sorted(entries, key=operator.attrgetter("name")):
                 name = f"{inner}{entry.name}"
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(f"{name}/")
                 elif name not in MANIFEST_NAMES and (entry.is_file() if with_links else not entry.is_symlink()):
-                    yield name, entry
+                    found.append((name, entry))
+    return found
 
 
 def write_manifest(
@@ -234,10 +236,10 @@ class Seal:
 
     def complete(self, sequence: int = 0) -> None:
         """Write the manifest; everything is on the disk when this returns."""
-        records: dict[str, FileRecord] = {}
+        stamps, records = self.add_all(), dict[str, FileRecord]()
         # The small ones first, while the threads are at the large ones.
-        for name, (size, *_) in sorted(self.add_all().items(), key=lambda item: item[1]):
-            if size < BYTES_OF_A_LARGE_FILE:
+        for name in sorted(stamps, key=stamps.__getitem__):
+            if stamps[name][0] < BYTES_OF_A_LARGE_FILE:
                 path = os.path.join(self.folder, name)
                 records[name] = file_record(path)
                 to_disk(path)
@@ -246,8 +248,8 @@ class Seal:
                 synced.result()
                 records[name] = summed.result()
         write_manifest(self.folder, records, sequence, self.weights_are_finite)
-        for parent, _, _ in os.walk(self.folder):
-            to_disk(parent)
+        for inner in sorted({Path()}.union(*(Path(name).parents for name in stamps if "/" in name))):
+            to_disk(self.folder / inner)
 
     def close(self) -> None:
         """End the threads, with what they have begun."""
