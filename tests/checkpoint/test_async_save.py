@@ -7,15 +7,17 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertForSequenceClassification
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint import writer
-from littrainer.checkpoint.async_save import BackgroundSaveError, HostCopies
+from littrainer.checkpoint.async_save import BackgroundSaveError, BackgroundSaves, HostCopies
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.verification import damage_in
 from littrainer.checkpoint.weights import read_weights
@@ -254,6 +256,14 @@ def test_a_subclass_that_writes_by_itself_does_so_on_the_main_thread_and_is_told
     assert ("save", 2, ["checkpoint-2"]) in watcher.seen
 
 
+def test_what_cannot_be_copied_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    storage: Any = SimpleNamespace(can_be_copied=False)
+    saves = BackgroundSaves(lambda folder, state: None)
+    assert [saves.can_copy(storage), saves.can_copy(storage)] == [False, False]
+    (told,) = caplog.messages
+    assert "version 1 of FSDP" in told and "training waits" in told
+
+
 class OwnWriter(BertForSequenceClassification):
     """Writes its weights itself, whatever it is given."""
 
@@ -290,6 +300,25 @@ def test_what_shares_memory_shares_it_in_the_copy_too() -> None:
     assert memory["one"] == memory["tied"] == memory["column"] == memory["turned"] != memory["other"]
     whole.zero_()
     assert copied["column"].tolist() == [1.0, 5.0, 9.0]
+
+
+def test_a_tensor_that_has_its_memory_to_itself_is_copied_by_one_operation() -> None:
+    class Operations(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.names.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    copies, states = HostCopies(), [torch.ones(3, 4), torch.tensor(5), torch.ones(4)[:4]]
+    copies.copy(states)
+    copies.give_back()
+    with Operations() as operations:
+        copied = copies.copy(states)
+    assert operations.names == ["aten.copy_.default"] * len(states)
+    assert all(torch.equal(one, other) for one, other in zip(copied, states, strict=True))
 
 
 def test_memory_that_was_given_back_is_used_for_the_next_copy_and_no_other_is() -> None:

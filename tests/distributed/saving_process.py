@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -24,11 +25,13 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import FileSystem
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.checkpoint import weights
+from littrainer.checkpoint import sharded_files, weights
 from littrainer.checkpoint.atomic_write import wait_for_deletions
 from littrainer.checkpoint.checksums import read_manifest
+from littrainer.checkpoint.layout import OPTIMIZER_FOLDER, WEIGHTS_FOLDER
 from littrainer.checkpoint.run_lock import CLAIM_NAME
 from littrainer.checkpoint.verification import damage_in
 from littrainer.distributed.agreement import wait_for_each_other
@@ -164,6 +167,56 @@ def weights_of(trainer: Trainer) -> dict[str, Any]:
     return {name: tensor.tolist() for name, tensor in trainer.model.state_dict().items()}
 
 
+# A model in parts, of which each process writes its own.
+SHARDS: dict[str, Any] = {
+    "fsdp": True,
+    "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT", "min_num_params": 30},
+}
+
+
+class HoldingBack(TrainerCallback):
+    """Lets the second process hold its part of the first checkpoint back until soon after the end of a step.
+
+    Attributes:
+        seen: the checkpoints that there are at the end of that step.
+        threads: the threads that write parts.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.seen = ["none was looked for"]
+        self.threads: list[threading.Thread] = []
+        self._released = threading.Event()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            self.seen = [path.name for path in Path(args.output_dir).glob("checkpoint-*")]
+            threading.Timer(0.3, self._released.set).start()
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        original = sharded_files.write_parts
+
+        def write(*arguments: Any) -> None:
+            self.threads.append(threading.current_thread())
+            assert RANK == 0 or self._released.wait(LONGEST_WAIT_SECONDS / 4)
+            original(*arguments)
+
+        with mock.patch.object(sharded_files, "write_parts", write):
+            yield
+
+
+def whole_parameters(trainer: Trainer) -> dict[str, Any]:
+    model: Any = trainer.model
+    return {name: parameter.full_tensor().tolist() for name, parameter in model.named_parameters()}
+
+
+def shards_in(checkpoint: Path) -> dict[str, Any]:
+    """All that is in the parts of a checkpoint, by name."""
+    both = [sharded_files.read_whole(checkpoint / folder) for folder in (WEIGHTS_FOLDER, OPTIMIZER_FOLDER)]
+    return {name: value.tolist() if torch.is_tensor(value) else value for one in both for name, value in one.items()}
+
+
 # The weights after a training that is never stopped.
 WEIGHTS_OF_A_WHOLE_RUN: dict[str, Any] = {}
 
@@ -221,6 +274,81 @@ def checkpoints_written_in_the_background_are_the_same_and_a_failure_ends_both(f
     assert names_in(folder / "run" / "checkpoint-4") == FILES
     check_errors(error, 0, "BackgroundSaveError", "" if RANK else "No space left")
     assert left == ["checkpoint-2"]
+
+
+def shards_are_written_while_training_goes_on_and_are_those_of_their_step(folder: Path) -> None:
+    waiting, saves, held = make(folder / "waiting", **SHARDS), Saves(), HoldingBack(3)
+    waiting.train()
+    trainer = make(folder / "run", saves, held, async_save=True, **SHARDS)
+    with held.around():
+        trainer.train()
+    state, names = state_of(folder / "run"), [names_in(folder / run) for run in ("run", "waiting")]
+    resumed = make(folder / "resumed", async_save=True, **SHARDS)
+    resumed.train(resume_from_checkpoint=str(folder / "run" / "checkpoint-2"))
+    expected, *found = [whole_parameters(one) for one in (waiting, trainer, resumed)]
+    assert held.threads and threading.main_thread() not in held.threads
+    # Steps after that of the save have changed the weights while the second process held its part back.
+    assert RANK == 0 or held.seen == []
+    assert saves.steps == [2, 4, 6] and state == WHOLE and names[0] == names[1]
+    for step in (2, 4, 6):
+        ours, wanted = (shards_in(folder / run / f"checkpoint-{step}") for run in ("run", "waiting"))
+        assert ours == wanted and len(ours) > 20
+    assert found == [expected] * 2
+
+
+def shards_on_their_way_are_finished_whatever_ends_the_training(folder: Path) -> None:
+    class Failing(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 3:
+                raise OverflowError("of the callback")
+
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    endings, states = [], []
+    for name, callback in (("error", Failing()), ("signal", SignalIn("on_step_end", 3))):
+        held = HoldingBack(3)
+        callbacks = [held, callback] if name == "error" or RANK == 1 else [held]
+        with held.around():
+            endings.append(
+                error_of(make(folder / name, *callbacks, async_save=True, enable_jit_checkpoint=True, **SHARDS).train)
+            )
+        states.append(state_of(folder / name))
+    resumed = make(folder / "error", **SHARDS)
+    resumed.train(resume_from_checkpoint=True)
+    assert endings == ["OverflowError: of the callback", "no error"] and resumed.state.global_step == 6
+    assert states == [["checkpoint-2"], ["checkpoint-2", "checkpoint-3"]]
+
+
+def shards_that_one_process_cannot_write_end_both_and_the_earlier_ones_are_gone_on_from(folder: Path) -> None:
+    with failing_at(FileSystem, "create_stream", 4, 1, errno.ENOSPC):
+        error = error_of(make(folder, async_save=True, **SHARDS).train)
+    left = state_of(folder)
+    resumed = make(folder, async_save=True, **SHARDS)
+    resumed.train(resume_from_checkpoint=True)
+    state = state_of(folder)
+    for words in ("BackgroundSaveError", "checkpoint-4 could not be written in the background", "No space left"):
+        assert words in error
+    assert left == ["checkpoint-2"] and state == WHOLE
+
+
+def shards_written_in_the_background_are_rotated_thinned_and_the_best_loaded_as_others_are(folder: Path) -> None:
+    settings = {
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "load_best_model_at_end": True,
+        "learning_rate": 0.3,
+        "save_total_limit": 2,
+        "keep_optimizer_states": 1,
+    }
+    found = []
+    for in_background in (False, True):
+        run = folder / str(in_background)
+        trainer = make(run, async_save=in_background, **settings, **SHARDS)
+        trainer.train()
+        wait_for_deletions()
+        best = Path(trainer.state.best_model_checkpoint).name
+        found.append((state_of(run), names_in(run), best, whole_parameters(trainer)))
+    assert found[0] == found[1]
+    assert any("optimizer_0" in name for name in found[1][1]) and len(found[1][0]) == 2
 
 
 def older_checkpoints_are_thinned_and_the_last_healthy_one_stays(folder: Path) -> None:
@@ -298,6 +426,15 @@ def parts_written_on_another_disk_are_brought_to_the_checkpoint_which_is_refused
     assert [names_in(folder / f"started-at-{rank}") for rank in range(PROCESSES)] == [names, []]
     for words in ("Process 1 on", "finds no such folder", "save_on_each_node=True"):
         assert words in not_seen
+
+
+def shards_written_on_another_disk_are_brought_to_the_checkpoint_before_training_goes_on(folder: Path) -> None:
+    with own_disk(folder, first_of_its_node=True) as node:
+        make("out", StopAfter(4), async_save=True, **SHARDS).train()
+        state, names = state_of(node / "out"), names_in(node)
+    assert state == ([] if RANK else ["checkpoint-2", "checkpoint-4"])
+    parts = [f"out/checkpoint-4/{OPTIMIZER_FOLDER}/__{rank}_0.distcp" for rank in range(PROCESSES)]
+    assert RANK or set(parts) <= set(names)
 
 
 def each_node_writes_a_whole_checkpoint_to_its_disk_and_resumes_from_it(folder: Path) -> None:
@@ -410,9 +547,14 @@ CHECKS = (
     a_checkpoint_holds_a_part_of_each_process_and_is_resumed_exactly,
     a_checkpoint_that_one_process_cannot_write_ends_both_and_the_earlier_ones_are_gone_on_from,
     checkpoints_written_in_the_background_are_the_same_and_a_failure_ends_both,
+    shards_are_written_while_training_goes_on_and_are_those_of_their_step,
+    shards_on_their_way_are_finished_whatever_ends_the_training,
+    shards_that_one_process_cannot_write_end_both_and_the_earlier_ones_are_gone_on_from,
+    shards_written_in_the_background_are_rotated_thinned_and_the_best_loaded_as_others_are,
     older_checkpoints_are_thinned_and_the_last_healthy_one_stays,
     a_damaged_newest_checkpoint_is_passed_over_by_both_and_refused_by_name,
     parts_written_on_another_disk_are_brought_to_the_checkpoint_which_is_refused_there,
+    shards_written_on_another_disk_are_brought_to_the_checkpoint_before_training_goes_on,
     each_node_writes_a_whole_checkpoint_to_its_disk_and_resumes_from_it,
     nodes_that_share_a_disk_write_one_checkpoint_though_each_is_to_save,
     a_signal_to_one_process_saves_once_stops_both_and_training_goes_on_exactly,
@@ -434,13 +576,29 @@ def killed_while_saving(folder: Path, victim: int) -> Any:
                 os.kill(os.getpid(), signal.SIGKILL)
             super()._save_rng_state(output_dir)
 
+    return ended_by(make(folder / "run", kind=Dying).train)
+
+
+def killed_while_writing_shards(folder: Path, victim: int) -> Any:
+    """One process is killed when its thread is to write its part of the checkpoint of step 4."""
+    original = sharded_files.write_parts
+
+    def write(target: Path, *arguments: Any) -> None:
+        if victim == RANK and target.parent.name == "checkpoint-4":
+            os.kill(os.getpid(), signal.SIGKILL)
+        original(target, *arguments)
+
+    with mock.patch.object(sharded_files, "write_parts", write):
+        return ended_by(make(folder / "run", async_save=True, **SHARDS).train)
+
+
+def ended_by(work: Callable[[], Any]) -> Any:
     before = time.monotonic()
-    text = error_of(make(folder / "run", kind=Dying).train)
-    return {"error": text, "seconds": time.monotonic() - before}
+    return {"error": error_of(work), "seconds": time.monotonic() - before}
 
 
-def in_fork(folder: Path, victim: int) -> None:
-    """Run `killed_while_saving` in a process forked from this one, which leaves no file if it is killed."""
+def in_fork(folder: Path, victim: int, work: Callable[[Path, int], Any]) -> None:
+    """Do something in a process forked from this one, which leaves no file if it is killed."""
     result = folder / f"{RANK}.json"
     folder.mkdir(parents=True, exist_ok=True)
     child = os.fork()
@@ -448,7 +606,7 @@ def in_fork(folder: Path, victim: int) -> None:
         status = 1
         try:
             with group(folder / "meeting"):
-                result.write_text(json.dumps(killed_while_saving(folder, victim)))
+                result.write_text(json.dumps(work(folder, victim)))
             status = 0
         except BaseException:
             traceback.print_exc()
@@ -477,7 +635,8 @@ def main(folder: Path) -> None:
     # Half of the time that a test may take, once for the forks too.
     import_lightning()
     for victim in range(PROCESSES):
-        in_fork(folder / f"killed{victim}", victim)
+        in_fork(folder / f"killed{victim}", victim, killed_while_saving)
+    in_fork(folder / "killed-with-shards", 1, killed_while_writing_shards)
     with group(folder / "meeting"):
         carry_out(CHECKS, folder)
 

@@ -124,12 +124,18 @@ def whole_run(folder: Path) -> Any:
     return found
 
 
-def in_parts(folder: Path) -> Any:
-    """Saves checkpoints of which each process writes its part, and a model in one file."""
-    trainer = trainer_of(folder, None, {"state_dict_type": "SHARDED_STATE_DICT"}, save_strategy="steps", save_steps=2)
-    found = trained(trainer)
-    trainer.save_model(str(folder / "saved"))
-    return found
+def saving(state_dict_type: str, **changes: Any) -> Callable[[Path], Any]:
+    """A training that saves checkpoints in one of the two forms, and then a model in one file."""
+
+    def run(folder: Path) -> Any:
+        trainer = trainer_of(
+            folder, None, {"state_dict_type": state_dict_type}, save_strategy="steps", save_steps=2, **changes
+        )
+        found = trained(trainer)
+        trainer.save_model(str(folder / "saved"))
+        return found
+
+    return run
 
 
 def resumed(written_by: str, **config: Any) -> Callable[[Path], Any]:
@@ -259,7 +265,9 @@ def plain_module(**sharding: Any) -> Callable[[Path], Any]:
 CHECKS: dict[str, tuple[Callable[[Path], Any], str | None]] = {
     "ddp": (by_ddp, None),
     "whole": (whole_run, "ddp"),
-    "parts": (in_parts, "ddp"),
+    "parts": (saving("SHARDED_STATE_DICT"), "ddp"),
+    "parts in background": (saving("SHARDED_STATE_DICT", async_save=True), "ddp"),
+    "whole in background": (saving("FULL_STATE_DICT", async_save=True), "ddp"),
     "parts after whole": (resumed("whole/kept", state_dict_type="SHARDED_STATE_DICT"), "ddp"),
     "whole after parts": (resumed("parts/checkpoint-2"), "ddp"),
     "after one process": (resumed("alone/checkpoint-2"), None),

@@ -38,3 +38,14 @@ def test_the_death_of_one_process_while_it_saves_ends_the_other_at_once_and_the_
     trainer.train(resume_from_checkpoint=True)
     assert trainer.state.global_step == 6
     assert sorted(path.name for path in run.iterdir()) == [*WHOLE, "littrainer_run.json"]
+
+
+def test_the_death_of_one_process_whose_thread_writes_shards_ends_the_other_and_the_next_run_tidies_up(
+    folder: Path,
+) -> None:
+    other = json.loads((folder / "killed-with-shards" / "0.json").read_text())
+    assert "process 1 has ended" in other["error"] and other["seconds"] < LONGEST_WAIT.total_seconds() / 2
+    run = folder / "killed-with-shards" / "run"
+    assert damage_in(run / "checkpoint-2") == [] and not (run / "checkpoint-4").exists()
+    make(run).train(resume_from_checkpoint=True)
+    assert sorted(path.name for path in run.iterdir()) == [*WHOLE, "littrainer_run.json"]

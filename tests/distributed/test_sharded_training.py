@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from littrainer.checkpoint.checksums import files_in
 from littrainer.checkpoint.distributed_resume import checkpoint_to_resume
-from littrainer.checkpoint.verification import readable_manifest
+from littrainer.checkpoint.reader import read_optimizer_state
+from littrainer.checkpoint.sharded_files import read_fsdp_weights
+from littrainer.checkpoint.verification import damage_in, readable_manifest
 from tests.distributed import sharded_process
 from tests.distributed.sharded_process import CHECKS, STEPS, adapter, curve, llama, trainer_of
 from tests.distributed.together import found_in, run_together
@@ -122,7 +125,20 @@ def test_checkpoints_have_the_files_that_transformers_has_for_fsdp(folder: Path)
     )
 
 
-@pytest.mark.parametrize("checkpoint", ["whole/kept", "parts/checkpoint-2"])
+@pytest.mark.parametrize(
+    ("waiting", "background"),
+    [("whole/kept", "whole-in-background/checkpoint-2"), ("parts/checkpoint-4", "parts-in-background/checkpoint-4")],
+)
+def test_checkpoints_written_in_the_background_are_those_of_trainings_that_wait(
+    waiting: str, background: str, folder: Path
+) -> None:
+    wanted, ours = folder / waiting, folder / background
+    assert damage_in(ours) == [] and files_in(ours) == files_in(wanted)
+    for read in (read_fsdp_weights, lambda checkpoint: read_optimizer_state(checkpoint)[1]["state"]):
+        torch.testing.assert_close(read(ours), read(wanted), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("checkpoint", ["whole/kept", "parts/checkpoint-2", "parts-in-background/checkpoint-2"])
 def test_one_process_resumes_what_two_have_sharded(
     checkpoint: str, folder: Path, found: list[dict[str, Any]], tmp_path: Path
 ) -> None:

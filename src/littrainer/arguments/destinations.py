@@ -255,9 +255,7 @@ DESTINATIONS: dict[str, Destination] = {
     ),
     "max_minutes": Destination(Place.FLOW, "Looked at after each optimizer step, on the first process's clock."),
     "max_tokens_per_batch": Destination(Place.LOADER, "Forms batches by length; results are put back in order."),
-    "pack_to_length": Destination(
-        Place.LOADER, "A sampler draws rows, which a collator around `data_collator` joins."
-    ),
+    "pack_to_length": Destination(Place.LOADER, "A sampler draws rows, which a collator around `data_collator` joins."),
     "on_nonfinite": Destination(
         Place.FLOW,
         "Losses and gradient norms are read together at logs and saves; for `skip`, `rollback` at each step.",

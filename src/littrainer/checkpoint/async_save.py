@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from littrainer.checkpoint.atomic_write import in_thread
-from littrainer.checkpoint.distributed_save import parts_of_checkpoint
+from littrainer.checkpoint.distributed_save import parts_of_checkpoint, place_of
 from littrainer.checkpoint.retention import tidy_checkpoints
 from littrainer.checkpoint.writer import CheckpointFiles, SavedTraining, collect_files, note_best_checkpoint
-from littrainer.distributed.agreement import failing_together
+from littrainer.distributed.agreement import failing_together, group_for_writing
+from littrainer.errors.lazy_isinstance import is_a
 
 if TYPE_CHECKING:
     from littrainer.callbacks.state import TrainerState
@@ -76,7 +77,8 @@ class BackgroundSaves:
         """Return whether what a checkpoint holds can be copied; if not, warn once, and training waits."""
         if not storage.can_be_copied and not self._has_told_of_parts:
             logger.warning(
-                "async_save: each process writes its part of the model itself, so training waits for its checkpoints."
+                "async_save: what version 1 of FSDP shards cannot be written in the background, so training waits for "
+                "its checkpoints. Leave fsdp_config['version'] at 2."
             )
             self._has_told_of_parts = True
         return storage.can_be_copied
@@ -87,16 +89,21 @@ class BackgroundSaves:
         note_best_checkpoint(training)
         with contextlib.ExitStack() as stack:
             with parts_of_checkpoint(args, final, stack) as part, training.weights_to_save():
-                # What another process completes it has to find: a few bytes.
-                files = CheckpointFiles(part, is_deferred=part.seal is not None)
+                # What another process completes it has to find: a few bytes, and shards if they are sent to it.
+                defers_parts = not place_of(args, final.parent).some_have_own_folder
+                files = CheckpointFiles(part, is_deferred=part.seal is not None, defers_parts=defers_parts)
                 collect_files(training, files)
-                files.weights, files.objects = self._copies.copy((files.weights, files.objects))
+                copied = self._copies.copy((files.weights, files.objects, files.parts))
+                files.weights, files.objects, files.parts = copied
+            group = group_for_writing() if files.parts else None
             state = copy.copy(training.state)
             state.log_history = list(state.log_history)
             unfinished = stack.pop_all()
 
         def write() -> None:
             with unfinished:
+                # Before anything that can fail in one process alone.
+                files.write_parts(group)
                 if files.is_deferred:
                     files.write()
             if files.is_deferred:
@@ -145,9 +152,9 @@ class HostCopies:
     """
 
     def __init__(self) -> None:
-        # Bytes, and whether a GPU can copy into them by itself -> buffers of that size that nobody reads any more.
-        self._idle: dict[tuple[int, bool], list[torch.Tensor]] = {}
-        self._in_use: list[torch.Tensor] = []
+        # Number format, shape, and whether a GPU can copy into them by itself -> buffers that nobody reads any more.
+        self._idle: dict[tuple[torch.dtype, torch.Size, bool], list[torch.Tensor]] = {}
+        self._in_use: list[tuple[tuple[torch.dtype, torch.Size, bool], torch.Tensor]] = []
         # Of the copy that is being made: piece of memory -> its copy.
         self._pieces: dict[tuple[torch.device, int, int], torch.Tensor] = {}
 
@@ -162,8 +169,8 @@ class HostCopies:
 
     def give_back(self) -> None:
         """Nobody reads the copies made so far any more."""
-        for buffer in self._in_use:
-            self._idle.setdefault((buffer.numel(), buffer.is_pinned()), []).append(buffer)
+        for kind, buffer in self._in_use:
+            self._idle.setdefault(kind, []).append(buffer)
         self._in_use, self._pieces = [], {}
 
     def _copied(self, value: Any) -> Any:
@@ -179,18 +186,31 @@ class HostCopies:
             return copied
         return copy.deepcopy(value)
 
-    def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _tensor(self, tensor: Any) -> torch.Tensor:
         plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
         if not plain or tensor.is_conj() or tensor.is_neg():
-            return tensor.detach().clone().cpu()
+            if not is_a(tensor, "sharded tensor"):
+                return tensor.detach().clone().cpu()
+            # Without gradients it gives its own part, to which the copy's memory is handed.
+            copied: Any = torch.empty_like(tensor, device="cpu")
+            copied.to_local().set_(self._tensor(tensor.to_local()))
+            return copied
         storage = tensor.untyped_storage()
-        key = (tensor.device, storage.data_ptr(), storage.nbytes())
+        size = storage.nbytes()
+        key = (tensor.device, storage.data_ptr(), size)
         if key not in self._pieces:
-            size, on_gpu = storage.nbytes(), storage.device.type == "cuda"
-            source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-            idle = self._idle.get((size, on_gpu))
-            buffer = idle.pop() if idle else torch.empty(size, dtype=torch.uint8, pin_memory=on_gpu)
-            self._in_use.append(buffer)
-            self._pieces[key] = buffer.copy_(source, non_blocking=on_gpu)
+            # A tensor that has its memory to itself, as most have, is copied as it is, by one operation of torch.
+            if tensor.nbytes == size and tensor.is_contiguous():
+                piece = self._pieces[key] = self._copy_of(tensor)
+                return piece
+            whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            self._pieces[key] = self._copy_of(whole)
         view = torch.empty(0, dtype=tensor.dtype)
         return view.set_(self._pieces[key].untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+
+    def _copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        kind = (tensor.dtype, tensor.shape, tensor.is_cuda)
+        idle = self._idle.get(kind)
+        buffer = idle.pop() if idle else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        self._in_use.append((kind, buffer))
+        return buffer.copy_(tensor, non_blocking=tensor.is_cuda)

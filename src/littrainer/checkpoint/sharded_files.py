@@ -96,15 +96,19 @@ PARTS_OF_AN_INDEX: Mapping[str, frozenset[str]] = {
 }
 
 
-def write_parts(folder: Path, state: dict[str, Any]) -> None:
+def write_parts(folder: Path, state: dict[str, Any], group: Any = None) -> None:
     """Write each process's part of a state; all processes call this.
+
+    Parameters:
+        group: in which they agree; by default that of the training.
 
     Raises:
         OSError: a part could not be written, in this or another process.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     try:
-        distributed_checkpoint.save(state, storage_writer=FileSystemWriter(folder), planner=DefaultSavePlanner())
+        distributed_checkpoint.save(
+            state, storage_writer=FileSystemWriter(folder), planner=DefaultSavePlanner(), process_group=group
+        )
     except CheckpointException as failure:
         rank, error = next((rank, error) for rank, (error, _) in failure.failures.items())
         kind = type(error) if isinstance(error, OSError) else OSError

@@ -38,7 +38,7 @@ from littrainer.checkpoint.weights import (
     read_weights,
     refuse_other_weights,
 )
-from littrainer.checkpoint.writer import write_companions, write_files
+from littrainer.checkpoint.writer import write_companions, write_files, write_parts
 from littrainer.distributed.agreement import failing_together
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.model.facts import users_model
@@ -102,11 +102,13 @@ class WholeStorage:
     may be another one in some process, from which its files are brought to the checkpoint.
     """
 
-    # Whether copies can be written later of what `save_model` and `save_optimizer` collect.
-    can_be_copied = True
-
     def __init__(self, trained: Trained) -> None:
         self.trained, self.args, self.optimizer = trained, trained.args, trained.optimizer
+
+    @property
+    def can_be_copied(self) -> bool:
+        """Whether copies can be written later of what `save_model` and `save_optimizer` collect."""
+        return not has_flat_shards(self.trained.as_sharded)
 
     @property
     def is_first(self) -> bool:
@@ -196,8 +198,6 @@ class FsdpStorage(WholeFromShards):
     Either form of FSDP is read whatever the form that is written, and so are checkpoints of trainings without FSDP.
     """
 
-    can_be_copied = False
-
     def save_optimizer(self, folder: Path) -> None:
         """Write the weights as FSDP of transformers reads them, and the optimizer's state with names of parameters."""
         model = self.trained.as_sharded
@@ -272,18 +272,19 @@ class PartsStorage(FsdpStorage):
             get_optimizer_state_dict,
         )
 
-        from littrainer.checkpoint.sharded_files import OPTIMIZER_KEY, WEIGHTS_KEY, write_parts
+        from littrainer.checkpoint.sharded_files import OPTIMIZER_KEY, WEIGHTS_KEY
 
-        model, optimizer, options = self.trained.as_sharded, self.optimizer, StateDictOptions(cpu_offload=True)
+        model, optimizer = self.trained.as_sharded, self.optimizer
+        # Parts of version 2 are copied to the host's memory when they are written, or before training goes on.
+        options = StateDictOptions(cpu_offload=has_flat_shards(model))
         free_gathered(model)
         weights = _without_base(self.trained.model, get_model_state_dict(model, options=options))
-        write_parts(folder / WEIGHTS_FOLDER, {WEIGHTS_KEY: weights})
         state: Mapping[str, Any]
         if has_flat_shards(model):
             state = get_optimizer_state_dict(model, optimizer, options=options)
         else:
             state = by_name(optimizer.state_dict(), names_of_parameters(model, optimizer))
-        write_parts(folder / OPTIMIZER_FOLDER, {OPTIMIZER_KEY: state})
+        write_parts({WEIGHTS_FOLDER: {WEIGHTS_KEY: weights}, OPTIMIZER_FOLDER: {OPTIMIZER_KEY: state}}, folder)
 
 
 def _whole_weights(model: nn.Module, folder: Path, to_resume: bool) -> dict[str, Any]:
@@ -327,8 +328,6 @@ def _load_parts(model: nn.Module, folder: Path, to_resume: bool, tell: Callable[
 
 class EngineStorage(WholeStorage):
     """Weights and optimizer state as DeepSpeed's engine writes and reads them, in all processes together."""
-
-    can_be_copied = False
 
     def save_model(self, output_dir: str) -> None:
         """Write the model. In stage 3 its weights are gathered if the configuration says so; else the engine's are."""

@@ -103,10 +103,11 @@ def writes_given_weights(model: Any) -> bool:
     """Return whether this model's weights can be written from a copy of its state dict.
 
     Adapters and quantized weights are taken from the model itself, and so may be what a `save_pretrained` of a user's
-    own writes; these are written before training goes on.
+    own writes; these are written before training goes on. So is a model that FSDP shards: to ask it for its names
+    would free the weights that it has gathered for a forward pass.
     """
     inner = users_model(model)
-    if carries_adapters(inner) or getattr(inner, "hf_quantizer", None) is not None:
+    if carries_adapters(inner) or getattr(inner, "hf_quantizer", None) is not None or is_a(model, "resharding module"):
         return False
     save_pretrained = getattr(type(inner), "save_pretrained", None)
     return save_pretrained is None or (save_pretrained.__module__ or "").partition(".")[0] == "transformers"

@@ -85,16 +85,20 @@ class CheckpointFiles:
     Parameters:
         staged: where they are written; its seal gets each file as soon as it is complete.
         is_deferred: only collect them, for `write`.
+        defers_parts: only collect what each process writes its part of, for `write_parts`.
 
     Attributes:
         weights: those that `write` has to write.
         objects: what is written with torch.save, by file name; they refer to tensors that training goes on to change.
+        parts: what each process writes its part of, by the folder's name; likewise.
     """
 
-    def __init__(self, staged: StagedCheckpoint, is_deferred: bool = False) -> None:
+    def __init__(self, staged: StagedCheckpoint, is_deferred: bool = False, defers_parts: bool = False) -> None:
         self.folder, self.seal, self.is_deferred = staged.folder, staged.seal, is_deferred
+        self.defers_parts = defers_parts
         self.weights: dict[str, Any] | None = None
         self.objects: dict[str, Any] = {}
+        self.parts: dict[str, Any] = {}
         self._write_weights: Callable[..., None] | None = None
         self._trainer_state: str | None = None
 
@@ -115,6 +119,27 @@ class CheckpointFiles:
         self._trainer_state = trainer_state
         if not self.is_deferred:
             self.write()
+
+    def take_parts(self, states: dict[str, Any]) -> None:
+        """Write this process's parts of states, by the folder's name; all processes call this."""
+        self.parts.update(states)
+        for name in states:
+            # A process that failed to do so later would leave the others waiting for its part.
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        if not self.defers_parts:
+            self.write_parts()
+
+    def write_parts(self, group: Any = None) -> None:
+        """Write this process's parts; those of all are there when this returns.
+
+        Parameters:
+            group: in which the processes agree; by default that of the training.
+        """
+        from littrainer.checkpoint import sharded_files
+
+        for name, state in self.parts.items():
+            sharded_files.write_parts(self.folder / name, state, group)
+        self.parts = {}
 
     def add_to_seal(self) -> None:
         """Seal what is there so far."""
@@ -167,7 +192,16 @@ def write_companions(folder: str, args: TrainingArguments, processing_class: Any
 
 def write_files(objects: dict[str, Any], folder: Path) -> None:
     """Write objects with torch.save, by file name, into the folder of a checkpoint or any other."""
-    (_open.get(folder) or CheckpointFiles(StagedCheckpoint(folder))).take(objects)
+    _files_in(folder).take(objects)
+
+
+def write_parts(states: dict[str, Any], folder: Path) -> None:
+    """Write this process's parts of states, by their folders' names in that of a checkpoint or any other."""
+    _files_in(folder).take_parts(states)
+
+
+def _files_in(folder: Path) -> CheckpointFiles:
+    return _open.get(folder) or CheckpointFiles(StagedCheckpoint(folder))
 
 
 # ---- A whole checkpoint ----------------------------------------------------------------------------------------------

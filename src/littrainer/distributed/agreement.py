@@ -46,11 +46,13 @@ class _HostGroup(NamedTuple):
         group: the gloo group.
         background: another one, for what is not waited for at once: in one group, what one process does next could
             meet what another has begun before.
+        writing: a third one, for threads that write files; empty until there are any.
     """
 
     world: Any
     group: Any
     background: Any
+    writing: list[Any]
 
 
 _host_group: _HostGroup | None = None
@@ -69,6 +71,14 @@ def connect_hosts() -> None:
     """Connect the hosts, as the first agreement does by itself."""
     if are_several():
         _connected()
+
+
+def group_for_writing() -> Any:
+    """Return the group in which threads that write files agree while training goes on; all call this together."""
+    connected = _connected()
+    if not connected.writing:
+        connected.writing.append(_new_host_group(connected.world))
+    return connected.writing[0]
 
 
 def largest(number: int) -> int:
@@ -219,12 +229,16 @@ def _connected() -> _HostGroup:
     global _host_group
     world = dist.group.WORLD
     if _host_group is None or _host_group.world is not world:
-        group, background = (dist.new_group(backend="gloo", timeout=_timeout_of(world)) for _ in range(2))
+        group, background = (_new_host_group(world) for _ in range(2))
         places: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(places, ProcessPlace(socket.gethostname(), os.getpid()), group=group)
         know_processes(places)
-        _host_group = _HostGroup(world, group, background)
+        _host_group = _HostGroup(world, group, background, [])
     return _host_group
+
+
+def _new_host_group(world: Any) -> Any:
+    return dist.new_group(backend="gloo", timeout=_timeout_of(world))
 
 
 def longest_wait() -> timedelta:

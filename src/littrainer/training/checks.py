@@ -403,8 +403,9 @@ def check_before_training(trainer: Any) -> None:
                 'on_nonfinite="rollback" does not go with tp_size nor with version 1 of FSDP: choose "stop", and '
                 "resume from the checkpoint that its error names."
             )
-    is_split = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.get_tp_size() > 1
-    if trainer.args.ema_decay is not None and is_split:
+    if trainer.args.ema_decay is not None and (
+        trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.get_tp_size() > 1
+    ):
         splits = "FSDP, DeepSpeed and tensor parallelism split them"
         raise ValueError(f"ema_decay averages whole weights, and {splits}: train without, or leave ema_decay unset.")
     check_datasets(trainer.args, trainer.train_dataset, trainer.eval_dataset, trainer.overrides_evaluation())

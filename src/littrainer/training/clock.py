@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.callbacks.state import TrainerControl
 
@@ -64,7 +66,7 @@ class Clock:
                         path.unlink()
         self.next_call = min(self._next_look, self._end, *self._due.values())
 
-    def begin_intervals(self, *flags: str) -> None:
+    def begin_intervals(self, done: Mapping[str, bool]) -> None:
         """Count the minutes from now on to the next save or evaluation, after one for whatever reason has ended."""
         now = time.monotonic()
-        self._due.update({flag: now + self._seconds[flag] for flag in flags if flag in self._seconds})
+        self._due.update({flag: now + seconds for flag, seconds in self._seconds.items() if done.get(flag)})

@@ -196,12 +196,12 @@ class TrainingStep:
         trainer, run = self.trainer, self.run
         control = trainer.control
         calls_events = control.should_log or control.should_evaluate or control.should_save
-        timed = [name for name in ("should_save", "should_evaluate") if getattr(control, name)]
         # Nothing to do, and nobody to tell that; what is handed over below has to be put together first.
         if not (calls_events or trainer.preemption.agreed is not None or self._is_told_of_each_step):
             return
         if calls_events or trainer.preemption.agreed is not None:
             self.health.look(comes_save=control.should_save)
+        done = {"should_save": control.should_save, "should_evaluate": control.should_evaluate}
         trainer._maybe_log_save_evaluate(
             trainer.session.loss.since_last_log,
             self.grad_norm,
@@ -212,8 +212,8 @@ class TrainingStep:
             run.start_time,
             learning_rate=self.learning_rate,
         )
-        if timed and self.clock is not None:
-            self.clock.begin_intervals(*timed)
+        if self.clock is not None:
+            self.clock.begin_intervals(done)
         if self.speed is not None:
             self.speed.enter("other")
         if calls_events:
