@@ -25,8 +25,9 @@ MANIFEST_NAMES = (MANIFEST_NAME, UNFINISHED_MANIFEST_NAME)
 MANIFEST_VERSION = 1
 # Bytes read at a time: large enough that summing them up leaves other threads to run, small enough for the cache.
 BYTES_AT_A_TIME = 1 << 20
-# Below it a thread costs more than it saves.
+# From here on a file is summed up in a thread.
 BYTES_OF_A_LARGE_FILE = 1 << 22
+THREADS_OF_A_SEAL = 4
 # What file systems answer that cannot do it, some for folders only.
 NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 # What changes when a file is written again: size, modification time in ns, inode, device.
@@ -220,33 +221,35 @@ class Seal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.weights_are_finite: bool | None = None
-        # Of large files one thread sums up while another waits for the disk.
-        self._threads = ThreadPoolExecutor(2)
-        self._added: dict[str, tuple[Stamp, Future[FileRecord], Future[None]]] = {}
+        # One thread sums up a large file while others wait for the disk, which takes several files as fast as one.
+        self._threads = ThreadPoolExecutor(THREADS_OF_A_SEAL)
+        self._added: dict[str, tuple[Stamp, Future[FileRecord] | None, Future[None]]] = {}
 
-    def add_all(self) -> dict[str, Stamp]:
-        """Begin to seal the large ones of the files that are in the folder now, all complete; return all stamps."""
+    def add_all(self, smallest: int = BYTES_OF_A_LARGE_FILE) -> dict[str, Stamp]:
+        """Begin to seal the files in the folder, all of them complete, that are new or written again.
+
+        Parameters:
+            smallest: size in bytes of those that are; a thread costs more than it saves for a small one.
+
+        Returns:
+            the stamps of all files.
+        """
         stamps = stamps_in(self.folder)
         for name, stamp in stamps.items():
-            if stamp[0] >= BYTES_OF_A_LARGE_FILE and (name not in self._added or self._added[name][0] != stamp):
+            if stamp[0] >= smallest and (name not in self._added or self._added[name][0] != stamp):
                 path = os.path.join(self.folder, name)
-                summed = self._threads.submit(file_record, path)
+                summed = self._threads.submit(file_record, path) if stamp[0] >= BYTES_OF_A_LARGE_FILE else None
                 self._added[name] = stamp, summed, self._threads.submit(to_disk, path)
         return stamps
 
     def complete(self, sequence: int = 0) -> None:
         """Write the manifest; everything is on the disk when this returns."""
-        stamps, records = self.add_all(), dict[str, FileRecord]()
-        # The small ones first, while the threads are at the large ones.
+        stamps, records = self.add_all(smallest=0), dict[str, FileRecord]()
         for name in sorted(stamps, key=stamps.__getitem__):
-            if stamps[name][0] < BYTES_OF_A_LARGE_FILE:
-                path = os.path.join(self.folder, name)
-                records[name] = file_record(path)
-                to_disk(path)
-            else:
-                _, summed, synced = self._added[name]
-                synced.result()
-                records[name] = summed.result()
+            _, summed, _ = self._added[name]
+            records[name] = file_record(os.path.join(self.folder, name)) if summed is None else summed.result()
+        for name in stamps:
+            self._added[name][2].result()
         write_manifest(self.folder, records, sequence, self.weights_are_finite)
         for inner in sorted({Path()}.union(*(Path(name).parents for name in stamps if "/" in name))):
             to_disk(self.folder / inner)
