@@ -273,6 +273,10 @@ def test_accumulation_follows_from_the_global_batch_size(
     assert args.gradient_accumulation_steps == steps
     # A copy follows its own sizes, and so do arguments that a script sets later.
     assert dataclasses.replace(args, global_batch_size=128).gradient_accumulation_steps == 2 * steps
+    of_dict = TrainingArguments(**{**args.to_dict(), "global_batch_size": 128})
+    assert of_dict.gradient_accumulation_steps == 2 * steps
+    with pytest.raises(ValueError, match=r"gradient_accumulation_steps=3 and global_batch_size=64 are both set"):
+        dataclasses.replace(args, gradient_accumulation_steps=3)
     args.global_batch_size = 192
     settle_global_batch_size(args)
     assert args.gradient_accumulation_steps == 3 * steps
@@ -281,7 +285,8 @@ def test_accumulation_follows_from_the_global_batch_size(
 @pytest.mark.parametrize(
     ("values", "processes", "words"),
     [
-        ({"per_device_train_batch_size": 5}, 2, r"not a multiple of 10, .*Set .* to one of 1, 2, 3, 4, 6, 12\."),
+        ({"per_device_train_batch_size": 5}, 2, r"not a multiple of 10, .*Set .* to one of 3, 4, 6, 12\."),
+        ({"per_device_train_batch_size": 500, "global_batch_size": 1000}, 4, r"Set .* to one of 125, 250\."),
         ({"per_device_train_batch_size": 2}, 5, r"global_batch_size=24 .*the 5 process.*Set it to a multiple of 5"),
         ({"gradient_accumulation_steps": 4}, 1, r"gradient_accumulation_steps=4 and global_batch_size=24 are both set"),
         ({"global_batch_size": 0}, 1, r"global_batch_size=0 is out of range"),

@@ -101,6 +101,7 @@ def test_the_loss_ranks_checkpoints_if_no_metric_is_named_and_each_needs_an_eval
         ({"eval_strategy": "no"}, "set both to the same value"),
         ({"save_steps": 3, "eval_steps": 2}, "not a multiple of eval_steps=2"),
         ({"save_total_limit_best": 0}, "save_total_limit_best=0 is out of range"),
+        ({"save_strategy": "no", "eval_strategy": "no"}, 'has nothing to keep with save_strategy="no"'),
     ):
         with pytest.raises(ValueError, match=words) as error:
             quiet_arguments(tmp_path, **{"save_total_limit_best": 1, **EACH_STEP, **changes})
@@ -108,6 +109,11 @@ def test_the_loss_ranks_checkpoints_if_no_metric_is_named_and_each_needs_an_eval
 
 
 # ---- Thinned ones ----------------------------------------------------------------------------------------------------
+
+
+def test_optimizer_states_that_are_not_saved_are_not_kept(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="keep_optimizer_states has nothing to keep with save_only_model=True"):
+        quiet_arguments(tmp_path, keep_optimizer_states=1, save_only_model=True)
 
 
 @pytest.mark.parametrize("in_background", [False, True])

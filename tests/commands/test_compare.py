@@ -152,7 +152,10 @@ def test_the_first_step_the_last_values_and_the_layers_are_named_on_the_console_
     assert rows_below(printed, "First difference, at step 1") == ["learning_rate  0.01  0.02"]
     values = rows_below(printed, "Last values")
     assert any(row.startswith("eval_loss  ") for row in values) and not any("runtime" in row for row in values)
-    assert {row.split()[0] for row in rows_below(printed, "Weights: 3 of 3 layers differ")} == {"inner", "norm", "head"}
+    assert {
+        row.split()[0]
+        for row in rows_below(printed, f"Weights in {pair[0]}/checkpoint-4 and {pair[1]}/checkpoint-4: 3 of 3")
+    } == {"inner", "norm", "head"}
     page = target.read_text()
     assert "What differs from the start" in page and "learning_rate is 0.01 and 0.02" in page
     assert "<td>0.02</td>" in page and '"title":"Loss"' in page
@@ -175,7 +178,15 @@ def test_equal_runs_and_runs_of_transformers_are_equal_and_status_is_0(
     assert status == 0 and "hf_secret" not in printed
     (rate,) = [row for row in rows_below(printed, "What differs from the start") if row.startswith("learning_rate")]
     assert rate.split() == ["learning_rate", "0.01", "0.25"]
-    assert "one of the runs has no littrainer_run.json that notes them" in printed
+    assert "one of the runs has no littrainer_run.json" in printed
+
+
+def test_runs_without_a_common_step_and_without_weights_are_not_called_equal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = (write_state(tmp_path / str(step), [{"step": step, "loss": 1.0}]) for step in (1, 2))
+    status, printed = compared(capsys, one, two)
+    assert status == 2 and printed.startswith("The runs cannot be compared: no step was logged by both")
 
 
 class RunsCode:
@@ -214,7 +225,7 @@ def test_weights_of_another_shape_or_a_nan_differ_and_those_of_the_last_common_s
     two = trained(tmp_path / "two", model=VectorClassifier(hidden=9), max_steps=2)
     shutil.copytree(two / "checkpoint-2", two / "checkpoint-1")
     status, printed = compared(capsys, one, two)
-    layers = rows_below(printed, "Weights: 3 of 3 layers differ")
+    layers = rows_below(printed, f"Weights in {one}/checkpoint-2 and {two}/checkpoint-2: 3 of 3 layers differ")
     assert status == 1 and all("another shape, or nan" in row for row in layers)
 
 

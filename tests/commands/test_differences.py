@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from littrainer.commands.differences import first_difference
+from littrainer.callbacks.log_history import logged_values
+from littrainer.commands.differences import first_difference, weight_gaps, weights_in
 from tests.fidelity.record import plain
 
 
@@ -35,6 +38,9 @@ def test_a_value_equals_itself(value: Any) -> None:
         (1, 1.0, "int"),
         (True, 1, "bool"),
         (None, 0.0, "NoneType"),
+        ("a", "ab", "expected 'a', got 'ab'"),
+        (math.nan, 1.0, "expected nan, got 1.0"),
+        (np.array([None, [1.0]], dtype=object), np.array([None, [2.0]], dtype=object), "[1][0]: expected 1.0, got 2.0"),
         ({"loss": 1.0}, {"loss": 1.0, "extra": 2.0}, "surplus keys ['extra']"),
         ({"loss": 1.0}, {}, "missing keys ['loss']"),
         ({"a": [1, {"b": 2.0}]}, {"a": [1, {"b": 3.0}]}, "['a'][1]['b']"),
@@ -46,7 +52,7 @@ def test_a_value_equals_itself(value: Any) -> None:
         (torch.zeros(2), torch.tensor([0.0, float("nan")]), "1 of 2 entries differ"),
         (np.array([1, 2]), np.array([1, 3]), "1 of 2 entries differ"),
         (torch.ones(1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.bfloat16), "1 of 1"),
-        (torch.ones(1, dtype=torch.bfloat16), torch.ones(1), "expected torch.bfloat16, got torch.float32"),
+        (torch.ones(1, dtype=torch.bfloat16), torch.ones(1), "expected torch.bfloat16(1,), got torch.float32(1,)"),
     ],
 )
 def test_a_difference_is_named_with_its_place(expected: Any, actual: Any, words: str) -> None:
@@ -60,6 +66,33 @@ def test_a_tolerance_lets_small_differences_of_floats_pass_and_no_others() -> No
     assert first_difference(torch.zeros(1), torch.ones(1), tolerance=0.01) is not None
 
 
-def test_wall_times_keep_their_key_and_lose_their_value() -> None:
-    logs = {"train_runtime": 1.2, "train_steps_per_second": 3.0, "loss": 0.5}
-    assert plain(logs) == {"train_runtime": "<seconds>", "train_steps_per_second": "<seconds>", "loss": 0.5}
+def test_what_is_measured_counts_by_its_name_alone() -> None:
+    logs = {"train_runtime": 1.2, "before_init_mem_cpu": 7, "speed/save_seconds": 0.5, "loss": 0.5}
+    assert (
+        first_difference([logs], [{**logs, "train_runtime": 3.4, "before_init_mem_cpu": 8, "speed/save_seconds": 9.0}])
+        is None
+    )
+    assert first_difference(logs, {"loss": 0.5}) is not None
+    assert list(logged_values([{**logs, "step": 3}])) == [(3, "loss")]
+
+
+def test_of_weights_that_are_complex_empty_or_nan_the_largest_difference_is_found() -> None:
+    one = {"phase": torch.tensor([1j, 2.0]), "nothing": torch.empty(0), "mask": torch.tensor([math.nan, math.inf])}
+    other = {
+        "phase": torch.tensor([3j, 2.0]),
+        "nothing": torch.empty(0, dtype=torch.bfloat16),
+        "mask": one["mask"].double(),
+    }
+    assert weight_gaps(one, other) == {"phase": 2.0, "nothing": 0.0, "mask": 0.0}
+    assert weight_gaps(one, {"phase": torch.zeros(3)}) == dict.fromkeys(one, math.inf)
+
+
+def test_weights_are_found_in_adapters_of_several_names_and_what_is_no_tensor_is_left_out(tmp_path: Path) -> None:
+    for folder in ("first", "second", "checkpoint-4"):
+        (tmp_path / folder).mkdir()
+        save_file({"layer": torch.ones(2)}, tmp_path / folder / "adapter_model.safetensors")
+    assert list(weights_in(tmp_path)) == ["first.layer", "second.layer"]
+    save_file({"layer": torch.ones(2)}, tmp_path / "checkpoint-4" / "model.safetensors")
+    torch.save({"extra": {"scale": 1}}, tmp_path / "checkpoint-4" / "littrainer_extra_state.pt")
+    (tmp_path / "checkpoint-4" / "adapter_model.safetensors").unlink()
+    assert list(weights_in(tmp_path / "checkpoint-4")) == ["layer"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from littrainer.data.fingerprint import MOST_BYTES, described, described_model, fingerprint
+from littrainer.data.fingerprint import MOST_ITEMS, described, described_model, fingerprint
 from tests.scenarios.data import vector_rows
 from tests.scenarios.models import VectorClassifier
 
@@ -90,11 +90,13 @@ def test_tensors_of_any_kind_count_and_those_without_numbers_do_not_fail() -> No
         assert len(fingerprint(without)) == 12
 
 
-def test_much_data_and_data_that_holds_itself_is_read_in_part() -> None:
+def test_much_data_and_data_that_holds_itself_is_read_in_part_and_up_to_its_end() -> None:
     loop: dict[str, Any] = {"rows": [1]}
     loop["itself"] = loop
     assert len(fingerprint(loop)) == 12
-    assert fingerprint(["x" * 1000] * (MOST_BYTES // 100)) == fingerprint(["x" * 1000] * (MOST_BYTES // 100))
+    rows = [{"text": "x" * 4000, "ids": [*range(500)], "image": torch.zeros(100_000)}] * (MOST_ITEMS - 1)
+    found = {fingerprint([*rows, {**rows[0], **last}]) for last in ({}, {"text": "y"}, {"ids": []})}
+    assert len(found) == 3 and fingerprint(rows * 2) == fingerprint([*rows, *rows])
 
 
 def test_a_model_is_known_by_its_weights() -> None:
@@ -106,3 +108,13 @@ def test_a_model_is_known_by_its_weights() -> None:
     with torch.no_grad():
         two.head.bias[1] += 1e-3
     assert described_model(one)["fingerprint"] != described_model(two)["fingerprint"]
+
+
+def test_each_of_many_parameters_counts_and_those_without_numbers_do_not_fail() -> None:
+    layers = [torch.nn.Linear(1, 1, bias=False) for _ in range(MOST_ITEMS // 2 + 1)]
+    before = described_model(torch.nn.ModuleList(layers))
+    with torch.no_grad():
+        layers[-1].weight += 1
+    assert before["fingerprint"] != described_model(torch.nn.ModuleList(layers))["fingerprint"]
+    lazy = torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.Linear(3, 2))
+    assert described_model(lazy)["parameters"] == 8

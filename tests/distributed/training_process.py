@@ -12,7 +12,6 @@ import os
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +38,7 @@ from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, tag_rows, token_rows, vector_rows
 from tests.scenarios.models import PartlyTrainedClassifier, VectorClassifier, tiny_bert_classifier, tiny_bert_tagger
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
-from tests.scenarios.trainers import StepwiseTrainer, plain_descent, quiet_trainer
+from tests.scenarios.trainers import StepwiseTrainer, plain_descent, quiet_trainer, warnings_logged
 
 RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 KINDS: tuple[type[Trainer], ...] = (Trainer, StepwiseTrainer)
@@ -363,11 +362,9 @@ def an_exact_loss_is_that_of_the_whole_batch_in_one_process(folder: Path) -> Non
                 logging_steps=1,
                 loss_normalization=normalization,
             )
-            with warnings.catch_warnings(record=True) as given:
-                warnings.simplefilter("always")
+            with warnings_logged("loss_normalization") as texts:
                 trainer.train()
             losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-            texts = [str(one.message) for one in given if "loss_normalization" in str(one.message)]
             found[normalization] = losses, weights_of(trainer), texts
         torch.manual_seed(0)
         whole = make(**without_dropout).train()

@@ -31,7 +31,7 @@ from transformers.models.auto import modeling_auto
 
 from littrainer.callbacks.progress import PrinterCallback
 from tests.scenarios.data import Rows
-from tests.scenarios.trainers import quiet_trainer
+from tests.scenarios.trainers import quiet_trainer, warnings_logged
 
 ROWS, TOKENS, VOCABULARY, CLASSES = 8, 7, 40, 3
 LAYOUTS = ((8, 1), (4, 2), (1, 8))
@@ -216,8 +216,7 @@ def step(model: Any, rows: list[Any], layout: tuple[int, int], normalization: st
         "loss_normalization": normalization,
         "train_sampling_strategy": "sequential",
     }
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as given:
-        warnings.simplefilter("always")
+    with tempfile.TemporaryDirectory() as folder, warnings_logged("loss_normalization") as texts:
         torch.manual_seed(0)
         random.seed(0)
         trainer = quiet_trainer(folder, model, given={"train_dataset": Rows(rows)}, **settings)
@@ -229,7 +228,6 @@ def step(model: Any, rows: list[Any], layout: tuple[int, int], normalization: st
             found.append((trainer._tr_loss.item(), _norm(model))) or norm(*args, **kwargs)
         )
         trainer.train()
-    texts = [str(one.message) for one in given if "loss_normalization" in str(one.message)]
     return *found[0], texts
 
 

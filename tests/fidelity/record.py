@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -13,9 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
-
-SECONDS = re.compile(r"_(runtime|per_second|model_preparation_time)$|_mem_cpu(_|$)")
-"""Keys whose values are wall time or bytes of the process: the key is compared, the value is not."""
 
 TORCH_FILES = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt", "pytorch_model.bin")
 
@@ -83,7 +79,7 @@ WITH_CHECKPOINTS = ("trainer_states", "json_files", "checkpoints")
 
 
 def plain(value: Any) -> Any:
-    """The value out of plain containers, arrays and numbers only, without wall times and sizes of the process."""
+    """The value out of plain containers, arrays and numbers only."""
     if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, Enum)):
         return value
     if isinstance(value, Enum):
@@ -93,7 +89,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
         return value
     if isinstance(value, dict):
-        return {key: "<seconds>" if SECONDS.search(str(key)) else plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, tuple):
         return tuple(plain(item) for item in value)
     if isinstance(value, list):

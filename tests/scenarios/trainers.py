@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +82,20 @@ def quiet_trainer(
         torch.manual_seed(0)
         model = VectorClassifier()
     return kind(model=model, args=quiet_arguments(folder, **changes), **keywords)
+
+
+@contextmanager
+def warnings_logged(part: str) -> Iterator[list[str]]:
+    """Collect what this package warns of in its logs with a part of a text."""
+    texts: list[str] = []
+
+    class Collecting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            texts.extend(text for text in [record.getMessage()] if part in text)
+
+    handler = Collecting(logging.WARNING)
+    logging.getLogger("littrainer").addHandler(handler)
+    try:
+        yield texts
+    finally:
+        logging.getLogger("littrainer").removeHandler(handler)

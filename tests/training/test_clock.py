@@ -77,6 +77,16 @@ def test_a_file_in_the_folder_of_the_run_asks_for_a_checkpoint_or_for_the_end(
     assert f"{name}: training saves" in caplog.text
 
 
+def test_a_file_of_an_earlier_training_is_deleted_with_a_warning(
+    tmp_path: Path, minutes: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "STOP").touch()
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [AMinuteAStep(minutes)]}, max_steps=3)
+    trainer.train()
+    assert trainer.state.global_step == 3 and not (tmp_path / "STOP").exists()
+    assert f"{tmp_path / 'STOP'} was there before this training began" in caplog.text
+
+
 def test_minutes_below_zero_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max_minutes"):
         quiet_trainer(tmp_path, max_minutes=-1)

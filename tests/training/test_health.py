@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from littrainer import Trainer, TrainerCallback, UnhealthyTrainingError
+from littrainer import EarlyStoppingCallback, Trainer, TrainerCallback, UnhealthyTrainingError
 from tests.scenarios.data import Rows, language_rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_gpt2
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
@@ -144,6 +144,32 @@ def test_optimizer_steps_without_a_single_label_are_told_with_their_share(
     assert len(shares) == 1 and shares[0].startswith("1 of 6 optimizer steps so far (16.7%)")
     others = [text for text in warnings_in(caplog) if text not in shares]
     assert len(others) == 1 and "first: the number of labels, which is 0 (all are -100)" in others[0]
+
+
+class Tagger(torch.nn.Module):
+    """Takes no count of labels, and divides by those of a row or by 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(64, 3)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:
+        losses = torch.nn.functional.cross_entropy(
+            self.embedding(input_ids).flatten(0, 1), labels.flatten(), reduction="sum"
+        )
+        return {"loss": losses / labels.ne(-100).sum().clamp(min=1)}
+
+
+def test_they_are_told_too_if_the_model_takes_no_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"input_ids": torch.tensor([6, 7]), "labels": torch.tensor([1, 2])} for _ in range(12)]
+    for row in rows[4:8]:
+        row["labels"] = torch.tensor([-100, -100])
+    changes = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2, "num_train_epochs": 1}
+    quiet_trainer(
+        tmp_path, Tagger(), given={"train_dataset": Rows(rows)}, train_sampling_strategy="sequential", **changes
+    ).train()
+    (told,) = [text for text in warnings_in(caplog) if "no label that counts" in text]
+    assert told.startswith("1 of 3 optimizer steps so far (33.3%)")
 
 
 def test_stop_saves_nothing_sick_and_its_error_has_the_facts(tmp_path: Path) -> None:
@@ -344,9 +370,76 @@ def test_going_back_again_and_again_ends_with_an_error(tmp_path: Path) -> None:
     trainer = numbered_trainer(
         tmp_path, Rows(rows), max_steps=20, on_nonfinite="rollback", train_sampling_strategy="sequential", **SAVING
     )
-    with pytest.raises(UnhealthyTrainingError, match="It is the 11th one since checkpoint-2"):
+    with pytest.raises(UnhealthyTrainingError, match=r"step 3: .* 10 batches have been left out at this step"):
         trainer.train()
     assert trainer.state.global_step == 2
+
+
+def test_many_batches_may_be_left_out_between_two_checkpoints(tmp_path: Path) -> None:
+    rows = vector_rows(108)
+    for row in rows[4::8]:
+        row["x"] = row["x"] * math.nan
+    trainer = numbered_trainer(
+        tmp_path,
+        Rows(rows),
+        num_train_epochs=1,
+        on_nonfinite="rollback",
+        train_sampling_strategy="sequential",
+        save_strategy="epoch",
+    )
+    trainer.train()
+    assert (len(trainer.session.health.left_out), trainer.state.global_step) == (13, 14)
+
+
+def test_metrics_of_a_training_that_went_back_are_those_of_its_whole_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("littrainer.training.run.time.time", lambda: now[0])
+
+    class ASecondAStep(TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            now[0] += 1
+
+    rows = rows_with_a_sick_one()
+    changes = {"max_steps": 8, "lr_scheduler_type": "constant", "train_sampling_strategy": "sequential", **LOGGING}
+    found = []
+    for data, way in ((rows, "rollback"), (rows[:12] + rows[16:], "warn")):
+        given = {"callbacks": [ASecondAStep()]}
+        trainer = numbered_trainer(
+            tmp_path / way, Rows(data), given, on_nonfinite=way, save_strategy="steps", save_steps=2, **changes
+        )
+        found.append(trainer.train().metrics)
+    # Steps 3 and 4 are begun a second time.
+    assert [one["train_runtime"] for one in found] == [10, 8]
+    assert found[0]["train_loss"] == pytest.approx(found[1]["train_loss"], rel=1e-6)
+    assert found[0]["train_steps_per_second"] == 0.8
+
+
+def test_early_stopping_forgets_what_it_has_counted_in_the_part_that_is_left_out(tmp_path: Path) -> None:
+    stopping, scores = EarlyStoppingCallback(early_stopping_patience=3), iter([0.5] * 8)
+    counted = {}
+
+    class Counts(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            counted.setdefault(state.global_step, []).append(stopping.early_stopping_patience_counter)
+
+    given = {"callbacks": [stopping, Counts()], "compute_metrics": lambda _: {"score": next(scores)}}
+    numbered_trainer(
+        tmp_path,
+        given={**given, "eval_dataset": Rows(vector_rows(4))},
+        max_steps=4,
+        on_nonfinite="rollback",
+        train_sampling_strategy="sequential",
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=2,
+        metric_for_best_model="score",
+        restore_callback_states_from_checkpoint=False,
+    ).train()
+    # The sick batch comes in step 4, and step 3 is taken twice.
+    assert counted == {1: [0], 2: [0], 3: [1, 1], 4: [2]}
 
 
 # ---- Spikes ----------------------------------------------------------------------------------------------------------
@@ -395,6 +488,17 @@ def test_what_cannot_be_carried_out_is_refused_before_training(
 ) -> None:
     with pytest.raises(ValueError, match=named):
         quiet_trainer(tmp_path, **changes)
+
+
+def test_an_optimizer_of_the_scripts_that_steps_in_the_backward_pass_is_refused_too(tmp_path: Path) -> None:
+    class Fused(torch.optim.SGD):
+        def fused_backward(self, loss: torch.Tensor, rate: float) -> None: ...
+
+    model = Numbered()
+    given = {"train_dataset": Rows(vector_rows(8)), "optimizers": (Fused(model.parameters(), 0.1), None)}
+    trainer = quiet_trainer(tmp_path, model, given=given, on_nonfinite="skip")
+    with pytest.raises(ValueError, match="leaves out steps, and Fused updates weights in the backward pass"):
+        trainer.train()
 
 
 def test_what_a_script_sets_later_is_refused_when_training_begins(tmp_path: Path) -> None:

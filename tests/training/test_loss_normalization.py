@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from tests.scenarios.models import (
     tiny_bert_tagger,
     tiny_gpt2,
 )
-from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
+from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer, warnings_logged
 
 ROWS = 10
 # The last window of an epoch is shorter, and its last micro-batch too, but for the first layout.
@@ -139,9 +138,9 @@ def seeded(make: Callable[[], Any]) -> Any:
 @pytest.mark.parametrize("name", HEADS)
 def test_losses_and_weights_are_the_same_for_each_layout(tmp_path: Path, name: str, kind: type[Trainer]) -> None:
     make, rows = HEADS[name]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with warnings_logged("loss_normalization") as texts:
         whole, *others = (seen_of(trained(tmp_path, seeded(make), rows(), one, kind=kind)) for one in LAYOUTS)
+    assert not texts
     assert len(whole["losses"]) == 3
     for other in others:
         torch.testing.assert_close(other, whole, rtol=2e-5, atol=1e-6)
@@ -165,10 +164,9 @@ def test_smoothed_labels_weigh_the_same_in_each_layout(tmp_path: Path) -> None:
 def warnings_of(
     folder: Path, model: Any, rows: list[Any], layout: tuple[int, int] = (2, 4), **changes: Any
 ) -> list[str]:
-    with warnings.catch_warnings(record=True) as given:
-        warnings.simplefilter("always")
+    with warnings_logged("loss_normalization") as texts:
         trained(folder, model, rows, layout, **{"normalization": "transformers", **changes})
-    return [str(one.message) for one in given if "loss_normalization" in str(one.message)]
+    return texts
 
 
 def test_a_head_whose_loss_depends_on_the_layout_is_warned_about_once_with_the_factor(tmp_path: Path) -> None:
@@ -196,9 +194,34 @@ def test_labels_that_do_not_weigh_the_same_are_warned_about(tmp_path: Path) -> N
     assert not warnings_of(tmp_path, Plain(), rows, (1, 4))
 
 
+class Questions(VectorClassifier):
+    """Its labels have other names, so that their number is not counted."""
+
+    def forward(self, x: Any, start_positions: Any = None, end_positions: Any = None, **kwargs: Any) -> Any:
+        found = super().forward(x, start_positions)
+        return {**found, "loss": (found["loss"] + super().forward(x, end_positions)["loss"]) / 2}
+
+
+@pytest.mark.parametrize("make", [VectorClassifier, Questions])
+def test_samples_that_do_not_weigh_the_same_are_warned_about(tmp_path: Path, make: Any) -> None:
+    rows = vector_rows(ROWS)
+    if make is Questions:
+        rows = [{"x": row["x"], "start_positions": row["labels"], "end_positions": 0} for row in rows]
+    changes = {"label_names": ["start_positions", "end_positions"]} if make is Questions else {}
+    (warning,) = warnings_of(tmp_path, make(), rows, (4, 3), **changes)
+    assert f"{make.__name__} returns means over the samples of a micro-batch" in warning
+    assert "weighs up to 2 times as much" in warning
+    assert not warnings_of(tmp_path, make(), rows, (5, 2), **changes)
+
+
 @pytest.mark.parametrize(
     ("make", "layout"),
-    [(CountingClassifier, (2, 4)), (VectorClassifier, (2, 4)), (KeywordClassifier, (4, 1))],
+    [
+        (CountingClassifier, (2, 4)),
+        (CountingClassifier, (4, 3)),
+        (VectorClassifier, (2, 4)),
+        (KeywordClassifier, (4, 1)),
+    ],
 )
 def test_a_head_that_is_right_is_not_warned_about(tmp_path: Path, make: Any, layout: tuple[int, int]) -> None:
     assert not warnings_of(tmp_path, make(), vector_rows(ROWS), layout)
@@ -242,8 +265,9 @@ def test_finding_out_changes_no_number(tmp_path: Path, monkeypatch: pytest.Monke
         trainer = trained(tmp_path, seeded(Draws), vector_rows(8), (2, 2), "transformers", max_steps=4)
         return trainer, [one.clone() for one in trainer.model.state_dict().values()]
 
-    with pytest.warns(UserWarning, match="Draws takes num_items_in_batch"):
+    with warnings_logged("Draws takes num_items_in_batch") as texts:
         tried, state = run()
+    assert len(texts) == 1
     # At most two forward passes of a micro-batch, before the first step.
     assert tried.model.passes == [False] * 2 + [True] * 8
     monkeypatch.setattr(step, "find_loss_head", lambda *_: LossHead())

@@ -392,27 +392,34 @@ def _check_best_model(args: ArgumentFields) -> None:
         )
 
 
-def check_health_arguments(args: Any) -> None:
-    """Refuse an `on_nonfinite` that the other arguments leave no room for; also when training begins.
+def check_health_arguments(args: Any, optimizer: Any = None) -> None:
+    """Refuse an `on_nonfinite`, and checkpoints to keep, that other arguments leave no room for; also in `train()`.
+
+    Parameters:
+        optimizer: the one that will step, if it is known.
 
     Raises:
         ValueError: names the arguments and what to change.
     """
     way, optim = args.on_nonfinite, str(_text(args.optim))
-    updates_in_backward = "layerwise" in optim or "lomo" in optim
+    named = f"optim={optim!r}" if optimizer is None else type(optimizer).__name__
+    in_backward = "layerwise" in optim or "lomo" in optim or hasattr(optimizer, "fused_backward")
+    saves_none = args.save_strategy == SaveStrategy.NO and args.save_minutes is None
     refused = (
-        (
-            ("rollback",),
-            args.save_strategy == SaveStrategy.NO and args.save_minutes is None,
-            'needs checkpoints, and save_strategy="no" saves none',
-        ),
+        (("rollback",), saves_none, 'needs checkpoints, and save_strategy="no" saves none'),
         (("rollback",), args.save_only_model, "needs optimizer states, and save_only_model=True does not save them"),
         (("skip", "rollback"), args.deepspeed, "looks at gradients before the step, and DeepSpeed's engine hides them"),
-        (("skip",), updates_in_backward, f"leaves out steps, and optim={optim!r} updates weights in the backward pass"),
+        (("skip",), in_backward, f"leaves out steps, and {named} updates weights in the backward pass"),
     )
     for ways, is_so, reason in refused:
         if way in ways and is_so:
             raise ValueError(f'on_nonfinite={way!r} {reason}. Change that, or choose on_nonfinite="warn" or "stop".')
+    for name, has_none, other in (
+        ("save_total_limit_best", saves_none, 'save_strategy="no"'),
+        ("keep_optimizer_states", args.save_only_model, "save_only_model=True"),
+    ):
+        if has_none and getattr(args, name) is not None:
+            raise ValueError(f"{name} has nothing to keep with {other}. Change that, or leave {name} out.")
 
 
 def check_loader_processes(args: ArgumentFields, names: Iterable[str] = WORKER_FIELDS) -> None:
@@ -431,11 +438,12 @@ def check_loader_processes(args: ArgumentFields, names: Iterable[str] = WORKER_F
             )
 
 
-def settle_global_batch_size(args: Any, batch_size: int | None = None) -> None:
+def settle_global_batch_size(args: Any, batch_size: int | None = None, is_of_dict: bool = False) -> None:
     """Let `gradient_accumulation_steps` follow from `global_batch_size`, if that is set; also when training begins.
 
     Parameters:
         batch_size: samples in a micro-batch of one process; by default what the arguments say.
+        is_of_dict: `gradient_accumulation_steps` may have followed from other sizes, by `to_dict()` of other arguments.
 
     Raises:
         ValueError: the sizes do not divide it, or `gradient_accumulation_steps` is given too.
@@ -446,19 +454,23 @@ def settle_global_batch_size(args: Any, batch_size: int | None = None) -> None:
     processes = _processes_with_batches(args)
     steps, left_over = divmod(total, size * processes)
     if left_over:
-        fitting = ", ".join(map(str, fitting_batch_sizes(args)))
-        advice = f"per_device_train_batch_size to one of {fitting}" if fitting else f"it to a multiple of {processes}"
+        fitting = fitting_batch_sizes(args)
+        nearest = [one for one in fitting if one < size][-2:] + [one for one in fitting if one > size][:2]
+        sizes = ", ".join(map(str, nearest))
+        advice = f"per_device_train_batch_size to one of {sizes}" if sizes else f"it to a multiple of {processes}"
         raise ValueError(
             f"global_batch_size={total} is not a multiple of {size * processes}, the {size} samples of a micro-batch "
             f"times the {processes} process(es). Set {advice}."
         )
-    given = args.gradient_accumulation_steps
-    if given not in (1, steps, args._derived_accumulation):
+    given, config = args.gradient_accumulation_steps, args.accelerator_config
+    # Copies by `dataclasses.replace` share the object.
+    derived = getattr(config, "derived_accumulation", ())
+    if given not in (1, steps, *derived) and not is_of_dict:
         raise ValueError(
             f"gradient_accumulation_steps={given} and global_batch_size={total} are both set, which asks for {steps} "
             "micro-batches in an optimizer step: leave one of them out."
         )
-    args.gradient_accumulation_steps = args._derived_accumulation = steps
+    args.gradient_accumulation_steps, config.derived_accumulation = steps, (*derived, steps)
 
 
 def fitting_batch_sizes(args: Any) -> list[int]:

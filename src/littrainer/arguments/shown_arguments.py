@@ -47,6 +47,9 @@ def as_text(value: Any) -> str:
 def _text(value: Any, is_nested: bool) -> str:
     if hasattr(value, "to_dict"):
         value = without_secrets(value.to_dict())
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        # Its own text would show secrets.
+        value = without_secrets({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
     if isinstance(value, dict):
         # What is off or absent is not shown.
         shown = {name: entry for name, entry in value.items() if entry is not None and entry is not False}

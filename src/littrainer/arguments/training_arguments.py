@@ -58,6 +58,8 @@ class Serialization(ProcessFacts):
         values = self.to_dict()
         values["train_batch_size"] = self.train_batch_size
         values["eval_batch_size"] = self.eval_batch_size
+        # Unset reads as false.
+        values["restore_callback_states_from_checkpoint"] = bool(self.restore_callback_states_from_checkpoint)
         kept = {bool, int, float, str}
         if "torch" in sys.modules:
             kept.add(sys.modules["torch"].Tensor)
@@ -130,13 +132,8 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
         check_values(self)
         # Left open, bars are drawn on terminals only.
         is_copy = was_normalized(self)
-        # What followed from global_batch_size, before it is looked at again.
-        derived = self.gradient_accumulation_steps if is_copy else None
-        self._derived_accumulation: int | None = vars(self).get("_derived_accumulation", derived)
+        is_of_dict = is_copy and isinstance(self.accelerator_config, dict)
         self._asked_for_bars: bool = self.disable_tqdm is False and not is_copy
-        restores = self.restore_callback_states_from_checkpoint
-        # Left open it reads as False, as in transformers, and early stopping alone goes on.
-        self._restores_patience: bool = vars(self).get("_restores_patience", restores is not False or is_copy)
         normalize(self, [*self._VALID_DICT_FIELDS, "lightning"])
         validate(self)
         # What contradicts itself is refused before a script loads its model.
@@ -148,7 +145,7 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
         self.mixed_precision: str = named or os.environ.get("ACCELERATE_MIXED_PRECISION") or "no"
         settle_sharding(self)
         if self.decides_the_run:
-            settle_global_batch_size(self)
+            settle_global_batch_size(self, is_of_dict=is_of_dict)
         self.deepspeed_plugin: Any | None = None
         self.hf_deepspeed_config: Any | None = None
         refuse_unsupported(self)

@@ -19,7 +19,10 @@ NO_METRICS = frozenset({"total_flos", "num_input_tokens_seen"})
 SPEED = "samples_per_second"
 COSTS = frozenset({"runtime", SPEED, "steps_per_second", "model_preparation_time", "jit_compilation_time"})
 MEMORY_PARTS = ("_mem_cpu_", "_mem_gpu_", "mem_cpu_", "mem_gpu_")
-NOT_REPEATED = re.compile(r"_(runtime|per_second|model_preparation_time|jit_compilation_time)$|(^|_)mem_[cg]pu_")
+# Names of what is measured, which is another number in each run.
+NOT_REPEATED = re.compile(
+    r"^speed/|_(runtime|per_second|model_preparation_time|jit_compilation_time)$|(^|_)mem_[cg]pu(_|$)"
+)
 MOST_NAMED = 5
 
 
@@ -118,13 +121,13 @@ def evaluation_sources(entries: Iterable[dict[str, Any]]) -> dict[str, str]:
     return sources
 
 
-def logged_values(entries: Iterable[Any]) -> dict[int, dict[str, Any]]:
-    """Return what was logged at each step but for times and memory, which are others in each run."""
-    found: dict[int, dict[str, Any]] = {}
+def logged_values(entries: Iterable[Any]) -> dict[tuple[int, str], Any]:
+    """Return what was logged, by step and name, but for times and memory, which are others in each run."""
+    found: dict[tuple[int, str], Any] = {}
     for entry in entries:
         if isinstance(entry, dict) and type(entry.get("step")) is int:
-            kept = {name: value for name, value in entry.items() if name != "step" and not NOT_REPEATED.search(name)}
-            found.setdefault(entry["step"], {}).update(kept)
+            names = [name for name in entry if name != "step" and not NOT_REPEATED.search(name)]
+            found |= {(entry["step"], name): entry[name] for name in names}
     return found
 
 

@@ -25,7 +25,7 @@ MANIFEST_NAMES = (MANIFEST_NAME, UNFINISHED_MANIFEST_NAME)
 MANIFEST_VERSION = 1
 # Bytes read at a time: large enough that summing them up leaves other threads to run, small enough for the cache.
 BYTES_AT_A_TIME = 1 << 20
-# From here on a file is summed up in a thread.
+# A thread costs more than it saves for a smaller one.
 BYTES_OF_A_LARGE_FILE = 1 << 22
 THREADS_OF_A_SEAL = 4
 # What file systems answer that cannot do it, some for folders only.
@@ -54,8 +54,7 @@ class Manifest:
 
     Parameters:
         files: their records by path, relative to the checkpoint's folder.
-        sequence: how many checkpoints of this run's folder had been written before it, whatever the clock said; None if
-            it is not known.
+        sequence: how many checkpoints of this run's folder had been written before it; None if it is not known.
         weights_are_finite: whether no weight is infinite or not a number; None if it is not known.
         is_thinned: whether what a resume needs besides the weights was deleted.
     """
@@ -226,14 +225,7 @@ class Seal:
         self._added: dict[str, tuple[Stamp, Future[FileRecord] | None, Future[None]]] = {}
 
     def add_all(self, smallest: int = BYTES_OF_A_LARGE_FILE) -> dict[str, Stamp]:
-        """Begin to seal the files in the folder, all of them complete, that are new or written again.
-
-        Parameters:
-            smallest: size in bytes of those that are; a thread costs more than it saves for a small one.
-
-        Returns:
-            the stamps of all files.
-        """
+        """Begin to seal complete files of at least so many bytes that are new or written again; return all stamps."""
         stamps = stamps_in(self.folder)
         for name, stamp in stamps.items():
             if stamp[0] >= smallest and (name not in self._added or self._added[name][0] != stamp):

@@ -22,6 +22,7 @@ from littrainer.checkpoint.layout import (
     SAFE_WEIGHTS_INDEX_NAME,
     SAFE_WEIGHTS_NAME,
     WEIGHTS_NAME,
+    checkpoint_step,
     holds_fsdp_weights,
     shards_of,
 )
@@ -477,7 +478,8 @@ def adapter_folders(folder: Path) -> dict[str, Path]:
     """Return the folders below a checkpoint that hold adapters, by adapter name; the checkpoint's own under `""`."""
     found = {"": folder} if _weights_file(folder) is not None else {}
     for entry in sorted(folder.iterdir()):
-        if entry.is_dir() and _weights_file(entry) is not None:
+        # A run's folder has checkpoints in it.
+        if entry.is_dir() and checkpoint_step(entry) is None and _weights_file(entry) is not None:
             found[entry.name] = entry
     return found
 

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from littrainer.callbacks.state import TrainerState, exported_states, is_exportable
-from littrainer.checkpoint.arguments_file import write_arguments
 from littrainer.checkpoint.atomic_write import StagedCheckpoint, name_final_folder
 from littrainer.checkpoint.checksums import BYTES_OF_A_LARGE_FILE
 from littrainer.checkpoint.distributed_save import parts_of_checkpoint, place_of
@@ -26,6 +25,7 @@ from littrainer.checkpoint.layout import (
     checkpoint_folder,
     resume_record_name,
 )
+from littrainer.checkpoint.run_record import write_arguments
 from littrainer.checkpoint.safe_loading import refuse_unsafe
 from littrainer.checkpoint.weights import names_of_sick, write_weights, writes_given_weights
 from littrainer.distributed.agreement import are_several, failing_together, from_each

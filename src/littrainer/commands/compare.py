@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from littrainer.arguments.shown_arguments import default_texts, is_same
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.weights import holds_weights
-from littrainer.commands.command_line import CommandParser, complain
+from littrainer.commands.command_line import BAD_INPUT, CommandParser, complain
 from littrainer.commands.differences import LogComparison, compare_logs, weight_gaps, weights_in
 from littrainer.commands.report_charts import ABSENT, training_charts
 from littrainer.commands.report_folders import FIRST_WEIGHTS, NothingToReport, Run, checkpoints_in, read_folders
@@ -20,7 +21,7 @@ DESCRIPTION = """\
 Show where two trainings differ: in their arguments, code, data, weights at the start, versions and environment; the
 first step at which they logged other values; their last metrics; and the largest difference of the weights in each
 layer. The folders may be those that transformers wrote, of which less is known. Exit status: 0 if logged values and
-weights are equal, 1 if they differ, 2 if a folder cannot be read.
+weights are equal, 1 if they differ, 2 if a folder cannot be read, or the runs have no step and no weights in common.
 """
 # They say where a run writes and what it is called.
 NAMES_OF_THE_RUN = frozenset({"output_dir", "logging_dir", "run_name", "local_rank"})
@@ -42,24 +43,39 @@ def main(words: Sequence[str]) -> int:
     try:
         runs, searches = read_folders(options.runs)
         if len(runs) != 2 or searches:
-            return complain("compare", "give the folders of two trainings; a search, or one folder twice, is not two")
-        logs, layers = compare_logs(runs[0].logged, runs[1].logged, {}, common_only=True), layers_of(*runs)
-        verdict, tables = verdict_on(logs, layers), tables_of(runs, logs, layers)
+            raise ValueError("give the folders of two trainings; a search, or one folder twice, is not two")
+        logs = compare_logs(runs[0].logged, runs[1].logged, {}, common_only=True)
+        places, layers = _layers_of(*runs)
+        status, verdict = _verdict_on(logs, layers)
+        tables = _tables_of(runs, logs, places, layers)
         notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
         print("\n\n".join([verdict, *(_as_text(*table) for table in tables), *notes]))
         if options.html is not None:
             write_whole(options.html, page(runs, [], training_charts(runs), verdict=verdict, tables=tables))
             print(f"\npage: {options.html}")
+        return status
     except (NothingToReport, ValueError, OSError) as error:
         return complain("compare", str(error))
-    return int(logs.step is not None or any(layers.values()))
+
+
+def _verdict_on(logs: LogComparison, layers: dict[str, float]) -> tuple[int, str]:
+    """Return the exit status, and in a sentence what came out."""
+    if logs.step is not None:
+        name, (one, other) = next(iter(logs.differing.items()))
+        told = f"The logs differ first at step {logs.step}: {name} is {one} and {other}."
+        return 1, f"{told} {logs.equal} values before it are equal."
+    if any(layers.values()):
+        return 1, f"The weights differ, and all {logs.equal} values that both have logged are equal."
+    if not logs.equal and not layers:
+        return BAD_INPUT, "The runs cannot be compared: no step was logged by both, and not both have weights."
+    return 0, f"Equal: {logs.equal} logged values{' and all weights' if layers else ''}."
 
 
 def causes(one: Run, other: Run) -> list[tuple[str, str, str]]:
     """Return what was not the same from the start: its name, and both values."""
     found = []
     if one.arguments is not None and other.arguments is not None:
-        left, right = ({**default_texts(), **(run.arguments or {})} for run in (one, other))
+        left, right = ({**default_texts(), **arguments} for arguments in (one.arguments, other.arguments))
         # One side may have arguments that the other side does not know.
         names = [name for name in left if name in right and name not in NAMES_OF_THE_RUN]
         found = [(name, left[name], right[name]) for name in names if not is_same(left[name], right[name])]
@@ -71,78 +87,53 @@ def causes(one: Run, other: Run) -> list[tuple[str, str, str]]:
     return found
 
 
-def _have_noted(*runs: Run) -> bool:
-    return all("littrainer" in run.environment for run in runs)
-
-
-def layers_of(*runs: Run) -> dict[str, float]:
-    """Return the largest difference of the weights in each layer; of none if one of the runs has no weights.
-
-    Raises:
-        ValueError: a file of weights is damaged.
-    """
-    # The run's folder, under no name, and its checkpoints, the newest first.
-    places = [{"": run.folder} | {path.name: path for path in reversed(checkpoints_in(run.folder))} for run in runs]
-    one, other = ({name: path for name, path in found.items() if holds_weights(path)} for found in places)
-    if not one or not other:
-        return {}
-    name = next((name for name in one if name in other), None)
-    chosen = [next(iter(found.values())) if name is None else found[name] for found in (one, other)]
+def _layers_of(one: Run, other: Run) -> tuple[str, dict[str, float]]:
+    """Return which folders have the weights that were compared, and the largest difference in each layer."""
+    # The folder of a run, and its checkpoints, the newest first.
+    found = [[run.folder, *reversed(checkpoints_in(run.folder))] for run in (one, other)]
+    pairs = [*itertools.product(*(filter(holds_weights, folders) for folders in found))]
+    if not pairs:
+        return "", {}
+    common = [pair for pair in pairs if pair[0].relative_to(one.folder) == pair[1].relative_to(other.folder)]
+    left, right = [*common, *pairs][0]
     layers: dict[str, float] = {}
-    for weight, gap in weight_gaps(*map(weights_in, chosen)).items():
+    for weight, gap in weight_gaps(weights_in(left), weights_in(right)).items():
         layer = LAYER.match(weight)[0]  # type: ignore[index]
         layers[layer] = max(layers.get(layer, 0.0), gap)
-    return layers
+    return f"{left} and {right}", layers
 
 
-def not_compared(one: Run, other: Run, layers: dict[str, float]) -> list[tuple[str, str]]:
-    """Return what could not be compared, and why."""
-    found = []
-    if not _have_noted(one, other):
-        found.append(("code, data, versions, environment", f"one of the runs has no {RUN_RECORD_NAME} that notes them"))
-    steps, others = one.logged.keys(), other.logged.keys()
-    if steps != others:
-        why = f"of {len(steps)} and {len(others)}, {len(steps & others)} are common"
-        found.append(("steps that one run alone has logged", why))
-    if not layers:
-        found.append(("weights", "one of the runs has none in its folder or its checkpoints"))
-    return found
-
-
-def verdict_on(logs: LogComparison, layers: dict[str, float]) -> str:
-    """Say in a sentence what came out."""
-    if logs.step is not None:
-        name, (one, other) = next(iter(logs.differing.items()))
-        told = f"The logs differ first at step {logs.step}: {name} is {one} and {other}"
-        return f"{told}. {logs.equal} values before it are equal."
-    if any(layers.values()):
-        return f"The weights differ, and all {logs.equal} values that both have logged are equal."
-    return f"Equal: {logs.equal} logged values{' and all weights' if layers else ''}."
-
-
-def tables_of(runs: Sequence[Run], logs: LogComparison, layers: dict[str, float]) -> list[Table]:
-    """Return what was found as tables: the first difference, what differs from the start, last values and layers."""
+def _tables_of(runs: Sequence[Run], logs: LogComparison, places: str, layers: dict[str, float]) -> list[Table]:
+    """Return the first difference, what differs from the start, last values and layers as tables."""
     names = [run.name for run in runs]
-    tables: list[Table] = []
-    if logs.step is not None:
-        rows = [(name, *map(str, pair)) for name, pair in logs.differing.items()]
-        tables.append((f"First difference, at step {logs.step}", ("", *names), rows))
-    found = causes(runs[0], runs[1]) or [("nothing that is known", "", "")]
-    tables.append(("What differs from the start", ("", *names), found))
-    ends = [{name: value for values in run.logged.values() for name, value in values.items()} for run in runs]
+    first = [(name, *map(str, pair)) for name, pair in logs.differing.items()]
+    ends = [{name: value for (_, name), value in run.logged.items()} for run in runs]
     metrics = [
         (name, f"{value:.8g}", f"{ends[1][name]:.8g}", f"{ends[1][name] - value:+.3g}")
         for name, value in ends[0].items()
         if isinstance(value, (int, float)) and isinstance(ends[1].get(name), (int, float))
     ]
-    tables.append(("Last values", ("", *names, "difference"), metrics))
     differing = sorted(((name, gap) for name, gap in layers.items() if gap), key=lambda layer: -layer[1])
-    if differing:
-        title = f"Weights: {len(differing)} of {len(layers)} layers differ"
-        texts = [(name, f"{gap:.3g}" if math.isfinite(gap) else "another shape, or nan") for name, gap in differing]
-        tables.append((title, ("layer", "largest difference"), texts))
-    left_out = not_compared(runs[0], runs[1], layers)
-    return [*tables, ("Not compared", ("what", "why"), left_out)] if left_out else tables
+    gaps = [(name, f"{gap:.3g}" if math.isfinite(gap) else "another shape, or nan") for name, gap in differing]
+    one, other = ({step for step, _ in run.logged} for run in runs)
+    parts = [
+        (_have_noted(*runs), "code, data, versions, environment", f"one of the runs has no {RUN_RECORD_NAME}"),
+        (one == other, "steps of one run alone", f"of {len(one)} and {len(other)}, {len(one & other)} are common"),
+        (layers, "weights", "one of the runs has none in its folder or its checkpoints"),
+    ]
+    left_out = [(what, why) for is_compared, what, why in parts if not is_compared]
+    tables: list[Table] = [
+        (f"First difference, at step {logs.step}", ("", *names), first),
+        ("What differs from the start", ("", *names), causes(*runs) or [("nothing that is known", "", "")]),
+        ("Last values", ("", *names, "difference"), metrics),
+        (f"Weights in {places}: {len(gaps)} of {len(layers)} layers differ", ("layer", "largest difference"), gaps),
+        ("Not compared", ("what", "why"), left_out),
+    ]
+    return [table for table in tables if table[2]]
+
+
+def _have_noted(*runs: Run) -> bool:
+    return all("littrainer" in run.environment for run in runs)
 
 
 def _as_text(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

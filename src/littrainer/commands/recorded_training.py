@@ -8,10 +8,8 @@ transformers' Trainer has nothing else; and it changes classes when the script i
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
-import importlib.abc
 import os
 import random
 import runpy
@@ -31,28 +29,24 @@ SEED = 0
 TRACKERS = ("transformers.integrations.", "littrainer.tracking.")
 
 
-class TrainingRecordedError(BaseException):
-    """Ends the script, past its `except Exception`."""
+def change_when_imported(changes: dict[str, Callable[[Any], Any]]) -> None:
+    """Let functions have modules, by their names, as soon as these have been loaded."""
 
-
-class ChangingFinder(importlib.abc.MetaPathFinder):
-    """Hands modules to functions, by their names, when they have been loaded."""
-
-    def __init__(self, changes: dict[str, Callable[[Any], Any]]) -> None:
-        self.changes = changes
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        """Return the spec that other finders have, with a loader that changes the module."""
-        found = (one.find_spec(fullname, path, target) for one in sys.meta_path if one is not self)
-        spec: Any = next(filter(None, found), None) if fullname in self.changes else None
+    def find_spec(fullname: str, path: Any = None, target: Any = None) -> Any:
+        found = (one.find_spec(fullname, path, target) for one in sys.meta_path if one is not finder)
+        spec: Any = next(filter(None, found), None) if fullname in changes else None
         if spec is not None:
             execute = spec.loader.exec_module
-            spec.loader.exec_module = lambda module: (execute(module), self.changes[fullname](module))
+            spec.loader.exec_module = lambda module: (execute(module), changes[fullname](module))
         return spec
 
+    finder: Any = types.SimpleNamespace(find_spec=find_spec)
+    sys.meta_path.insert(0, finder)
 
-def redirected(method: Any, folder: str) -> Any:
-    """Return a method that first lets the arguments which it has, or is, write into the folder and nowhere else."""
+
+def redirect(kind: Any, name: str, folder: str) -> None:
+    """Let a method first make the arguments which it has, or is, write into the folder and nowhere else."""
+    method = getattr(kind, name)
 
     @functools.wraps(method)
     def redirect_and_call(self: Any, *given: Any, **named: Any) -> Any:
@@ -61,14 +55,15 @@ def redirected(method: Any, folder: str) -> Any:
                 args.output_dir, args.push_to_hub, args.report_to = folder, False, []
         return method(self, *given, **named)
 
-    return redirect_and_call
+    setattr(kind, name, redirect_and_call)
 
 
-def recorded(train: Any, callbacks: str, steps: int) -> Any:
-    """Return a `train()` that takes a few steps, logs each, evaluates, saves, and ends the script."""
+def record(trainer: Any, callbacks: str, steps: int) -> None:
+    """Let `train()` take a few steps, log each, evaluate, save, and end the script."""
+    train = trainer.train
 
     @functools.wraps(train)
-    def train_recorded(self: Any, *given: Any, **named: Any) -> None:
+    def train_and_end(self: Any, *given: Any, **named: Any) -> None:
         args, listeners = self.args, self.callback_handler.callbacks
         args.logging_strategy, args.logging_steps = type(args.logging_strategy)("steps"), 1
         of_trackers = [one for one in listeners if any(c.__module__.startswith(TRACKERS) for c in type(one).__mro__)]
@@ -80,9 +75,9 @@ def recorded(train: Any, callbacks: str, steps: int) -> Any:
         train(self, *given, **{name: None if value is True else value for name, value in named.items()})
         self.save_model()
         self.save_state()
-        raise TrainingRecordedError
+        sys.exit()
 
-    return train_recorded
+    trainer.train = train_and_end
 
 
 def ending(base: Any, steps: int, evaluates: bool) -> Any:
@@ -108,38 +103,33 @@ def ending(base: Any, steps: int, evaluates: bool) -> Any:
 def main(side: str, steps: str, folder: str, *program: str) -> None:
     """Run the program, which is a script, or `-m` and a module, with its arguments."""
     arguments, trainer, callbacks = MODULES[side]
-
-    def change_arguments(module: Any) -> None:
-        module.TrainingArguments.__post_init__ = redirected(module.TrainingArguments.__post_init__, folder)
+    refusal = "The script imports its Trainer from littrainer, so there is none of transformers to compare with."
 
     def change_trainer(module: Any) -> None:
-        module.Trainer.__init__ = redirected(module.Trainer.__init__, folder)
-        module.Trainer.train = redirected(recorded(module.Trainer.train, callbacks, int(steps)), folder)
-
-    def refuse(module: Any) -> None:
-        sys.exit("The script imports its Trainer from littrainer, so there is none of transformers to compare with.")
+        record(module.Trainer, callbacks, int(steps))
+        redirect(module.Trainer, "train", folder)
+        redirect(module.Trainer, "__init__", folder)
 
     # Many scripts make their model before they seed anything.
     random.seed(SEED)
     changes: dict[str, Callable[[Any], Any]] = {
         "torch": lambda torch: torch.manual_seed(SEED),
         "numpy.random": lambda numpy: numpy.seed(SEED),
-        MODULES[LITTRAINER][1]: refuse,
-        arguments: change_arguments,
+        MODULES[LITTRAINER][1]: lambda _: sys.exit(refusal),
+        arguments: lambda module: redirect(module.TrainingArguments, "__post_init__", folder),
         trainer: change_trainer,
     }
-    sys.meta_path.insert(0, ChangingFinder(changes))
+    change_when_imported(changes)
     if side == TRANSFORMERS:
         # `import littrainer.auto` would redirect the script.
         sys.modules["littrainer.auto"] = types.ModuleType("littrainer.auto")
     is_module = program[0] == "-m"
     sys.argv = list(program[is_module:])
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(program[0]))
-    with contextlib.suppress(TrainingRecordedError):
-        if is_module:
-            runpy.run_module(program[1], run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(program[0], run_name="__main__")
+    if is_module:
+        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(program[0], run_name="__main__")
 
 
 if __name__ == "__main__":

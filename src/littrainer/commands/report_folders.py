@@ -71,8 +71,8 @@ class Run:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def logged(self) -> dict[int, dict[str, Any]]:
-        """What was logged at each step, as `logged_values` returns it."""
+    def logged(self) -> dict[tuple[int, str], Any]:
+        """What was logged by step and name, as `logged_values` returns it."""
         return logged_values(self.state.log_history)
 
     @property
@@ -234,7 +234,7 @@ def _add_arguments(run: Run) -> None:
     try:
         if path.name == TRAINING_ARGS_NAME:
             # It loads torch, which most reports do without.
-            from littrainer.checkpoint.arguments_file import read_arguments
+            from littrainer.checkpoint.run_record import read_arguments
 
             run.arguments = read_arguments(path)
             return

@@ -8,99 +8,104 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import math
+import random
 from collections.abc import Sequence
+from contextlib import suppress
 from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils.data import IterableDataset
 
 from littrainer.data.loaders import length_of
 from littrainer.errors.lazy_isinstance import is_a
 
-# Of each list, table and dict, of each tensor and array, and of each parameter of a model: evenly spread.
-MOST_ITEMS, MOST_NUMBERS, MOST_NUMBERS_OF_A_PARAMETER = 1000, 65_536, 64
-# Of an image or a text; of all, so that a run begins without delay; and how deeply objects are searched.
-LONGEST_TEXT, MOST_BYTES, DEEPEST = 4096, 8_000_000, 7
-# What reading an object counts for besides its bytes.
-BYTES_OF_AN_OBJECT = 64
+# Rows, or items of one list, table or dict; numbers of one tensor or array: evenly spread.
+MOST_ITEMS, MOST_NUMBERS = 1000, 65_536
+# Objects at one depth; items, numbers and letters of all of them, so that a run begins without delay; and depths.
+MOST_OBJECTS, MOST_AT_A_DEPTH, DEPTHS = 50_000, 4_000_000, 8
 PLAIN = {type(None), bool, int, float, complex}
 
 
 def described(dataset: Any) -> dict[str, Any]:
     """Return a dataset's class, its rows, and a fingerprint of up to 1,000 of them; of a stream the class alone."""
-    if isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__getitem__"):
-        return {"class": type(dataset).__name__, "rows": None, "fingerprint": None}
-    return {"class": type(dataset).__name__, "rows": length_of(dataset), "fingerprint": fingerprint(dataset)}
+    is_stream = isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__getitem__")
+    rows, found = (None, None) if is_stream else (length_of(dataset), fingerprint(dataset))
+    return {"class": type(dataset).__name__, "rows": rows, "fingerprint": found}
 
 
 def described_model(model: torch.nn.Module) -> dict[str, Any]:
-    """Return a model's class, how many parameters it has, and a fingerprint of some numbers of each."""
+    """Return a model's class, how many parameters it has, and a fingerprint of some numbers of them."""
     parameters = dict(model.named_parameters())
-    sample = {name: _sample(parameter, MOST_NUMBERS_OF_A_PARAMETER) for name, parameter in parameters.items()}
-    count = sum(parameter.numel() for parameter in parameters.values())
-    return {"class": type(model).__name__, "parameters": count, "fingerprint": fingerprint(sample)}
+    count = sum(one.numel() for one in parameters.values() if not is_lazy(one))
+    return {"class": type(model).__name__, "parameters": count, "fingerprint": fingerprint(parameters)}
 
 
 def fingerprint(value: Any) -> str:
     """Return twelve letters that stand for what an object holds."""
-    digest, bytes_left = hashlib.blake2b(digest_size=6), MOST_BYTES
-    # With how deeply they lie in the object; one that holds itself ends at the deepest.
-    waiting: list[tuple[Any, int]] = [(value, 0)]
-    while waiting and bytes_left > 0:
-        one, depth = waiting.pop()
-        content, inner = _content(one)
-        if PLAIN.issuperset(map(type, inner)):
-            content += repr(inner).encode()
-        elif depth < DEEPEST:
-            waiting += zip(reversed(inner), itertools.repeat(depth + 1))
-        digest.update(content)
-        bytes_left -= len(content) + BYTES_OF_AN_OBJECT
+    digest, objects = hashlib.blake2b(digest_size=6), [value]
+    for _ in range(DEPTHS):
+        if len(objects) > MOST_OBJECTS:
+            # Every so many-th could be the same column of each row.
+            objects = random.Random(0).sample(objects, MOST_OBJECTS)
+        content, objects = _content(objects)
+        digest.update(repr(content).encode("utf-8", "backslashreplace"))
     return digest.hexdigest()
 
 
-def _content(one: Any) -> tuple[bytes, Sequence[Any]]:
-    """Return what stands for an object itself, and the objects in it."""
-    kind = type(one)
-    if kind in PLAIN:
-        return repr(one).encode(), ()
-    if isinstance(one, (str, bytes)):
-        return repr((len(one), one[:LONGEST_TEXT])).encode("utf-8", "backslashreplace"), ()
-    name = kind.__qualname__.encode()
-    if isinstance(one, torch.Tensor):
-        numbers = _sample(one, MOST_NUMBERS).view(torch.uint8).numpy().tobytes()
-        return name + f"{one.dtype}{tuple(one.shape)}".encode() + numbers, ()
-    if isinstance(one, (np.ndarray, np.generic)):
-        array = np.asarray(one).reshape(-1)[_spread(one.size, MOST_NUMBERS)]
-        name += f"{one.dtype}{one.shape}".encode()
-        return (name, array.tolist()) if one.dtype.hasobject else (name + array.tobytes(), ())
-    if isinstance(one, (list, tuple)):
-        # Not by a method of a subclass.
-        base: Any = list if isinstance(one, list) else tuple
-        return name + str(base.__len__(one)).encode(), base.__getitem__(one, _spread(base.__len__(one)))
-    if isinstance(one, dict):
-        return name, [*itertools.chain(*itertools.islice(dict.items(one), MOST_ITEMS))]
-    if is_a(one, "datasets.Dataset"):
-        from datasets.formatting import query_table
+def _content(objects: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Return what stands for the objects of one depth, and the objects in them."""
+    content: list[Any] = []
+    inner: list[Any] = []
+    share = 1 + MOST_AT_A_DEPTH // (len(objects) or 1)
+    # From so many on every second is read, from twice as many on every third.
+    many_items, many_numbers = 1 + min(MOST_ITEMS, share), 1 + min(MOST_NUMBERS, share)
+    for one in objects:
+        kind = type(one)
+        own: Any = None
+        items: list[Any] = []
+        if kind in PLAIN:
+            own = one
+        elif isinstance(one, (str, bytes)):
+            own = len(one), one[:share]
+        elif isinstance(one, torch.Tensor):
+            own = _numbers(one, many_numbers)
+        elif isinstance(one, (np.ndarray, np.generic)):
+            sample = np.asarray(one).reshape(-1)[:: 1 + one.size // many_numbers]
+            own = str(one.dtype), one.shape, b"" if one.dtype.hasobject else sample.tobytes()
+            items = sample.tolist() if one.dtype.hasobject else []
+        elif isinstance(one, (list, tuple)):
+            # Not by a method of a subclass.
+            base: Any = list if isinstance(one, list) else tuple
+            own = base.__len__(one)
+            items = [*base.__getitem__(one, slice(None, None, 1 + own // many_items))]
+        elif isinstance(one, dict):
+            pairs = [*dict.items(one)]
+            own, items = len(pairs), [*itertools.chain(*pairs[:: 1 + len(pairs) // many_items])]
+        elif is_a(one, "datasets.Dataset"):
+            from datasets.formatting import query_table
 
-        # From the table nothing is decoded and no transform runs.
-        rows = range(len(one))[_spread(len(one))]
-        return name, [item for row in rows for item in query_table(one.data, row, indices=one._indices).to_pylist()]
-    entries = getattr(one, "__dict__", None)
-    # A class has no dict there, and a module or a function holds no data.
-    return name, [entries] if isinstance(entries, dict) and not isinstance(one, (ModuleType, FunctionType)) else ()
+            # From the table nothing is decoded and no transform runs.
+            rows = range(0, len(one), 1 + len(one) // many_items)
+            items = [query_table(one.data, rows, indices=one._indices).to_pydict()]
+        elif not isinstance(one, (type, ModuleType, FunctionType)):
+            # What a class, a module or a function holds is no data.
+            items = [getattr(one, "__dict__", None)]
+        if PLAIN.issuperset(map(type, items)):
+            own, items = (own, items), []
+        content.append((kind.__qualname__, own))
+        inner += items
+    return content, inner
 
 
-def _sample(tensor: torch.Tensor, most: int) -> torch.Tensor:
-    """Return numbers that are spread over a tensor, on the CPU; none if it has none here."""
+def _numbers(tensor: torch.Tensor, many: int) -> tuple[Any, ...]:
+    """Return dtype, shape and numbers of a tensor; nothing of one whose numbers cannot be read here."""
     # A tensor that is split between processes has another class.
-    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    if tensor.is_meta or tensor.layout is not torch.strided:
-        return torch.empty(0)
-    return tensor.detach().reshape(-1)[_spread(tensor.numel(), most)].cpu().contiguous()
-
-
-def _spread(length: int, most: int = MOST_ITEMS) -> slice:
-    return slice(None, None, max(1, math.ceil(length / most)))
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    # It may be on the meta device, sparse, lazy or quantized.
+    with suppress(RuntimeError, ValueError):
+        sample = local.detach().reshape(-1)[:: 1 + local.numel() // many].cpu().contiguous()
+        return str(tensor.dtype), tuple(tensor.shape), sample.view(torch.uint8).numpy().tobytes()
+    return ()

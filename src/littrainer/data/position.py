@@ -53,44 +53,18 @@ NESTED = ("_ex_iterable", "ex_iterable", "ex_iterables")
 ORDER_ATTRIBUTES = ("initial_seed", "batch_size")
 
 
-class ExactStreamState:
-    """The state of a stream that implements `state_dict` and `load_state_dict`, where the state tells everything."""
+def exact_stream_in(loader: Any) -> Any:
+    """A loader's dataset whose `state_dict` tells everything; None if what was read has to be read again.
 
-    def __init__(self, dataset: Any):
-        self.dataset = dataset
-        self._can_be_stored: bool | None = None
-
-    @classmethod
-    def of(cls, loader: Any) -> ExactStreamState | None:
-        """That of a loader's dataset; None where what has been read has to be read again to go on exactly.
-
-        Workers read copies of the dataset, whose states do not come back; a shuffle buffer's state lacks its samples.
-        """
-        dataset = getattr(loader, "dataset", None)
-        tells = callable(getattr(dataset, "state_dict", None)) and callable(getattr(dataset, "load_state_dict", None))
-        if not tells or not isinstance(loader, DataLoader) or not isinstance(dataset, IterableDataset):
-            return None
-        return None if loader.num_workers or holds_samples_back(dataset) else cls(dataset)
-
-    def save(self) -> Any:
-        """The state now; None where it holds more than tensors, numbers, texts and containers of them."""
-        if self._can_be_stored is False:
-            return None
-        # A stream may go on changing what it returned.
-        state = copy.deepcopy(self.dataset.state_dict())
-        if self._can_be_stored is None:
-            self._can_be_stored = loads_safely(state)
-            if not self._can_be_stored:
-                logger.warning(
-                    "%s.state_dict() holds objects that no checkpoint stores: resuming will read the stream again "
-                    "up to where it stood. Return tensors, numbers, texts and containers of them to avoid that.",
-                    type(self.dataset).__name__,
-                )
-        return state if self._can_be_stored else None
+    Workers read copies of the dataset, whose states do not come back; a shuffle buffer's state lacks its samples.
+    """
+    dataset = getattr(loader, "dataset", None)
+    is_read_here = isinstance(loader, DataLoader) and isinstance(dataset, IterableDataset) and not loader.num_workers
+    return dataset if is_read_here and keeps_its_state(dataset) and not holds_samples_back(dataset) else None
 
 
 def keeps_its_state(loader: Any) -> bool:
-    """Whether a loader of the script reads on from its state, by the protocol of torchdata's StatefulDataLoader."""
+    """Whether a stream, or a loader of the script as torchdata's StatefulDataLoader, reads on from its state."""
     return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
 
 
@@ -116,11 +90,7 @@ def holds_samples_back(dataset: Any) -> bool:
 
 
 def skips_by_index(loader: Any) -> bool:
-    """Whether the first batches of a loader can be left out without being read.
-
-    True for DataLoaders over map-style data, also of the script's own class, as long as their batches are those of
-    their batch sampler.
-    """
+    """Whether the first batches of a loader can be left out unread: the batches are those of its batch sampler."""
     return (
         _reads_as_torch(loader) and not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler is not None
     )
@@ -268,13 +238,10 @@ class LaterRows(IterableDataset[Any]):
     Parameters:
         dataset: the stream, or the sampler.
         rows: rows to leave out, for each worker that reads a stream.
-
-    Attributes:
-        left_out: rows that are left out of the iteration that goes on.
     """
 
     def __init__(self, dataset: Any, rows: list[int]):
-        self.dataset, self.rows, self.left_out = dataset, rows, 0
+        self.dataset, self.rows = dataset, rows
         self.generator = getattr(dataset, "generator", None)
 
     def set_epoch(self, epoch: int) -> None:
@@ -282,8 +249,8 @@ class LaterRows(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         worker = getattr(get_worker_info(), "id", 0)
-        self.left_out, self.rows = (self.rows[worker] if worker < len(self.rows) else 0), []
-        return islice(iter(self.dataset), self.left_out, None)
+        left_out, self.rows = sum(self.rows[worker : worker + 1]), []
+        return islice(iter(self.dataset), left_out, None)
 
     def __len__(self) -> int:
         return max(len(self.dataset) - sum(self.rows), 0)
@@ -342,7 +309,8 @@ class DataProgress:
         self.point: ResumePoint | None = None
         self.workers = WorkerStates()
         self._loader = loader
-        self._stream: ExactStreamState | None = None
+        self._stream: Any = None
+        self._has_told_of_states = False
         self._epoch_start: HostStates | None = None
         self._generators_at_start: dict[str, torch.Tensor] = {}
         self._workers_at_start: dict[int, HostStates] = {}
@@ -350,8 +318,7 @@ class DataProgress:
         self._stream_before_ahead: Any = None
         self._latest_before_ahead: dict[int, HostStates] | None = None
         self._common_end = CommonEnd()
-        self._batches_watched = 0
-        self._batches_in_hand = 0
+        self._batches_watched = self._batches_in_hand = 0
         self.data_has_ended = False
         self._drawn_from: set[str] = set()
         # Whether the order follows the seed of the training that wrote the checkpoint, and not of this one.
@@ -384,14 +351,13 @@ class DataProgress:
                 "generators": generator_states(self._loader),
                 "workers_at_start": dict(self.workers.latest) if lives_on else {},
             }
-        dispatch = self._dispatch
         # After an interrupt within a step, batches have been read that are not yet trained on.
         is_at_step_end = batches_done == self._batches_in_hand
+        dispatch, stream = self._dispatch, self._stream if is_at_step_end else None
         if self._change is not None:
             common["layout_change"] = asdict(self._change)
         if is_at_step_end and keeps_its_state(self._loader):
-            state = self._loader.state_dict()
-            common["loader"] = state if loads_safely(state) else None
+            common["loader"] = self._storable(self._loader, self._loader.state_dict())
         return {
             **common,
             "rows": self._rows_trained(batches_done),
@@ -400,11 +366,23 @@ class DataProgress:
             "generators": self._generators_at_start,
             "workers_at_start": self._workers_at_start,
             "before_ahead": self._all_before_ahead() if is_at_step_end else None,
-            "stream": self._stream_before_ahead if is_at_step_end else None,
+            "stream": None if stream is None else self._storable(stream, self._stream_before_ahead),
             "workers": self._workers_before_ahead() if is_at_step_end else {},
             "dispatch": None if dispatch is None else dispatch.state(),
             "sharing": getattr(self._loader, "sharing", None),
         }
+
+    def _storable(self, source: Any, state: Any) -> Any:
+        if loads_safely(state):
+            return state
+        if not self._has_told_of_states:
+            self._has_told_of_states = True
+            logger.warning(
+                "%s.state_dict() holds objects that no checkpoint stores: resuming will read the data again up to "
+                "where it stood. Return tensors, numbers, texts and containers of them to avoid that.",
+                type(source).__name__,
+            )
+        return None
 
     def rows_of_batch(self, epoch: int, number: int, is_current: bool) -> list[int] | None:
         """The indices of a batch's rows, which are drawn once more; None for streams and for samplers of a script.
@@ -415,8 +393,7 @@ class DataProgress:
         """
         loader = self._loader
         # Of an earlier epoch it is not known any more where another layout began.
-        is_cut = self._was_changed and not is_current
-        if not skips_by_index(loader) or self._dispatch is not None or is_cut:
+        if not skips_by_index(loader) or self._dispatch is not None or (self._was_changed and not is_current):
             return None
         batches, sampler = loader.batch_sampler, _owners_of_generators(loader)["sampler"]
         while isinstance(batches, LaterBatches):
@@ -444,10 +421,9 @@ class DataProgress:
                 tell_epoch(epoch_then, sampler)
 
     def _rows_trained(self, batches_done: int) -> list[int] | None:
-        change = self._change
-        rows = rows_in(self._loader, batches_done - (0 if change is None else change.batches))
-        before = [] if change is None else change.rows
-        return [sum(pair) for pair in zip(before, rows, strict=True)] if rows and before else rows
+        change = self._change or LayoutChange([], 0, 0, 0.0)
+        rows = rows_in(self._loader, batches_done - change.batches)
+        return [sum(pair) for pair in zip(change.rows, rows, strict=True)] if rows and change.rows else rows
 
     @property
     def _dispatch(self) -> Any:
@@ -509,7 +485,7 @@ class DataProgress:
         """Whether the state of a stream, or of a loader of the script's own, stands for what has been read."""
         if kept.get("loader") is not None and kept.get("num_workers") == getattr(loader, "num_workers", 0):
             return keeps_its_state(loader)
-        return kept.get("stream") is not None and ExactStreamState.of(loader) is not None
+        return kept.get("stream") is not None and exact_stream_in(loader) is not None
 
     def begin(self, loader: Any, make_iterator: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Begin an epoch: an iterator over its batches, or over those that are left of it."""
@@ -539,9 +515,9 @@ class DataProgress:
         self._batches_in_hand = point.batches if point is not None else 0
         # What reading draws from was seen in the first epoch; one batch of each later one says whether that changed.
         self._batches_watched = min(self._batches_watched, WATCHED_BATCHES - 1)
-        self._stream = ExactStreamState.of(loader) if self._reads else None
+        self._stream = exact_stream_in(loader) if self._reads else None
         if self._stream is not None and kept.get("stream") is not None:
-            self._stream.dataset.load_state_dict(kept["stream"])
+            self._stream.load_state_dict(kept["stream"])
         if self._dispatch is not None and point is not None:
             self._dispatch.resume(kept.get("dispatch"))
         if kept.get("loader") is not None and self._goes_on_from_state(loader, kept):
@@ -596,7 +572,8 @@ class DataProgress:
             python=is_watched or "python" in self._drawn_from, numpy=is_watched or "numpy" in self._drawn_from
         )
         if self._stream is not None:
-            self._stream_before_ahead = self._stream.save()
+            # A stream may go on changing what it returned.
+            self._stream_before_ahead = copy.deepcopy(self._stream.state_dict())
 
     def after_batch_ahead(self, is_one: bool) -> None:
         """The batch ahead has been collated.

@@ -191,8 +191,8 @@ def count_label_tokens(window: list[Any], labels_are_shifted: bool) -> torch.Ten
     """
     try:
         return sum(_targets(batch, labels_are_shifted).ne(IGNORED_LABEL).sum() for batch in window)
-    except (TypeError, AttributeError):
-        # Labels that are no tensors, as in object detection: such losses are averaged per micro-batch.
+    except (TypeError, AttributeError, KeyError):
+        # Labels that are no tensors, as in object detection, or not there: such losses are averaged per micro-batch.
         return None
 
 

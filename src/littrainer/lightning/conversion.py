@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from littrainer.callbacks.state import TrainerState
-from littrainer.checkpoint.arguments_file import write_arguments
 from littrainer.checkpoint.atomic_write import delete_folder, staged_folder
 from littrainer.checkpoint.layout import (
     LIGHTNING_STATE_NAME,
@@ -35,6 +34,7 @@ from littrainer.checkpoint.lightning_format import (
     TrainingStates,
 )
 from littrainer.checkpoint.random_state import capture_random_states, rank_file, set_random_states, states_of_portable
+from littrainer.checkpoint.run_record import write_arguments
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.checkpoint.weights import fitted, read_weights, refuse_other_weights, write_weights
 from littrainer.checkpoint.writer import write_files

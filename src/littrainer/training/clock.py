@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 1.0
+# What a file in the run's folder asks for, by its name.
+FILES = {"SAVE": "saves", "STOP": "saves and stops"}
 
 
 class Clock:
@@ -27,13 +29,14 @@ class Clock:
 
     Parameters:
         run_dir: the folder in which the files are looked for, and taken away when they are answered.
+        passes_over_files: those that are there already ask for nothing: they may be left over.
 
     Attributes:
         ended_training: whether `max_minutes` have passed.
         next_call: `time.monotonic()` from which on `raise_flags` has to be called.
     """
 
-    def __init__(self, args: TrainingArguments, run_dir: str, began: float):
+    def __init__(self, args: TrainingArguments, run_dir: str, began: float, passes_over_files: bool):
         minutes = {"should_save": args.save_minutes, "should_evaluate": args.eval_minutes}
         self._args, self._run_dir = args, Path(run_dir)
         self._seconds = {flag: 60 * number for flag, number in minutes.items() if number is not None}
@@ -42,6 +45,8 @@ class Clock:
         self._end = math.inf if args.max_minutes is None else began + 60 * args.max_minutes
         self._next_look = self.next_call = now
         self.ended_training = False
+        for path in self._files_taken_away() if passes_over_files else ():
+            logger.warning("%s was there before this training began: deleted, training goes on.", path)
 
     def raise_flags(self, control: TrainerControl, step: int) -> None:
         """Raise what is due after an optimizer step; the first process does, and the others follow it."""
@@ -56,15 +61,18 @@ class Clock:
             logger.warning("max_minutes=%g: training ends at optimizer step %d.", self._args.max_minutes, step)
         if now >= self._next_look:
             self._next_look = now + SECONDS_BETWEEN_LOOKS
-            for name, does in (("SAVE", "saves"), ("STOP", "saves and stops")):
-                path = self._run_dir / name
-                if path.is_file():
-                    logger.warning("%s: training %s at optimizer step %d.", path, does, step)
-                    control.should_save = True
-                    control.should_training_stop = control.should_training_stop or name == "STOP"
-                    with suppress(OSError):
-                        path.unlink()
+            for path in self._files_taken_away():
+                logger.warning("%s: training %s at optimizer step %d.", path, FILES[path.name], step)
+                control.should_save = True
+                control.should_training_stop = control.should_training_stop or path.name == "STOP"
         self.next_call = min(self._next_look, self._end, *self._due.values())
+
+    def _files_taken_away(self) -> list[Path]:
+        found = [path for path in map(self._run_dir.joinpath, FILES) if path.is_file()]
+        for path in found:
+            with suppress(OSError):
+                path.unlink()
+        return found
 
     def begin_intervals(self, done: Mapping[str, bool]) -> None:
         """Count the minutes from now on to the next save or evaluation, after one for whatever reason has ended."""

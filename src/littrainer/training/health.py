@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from littrainer.checkpoint.atomic_write import newest_healthy_of
-from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME, checkpoint_step
+from littrainer.checkpoint.atomic_write import newest_healthy_of, sort_checkpoints
+from littrainer.checkpoint.layout import TRAINER_STATE_NAME
 from littrainer.checkpoint.weights import names_of_sick
 from littrainer.data.windows import IGNORED_LABEL
 from littrainer.data.workers import host_states, set_host_states
@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 # Gradient norms whose median is the usual one, and how many there have to be before any counts as a spike.
 NORMS_COMPARED, FEWEST_NORMS = 100, 20
-# Returns to one checkpoint, after which going back is no progress.
-MOST_RETURNS = 10
+# Batches left out at one optimizer step, after which going back is no progress.
+MOST_LEFT_OUT = 10
 MOST_NAMED = 20
 # Numbers that wait to be read: more are read without a log, since each takes half a kilobyte on a GPU.
 MOST_UNREAD = 16_384
@@ -43,25 +43,21 @@ LABELS, LOSS, NORM = "labels", "loss", "norm"
 SPIKE = "nothing"
 
 
-class Place(NamedTuple):
-    """A micro-batch, or of a window its first one: the optimizer step, counted from 1, the epoch and number from 0."""
-
-    step: int
-    epoch: int
-    micro_batch: int
-
-
 class Fault(NamedTuple):
     """What is known of an optimizer step whose numbers are not healthy.
 
     Parameters:
+        step, epoch, micro_batch: of the window the optimizer step, counted from 1, and of its first micro-batch the
+            epoch and the number there, from 0.
         loss: the first one of a micro-batch that is not finite, else the sum of all.
         rows: indices in the dataset of the rows it came up with.
         first: what was not finite first.
         text: all of this in words.
     """
 
-    place: Place
+    step: int
+    epoch: int
+    micro_batch: int
     loss: float | None
     grad_norm: float | None
     rows: list[int] | None
@@ -80,7 +76,7 @@ class UnhealthyTrainingError(RuntimeError):
 
     def __init__(self, message: str, fault: Fault, checkpoint: Path | None):
         super().__init__(message)
-        self.step, self.loss, self.grad_norm, self.rows = fault.place.step, fault.loss, fault.grad_norm, fault.rows
+        self.step, self.loss, self.grad_norm, self.rows = fault.step, fault.loss, fault.grad_norm, fault.rows
         self.checkpoint = checkpoint
 
 
@@ -90,8 +86,14 @@ class GoingBack(Exception):
 
 class _Number(NamedTuple):
     kind: str
-    place: Place
+    step: int
+    epoch: int
+    micro_batch: int
     value: float
+
+    @property
+    def is_bad_loss(self) -> bool:
+        return self.kind == LOSS and not math.isfinite(self.value)
 
 
 class HealthGuard:
@@ -103,7 +105,8 @@ class HealthGuard:
     Attributes:
         left_out: windows that are not trained on, each as its epoch and the number of its first micro-batch.
         recent_norms: healthy norms, of which the median is the usual one.
-        acts_at_each_step: whether `refuses` is asked before each optimizer step.
+        returns: how often the training has gone back, by the optimizer step at which it did.
+        losses: by optimizer step, the sum of the losses when its checkpoint was saved.
         unread: losses, norms and numbers of labels that wait to be read: kind, place, tensor or number.
     """
 
@@ -111,16 +114,16 @@ class HealthGuard:
         self.way, self.spike_factor = way, spike_factor
         self.left_out: list[tuple[int, int]] = []
         self.recent_norms: deque[float] = deque(maxlen=NORMS_COMPARED)
-        self.acts_at_each_step = way in ("skip", "rollback")
         self.unread: list[tuple[str, tuple[int, int, int], Any]] = []
         self._known: list[_Number] = []
         # By optimizer step, of spikes: the median that the norm was compared with.
         self._usual_norms: dict[int, float] = {}
         self._left_to_loss_scaling = self._is_told = False
         self._windows, self._has_told_of_labels = 0, False
-        self._returns: Counter[Path] = Counter()
+        self.returns: Counter[int] = Counter()
+        self.losses: dict[int, float] = {}
         # Checkpoints of earlier trainings in the same folder.
-        self._of_others: set[tuple[str, int]] | None = None
+        self._of_others: set[Any] | None = None
 
     # ---- What a training tells it ------------------------------------------------------------------------------------
 
@@ -131,8 +134,8 @@ class HealthGuard:
         self._left_to_loss_scaling = accelerator.scaler is not None
         self.unread, self._known, self._is_told = [], [], False
         if self._of_others is None:
-            self._of_others = set(map(_identity, _checkpoints_in(run_dir)))
-            self._of_others -= {_identity(checkpoint)} if checkpoint is not None else set()
+            resumed = {} if checkpoint is None else _checkpoints_in(checkpoint.parent)
+            self._of_others = {*_checkpoints_in(run_dir).values()} - {resumed.get(str(checkpoint))}
 
     def resume(self, record: Mapping[str, Any], is_same_data: bool) -> None:
         """Go on with what a checkpoint's resume record keeps of it, if places in the data mean the same as then."""
@@ -155,9 +158,7 @@ class HealthGuard:
         of_step = self._read()
         norm = of_step[-1]
         # Losses are those of this process.
-        has_bad_loss = any(map(_is_bad_loss, of_step))
-        if process_count() > 1:
-            has_bad_loss = agreed(has_bad_loss)
+        has_bad_loss = agreed(any(one.is_bad_loss for one in of_step))
         is_left_to_scaling = self._left_to_loss_scaling and not math.isfinite(norm.value)
         if not has_bad_loss and (self._is_healthy(norm) or is_left_to_scaling):
             self._known += of_step
@@ -195,8 +196,8 @@ class HealthGuard:
         is_common = bool(unhealthy) or self.way == "stop"
         if self._left_to_loss_scaling and not FEWEST_NORMS <= len(unhealthy) == len(norms):
             unhealthy = [one for one in unhealthy if math.isfinite(one.value)]
-        steps = [one.place.step for one in (*unhealthy, *filter(_is_bad_loss, known))]
-        own = self._fault([one for one in known if one.place.step == min(steps)]) if steps else None
+        steps = [one.step for one in unhealthy] + [one.step for one in known if one.is_bad_loss]
+        own = self._fault([one for one in known if one.step == min(steps)]) if steps else None
         fault = _first(from_each(own)) if is_common else own
         is_of_weights = fault is None and looks_at_weights and not self._is_told
         if is_of_weights:
@@ -218,7 +219,7 @@ class HealthGuard:
             return []
         numbers = [torch.as_tensor(value).detach().reshape(()).float() for _, _, value in unread]
         values = torch.stack([one.to(numbers[0].device) for one in numbers]).cpu().tolist()
-        return [_Number(kind, Place(*place), value) for (kind, place, _), value in zip(unread, values, strict=True)]
+        return [_Number(kind, *place, value) for (kind, place, _), value in zip(unread, values, strict=True)]
 
     def _is_healthy(self, norm: _Number) -> bool:
         if self.spike_factor is None or not math.isfinite(norm.value):
@@ -228,7 +229,7 @@ class HealthGuard:
         self.recent_norms.append(norm.value)
         if norm.value <= self.spike_factor * usual:
             return True
-        self._usual_norms[norm.place.step] = usual
+        self._usual_norms[norm.step] = usual
         return False
 
     def _tell_of_windows_without_labels(self, labels: list[float]) -> None:
@@ -251,12 +252,12 @@ class HealthGuard:
     def _fault(self, of_step: list[_Number], weights_are_as_then: bool = False) -> Fault:
         # What was not finite first in an optimizer step, of which these are all numbers, and with which rows.
         norm = next((one.value for one in of_step if one.kind == NORM), None)
-        losses = {one.place.micro_batch: one.value for one in of_step if one.kind == LOSS}
-        bad = [one.place.micro_batch for one in of_step if _is_bad_loss(one)]
+        losses = {one.micro_batch: one.value for one in of_step if one.kind == LOSS}
+        bad = [one.micro_batch for one in of_step if one.is_bad_loss]
         micro_batches = bad[:1] or list(losses)
         loss = losses[bad[0]] if bad else sum(losses.values()) if losses else None
-        place = of_step[0].place
-        found = [self._windows_read.rows_of(place.epoch, one) for one in micro_batches]
+        _, step, epoch, micro_batch, _ = of_step[0]
+        found = [self._windows_read.rows_of(epoch, one) for one in micro_batches]
         rows = None if None in found else [row for one in found if one is not None for row in one]
         sick_weights = _listed(names_of_sick(self._model))
         is_spike = not bad and norm is not None and math.isfinite(norm)
@@ -270,24 +271,24 @@ class HealthGuard:
         first = first or "the gradients"
         if is_spike:
             words = f"the gradient norm is {norm:.4g}, above spike_factor={self.spike_factor:g} times "
-            words += f"the median of those before, {self._usual_norms[place.step]:.4g}."
+            words += f"the median of those before, {self._usual_norms[step]:.4g}."
         else:
             of_norm = "" if norm is None else f" and the gradient norm {norm:.4g}"
             words = f"the loss is {math.nan if loss is None else loss:.4g}{of_norm}. Not finite first: {first}."
         if rows is not None:
             words += f" The rows of {'this batch' if bad else 'its batches'} are {_listed(rows)} of the train_dataset."
         elif micro_batches:
-            words += f" It is micro-batch {micro_batches[0] + 1} of epoch {place.epoch + 1}."
+            words += f" It is micro-batch {micro_batches[0] + 1} of epoch {epoch + 1}."
         if process_count() > 1 and bad:
             words += f" Process {process_rank()} has it."
         if sick_weights and not weights_are_as_then:
             words += f" By now these weights are not finite: {sick_weights}."
-        return Fault(place, loss, norm, rows, first, f"Optimizer step {place.step}: {words}")
+        return Fault(step, epoch, micro_batch, loss, norm, rows, first, f"Optimizer step {step}: {words}")
 
     def _fault_of_weights(self, known: list[_Number]) -> Fault | None:
-        place, sick_weights = known[-1].place if known else Place(0, 0, 0), _listed(names_of_sick(self._model))
-        words = f"After optimizer step {place.step} these weights are not finite: {sick_weights}."
-        return Fault(place, None, None, None, f"the weights ({sick_weights})", words) if sick_weights else None
+        step, sick_weights = known[-1].step if known else 0, _listed(names_of_sick(self._model))
+        words = f"After optimizer step {step} these weights are not finite: {sick_weights}."
+        return Fault(step, 0, 0, None, None, None, f"the weights ({sick_weights})", words) if sick_weights else None
 
     def _first_in_data(self, of_step: list[_Number], rows: list[int] | None) -> str:
         if any(one.kind == LABELS and one.value == 0 for one in of_step):
@@ -322,10 +323,9 @@ class HealthGuard:
 
     def healthy_checkpoint(self) -> Path | None:
         """The newest checkpoint of this training whose weights are not known to be sick; None if there is none."""
-        own = [one for one in _checkpoints_in(self._run_dir) if _identity(one) not in (self._of_others or ())]
-        own.sort(key=lambda one: checkpoint_step(one) or 0)
-        given = [] if self._resumed_from is None or not self._resumed_from.is_dir() else [self._resumed_from]
-        found = newest_healthy_of([str(one) for one in (*given, *own)])
+        own = [path for path, one in _checkpoints_in(self._run_dir).items() if one not in (self._of_others or ())]
+        given = [] if self._resumed_from is None or not self._resumed_from.is_dir() else [str(self._resumed_from)]
+        found = newest_healthy_of([*given, *own])
         return None if found is None else Path(found)
 
     def go_back(self, fault: Fault) -> str:
@@ -337,24 +337,20 @@ class HealthGuard:
         folder = from_first(self.healthy_checkpoint() if process_rank() == 0 else None)
         if folder is None:
             raise self._error(fault, "on_nonfinite='rollback' has nowhere to go back to.")
-        self._returns[folder] += 1
-        if self._returns[folder] > MOST_RETURNS:
-            raise self._error(fault, f"It is the {MOST_RETURNS + 1}th one since {folder.name}, which is no progress.")
-        self.left_out.append((fault.place.epoch, fault.place.micro_batch))
+        self.returns[fault.step] += 1
+        if self.returns[fault.step] > MOST_LEFT_OUT:
+            raise self._error(fault, f"{MOST_LEFT_OUT} batches have been left out at this step, which is no progress.")
+        self.left_out.append((fault.epoch, fault.micro_batch))
         self._warn(
             f"{fault.text} on_nonfinite='rollback' goes back to {folder} and leaves this optimizer step's rows out."
         )
         return str(folder)
 
 
-def _is_bad_loss(number: _Number) -> bool:
-    return number.kind == LOSS and not math.isfinite(number.value)
-
-
 def _first(faults: list[Fault | None]) -> Any:
     found = [one for one in faults if one is not None]
     # Of the processes with a loss that is not finite the first one.
-    return min(found, key=lambda one: (one.place.step, math.isfinite(one.loss or 0)), default=None)
+    return min(found, key=lambda one: (one.step, math.isfinite(one.loss or 0)), default=None)
 
 
 def _listed(names: Iterable[Any]) -> str:
@@ -372,10 +368,7 @@ def _has_sick_number(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and any(map(_has_sick_number, value))
 
 
-def _checkpoints_in(run_dir: str) -> list[Path]:
-    return [one for one in Path(run_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if (one / TRAINER_STATE_NAME).is_file()]
-
-
-def _identity(folder: Path) -> tuple[str, int]:
-    state = folder / TRAINER_STATE_NAME
-    return folder.name, state.stat().st_mtime_ns if state.is_file() else 0
+def _checkpoints_in(run_dir: str | Path) -> dict[str, tuple[str, int]]:
+    # By path, in the order of their steps, what tells them from others that may have stood there.
+    states = [Path(path, TRAINER_STATE_NAME) for path in sort_checkpoints(run_dir)]
+    return {str(state.parent): (state.parent.name, state.stat().st_mtime_ns) for state in states if state.is_file()}

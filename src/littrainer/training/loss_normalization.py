@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import math
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +23,8 @@ from littrainer.model.traversal import eval_all
 from littrainer.strategies.shards import is_sharded
 from littrainer.training.loss import LossSettings, averages_over_processes, loss_and_outputs, returns_the_mean
 from littrainer.training.overrides import own_methods
+
+logger = logging.getLogger(__name__)
 
 EXACT = "exact"
 # What a mean loss is a mean over.
@@ -103,7 +105,7 @@ def find_loss_head(
             head = _Trial(settings, model, window, head, device).outcome()
         # Counts are summed over the processes.
         return from_first(head)
-    if "labels" in window[0] and isinstance(window[0]["labels"], torch.Tensor) and _can_be_tried(model):
+    if isinstance(window[0].get(label_name), torch.Tensor) and _can_be_tried(model):
         _Trial(settings, model, window, _by_type(settings, model, window[0], label_name), device).warn_of_layout()
     return LossHead()
 
@@ -115,9 +117,8 @@ def _by_type(settings: LossSettings, model: Any, inputs: Any, label_name: str) -
     divides = settings.model_accepts_loss_kwargs and "loss_function" in getattr(code, "co_names", ())
     divides = divides or settings.label_smoother is not None
     labels = inputs.get(label_name)
-    units = LABELS, SHIFTED_LABELS
     has_rows_of_labels = isinstance(labels, torch.Tensor) and labels.dim() > 1 and not labels.is_floating_point()
-    unit = units[settings._loss_shifts_labels] if has_rows_of_labels else SAMPLES
+    unit = (LABELS, SHIFTED_LABELS)[settings._loss_shifts_labels] if has_rows_of_labels else SAMPLES
     return LossHead(is_exact=True, divides=divides, unit=unit, label_name=label_name)
 
 
@@ -135,10 +136,9 @@ class _Trial:
         self.device = device
         # Of one that has no label nothing can be told.
         inputs = window[0] if len(window) == 1 else max(window, key=lambda batch: int(head.counts(batch).sum()))
-        self.inputs = {
-            name: map_nested(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, value)
-            for name, value in inputs.items()
-        }
+        self.inputs: dict[str, Any] = map_nested(
+            lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, dict(inputs)
+        )
 
     def outcome(self) -> LossHead:
         """Return what the loss is divided by already, or what it is a mean over."""
@@ -162,24 +162,29 @@ class _Trial:
         """Warn if the loss depends on the number of micro-batches or processes, or labels do not weigh the same."""
         settings, steps = self.settings, len(self.window)
         processes = settings.args.world_size // settings.get_tp_size() if averages_over_processes(settings) else 1
-        share, ratio = 0.0, self._ratio_of_labels()
-        unit: str | None = SAMPLES
+        ratios = {unit: self._ratio_of_counts(unit) for unit in (self.head.unit, SAMPLES)}
+        # Answers to questions are not counted.
+        takes_number = settings.model_accepts_loss_kwargs and self.head.label_name == "labels"
+        factor = steps * processes if takes_number else 1
+        share, unit = 0.0, None
         # A rare head fails in evaluation mode.
         with contextlib.suppress(Exception), left_as_found(self.model):
-            if settings.model_accepts_loss_kwargs:
-                share = self._undivided_share()
-            if not settings.model_accepts_loss_kwargs or (share and steps * processes == 1):
-                unit = self._unit() if ratio > 1 else SAMPLES
-        if share > 0 and steps * processes > 1:
-            layout = f"{steps} micro-batches" + (f" in each of {processes} processes" if processes > 1 else "")
+            share = self._undivided_share() if takes_number else 1.0
+            if share and factor == 1 and max(ratios.values()) > 1:
+                unit = self._unit()
+        ratio = ratios[SAMPLES if unit == SAMPLES else self.head.unit]
+        if share > 0 and factor > 1:
+            layout = f"{steps} micro-batch{'es' if steps > 1 else ''}"
+            layout += f" in each of {processes} processes" if processes > 1 else ""
             part = "its loss" if share > 0.999 else "a part of its loss"
             trouble = (
                 f"takes num_items_in_batch and does not divide {part} by it, so that with {layout} in an optimizer "
-                f"step {part} and the gradients are {steps * processes} times too large, as in transformers"
+                f"step {part} and the gradients are {factor} times too large, as in transformers"
             )
-        elif unit in (LABELS, SHIFTED_LABELS):
+        elif unit is not None and ratio > 1:
+            one = "sample" if unit == SAMPLES else "label"
             trouble = (
-                f"returns means over the labels of a micro-batch, so that a label of a micro-batch with few weighs up "
+                f"returns means over the {one}s of a micro-batch, so that a {one} of a micro-batch with few weighs up "
                 f"to {ratio:.3g} times as much as one with many in the same optimizer step, as in transformers"
             )
         else:
@@ -187,14 +192,13 @@ class _Trial:
         advice = f"Set loss_normalization={EXACT!r} for a loss that does not depend on the layout of the batch."
         self._warn(f"{type(self.model).__name__} {trouble}. {advice}")
 
-    def _ratio_of_labels(self) -> float:
-        # All processes call this.
-        if self.head.unit == SAMPLES:
-            return 1.0
-        counts = torch.stack([self.head.counts(batch).sum() for batch in self.window]).to(self.device)
-        counts = gathered(counts) if self.settings.args.world_size > 1 else counts
-        counts = counts[counts > 0]
-        return (counts.max() / counts.min()).item() if len(counts) else 1.0
+    def _ratio_of_counts(self, unit: str) -> float:
+        # All processes call this, with windows that need not be as long.
+        head = replace(self.head, unit=unit)
+        counts = [number for number in (float(head.counts(batch).sum()) for batch in self.window) if number]
+        ends = torch.tensor([min(counts, default=math.inf), max(counts, default=0.0)], device=self.device)
+        ends = gathered(ends).reshape(-1, 2) if self.settings.args.world_size > 1 else ends[None]
+        return (ends[:, 1].max() / ends[:, 0].min()).item()
 
     def _loss(self, inputs: dict[str, Any], number: Any = None) -> tuple[torch.Tensor, Any]:
         loss, outputs = loss_and_outputs(self.settings, self.model, dict(inputs), number)
@@ -253,7 +257,7 @@ class _Trial:
 
     def _warn(self, text: str) -> None:
         if process_rank() == 0:
-            warnings.warn(text, UserWarning, stacklevel=2)
+            logger.warning(text)
 
 
 def _rows_of(inputs: dict[str, Any], rows: int, indices: list[int]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from littrainer.arguments.rules import check_health_arguments
 from littrainer.callbacks.lightning_states import restore_lightning_callbacks
 from littrainer.callbacks.state import TrainerState, is_exportable
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
@@ -68,8 +69,9 @@ class TrainingRun:
         self._checkpoint_name = None if checkpoint is None else str(checkpoint)
         self.trial = trial
         self.ignore_keys_for_eval = ignore_keys_for_eval
-        self.start_time = time.time()
         self.step = TrainingStep(self)
+        # One that goes back began with the run before.
+        self.start_time = trainer.session.run.start_time if self.step.health.returns else time.time()
         self.windows = WindowLoader(
             loader,
             accumulation=trainer.args.gradient_accumulation_steps,
@@ -258,11 +260,16 @@ class TrainingRun:
         trainer = self.trainer
         handler = trainer.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
-        self.start_time = time.time()
-        session, state = trainer.session, trainer.state
+        session, state, health = trainer.session, trainer.state, self.step.health
+        check_health_arguments(trainer.args, trainer.optimizer)
         session.loss = RunningLoss(trainer.args.device, state.global_step)
-        session.first_step, session.first_input_tokens = state.global_step, state.num_input_tokens_seen
-        self.step.health.begin(self.windows, trainer.model, trainer.accelerator, self.folder, self.checkpoint)
+        if health.returns:
+            # Metrics are about the whole call of `train()`, as far as it counts.
+            session.loss.before_last_log = health.losses.get(state.global_step, 0.0)
+        else:
+            self.start_time = time.time()
+            session.first_step, session.first_input_tokens = state.global_step, state.num_input_tokens_seen
+        health.begin(self.windows, trainer.model, trainer.accelerator, self.folder, self.checkpoint)
         clear_gradients(trainer.model)
         check_packing(trainer.args, trainer.model, trainer.model_wrapped, self.windows.loader)
         if session.speed is not None:

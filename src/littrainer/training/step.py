@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer.data.windows import MicroBatch
+from littrainer.data.windows import MicroBatch, count_label_tokens
 from littrainer.distributed.agreement import FlagsRaisedTogether
 from littrainer.model.traversal import clear_gradients
 from littrainer.training.clock import Clock
 from littrainer.training.health import LABELS, LOSS, MOST_UNREAD, NORM
+from littrainer.training.loss import mean_over_processes
 from littrainer.training.loss_normalization import find_loss_head
 from littrainer.training.overrides import own_methods
 
@@ -64,12 +65,14 @@ class TrainingStep:
         self.is_refused = False
         # Optimizer step, counted from 1, and of its first micro-batch the epoch and the number there, from 0.
         self._window = (1, 0, 0)
+        self._labels_drawn: torch.Tensor | None = None
         self.health = run.trainer.session.health
         self.speed = run.trainer.session.speed
         self._device = run.trainer.args.device
         processes = run.trainer.args.world_size
         is_first = run.trainer.args.process_index == 0
-        self.clock = Clock(run.trainer.args, run.folder, run.trainer.session.began) if is_first else None
+        session = run.trainer.session
+        self.clock = Clock(run.trainer.args, run.folder, session.began, session.run is None) if is_first else None
         self._flags = FlagsRaisedTogether(CONTROL_FLAGS, processes) if processes > 1 else None
 
     def draw(self, batches: Iterator[Any], number: int) -> tuple[list[Any], Any]:
@@ -82,6 +85,10 @@ class TrainingStep:
             speed.enter("other")
         if not trainer.session.loss_head.is_known:
             trainer.session.loss_head = find_loss_head(trainer, trainer.model_wrapped, drawn[0], self._device)
+        window, number = drawn
+        if number is None and window and hasattr(window[0], "get") and getattr(window[0].get("labels"), "ndim", 0) > 1:
+            number = count_label_tokens(window, labels_are_shifted=False)
+        self._labels_drawn = number.to(self._device) if isinstance(number, torch.Tensor) else None
         return drawn
 
     def ends_epoch(self) -> bool:
@@ -95,8 +102,8 @@ class TrainingStep:
         trainer.session.micro_batches_in_window = micro_batch.window_size
         if micro_batch.opens_window:
             self._window = (trainer.state.global_step + 1, self.run.epoch, self.run.windows.micro_batches_seen - 1)
-            if isinstance(micro_batch.num_items_in_window, torch.Tensor):
-                self.health.unread.append((LABELS, self._window, micro_batch.num_items_in_window))
+            if self._labels_drawn is not None:
+                self.health.unread.append((LABELS, self._window, self._labels_drawn))
             trainer.control = trainer.callback_handler.on_step_begin(trainer.args, trainer.state, trainer.control)
 
     def loss_of(self, micro_batch: MicroBatch, by_training_step: bool = False) -> torch.Tensor:
@@ -130,7 +137,7 @@ class TrainingStep:
         clipped = trainer._clip_grad_norm(trainer.model_wrapped) if trainer.args.max_grad_norm > 0 else None
         self.grad_norm = trainer._get_grad_norm(trainer.model_wrapped, grad_norm=clipped)
         self.health.unread.append((NORM, self._window, self.grad_norm))
-        if self.health.acts_at_each_step:
+        if self.health.way in ("skip", "rollback"):
             self.is_refused = self.health.refuses()
         if len(self.health.unread) >= MOST_UNREAD:
             self.health.look()
@@ -201,6 +208,10 @@ class TrainingStep:
             return
         if calls_events or trainer.preemption.agreed is not None:
             self.health.look(comes_save=control.should_save)
+        if control.should_save and self.health.way == "rollback":
+            loss = trainer.session.loss
+            total = loss.before_last_log + mean_over_processes(loss.since_last_log)
+            self.health.losses[trainer.state.global_step] = total
         done = {"should_save": control.should_save, "should_evaluate": control.should_evaluate}
         trainer._maybe_log_save_evaluate(
             trainer.session.loss.since_last_log,

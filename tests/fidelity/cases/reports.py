@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tests.fidelity.record import SECONDS, Record
+from tests.fidelity.record import Record
 from tests.fidelity.registry import scenario
 from tests.fidelity.side import Side
 from tests.scenarios.collators import pad_tokens
@@ -18,13 +18,14 @@ from tests.scenarios.metrics import accuracy
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier, tiny_gpt2
 
 REPORTS = ("train_results.json", "eval_results.json", "test_results.json", "all_results.json", "trainer_state.json")
+MEASURED = re.compile(r"_(runtime|per_second|model_preparation_time)$|_mem_cpu(_|$)")
 TIMES_IN_TEXT = re.compile(r'(_(?:runtime|per_second|model_preparation_time)": )[\d.e-]+')
 
 
 def report(trainer: Any, split: str, metrics: dict[str, Any]) -> str:
     """Write and print metrics, as the example scripts do, and return what was printed."""
     # Wall times are as wide as they are long, which would shift the table.
-    same_times = {name: 3.25 if SECONDS.search(name) else value for name, value in metrics.items()}
+    same_times = {name: 3.25 if MEASURED.search(name) else value for name, value in metrics.items()}
     trainer.save_metrics(split, same_times)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         trainer.log_metrics(split, same_times)
