@@ -386,7 +386,9 @@ class OverridePoints:
         return self.accelerator.clip_grad_norm_(parameters_of(model), float("inf"))
 
     def _has_mixed_mesh_grads(self: Any, model: nn.Module) -> bool:
-        # Only connected processes split gradients between them.
+        # Only connected processes split gradients between them, and in DDP each has all.
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            return False
         are_connected = torch.distributed.is_available() and torch.distributed.is_initialized()
         return are_connected and lie_on_several_meshes(parameters_of(model))
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,6 +48,12 @@ def test_a_state_comes_back_from_its_file(tmp_path: Path, writer: Any, reader: A
     path = str(tmp_path / "state.json")
     writer(**FILLED, stateful_callbacks=[]).save_to_json(path)
     assert dataclasses.asdict(reader.load_from_json(path)) == dataclasses.asdict(reader(**FILLED))
+
+
+def test_a_dataclass_in_a_state_is_written_as_transformers_writes_it() -> None:
+    control = TrainerControl(should_save=True)
+    content = json.loads(TrainerState(trial_params={"control": control}).to_json())
+    assert content["trial_params"]["control"] == dataclasses.asdict(control)
 
 
 def test_what_cannot_be_exported_is_refused_by_name() -> None:

@@ -7,14 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from littrainer.checkpoint import checksums
 from littrainer.checkpoint.checksums import (
     BYTES_AT_A_TIME,
+    BYTES_OF_A_LARGE_FILE,
     FileRecord,
+    Manifest,
     Seal,
     file_record,
     files_in,
     note_changes,
     read_manifest,
+    readable_manifest,
     write_manifest,
 )
 from littrainer.checkpoint.verification import damage_in
@@ -34,8 +38,27 @@ def test_a_manifest_lists_files_in_subfolders_and_neither_links_nor_itself(tmp_p
     assert files_in(tmp_path) == ["a", "adapter/weights"]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def test_a_manifest_is_not_read_again_until_its_file_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, moved = tmp_path / "unfinished", tmp_path / "checkpoint-1"
+    folder.mkdir()
+    write_manifest(folder, sequence=1)
+    folder.rename(moved)
+    with monkeypatch.context() as patch:
+        patch.setattr(checksums, "read_manifest", lambda folder: pytest.fail("read again"))
+        assert readable_manifest(moved) == Manifest({}, sequence=1)
+        # Each in the place of the one before, of the same size, within one tick of the file system's clock.
+        for sequence in range(2, 9):
+            write_manifest(moved, sequence=sequence)
+            assert readable_manifest(moved).sequence == sequence
+    (moved / "littrainer_manifest.json").write_text("half")
+    assert readable_manifest(moved) == readable_manifest(tmp_path) == Manifest({})
+
+
+@pytest.fixture(params=[0, BYTES_OF_A_LARGE_FILE], ids=["large files", "small files"])
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+    monkeypatch.setattr(checksums, "BYTES_OF_A_LARGE_FILE", request.param)
     (tmp_path / "below").mkdir()
     (tmp_path / "a").write_text("one")
     (tmp_path / "below" / "b").write_text("two")

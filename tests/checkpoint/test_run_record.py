@@ -125,6 +125,22 @@ def test_classes_are_written_under_names_that_transformers_has() -> None:
             assert hasattr(importlib.import_module(module), name)
 
 
+def test_the_same_arguments_are_pickled_once_and_changed_ones_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args, path = quiet_arguments(tmp_path, lr_scheduler_kwargs={"num_cycles": 2}), tmp_path / "training_args.bin"
+    write_arguments(args, path)
+    written = path.read_bytes()
+    path.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", lambda *given, **keywords: pytest.fail("written again"))
+        write_arguments(args, path)
+    assert path.read_bytes() == written
+    args.lr_scheduler_kwargs["num_cycles"] = 3
+    write_arguments(args, path)
+    assert torch.load(path, weights_only=False).lr_scheduler_kwargs == {"num_cycles": 3}
+
+
 class ScriptArguments(TrainingArguments):
     """As a script derives them."""
 

@@ -102,13 +102,15 @@ def test_the_file_of_a_plain_module_is_the_one_that_transformers_writes(tmp_path
     assert names[0].read_bytes() == names[1].read_bytes()
 
 
-def test_shards_of_a_plain_module_are_read_by_transformers(tmp_path: Path) -> None:
+def test_shards_of_a_plain_module_are_read_by_transformers_and_replaced_by_one_file(tmp_path: Path) -> None:
     from transformers.trainer_utils import load_sharded_checkpoint
 
     saved, model = VectorClassifier(), VectorClassifier()
     write_weights(saved, tmp_path, max_shard_size=200)
     load_sharded_checkpoint(model, str(tmp_path))
     assert all_equal(weights_of(model), weights_of(saved))
+    write_weights(saved, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 
 def test_tied_layers_of_a_plain_module_are_stored_once_and_come_back_tied(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ processes: which model it is handed, what is exchanged when, and who decides.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import sys
 import threading
@@ -25,6 +26,8 @@ from lightning.pytorch.strategies import DDPStrategy
 from safetensors.torch import load_file
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+import littrainer
+from benchmarks.measured.routes import Route
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint import writer
 from littrainer.checkpoint.weights import write_weights
@@ -133,6 +136,30 @@ def beside_gradients_nothing_is_waited_for_between_two_steps_that_do_not_log(fol
         # The step after a save is taken while its checkpoint is written.
         saved = found["writing"].pop(SAVED_STEP - 1)
         assert "all_gather_object" in saved and found["writing"] == [of_a_step] * 3
+
+
+class CountsCalls(TrainerCallback):
+    """Notes the file of each function of the package that is called from the end of the third step to the next one."""
+
+    def __init__(self) -> None:
+        self.route, self.files = Route(), list[str]()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 4:
+            self.files = self.route.end()
+        if state.global_step == 3:
+            self.route.begin()
+
+
+def calls_of_a_step(folder: Path) -> list[str]:
+    """The files of the package's functions that an optimizer step calls, in their order."""
+    counts = CountsCalls()
+    quiet_trainer(folder, rows=96, given={"callbacks": [counts]}, max_steps=6).train()
+    return [str(Path(file).relative_to(Path(littrainer.__file__).parent)) for file in counts.files]
+
+
+def python_calls_of_a_step_are_those_of_one_process_and_of_the_exchange(folder: Path) -> None:
+    (folder / f"calls{RANK}.json").write_text(json.dumps(calls_of_a_step(folder)))
 
 
 def parameters_without_gradients_are_an_error_with_a_remedy_where_nobody_looks_for_them(folder: Path) -> None:
@@ -398,6 +425,7 @@ def muon_trains_alike_and_resumes(folder: Path) -> None:
 CHECKS = (
     an_exact_loss_is_that_of_the_whole_batch_in_one_process,
     beside_gradients_nothing_is_waited_for_between_two_steps_that_do_not_log,
+    python_calls_of_a_step_are_those_of_one_process_and_of_the_exchange,
     parameters_without_gradients_are_an_error_with_a_remedy_where_nobody_looks_for_them,
     a_strategy_of_the_users_keeps_its_hook_and_gradients_are_exchanged_once_in_a_window,
     what_one_process_asks_for_all_do_one_step_later,

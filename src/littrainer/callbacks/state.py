@@ -126,7 +126,12 @@ class TrainerState:
 
     def to_json(self) -> str:
         """The state as the text of that file."""
-        return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
+        content = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
+        try:
+            return json.dumps(content, indent=2, sort_keys=True) + "\n"
+        except TypeError:
+            # asdict() writes dataclasses in it too, and takes long to copy each entry of the log history.
+            return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
 
     @classmethod
     def load_from_json(cls, json_path: str) -> TrainerState:

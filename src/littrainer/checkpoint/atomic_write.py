@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from littrainer.checkpoint.checksums import MANIFEST_NAME, DamagedManifest, Seal, files_in, read_manifest, to_disk
+from littrainer.checkpoint.checksums import MANIFEST_NAME, Seal, files_in, readable_manifest, to_disk
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME
-from littrainer.checkpoint.verification import readable_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +84,7 @@ def staged_checkpoint(final: Path) -> Iterator[StagedCheckpoint]:
             folder.mkdir(parents=True)
             yield StagedCheckpoint(folder, seal)
             _carry_over(final, folder)
-            others = [sequence_of(other) or 0 for other in final.parent.glob("*-*") if other.is_dir()]
+            others = [sequence_of(final.parent / other) or 0 for other in _folders_in(final.parent) if "-" in other]
             seal.complete(1 + max(others, default=0))
             is_complete = True
             _put_in_place(folder, final)
@@ -166,13 +165,13 @@ def set_aside_and_delete(folder: Path, in_background: bool = False) -> None:
     unfinished.mkdir(exist_ok=True)
     try:
         aside = _set_aside(folder)
-        if in_background:
-            _deletions.append(in_thread(functools.partial(_delete_or_warn, aside), f"deleting {folder.name}"))
-        else:
+        if not in_background:
             delete_folder(aside)
     finally:
         with contextlib.suppress(OSError):
             unfinished.rmdir()
+    if in_background:
+        _deletions.append(in_thread(functools.partial(_delete_or_warn, aside), f"deleting {folder.name}"))
 
 
 def wait_for_deletions() -> None:
@@ -202,10 +201,10 @@ def _delete_or_warn(aside: Path) -> None:
 
 def delete_folder(path: Path) -> None:
     """Delete a folder, or a link to one, if it is there."""
-    if path.is_symlink() or path.is_file():
-        path.unlink()
-    elif path.is_dir():
+    if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
+    elif os.path.lexists(path):
+        path.unlink()
 
 
 def _telling_files(folder: Path) -> list[Path]:
@@ -231,7 +230,7 @@ def _set_aside(folder: Path) -> Path:
 def _put_in_place(folder: Path, final: Path) -> None:
     aside = None
     try:
-        if final.is_symlink() or final.exists():
+        if os.path.lexists(final):
             aside = _set_aside(final)
         os.rename(folder, final)
     except BaseException:
@@ -245,16 +244,13 @@ def _put_in_place(folder: Path, final: Path) -> None:
 
 def _carry_over(earlier: Path, folder: Path) -> None:
     # Files that a user put into the folder that is replaced; those of an earlier checkpoint itself are outdated.
-    if not earlier.is_dir():
+    if not os.path.isdir(earlier):
         return
-    try:
-        manifest = read_manifest(earlier)
-    except DamagedManifest:
-        return
-    if manifest is None and (earlier / TRAINER_STATE_NAME).exists():
+    manifest = readable_manifest(earlier)
+    if manifest.sequence is None and any(map(os.path.exists, _telling_files(earlier))):
         return
     # transformers' CheckpointManager marks the folder so before it saves.
-    outdated = {"checkpoint-is-incomplete.txt", *({} if manifest is None else manifest.files)}
+    outdated = {"checkpoint-is-incomplete.txt", *manifest.files}
     for name in files_in(earlier):
         if name not in outdated and not (folder / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -263,11 +259,14 @@ def _carry_over(earlier: Path, folder: Path) -> None:
 
 def sequence_of(folder: Path) -> int | None:
     """Return the place of a checkpoint in the order of writing; None if it has no readable manifest."""
-    try:
-        manifest = read_manifest(folder)
-    except DamagedManifest:
-        return None
-    return None if manifest is None else manifest.sequence
+    return readable_manifest(folder).sequence
+
+
+def _folders_in(folder: str | Path) -> list[str]:
+    # As glob does, find nothing in a folder that is not there or cannot be read.
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return [entry.name for entry in entries if entry.is_dir()]
+    return []
 
 
 def _disk_full(error: BaseException, folder: Path, final: Path) -> DiskFull:
@@ -313,10 +312,10 @@ def sort_checkpoints(
     """
     name = re.compile(rf"{re.escape(checkpoint_prefix)}-(\d+)")
     steps: dict[str, int] = {}
-    for entry in Path(output_dir).glob(f"{checkpoint_prefix}-*"):
-        match = name.fullmatch(entry.name)
-        if match and entry.is_dir():
-            steps[str(entry)] = int(match.group(1))
+    for entry in _folders_in(output_dir):
+        match = name.fullmatch(entry)
+        if match:
+            steps[str(Path(output_dir, entry))] = int(match.group(1))
     ordered = sorted(steps, key=lambda path: steps[path])
     if use_mtime and len(ordered) > 1:
         ordered = _by_writing(ordered)

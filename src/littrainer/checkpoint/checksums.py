@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: size and checksum of each file, taken while the next ones are written.
+"""The manifest of a checkpoint: size and checksum of each file, of large ones taken while the next are written.
 
 The checksum is the CRC-32 of zlib: it finds every single flipped bit, and is the fastest that Python brings along.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+import operator
 import os
 import zlib
 from collections.abc import Mapping
@@ -24,8 +25,15 @@ MANIFEST_NAMES = (MANIFEST_NAME, UNFINISHED_MANIFEST_NAME)
 MANIFEST_VERSION = 1
 # Bytes read at a time: large enough that summing them up leaves other threads to run, small enough for the cache.
 BYTES_AT_A_TIME = 1 << 20
+# A thread costs more than it saves for a smaller one.
+BYTES_OF_A_LARGE_FILE = 1 << 22
+THREADS_OF_A_SEAL = 4
 # What file systems answer that cannot do it, some for folders only.
 NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
+# What changes when a file is written again: size, modification time in ns, inode, device.
+Stamp = tuple[int, int, int, int]
+# Manifests that are remembered.
+MOST_KNOWN = 1000
 
 
 class DamagedManifest(ValueError):
@@ -46,25 +54,29 @@ class Manifest:
 
     Parameters:
         files: their records by path, relative to the checkpoint's folder.
-        sequence: how many checkpoints of this run's folder had been written before it, whatever the clock said.
+        sequence: how many checkpoints of this run's folder had been written before it; None if it is not known.
         weights_are_finite: whether no weight is infinite or not a number; None if it is not known.
         is_thinned: whether what a resume needs besides the weights was deleted.
     """
 
     files: dict[str, FileRecord]
-    sequence: int = 0
+    sequence: int | None = None
     weights_are_finite: bool | None = None
     is_thinned: bool = False
+
+
+# The manifests that this process wrote or read, by the stamps of their files, which stay if a folder is renamed.
+_known: dict[Stamp, Manifest] = {}
 
 
 # ---- Files and manifests ---------------------------------------------------------------------------------------------
 
 
-def file_record(path: Path) -> FileRecord:
+def file_record(path: str | os.PathLike[str]) -> FileRecord:
     """Read a file and sum it up."""
     size = crc32 = 0
-    buffer = memoryview(bytearray(BYTES_AT_A_TIME))
     with open(path, "rb", buffering=0) as file:
+        buffer = memoryview(bytearray(min(os.fstat(file.fileno()).st_size + 1, BYTES_AT_A_TIME)))
         while count := file.readinto(buffer):
             size += count
             crc32 = zlib.crc32(buffer[:count], crc32)
@@ -77,29 +89,33 @@ def files_in(folder: Path, with_links: bool = False) -> list[str]:
     Parameters:
         with_links: links to files too, of which a downloaded folder may consist; links to nothing are left out.
     """
+    return [name for name, _ in _entries_in(folder, with_links)]
+
+
+def _entries_in(folder: Path, with_links: bool = False) -> list[tuple[str, os.DirEntry[str]]]:
     found, folders = [], [""]
     for inner in folders:
         # As os.walk does, pass over a folder that cannot be read or has just been deleted.
         with suppress(OSError), os.scandir(os.path.join(folder, inner)) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
+            for entry in sorted(entries, key=operator.attrgetter("name")):
                 name = f"{inner}{entry.name}"
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(f"{name}/")
                 elif name not in MANIFEST_NAMES and (entry.is_file() if with_links else not entry.is_symlink()):
-                    found.append(name)
+                    found.append((name, entry))
     return found
 
 
 def write_manifest(
     folder: Path,
     files: Mapping[str, FileRecord] | None = None,
-    sequence: int = 0,
+    sequence: int | None = 0,
     weights_are_finite: bool | None = None,
     is_thinned: bool = False,
 ) -> None:
     """Write the manifest of a folder, by default with new checksums; it is on the disk when this returns."""
     if files is None:
-        files = {name: file_record(folder / name) for name in files_in(folder)}
+        files = {name: file_record(entry) for name, entry in _entries_in(folder)}
     content: dict[str, Any] = {
         "version": MANIFEST_VERSION,
         "sequence": sequence,
@@ -109,13 +125,18 @@ def write_manifest(
         content["weights_are_finite"] = weights_are_finite
     if is_thinned:
         content["is_thinned"] = True
-    content["crc32"] = _own_checksum(content)
-    unfinished = folder / UNFINISHED_MANIFEST_NAME
+    text = json.dumps(content, sort_keys=True)
+    own = json.dumps({"crc32": _checksum_of(text)})
+    unfinished = os.path.join(folder, UNFINISHED_MANIFEST_NAME)
     with open(unfinished, "w", encoding="utf-8") as file:
-        file.write(json.dumps(content, indent=1, sort_keys=True) + "\n")
+        file.write(f"{text[:-1]}, {own[1:]}\n")
         file.flush()
         os.fsync(file.fileno())
-    os.replace(unfinished, folder / MANIFEST_NAME)
+        stamp = _stamp(os.fstat(file.fileno()))
+    os.replace(unfinished, os.path.join(folder, MANIFEST_NAME))
+    if len(_known) >= MOST_KNOWN:
+        _known.clear()
+    _known[stamp] = Manifest(dict(files), sequence, weights_are_finite, is_thinned)
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -135,7 +156,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         claimed = content.pop("crc32")
         if content["version"] != MANIFEST_VERSION:
             raise DamagedManifest(f"{MANIFEST_NAME} has version {content['version']!r}, which is not known here")
-        if claimed != _own_checksum(content):
+        if claimed != _checksum_of(json.dumps(content, sort_keys=True)):
             raise DamagedManifest(f"{MANIFEST_NAME} is not as it was written (its checksum differs)")
         files = {name: FileRecord(entry["size"], int(entry["crc32"], 16)) for name, entry in content["files"].items()}
         sequence = int(content["sequence"])
@@ -144,20 +165,36 @@ def read_manifest(folder: Path) -> Manifest | None:
     return Manifest(files, sequence, content.get("weights_are_finite"), content.get("is_thinned", False))
 
 
-def _own_checksum(content: Mapping[str, Any]) -> str:
-    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
+def readable_manifest(folder: Path) -> Manifest:
+    """Return the manifest of a checkpoint; one that knows nothing if there is none, or it is damaged.
+
+    One that this process wrote or read is not read again.
+    """
+    with suppress(OSError, DamagedManifest):
+        stamp = _stamp(os.stat(os.path.join(folder, MANIFEST_NAME)))
+        if stamp not in _known:
+            _known[stamp] = read_manifest(folder) or Manifest({})
+        return _known[stamp]
+    return Manifest({})
 
 
-# ---- Complete files, summed up and brought onto the disk while the next one is written -------------------------------
+def _checksum_of(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
 
 
-def stamps_in(folder: Path, with_links: bool = False) -> dict[str, tuple[int, int, int]]:
-    """Return what changes when a file is written again, of all in `files_in`: size, modification time in ns, inode."""
-    found = {name: os.stat(os.path.join(folder, name)) for name in files_in(folder, with_links)}
-    return {name: (status.st_size, status.st_mtime_ns, status.st_ino) for name, status in found.items()}
+# ---- Complete files, summed up and brought onto the disk; large ones while the next one is written -------------------
 
 
-def to_disk(path: Path) -> None:
+def stamps_in(folder: Path, with_links: bool = False) -> dict[str, Stamp]:
+    """Return the stamps of all files in `files_in`."""
+    return {name: _stamp(entry.stat()) for name, entry in _entries_in(folder, with_links)}
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev
+
+
+def to_disk(path: str | os.PathLike[str]) -> None:
     """Wait until a file's data, or a folder's names, are on the disk, if the file system can say so.
 
     Raises:
@@ -183,29 +220,31 @@ class Seal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.weights_are_finite: bool | None = None
-        # One thread sums up while another waits for the disk.
-        self._threads = ThreadPoolExecutor(2)
-        self._added: dict[str, tuple[Any, Future[FileRecord], Future[None]]] = {}
+        # One thread sums up a large file while others wait for the disk, which takes several files as fast as one.
+        self._threads = ThreadPoolExecutor(THREADS_OF_A_SEAL)
+        self._added: dict[str, tuple[Stamp, Future[FileRecord] | None, Future[None]]] = {}
 
-    def add_all(self) -> None:
-        """Begin to seal the files that are in the folder now, each of them complete, and are new or written again."""
-        for name, stamp in stamps_in(self.folder).items():
-            if name not in self._added or self._added[name][0] != stamp:
-                path = self.folder / name
-                summed = self._threads.submit(file_record, path)
+    def add_all(self, smallest: int = BYTES_OF_A_LARGE_FILE) -> dict[str, Stamp]:
+        """Begin to seal complete files of at least so many bytes that are new or written again; return all stamps."""
+        stamps = stamps_in(self.folder)
+        for name, stamp in stamps.items():
+            if stamp[0] >= smallest and (name not in self._added or self._added[name][0] != stamp):
+                path = os.path.join(self.folder, name)
+                summed = self._threads.submit(file_record, path) if stamp[0] >= BYTES_OF_A_LARGE_FILE else None
                 self._added[name] = stamp, summed, self._threads.submit(to_disk, path)
+        return stamps
 
     def complete(self, sequence: int = 0) -> None:
         """Write the manifest; everything is on the disk when this returns."""
-        self.add_all()
-        records: dict[str, FileRecord] = {}
-        for name in files_in(self.folder):
-            _, summed, synced = self._added[name]
-            synced.result()
-            records[name] = summed.result()
+        stamps, records = self.add_all(smallest=0), dict[str, FileRecord]()
+        for name in sorted(stamps, key=stamps.__getitem__):
+            _, summed, _ = self._added[name]
+            records[name] = file_record(os.path.join(self.folder, name)) if summed is None else summed.result()
+        for name in stamps:
+            self._added[name][2].result()
         write_manifest(self.folder, records, sequence, self.weights_are_finite)
-        for parent, _, _ in os.walk(self.folder):
-            to_disk(Path(parent))
+        for inner in sorted({Path()}.union(*(Path(name).parents for name in stamps if "/" in name))):
+            to_disk(self.folder / inner)
 
     def close(self) -> None:
         """End the threads, with what they have begun."""
@@ -214,19 +253,19 @@ class Seal:
 
 def note_changes(folder: Path) -> None:
     """Bring the manifest up to date with files that a user's code added, changed or deleted since it was written."""
-    manifest = read_manifest(folder)
-    if manifest is None:
+    manifest = readable_manifest(folder)
+    if manifest.sequence is None:
         return
     # Renaming the manifest into its place was the last change of all files; times of another clock do not matter.
     written = os.stat(folder / MANIFEST_NAME).st_ctime_ns
     records: dict[str, FileRecord] = {}
-    for name in files_in(folder):
-        status = os.stat(folder / name)
+    for name, entry in _entries_in(folder):
+        status = entry.stat()
         is_known = name in manifest.files and status.st_size == manifest.files[name].size
         if is_known and max(status.st_ctime_ns, status.st_mtime_ns) < written:
             records[name] = manifest.files[name]
         else:
-            records[name] = file_record(folder / name)
+            records[name] = file_record(entry)
     if records == manifest.files:
         return
     for name in records:

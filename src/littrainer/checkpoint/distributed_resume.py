@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from littrainer.checkpoint.checksums import files_in
+from littrainer.checkpoint.checksums import files_in, readable_manifest
 from littrainer.checkpoint.layout import (
     OPTIMIZER_NAME,
     PREFIX_CHECKPOINT_DIR,
@@ -17,13 +17,7 @@ from littrainer.checkpoint.layout import (
     SCHEDULER_NAME,
     TRAINER_STATE_NAME,
 )
-from littrainer.checkpoint.verification import (
-    damage_in,
-    get_last_checkpoint,
-    missing_from,
-    readable_manifest,
-    refuse_damage,
-)
+from littrainer.checkpoint.verification import damage_in, get_last_checkpoint, missing_from, refuse_damage
 from littrainer.distributed.agreement import are_several, failing_together, from_each, from_first
 
 if TYPE_CHECKING:

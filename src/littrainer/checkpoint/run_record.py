@@ -135,17 +135,30 @@ def _hash(content: bytes) -> str | None:
 # ---- training_args.bin -----------------------------------------------------------------------------------------------
 
 
+# The arguments as they were written last, and the file: a training saves the same ones again and again.
+_last_written = b"", b""
+
+
 def write_arguments(args: TrainingArguments, path: Path | str) -> None:
     """Write training arguments, without secrets, as transformers would."""
-    shared = copy.copy(args)
-    # None, as if nothing was given: who reads the file would take a mask for the secret.
-    vars(shared).update(without_secrets(vars(args), mask=lambda name: None))
-    # It may hold objects of Lightning, a whole model among them, and means nothing to other tools.
-    shared.lightning = None
-    # What transformers keeps there of accelerate, and asks arguments for that it has read.
-    vars(shared)["distributed_state"] = None
-    shared.report_to = [tracker for tracker in trackers_in(args.report_to) if isinstance(tracker, str)]
-    torch.save(shared, path, pickle_module=_NAMING_TRANSFORMERS)
+    written = {
+        **args.__getstate__(),
+        # It may hold objects of Lightning, a whole model among them, and means nothing to other tools.
+        "lightning": None,
+        # What transformers keeps there of accelerate, and asks arguments for that it has read.
+        "distributed_state": None,
+        "report_to": [tracker for tracker in trackers_in(args.report_to) if isinstance(tracker, str)],
+    }
+    global _last_written
+    pickled = pickle.dumps((type(args), written))
+    if pickled == _last_written[0]:
+        Path(path).write_bytes(_last_written[1])
+    else:
+        shared = copy.copy(args)
+        # None, as if nothing was given: who reads the file would take a mask for the secret.
+        vars(shared).update(without_secrets(written, mask=lambda name: None))
+        torch.save(shared, path, pickle_module=_NAMING_TRANSFORMERS)
+        _last_written = pickled, Path(path).read_bytes()
 
 
 class _Inert(dict[str, Any]):

@@ -13,7 +13,16 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
-from littrainer.checkpoint.checksums import DamagedManifest, FileRecord, Manifest, file_record, read_manifest, stamps_in
+from littrainer.checkpoint.checksums import (
+    DamagedManifest,
+    FileRecord,
+    Manifest,
+    Stamp,
+    file_record,
+    read_manifest,
+    readable_manifest,
+    stamps_in,
+)
 from littrainer.checkpoint.layout import (
     ENGINE_PARTS,
     OPTIMIZER_NAME,
@@ -52,7 +61,7 @@ class Findings(NamedTuple):
 
 # What was found in a folder, by the stamps its files had; verifying reads every byte, and a script that asks which
 # checkpoint is the newest and then resumes from it asks twice.
-_found: dict[Path, tuple[dict[str, tuple[int, int, int]], Manifest | None, Findings]] = {}
+_found: dict[Path, tuple[dict[str, Stamp], Manifest | None, Findings]] = {}
 
 
 def damage_in(folder: Path) -> list[str]:
@@ -272,14 +281,6 @@ FORMATS: dict[re.Pattern[str], Callable[[Path], str | None]] = {
     re.compile(r"(littrainer_.*|lightning_state)\.pt"): archive_damage,
     re.compile(r"(.*/)?(pytorch_model|adapter_model).*\.bin"): archive_damage,
 }
-
-
-def readable_manifest(folder: Path) -> Manifest:
-    """Return the manifest of a checkpoint; one that knows nothing if there is none, or it is damaged."""
-    try:
-        return read_manifest(folder) or Manifest({})
-    except DamagedManifest:
-        return Manifest({})
 
 
 def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> str | None:

@@ -43,7 +43,7 @@ WEIGHTS_INDEX_NAME = "pytorch_model.bin.index.json"
 EXTRA_STATE_NAME = "littrainer_extra_state.pt"
 EXTRA_STATE_SUFFIX = "_extra_state"
 # Beyond it the weights are spread over several files, as `save_pretrained` does.
-MAX_SHARD_SIZE: int | str = "50GB"
+MAX_SHARD_SIZE: int | str = 50 * 10**9
 # What torch.compile and DistributedDataParallel put before the names of what they wrap.
 COMPILED_PART = "_orig_mod"
 WRAPPER_PREFIX = "module."
@@ -115,7 +115,7 @@ def writes_given_weights(model: Any) -> bool:
 
 
 def _write_plain(model: nn.Module, folder: Path, given: Mapping[str, Any] | None, max_shard_size: int | str) -> None:
-    from huggingface_hub import save_torch_state_dict
+    import safetensors.torch
 
     own = model.state_dict()
     state = dict(own if given is None else given)
@@ -142,7 +142,16 @@ def _write_plain(model: nn.Module, folder: Path, given: Mapping[str, Any] | None
         name: tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
         for name, tensor in tensors.items()
     }
-    save_torch_state_dict(whole, folder, max_shard_size=max_shard_size)
+    are_separate = len({tensor.data_ptr() for tensor in whole.values()}) == len(whole)
+    fits = isinstance(max_shard_size, int) and sum(tensor.nbytes for tensor in whole.values()) <= max_shard_size
+    if are_separate and fits and not (folder / SAFE_WEIGHTS_INDEX_NAME).exists():
+        # As the library does it then, which first searches for what is excluded here.
+        contiguous = {name: tensor.contiguous() for name, tensor in whole.items()}
+        safetensors.torch.save_file(contiguous, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
+    else:
+        from huggingface_hub import save_torch_state_dict
+
+        save_torch_state_dict(whole, folder, max_shard_size=max_shard_size)
 
 
 def tied_names(state_dict: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -426,16 +435,22 @@ def names_of_sick(model: nn.Module, with_buffers: bool = False) -> list[str]:
     Parameters:
         with_buffers: those that are saved too; they have to be numbers and may be infinite, as masks are.
     """
-    names, buffers = [], {}
+    names: list[str] = []
+    buffers: dict[str, torch.Tensor] = {}
     for prefix, module in model.named_modules() if with_buffers else ():
-        for name, buffer in module.named_buffers(prefix, recurse=False):
-            if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
-                buffers[name] = buffer
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                buffers[f"{prefix}.{name}".removeprefix(".")] = buffer
+    weights = {}
     for name, given in [*model.named_parameters(), *buffers.items()]:
         weight = getattr(given, "_local_tensor", given).detach()
         weight = torch.view_as_real(weight) if weight.is_complex() else weight
-        if not weight.is_floating_point() or weight.itemsize == 1 or weight.is_meta or not weight.numel():
-            continue
+        if weight.is_floating_point() and weight.itemsize > 1 and not weight.is_meta and weight.numel():
+            weights[name] = weight
+    # One number for all: where it is finite they are, and it is not, too, where squares are too large.
+    if math.isfinite(nn.utils.get_total_norm(weights.values())):
+        return names
+    for name, weight in weights.items():
         ends = [*map(float, weight.aminmax())]
         if any(map(math.isnan, ends)) or not (name in buffers or all(map(math.isfinite, ends))):
             names.append(name)

@@ -16,6 +16,7 @@ from torch import nn
 
 from littrainer.callbacks.state import TrainerState, exported_states, is_exportable
 from littrainer.checkpoint.atomic_write import StagedCheckpoint, name_final_folder
+from littrainer.checkpoint.checksums import BYTES_OF_A_LARGE_FILE
 from littrainer.checkpoint.distributed_save import parts_of_checkpoint, place_of
 from littrainer.checkpoint.layout import (
     RESUME_RECORD_NAME,
@@ -152,7 +153,8 @@ class CheckpointFiles:
             self.add_to_seal()
         for name, value in self.objects.items():
             torch.save(value, self.folder / name)
-            self.add_to_seal()
+            if os.path.getsize(self.folder / name) >= BYTES_OF_A_LARGE_FILE:
+                self.add_to_seal()
         self.objects = {}
         if self._trainer_state is not None:
             (self.folder / TRAINER_STATE_NAME).write_text(self._trainer_state, "utf-8")

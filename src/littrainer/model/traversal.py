@@ -20,6 +20,7 @@ from littrainer.errors.lazy_isinstance import known_classes
 
 # What holds the modules below one, unless its class keeps them elsewhere, as TorchScript does.
 PLAIN_CONTAINERS = (dict, OrderedDict)
+TORCHS_TRAIN = (nn.Module.train, DistributedDataParallel.train)
 # What `parameters()` of a model calls on it.
 WALKS = ("parameters", "named_parameters", "_named_members")
 # Read without a Python call for each module.
@@ -55,7 +56,7 @@ def _with_torchs_train(model: Any) -> list[nn.Module] | None:
         return None
     found = modules_of(model)
     for module in found:
-        if "train" in module.__dict__ or (type(module).train is not nn.Module.train and not _adds_nothing(module)):
+        if "train" in module.__dict__ or (type(module).train not in TORCHS_TRAIN and not _adds_nothing(module)):
             return None
     return found
 
@@ -69,10 +70,8 @@ def _has_plain_eval(model: Any) -> bool:
 
 
 def _adds_nothing(module: Any) -> bool:
-    """Return whether the `train()` of a module's class does no more than torch's."""
+    """Return whether a `train()` that is not torch's does no more than that."""
     own = type(module).train
-    if own is DistributedDataParallel.train:
-        return True
     # If transformers has put its kernels in, it may do so again. Asked for each model within a model at each
     # micro-batch, and so without going through `known_classes`.
     loaded = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)

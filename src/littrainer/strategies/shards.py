@@ -26,13 +26,13 @@ from littrainer.optim.parameter_groups import PART_OF
 def is_sharded(model: nn.Module) -> bool:
     """Whether parameters of a model are spread over processes."""
     kinds = known_classes("sharded tensor")
-    return any(isinstance(parameter, kinds) for parameter in model.parameters()) or has_flat_shards(model)
+    return any(issubclass(one, kinds) for one in set(map(type, model.parameters()))) or has_flat_shards(model)
 
 
 def has_flat_shards(model: nn.Module) -> bool:
     """Whether a model is spread by FSDP's first version, which joins parameters to flat ones."""
     kinds = known_classes("flat sharded module")
-    return any(isinstance(module, kinds) for module in modules_of(model))
+    return any(issubclass(one, kinds) for one in set(map(type, modules_of(model))))
 
 
 def free_gathered(model: nn.Module) -> None:
