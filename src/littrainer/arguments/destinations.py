@@ -255,9 +255,7 @@ DESTINATIONS: dict[str, Destination] = {
     ),
     "max_minutes": Destination(Place.FLOW, "Looked at after each optimizer step, on the first process's clock."),
     "max_tokens_per_batch": Destination(Place.LOADER, "Forms batches by length; results are put back in order."),
-    "pack_to_length": Destination(
-        Place.LOADER, "A sampler draws rows, which a collator around `data_collator` joins."
-    ),
+    "pack_to_length": Destination(Place.LOADER, "A sampler draws rows, which a collator around `data_collator` joins."),
     "on_nonfinite": Destination(
         Place.FLOW,
         "Losses and gradient norms are read together at logs and saves; for `skip`, `rollback` at each step.",
@@ -270,6 +268,9 @@ DESTINATIONS: dict[str, Destination] = {
         Place.CHECKPOINT, "After a save, files that only a resume needs are deleted from older checkpoints."
     ),
     "log_speed": Destination(Place.LOGS, "Times are taken in each micro-batch, and logged with the loss."),
+    "auto_micro_batch": Destination(
+        Place.STEP, "Micro-batches are split by rows; processes average gradients once for each optimizer step."
+    ),
     "ema_decay": Destination(Place.STEP, "Decay of a `WeightAveraging` callback of Lightning."),
     "ema_use": Destination(Place.CHECKPOINT, "Read when `ema_decay` is set."),
 }

@@ -45,6 +45,8 @@ class RanOutTogether(RuntimeError):
 
 def ran_out_of_memory(error: Exception) -> bool:
     """Whether an error says that memory ran out."""
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return True
     if not isinstance(error, RuntimeError) or len(error.args) != 1:
         return False
     return any(message in str(error.args[0]) for message in OUT_OF_MEMORY_MESSAGES)

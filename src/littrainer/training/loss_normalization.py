@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -108,6 +109,49 @@ def find_loss_head(
     return LossHead()
 
 
+def find_head_of_parts(settings: Any, inputs: Any, number: torch.Tensor | int | None) -> LossHead:
+    """Find out whether the loss of a micro-batch is the sum of those of its parts, or their mean by what counts.
+
+    Two rows are run through the model and the script's `compute_loss`, without gradients.
+
+    Parameters:
+        settings: the Trainer.
+        number: label tokens in the window.
+
+    Returns:
+        a head that says `divides` for the sum; an unknown one without two rows that have labels, or without loss.
+
+    Raises:
+        ValueError: it is neither, as that of a loss which compares the rows, or it cannot be computed.
+    """
+    args, model, names = settings.args, settings.model, ("labels", *settings.label_names)
+    head = _by_type(settings, model, inputs, next((name for name in names if name in inputs), "labels"))
+    counts = head.counts(inputs)
+    few = rows_of(inputs, len(counts), counts.argsort(descending=True)[:2].tolist())
+
+    def loss_of(model: Any, inputs: dict[str, Any], _: Any) -> Any:
+        return settings.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=number)
+
+    trial, found = _Trial(settings, model, [few], head, args.device), None
+    trial.loss_of = loss_of
+    if args.bf16 or args.fp16 or args.tf32 or any(one.dtype in TOLERANCES for one in model.parameters()):
+        # What a forward pass computes so may be returned in float32.
+        trial.tolerance = max(TOLERANCES.values())
+    reason = "is neither a sum nor a mean over rows, as one that compares the rows of a batch"
+    try:
+        with settings.compute_loss_context_manager(), settings.session.tracked.paused():
+            found = trial.of_parts() if counts.count_nonzero() > 1 else UNKNOWN
+    except Exception as error:
+        reason = f"could not be tried before the first step ({type(error).__name__}: {error})"
+    found, reason = from_first((found, reason))
+    if found is None:
+        raise ValueError(
+            f"auto_micro_batch cannot split a micro-batch of {type(users_model(model)).__name__}: its loss {reason}. "
+            "Leave auto_micro_batch out, and lower per_device_train_batch_size if memory runs out."
+        )
+    return found
+
+
 def _by_type(settings: LossSettings, model: Any, inputs: Any, label_name: str) -> LossHead:
     base = base_model(users_model(model))
     code = getattr(inspect.unwrap(type(base).forward), "__code__", None)
@@ -133,6 +177,8 @@ class _Trial:
     def __init__(self, settings: LossSettings, model: Any, window: list[Any], head: LossHead, device: torch.device):
         self.settings, self.model, self.window, self.head = settings, users_model(model), window, head
         self.device = device
+        self.loss_of: Callable[..., Any] = functools.partial(loss_and_outputs, settings)
+        self.tolerance = TOLERANCE
         # Of one that has no label nothing can be told.
         inputs = window[0] if len(window) == 1 else max(window, key=lambda batch: int(head.counts(batch).sum()))
         self.inputs = {
@@ -157,6 +203,18 @@ class _Trial:
         if unit is None:
             self._warn(f"{about} is neither a mean over samples nor one over labels. It is taken for {taken}.")
         return replace(head, divides=False, unit=unit or head.unit)
+
+    def of_parts(self) -> LossHead | None:
+        """Return how losses of parts make up that of the whole: None if they do not, unknown if it is 0 or nan."""
+        with left_as_found(self.model):
+            whole, *parts = self._halves()
+            loss, losses = self._loss(whole)[0].item(), [self._loss(part)[0].item() for part in parts]
+            if loss == 0 or not math.isfinite(loss):
+                return UNKNOWN
+            if math.isclose(sum(losses), loss, rel_tol=self.tolerance):
+                return replace(self.head, divides=True)
+            unit = self._unit()
+        return None if unit is None else replace(self.head, divides=False, unit=unit)
 
     def warn_of_layout(self) -> None:
         """Warn if the loss depends on the number of micro-batches or processes, or labels do not weigh the same."""
@@ -197,7 +255,7 @@ class _Trial:
         return (counts.max() / counts.min()).item() if len(counts) else 1.0
 
     def _loss(self, inputs: dict[str, Any], number: Any = None) -> tuple[torch.Tensor, Any]:
-        loss, outputs = loss_and_outputs(self.settings, self.model, dict(inputs), number)
+        loss, outputs = self.loss_of(self.model, dict(inputs), number)
         return loss.mean(), outputs
 
     def _undivided_share(self) -> float:
@@ -218,16 +276,14 @@ class _Trial:
         loss, outputs = self._loss(inputs)
         found = list(outputs.values()) if hasattr(outputs, "values") else list(outputs)
         tensors = [value for value in found if isinstance(value, torch.Tensor) and value.dim()]
-        tolerance = max(TOLERANCES.get(tensor.dtype, TOLERANCE) for tensor in (loss, *tensors))
+        tolerance = max([self.tolerance, *(TOLERANCES.get(tensor.dtype, 0.0) for tensor in (loss, *tensors))])
         if head.unit != SAMPLES:
             labels = inputs[head.label_name]
             for logits in (tensor for tensor in tensors if tensor.shape[:-1] == labels.shape):
                 for unit in units[:2]:
                     if math.isclose(_cross_entropy(logits, inputs, labels, unit), loss.item(), rel_tol=tolerance):
                         return unit
-        rows = len(head.counts(inputs))
-        first, second = ([*range(rows // 2)], [*range(rows // 2, rows)]) if rows > 1 else ([0], [0])
-        whole, *parts = (_rows_of(inputs, rows, indices) for indices in (first + second, first, second))
+        whole, *parts = self._halves()
         fitting = self._fitting(units, whole, parts, tolerance)
         # Rows with as many labels each tell units apart if some labels of the second half do not count. A head that
         # does not know -100 would stop a GPU by it.
@@ -239,6 +295,12 @@ class _Trial:
                 parts[1][name], whole[name] = labels, torch.cat([parts[0][name], labels])
             fitting = self._fitting(fitting, whole, parts, tolerance) or fitting
         return fitting[0] if fitting else None
+
+    def _halves(self) -> list[dict[str, Any]]:
+        """Return two parts of the micro-batch, behind both of them together."""
+        rows = len(self.head.counts(self.inputs))
+        first, second = ([*range(rows // 2)], [*range(rows // 2, rows)]) if rows > 1 else ([0], [0])
+        return [rows_of(self.inputs, rows, indices) for indices in (first + second, first, second)]
 
     def _fitting(self, units: list[str], whole: Any, parts: list[Any], tolerance: float) -> list[str]:
         """Return the units over which the loss of a micro-batch is the mean of those of its two parts."""
@@ -256,11 +318,23 @@ class _Trial:
             warnings.warn(text, UserWarning, stacklevel=2)
 
 
-def _rows_of(inputs: dict[str, Any], rows: int, indices: list[int]) -> dict[str, Any]:
-    return {
-        name: value[indices] if isinstance(value, torch.Tensor) and value.dim() and len(value) == rows else value
-        for name, value in inputs.items()
-    }
+def row_count(value: Any) -> int | None:
+    """Return the rows of an entry of a batch; None if it has none, as a number, and -1 for a mapping."""
+    if hasattr(value, "ndim"):
+        return len(value) if value.ndim else None
+    return -1 if isinstance(value, Mapping) else len(value) if isinstance(value, (list, tuple)) else None
+
+
+def rows_of(inputs: Any, rows: int, indices: slice | list[int]) -> dict[str, Any]:
+    """Return some rows of a batch; an entry that does not have as many rows is left as it is."""
+
+    def chosen(value: Any) -> Any:
+        if row_count(value) != rows:
+            return value
+        is_list = isinstance(indices, list) and isinstance(value, (list, tuple))
+        return [value[index] for index in indices] if is_list else value[indices]
+
+    return {name: chosen(value) for name, value in inputs.items()}
 
 
 def _cross_entropy(logits: torch.Tensor, inputs: Any, labels: torch.Tensor, unit: str) -> float:
