@@ -411,9 +411,7 @@ def check_before_training(trainer: Any) -> None:
             "an overridden training_step runs forward and backward itself": trainer.overrides_training_step(),
         }
         for reason in (reason for reason, is_so in reasons.items() if is_so):
-            raise ValueError(
-                f"auto_micro_batch does passes again, and {reason}: set per_device_train_batch_size lower."
-            )
+            raise ValueError(f"auto_micro_batch does passes again, and {reason}: lower per_device_train_batch_size.")
     if trainer.args.ema_decay is not None and is_split:
         splits = "FSDP, DeepSpeed and tensor parallelism split them"
         raise ValueError(f"ema_decay averages whole weights, and {splits}: train without, or leave ema_decay unset.")

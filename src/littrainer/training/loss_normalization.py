@@ -318,7 +318,7 @@ class _Trial:
             warnings.warn(text, UserWarning, stacklevel=2)
 
 
-def row_count(value: Any) -> int | None:
+def row_count(value: Any) -> Any:
     """Return the rows of an entry of a batch; None if it has none, as a number, and -1 for a mapping."""
     if hasattr(value, "ndim"):
         return len(value) if value.ndim else None
@@ -331,8 +331,9 @@ def rows_of(inputs: Any, rows: int, indices: slice | list[int]) -> dict[str, Any
     def chosen(value: Any) -> Any:
         if row_count(value) != rows:
             return value
-        is_list = isinstance(indices, list) and isinstance(value, (list, tuple))
-        return [value[index] for index in indices] if is_list else value[indices]
+        if isinstance(indices, list) and isinstance(value, (list, tuple)):
+            return [value[index] for index in indices]
+        return value[indices]
 
     return {name: chosen(value) for name, value in inputs.items()}
 
