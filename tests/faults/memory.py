@@ -31,8 +31,14 @@ from torch import nn
 from littrainer.distributed.agreement import from_each
 from tests.distributed.together import start_processes, wait_for_all
 from tests.scenarios.collators import pad_tokens
-from tests.scenarios.data import Rows, tag_rows, vector_rows
-from tests.scenarios.models import CountingClassifier, KeywordClassifier, VectorClassifier, tiny_bert_tagger
+from tests.scenarios.data import Rows, language_rows, tag_rows, vector_rows
+from tests.scenarios.models import (
+    CountingClassifier,
+    KeywordClassifier,
+    VectorClassifier,
+    tiny_bert_tagger,
+    tiny_gpt2,
+)
 from tests.scenarios.trainers import Trainer, quiet_trainer
 
 PROCESSES, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
@@ -62,6 +68,13 @@ HEADS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any], type[Train
     "tags": (tagger, tag_rows, Trainer, {}),
     "exact tags": (tagger, tag_rows, Trainer, {"loss_normalization": "exact"}),
     "own loss": (KeywordClassifier, vector_rows, OwnLoss, {}),
+    "next tokens": (
+        lambda: tiny_gpt2(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
+        language_rows,
+        Trainer,
+        {},
+    ),
+    "smoothed tags": (tagger, tag_rows, Trainer, {"label_smoothing_factor": 0.1}),
 }
 PLACES = ("forward", "backward")
 

@@ -137,8 +137,9 @@ class FittingMicroBatches:
         # What memory may run out with.
         self._tried = size, elements
         for start in range(0, rows, size):
-            part = type(inputs)(rows_of(inputs, rows, slice(start, start + size)))
-            loss = forward(settings.model_wrapped, part, number)
+            part = rows_of(inputs, rows, slice(start, start + size))
+            # A copy, from which a script may take entries out.
+            loss = forward(settings.model_wrapped, type(inputs)(part), number)
             if size < rows and not self._head.divides:
                 loss = self._head.weighted(loss, part, self._head.counts(inputs).sum().to(loss.device))
             if speed is not None:
