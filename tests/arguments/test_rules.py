@@ -207,9 +207,16 @@ def test_what_forms_batches_by_length_cannot_be_combined_with_what_forms_them_ot
 
 
 @pytest.mark.parametrize(
-    "other", [{"auto_find_batch_size": True}, {"optim": "galore_adamw_layerwise"}, {"optim": "lomo"}], ids=str
+    "other",
+    [
+        {"auto_find_batch_size": True},
+        {"ddp_static_graph": True},
+        {"optim": "galore_adamw_layerwise"},
+        {"optim": "lomo"},
+    ],
+    ids=str,
 )
-def test_a_step_that_may_be_done_again_goes_with_nothing_that_starts_over_or_updates_in_the_backward_pass(
+def test_a_step_that_may_be_done_again_goes_with_nothing_that_starts_over_waits_or_updates_in_a_pass(
     other: dict[str, Any],
 ) -> None:
     with pytest.raises(ValueError, match=rf"auto_micro_batch does not go with {next(iter(other))}="):

@@ -124,7 +124,8 @@ def test_shorter_windows_take_as_many_rows_as_have_the_elements_that_fit(tmp_pat
 
     def note(model: Any, _: Any, inputs: dict[str, Any]) -> None:
         rows, length = inputs["input_ids"].shape
-        sizes.append((rows, length))
+        if model.training:
+            sizes.append((rows, length))
         if model.training and rows * length > 20:
             raise RuntimeError(OUT_OF_MEMORY)
 
@@ -155,6 +156,17 @@ def test_one_row_that_does_not_fit_is_an_error_of_the_same_kind_that_says_so(tmp
         run_out(tmp_path, Room(0))
 
 
+def test_rows_that_do_not_fit_without_gradients_either_are_tried_in_smaller_numbers(tmp_path: Path) -> None:
+    class Small(Room):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+            if len(x) > self.room:
+                raise torch.cuda.OutOfMemoryError(OUT_OF_MEMORY)
+            return super().forward(x, labels)
+
+    trainer = run_out(tmp_path, Small(2), max_steps=1)
+    assert trainer.model.sizes == [2, 2, 1]
+
+
 def test_another_error_is_not_tried_again(tmp_path: Path) -> None:
     class Broken(Room):
         def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
@@ -173,6 +185,11 @@ class Contrastive(VectorClassifier):
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
         vectors = self.logits(x)
         return nn.functional.cross_entropy(vectors @ vectors.T, torch.arange(len(x))), vectors
+
+
+class Weighted(VectorClassifier):
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        return {"loss": nn.functional.cross_entropy(self.logits(x), labels, torch.tensor([1.0, 2.0, 3.0]))}
 
 
 class PartlyDivided(VectorClassifier):
@@ -198,6 +215,7 @@ def with_beginnings(samples: list[Any]) -> dict[str, torch.Tensor]:
     [
         (Contrastive, {}, "Contrastive: its loss is neither a sum nor a mean"),
         (PartlyDivided, {}, "PartlyDivided: its loss is neither a sum nor a mean"),
+        (Weighted, {}, "Weighted: its loss is neither a sum nor a mean"),
         (OnlyTrains, {}, r"could not be tried before the first step \(ZeroDivisionError"),
         (VectorClassifier, {"kind": StepwiseTrainer}, "an overridden training_step"),
         (VectorClassifier, {"given": {"lightning": {"strategy": "auto"}}}, "a strategy in lightning="),

@@ -323,6 +323,7 @@ def validate(args: ArgumentFields) -> None:
     optim = str(_text(args.optim))
     for name, is_so in (
         ("auto_find_batch_size=True, which starts over instead", args.auto_find_batch_size),
+        ("ddp_static_graph=True, whose first pass waits for all processes", args.ddp_static_graph),
         (f"optim={optim!r}, which updates weights in the backward pass", "layerwise" in optim or "lomo" in optim),
     ):
         if args.auto_micro_batch and is_so:

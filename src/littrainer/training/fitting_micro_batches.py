@@ -41,21 +41,18 @@ class FittingMicroBatches:
 
     Attributes:
         fitting: elements, rows times those of one, that fit into memory at once; None as long as all have.
+        told: those that a warning has named.
     """
 
     def __init__(self, settings: Any):
         self._settings = settings
         self._is_alone = settings.args.world_size == 1
         self.fitting: int | None = None
-        self._told: int | None = None
+        self.told: int | None = None
         # How the losses of parts make up that of a micro-batch.
         self._head = UNKNOWN
         self._window: list[MicroBatch] = []
         self._error: Exception | None = None
-
-    def resume(self, fitting: int | None) -> None:
-        """Go on with what has fitted when a checkpoint was written."""
-        self.fitting = self._told = fitting
 
     def loss_of(self, micro_batch: MicroBatch, forward: Forward) -> torch.Tensor:
         """Run a micro-batch forward and backward, and return its loss.
@@ -94,7 +91,6 @@ class FittingMicroBatches:
             _rows_and_elements(micro_batch.inputs)
             self._head = find_head_of_parts(settings, micro_batch.inputs, micro_batch.num_items_in_window)
         self._window, self._error = [], None
-        # As a rule there are none.
         self._gradients = {one: one.grad.clone() for one in parameters_of(settings.model) if one.grad is not None}
         self._buffers = [
             (module, name, buffer, buffer.clone())
@@ -134,7 +130,6 @@ class FittingMicroBatches:
         speed, losses = settings.session.speed, []
         rows, elements = _rows_and_elements(inputs)
         size = self._size_that_fits(rows, elements)
-        # What memory may run out with.
         self._tried = size, elements
         for start in range(0, rows, size):
             part = rows_of(inputs, rows, slice(start, start + size))
@@ -181,15 +176,15 @@ class FittingMicroBatches:
             self.fitting = min((one for one, _ in each if one is not None), default=None)
             with_gradient = map(any, zip(*(has_gradient for _, has_gradient in each), strict=True))
             _average([one for one, is_so in zip(trained, with_gradient, strict=True) if is_so], len(each))
-        if self.fitting != self._told and settings.args.process_index == 0:
+        if self.fitting != self.told and settings.args.process_index == 0:
             rows, elements = max((_rows_and_elements(one.inputs) for one in self._window), key=math.prod)
             logger.warning(
-                "auto_micro_batch: memory ran out in optimizer step %d, which was done again in smaller micro-batches. "
-                "Later ones are as small: %d of %d rows with %d elements each fit. Optimizer steps stay as they are; "
-                "to begin so, lower per_device_train_batch_size and raise gradient_accumulation_steps to match.",
+                "auto_micro_batch: memory ran out in optimizer step %d, which was done again in smaller micro-batches; "
+                "later ones are as small. %d of %d rows with %d elements each fit. To begin so, lower "
+                "per_device_train_batch_size and raise gradient_accumulation_steps to match.",
                 *(settings.state.global_step + 1, self._size_that_fits(rows, elements), rows, elements),
             )
-        self._told = self.fitting
+        self.told = self.fitting
 
 
 def _rows_and_elements(inputs: Any) -> tuple[int, int]:
@@ -210,7 +205,6 @@ def _average(parameters: list[nn.Parameter], processes: int) -> None:
     for one in parameters:
         if one.grad is None:
             one.grad = torch.zeros_like(one)
-    # torch's own tools to make buckets.
     tools: Any = torch._utils
     for bucket in tools._take_tensors([one.grad for one in parameters], BUCKET_BYTES):
         flat = tools._flatten_dense_tensors(bucket)

@@ -22,6 +22,7 @@ from littrainer.errors.nested_values import map_nested
 from littrainer.model.facts import base_model, users_model
 from littrainer.model.traversal import eval_all
 from littrainer.strategies.shards import is_sharded
+from littrainer.training.batch_size_search import ran_out_of_memory
 from littrainer.training.loss import LossSettings, averages_over_processes, loss_and_outputs, returns_the_mean
 from littrainer.training.overrides import own_methods
 
@@ -112,11 +113,10 @@ def find_loss_head(
 def find_head_of_parts(settings: Any, inputs: Any, number: torch.Tensor | int | None) -> LossHead:
     """Find out whether the loss of a micro-batch is the sum of those of its parts, or their mean by what counts.
 
-    Two rows are run through the model and the script's `compute_loss`, without gradients.
+    Its rows are run through the model and the script's `compute_loss`, without gradients, or as many of them as fit.
 
     Parameters:
-        settings: the Trainer.
-        number: label tokens in the window.
+        settings, number: the Trainer, and the label tokens in the window.
 
     Returns:
         a head that says `divides` for the sum; an unknown one without two rows that have labels, or without loss.
@@ -127,22 +127,24 @@ def find_head_of_parts(settings: Any, inputs: Any, number: torch.Tensor | int | 
     args, model, names = settings.args, settings.model, ("labels", *settings.label_names)
     head = _by_type(settings, model, inputs, next((name for name in names if name in inputs), "labels"))
     counts = head.counts(inputs)
-    few = rows_of(inputs, len(counts), counts.argsort(descending=True)[:2].tolist())
-
-    def loss_of(model: Any, inputs: dict[str, Any], _: Any) -> Any:
-        return settings.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=number)
-
-    trial, found = _Trial(settings, model, [few], head, args.device), None
-    trial.loss_of = loss_of
-    if args.bf16 or args.fp16 or args.tf32 or any(one.dtype in TOLERANCES for one in model.parameters()):
-        # What a forward pass computes so may be returned in float32.
-        trial.tolerance = max(TOLERANCES.values())
+    rows = counts.nonzero().flatten().tolist()
+    found: LossHead | None = UNKNOWN
     reason = "is neither a sum nor a mean over rows, as one that compares the rows of a batch"
-    try:
-        with settings.compute_loss_context_manager(), settings.session.tracked.paused():
-            found = trial.of_parts() if counts.count_nonzero() > 1 else UNKNOWN
-    except Exception as error:
-        reason = f"could not be tried before the first step ({type(error).__name__}: {error})"
+    # What a forward pass computes in half precision may be returned in float32.
+    is_half = args.bf16 or args.fp16 or args.tf32 or any(one.dtype in TOLERANCES for one in model.parameters())
+    while len(rows) > 1:
+        trial = _Trial(settings, model, [rows_of(inputs, len(counts), rows)], head, args.device)
+        trial.loss_of = functools.partial(settings.compute_loss, return_outputs=True)
+        trial.number, trial.tolerance = number, max(TOLERANCES.values()) if is_half else TOLERANCE
+        try:
+            with settings.compute_loss_context_manager(), settings.session.tracked.paused():
+                found = trial.of_parts()
+        except Exception as error:
+            if ran_out_of_memory(error) and len(rows) > 2:
+                rows = rows[: len(rows) // 2]
+                continue
+            found, reason = None, f"could not be tried before the first step ({type(error).__name__}: {error})"
+        break
     found, reason = from_first((found, reason))
     if found is None:
         raise ValueError(
@@ -178,6 +180,7 @@ class _Trial:
         self.settings, self.model, self.window, self.head = settings, users_model(model), window, head
         self.device = device
         self.loss_of: Callable[..., Any] = functools.partial(loss_and_outputs, settings)
+        self.number: Any = None
         self.tolerance = TOLERANCE
         # Of one that has no label nothing can be told.
         inputs = window[0] if len(window) == 1 else max(window, key=lambda batch: int(head.counts(batch).sum()))
@@ -255,7 +258,9 @@ class _Trial:
         return (counts.max() / counts.min()).item() if len(counts) else 1.0
 
     def _loss(self, inputs: dict[str, Any], number: Any = None) -> tuple[torch.Tensor, Any]:
-        loss, outputs = self.loss_of(self.model, dict(inputs), number)
+        loss, outputs = self.loss_of(
+            self.model, dict(inputs), num_items_in_batch=self.number if number is None else number
+        )
         return loss.mean(), outputs
 
     def _undivided_share(self) -> float:
