@@ -152,7 +152,6 @@ class FittingMicroBatches:
         return rows
 
     def _shrink(self, error: Exception) -> None:
-        """Let parts have half as many rows, or fail if they cannot."""
         size, elements = self._tried
         if size > 1 and self._head.is_known:
             self.fitting = -(-size // 2) * elements

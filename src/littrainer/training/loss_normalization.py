@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -179,7 +179,7 @@ class _Trial:
     def __init__(self, settings: LossSettings, model: Any, window: list[Any], head: LossHead, device: torch.device):
         self.settings, self.model, self.window, self.head = settings, users_model(model), window, head
         self.device = device
-        self.loss_of: Callable[..., Any] = functools.partial(loss_and_outputs, settings)
+        self.loss_of: Any = functools.partial(loss_and_outputs, settings)
         self.number: Any = None
         self.tolerance = TOLERANCE
         # Of one that has no label nothing can be told.
@@ -327,7 +327,7 @@ def row_count(value: Any) -> Any:
     """Return the rows of an entry of a batch; None if it has none, as a number, and -1 for a mapping."""
     if hasattr(value, "ndim"):
         return len(value) if value.ndim else None
-    return -1 if isinstance(value, Mapping) else len(value) if isinstance(value, (list, tuple)) else None
+    return -1 if hasattr(value, "keys") else len(value) if isinstance(value, (list, tuple)) else None
 
 
 def rows_of(inputs: Any, rows: int, indices: slice | list[int]) -> dict[str, Any]:
