@@ -218,6 +218,10 @@ SEEN_ELSEWHERE: dict[str, tuple[str, str]] = {
         "training/test_batch_size_search.py",
         "test_the_size_shrinks_by_a_tenth_until_it_fits_and_is_told",
     ),
+    "auto_micro_batch": (
+        "training/test_fitting_micro_batches.py",
+        "test_no_step_is_lost_and_weights_are_those_of_a_training_that_did_not_run_out",
+    ),
     "report_to": ("tracking/test_selection.py", "test_names_become_callbacks_in_their_order_each_once"),
     "run_name": ("tracking/test_as_transformers.py", "test_mlflow"),
     "logging_dir": ("tracking/test_tensorboard.py", "test_the_folder_is_that_of_logging_dir_before_the_environments"),

@@ -334,7 +334,9 @@ class OverridePoints:
         if speed is not None:
             speed.enter("forward")
         step = self.state.global_step
-        args, is_trial = self.args, self.hp_search_backend is not None
+        args = self.args
+        # With `auto_micro_batch` processes run as many passes as each needs, and agree at the end of a window.
+        is_trial = self.hp_search_backend is not None and not args.auto_micro_batch
         agreed: AbstractContextManager[Any] = NO_CONTEXT
         if is_trial or args.auto_find_batch_size:
             agreed = failures_agreed_on(args, step - self.session.first_step, is_trial)

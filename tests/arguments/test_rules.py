@@ -206,6 +206,23 @@ def test_what_forms_batches_by_length_cannot_be_combined_with_what_forms_them_ot
         TrainingArguments("out", **given)
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"auto_find_batch_size": True},
+        {"ddp_static_graph": True},
+        {"optim": "galore_adamw_layerwise"},
+        {"optim": "lomo"},
+    ],
+    ids=str,
+)
+def test_a_step_that_may_be_done_again_goes_with_nothing_that_starts_over_waits_or_updates_in_a_pass(
+    other: dict[str, Any],
+) -> None:
+    with pytest.raises(ValueError, match=rf"auto_micro_batch does not go with {next(iter(other))}="):
+        TrainingArguments("out", auto_micro_batch=True, **other)
+
+
 def test_a_token_is_never_shown_in_a_refusal() -> None:
     secret: Any = ["hf_secret"]
     with pytest.raises(TypeError, match=r"^hub_token is not usable") as caught:

@@ -312,6 +312,59 @@ def all_processes_start_over_where_memory_runs_out_in_one(folder: Path) -> None:
         assert alike((trainer._train_batch_size, trainer.state.global_step, weights_of(trainer)))[:2] == (2, 3)
 
 
+class Crowded(PartlyTrainedClassifier):
+    """Runs out of memory in one process with more rows at a time, and adds up in a buffer what it has seen."""
+
+    def __init__(self, most_rows: int) -> None:
+        super().__init__()
+        self.most_rows = most_rows
+        self.register_buffer("seen", torch.zeros(()))
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += x.sum() * self.training
+        if RANK == 1 and self.training and len(x) > self.most_rows:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return super().logits(x)
+
+
+def a_window_that_one_process_does_again_keeps_nobody_waiting(folder: Path) -> None:
+    for accumulation in (1, 3):
+        found: list[dict[str, Any]] = []
+        for on in (False, True):
+            torch.manual_seed(0)
+            trainer = quiet_trainer(
+                folder,
+                Crowded(2 if on else 4),
+                rows=72,
+                auto_micro_batch=on,
+                gradient_accumulation_steps=accumulation,
+                optim="sgd",
+                max_steps=3,
+                ddp_timeout=60,
+            )
+            trainer.train()
+            alike(weights_of(trainer))
+            found.append(trainer.model.state_dict())
+            # Two rows of six numbers.
+            kept = trainer.training_run.resume_record().get("fitting_elements")  # type: ignore[union-attr]
+            assert alike(kept) == (12 if on else None)
+        torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
+
+
+def a_row_that_does_not_fit_in_one_process_ends_all(folder: Path) -> None:
+    class NoMemory(VectorClassifier):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+            if RANK == 1 and self.training:
+                raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            return super().forward(x, labels)
+
+    words = r"even with 1 row\(s\) of 6 elements" if RANK == 1 else "process 1 with RuntimeError: auto_micro_batch"
+    with pytest.raises(RuntimeError, match=words):
+        quiet_trainer(
+            folder, NoMemory(), rows=64, auto_micro_batch=True, gradient_accumulation_steps=3, ddp_timeout=60
+        ).train()
+
+
 def finders_and_limits_are_those_of_all_processes(folder: Path) -> None:
     for kind in KINDS:
         torch.manual_seed(0)
@@ -432,6 +485,8 @@ CHECKS = (
     lightning_callbacks_decide_alike_in_all_processes,
     a_model_that_ddp_cannot_train_is_refused_by_name,
     all_processes_start_over_where_memory_runs_out_in_one,
+    a_window_that_one_process_does_again_keeps_nobody_waiting,
+    a_row_that_does_not_fit_in_one_process_ends_all,
     finders_and_limits_are_those_of_all_processes,
     gradients_of_parameters_that_a_callback_unfreezes_are_exchanged,
     speed_is_that_of_all_processes_and_the_first_ones_times,

@@ -268,6 +268,9 @@ DESTINATIONS: dict[str, Destination] = {
         Place.CHECKPOINT, "After a save, files that only a resume needs are deleted from older checkpoints."
     ),
     "log_speed": Destination(Place.LOGS, "Times are taken in each micro-batch, and logged with the loss."),
+    "auto_micro_batch": Destination(
+        Place.STEP, "Micro-batches are split by rows; processes average gradients once for each optimizer step."
+    ),
     "ema_decay": Destination(Place.STEP, "Decay of a `WeightAveraging` callback of Lightning."),
     "ema_use": Destination(Place.CHECKPOINT, "Read when `ema_decay` is set."),
 }

@@ -461,6 +461,9 @@ class AdditionalFields:
     log_speed: bool = argument(
         False, "Log where the time goes: seconds of each part of the steps, rates, padding, seconds left."
     )
+    auto_micro_batch: bool = argument(
+        False, "Do an optimizer step again in smaller micro-batches if memory runs out; its samples and loss stay."
+    )
     ema_decay: float | None = argument(
         None, "Keep an average of the weights; it keeps this share of itself at each optimizer step."
     )

@@ -320,6 +320,14 @@ def validate(args: ArgumentFields) -> None:
                 f"lr_scheduler_type={_text(args.lr_scheduler_type)!r} follows an evaluation metric; "
                 'set eval_strategy to "steps" or "epoch".'
             )
+    optim = str(_text(args.optim))
+    for name, is_so in (
+        ("auto_find_batch_size=True, which starts over instead", args.auto_find_batch_size),
+        ("ddp_static_graph=True, whose first pass waits for all processes", args.ddp_static_graph),
+        (f"optim={optim!r}, which updates weights in the backward pass", "layerwise" in optim or "lomo" in optim),
+    ):
+        if args.auto_micro_batch and is_so:
+            raise ValueError(f"auto_micro_batch does not go with {name}: choose one of them.")
     if args.ema_decay is not None and args.load_best_model_at_end and args.ema_use != "both":
         differ = f"with ema_use={args.ema_use!r} a checkpoint holds other weights than were evaluated"
         raise ValueError(f'load_best_model_at_end: {differ}; set ema_use="both".')

@@ -222,6 +222,9 @@ class TrainerModule(StepsAfterBackward):
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Backward pass; the optimizer's own where it has one that updates the weights as it goes, as LOMO has."""
+        if self.step.fitting is not None:
+            # Done together with the forward pass.
+            return
         if not self.automatic_optimization and self.step.speed is not None:
             self.step.speed.enter("backward")
         optimizer = self.follow_optimizer()

@@ -61,7 +61,7 @@ LEFT_TO_LIGHTNING: dict[str, str] = {
     "torch_compile_backend": "torch.compile(model, backend=...)",
     "torch_compile_mode": "torch.compile(model, mode=...)",
     "torch_empty_cache_steps": "a callback that calls torch.cuda.empty_cache",
-    "auto_find_batch_size": "callbacks=[BatchSizeFinder()]",
+    **dict.fromkeys(("auto_find_batch_size", "auto_micro_batch"), "callbacks=[BatchSizeFinder()]"),
     "max_tokens_per_batch": "a DataLoader with a batch_sampler",
     "pack_to_length": "transformers' DataCollatorWithFlattening as data_collator",
     "full_determinism": "deterministic",

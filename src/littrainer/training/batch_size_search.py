@@ -46,8 +46,10 @@ class RanOutTogether(RuntimeError):
 def ran_out_of_memory(error: Exception) -> bool:
     """Whether an error says that memory ran out."""
     if not isinstance(error, RuntimeError) or len(error.args) != 1:
-        return False
-    return any(message in str(error.args[0]) for message in OUT_OF_MEMORY_MESSAGES)
+        return isinstance(error, torch.cuda.OutOfMemoryError)
+    return isinstance(error, torch.cuda.OutOfMemoryError) or any(
+        message in str(error.args[0]) for message in OUT_OF_MEMORY_MESSAGES
+    )
 
 
 def failures_agreed_on(args: TrainingArguments, steps: int, is_trial: bool) -> AbstractContextManager[Any]:

@@ -396,6 +396,15 @@ def check_before_training(trainer: Any) -> None:
         )
     check_settled(trainer.args, trainer.is_deepspeed_enabled)
     check_health_arguments(trainer.args)
+    if trainer.args.auto_micro_batch:
+        is_split = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.get_tp_size() > 1
+        reasons = {
+            "FSDP, DeepSpeed and tensor parallelism let the processes wait for each other within each pass": is_split,
+            'a strategy in lightning={"strategy": ...} may let them wait too': "strategy" in further_keywords(trainer),
+            "an overridden training_step runs forward and backward itself": trainer.overrides_training_step(),
+        }
+        for reason in (reason for reason, is_so in reasons.items() if is_so):
+            raise ValueError(f"auto_micro_batch does passes again, and {reason}: lower per_device_train_batch_size.")
     if trainer.args.on_nonfinite == "rollback":
         plan = sharding_plan(trainer.args)
         if tensor_parallel_size(trainer.args) > 1 or (plan is not None and plan.version == 1):

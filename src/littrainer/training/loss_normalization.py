@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
 import math
@@ -21,6 +22,7 @@ from littrainer.errors.nested_values import map_nested
 from littrainer.model.facts import base_model, users_model
 from littrainer.model.traversal import eval_all
 from littrainer.strategies.shards import is_sharded
+from littrainer.training.batch_size_search import ran_out_of_memory
 from littrainer.training.loss import LossSettings, averages_over_processes, loss_and_outputs, returns_the_mean
 from littrainer.training.overrides import own_methods
 
@@ -110,6 +112,50 @@ def find_loss_head(
     return LossHead()
 
 
+def find_head_of_parts(settings: Any, inputs: Any, number: torch.Tensor | int | None) -> LossHead:
+    """Find out whether the loss of a micro-batch is the sum of those of its parts, or their mean by what counts.
+
+    Its rows are run through the model and the script's `compute_loss`, without gradients, or as many of them as fit.
+
+    Parameters:
+        settings, number: the Trainer, and the label tokens in the window.
+
+    Returns:
+        a head that says `divides` for the sum; an unknown one without two rows that have labels, or without loss.
+
+    Raises:
+        ValueError: it is neither, as that of a loss which compares the rows, or it cannot be computed.
+    """
+    args, model, names = settings.args, settings.model, ("labels", *settings.label_names)
+    head = _by_type(settings, model, inputs, next((name for name in names if name in inputs), "labels"))
+    counts = head.counts(inputs)
+    rows = counts.nonzero().flatten().tolist()
+    found: LossHead | None = UNKNOWN
+    reason = "is neither a sum nor a mean over rows, as one that compares the rows of a batch"
+    # What a forward pass computes in half precision may be returned in float32.
+    is_half = args.bf16 or args.fp16 or args.tf32 or any(one.dtype in TOLERANCES for one in model.parameters())
+    while len(rows) > 1:
+        trial = _Trial(settings, model, [rows_of(inputs, len(counts), rows)], head, args.device)
+        trial.loss_of = functools.partial(settings.compute_loss, return_outputs=True)
+        trial.number, trial.tolerance = number, max(TOLERANCES.values()) if is_half else TOLERANCE
+        try:
+            with settings.compute_loss_context_manager(), settings.session.tracked.paused():
+                found = trial.of_parts()
+        except Exception as error:
+            if ran_out_of_memory(error) and len(rows) > 2:
+                rows = rows[: len(rows) // 2]
+                continue
+            found, reason = None, f"could not be tried before the first step ({type(error).__name__}: {error})"
+        break
+    found, reason = from_first((found, reason))
+    if found is None:
+        raise ValueError(
+            f"auto_micro_batch cannot split a micro-batch of {type(users_model(model)).__name__}: its loss {reason}. "
+            "Leave auto_micro_batch out, and lower per_device_train_batch_size if memory runs out."
+        )
+    return found
+
+
 def _by_type(settings: LossSettings, model: Any, inputs: Any, label_name: str) -> LossHead:
     base = base_model(users_model(model))
     code = getattr(inspect.unwrap(type(base).forward), "__code__", None)
@@ -134,6 +180,9 @@ class _Trial:
     def __init__(self, settings: LossSettings, model: Any, window: list[Any], head: LossHead, device: torch.device):
         self.settings, self.model, self.window, self.head = settings, users_model(model), window, head
         self.device = device
+        self.loss_of: Any = functools.partial(loss_and_outputs, settings)
+        self.number: Any = None
+        self.tolerance = TOLERANCE
         # Of one that has no label nothing can be told.
         inputs = window[0] if len(window) == 1 else max(window, key=lambda batch: int(head.counts(batch).sum()))
         self.inputs: dict[str, Any] = map_nested(
@@ -157,6 +206,18 @@ class _Trial:
         if unit is None:
             self._warn(f"{about} is neither a mean over samples nor one over labels. It is taken for {taken}.")
         return replace(head, divides=False, unit=unit or head.unit)
+
+    def of_parts(self) -> LossHead | None:
+        """Return how losses of parts make up that of the whole: None if they do not, unknown if it is 0 or nan."""
+        with left_as_found(self.model):
+            whole, *parts = self._halves()
+            loss, losses = self._loss(whole)[0].item(), [self._loss(part)[0].item() for part in parts]
+            if loss == 0 or not math.isfinite(loss):
+                return UNKNOWN
+            if math.isclose(sum(losses), loss, rel_tol=self.tolerance):
+                return replace(self.head, divides=True)
+            unit = self._unit()
+        return None if unit is None else replace(self.head, divides=False, unit=unit)
 
     def warn_of_layout(self) -> None:
         """Warn if the loss depends on the number of micro-batches or processes, or labels do not weigh the same."""
@@ -201,7 +262,9 @@ class _Trial:
         return (ends[:, 1].max() / ends[:, 0].min()).item()
 
     def _loss(self, inputs: dict[str, Any], number: Any = None) -> tuple[torch.Tensor, Any]:
-        loss, outputs = loss_and_outputs(self.settings, self.model, dict(inputs), number)
+        loss, outputs = self.loss_of(
+            self.model, dict(inputs), num_items_in_batch=self.number if number is None else number
+        )
         return loss.mean(), outputs
 
     def _undivided_share(self) -> float:
@@ -222,16 +285,14 @@ class _Trial:
         loss, outputs = self._loss(inputs)
         found = list(outputs.values()) if hasattr(outputs, "values") else list(outputs)
         tensors = [value for value in found if isinstance(value, torch.Tensor) and value.dim()]
-        tolerance = max(TOLERANCES.get(tensor.dtype, TOLERANCE) for tensor in (loss, *tensors))
+        tolerance = max([self.tolerance, *(TOLERANCES.get(tensor.dtype, 0.0) for tensor in (loss, *tensors))])
         if head.unit != SAMPLES:
             labels = inputs[head.label_name]
             for logits in (tensor for tensor in tensors if tensor.shape[:-1] == labels.shape):
                 for unit in units[:2]:
                     if math.isclose(_cross_entropy(logits, inputs, labels, unit), loss.item(), rel_tol=tolerance):
                         return unit
-        rows = len(head.counts(inputs))
-        first, second = ([*range(rows // 2)], [*range(rows // 2, rows)]) if rows > 1 else ([0], [0])
-        whole, *parts = (_rows_of(inputs, rows, indices) for indices in (first + second, first, second))
+        whole, *parts = self._halves()
         fitting = self._fitting(units, whole, parts, tolerance)
         # Rows with as many labels each tell units apart if some labels of the second half do not count. A head that
         # does not know -100 would stop a GPU by it.
@@ -243,6 +304,12 @@ class _Trial:
                 parts[1][name], whole[name] = labels, torch.cat([parts[0][name], labels])
             fitting = self._fitting(fitting, whole, parts, tolerance) or fitting
         return fitting[0] if fitting else None
+
+    def _halves(self) -> list[dict[str, Any]]:
+        """Return two parts of the micro-batch, behind both of them together."""
+        rows = len(self.head.counts(self.inputs))
+        first, second = ([*range(rows // 2)], [*range(rows // 2, rows)]) if rows > 1 else ([0], [0])
+        return [rows_of(self.inputs, rows, indices) for indices in (first + second, first, second)]
 
     def _fitting(self, units: list[str], whole: Any, parts: list[Any], tolerance: float) -> list[str]:
         """Return the units over which the loss of a micro-batch is the mean of those of its two parts."""
@@ -260,11 +327,24 @@ class _Trial:
             logger.warning(text)
 
 
-def _rows_of(inputs: dict[str, Any], rows: int, indices: list[int]) -> dict[str, Any]:
-    return {
-        name: value[indices] if isinstance(value, torch.Tensor) and value.dim() and len(value) == rows else value
-        for name, value in inputs.items()
-    }
+def row_count(value: Any) -> Any:
+    """Return the rows of an entry of a batch; None if it has none, as a number, and -1 for a mapping."""
+    if hasattr(value, "ndim"):
+        return len(value) if value.ndim else None
+    return -1 if hasattr(value, "keys") else len(value) if isinstance(value, (list, tuple)) else None
+
+
+def rows_of(inputs: Any, rows: int, indices: slice | list[int]) -> dict[str, Any]:
+    """Return some rows of a batch; an entry that does not have as many rows is left as it is."""
+
+    def chosen(value: Any) -> Any:
+        if row_count(value) != rows:
+            return value
+        if isinstance(indices, list) and isinstance(value, (list, tuple)):
+            return [value[index] for index in indices]
+        return value[indices]
+
+    return {name: chosen(value) for name, value in inputs.items()}
 
 
 def _cross_entropy(logits: torch.Tensor, inputs: Any, labels: torch.Tensor, unit: str) -> float:

@@ -161,6 +161,7 @@ def resume_record(run: TrainingRun) -> dict[str, Any]:
         "lightning_callbacks": states_of_lightning_callbacks(run.trainer.lightning_module),
         "schedule_is_replaced": run.trainer.schedule_is_replaced,
         **run.step.health.record(),
+        **({} if run.step.fitting is None else {"fitting_elements": run.step.fitting.fitting}),
         "lightning_additions": additions_of_lightning_callbacks(
             run.trainer.lightning_module, run.trainer.state.global_step
         ),

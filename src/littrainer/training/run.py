@@ -159,6 +159,8 @@ class TrainingRun:
         if self.record is not None and self._is_other_layout:
             self.record["data"] = kept
         self.step.health.resume(self.record or {}, is_same_data=kept is not None and not self._is_other_layout)
+        if self.step.fitting is not None:
+            self.step.fitting.fitting = self.step.fitting.told = (self.record or {}).get("fitting_elements")
         position = self.resumed_at = place.position
         self.first_epoch = self.epoch = position.epoch
         micro_batches = position.micro_batches

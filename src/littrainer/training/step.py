@@ -29,6 +29,7 @@ from littrainer.data.windows import MicroBatch, count_label_tokens
 from littrainer.distributed.agreement import FlagsRaisedTogether
 from littrainer.model.traversal import clear_gradients
 from littrainer.training.clock import Clock
+from littrainer.training.fitting_micro_batches import FittingMicroBatches
 from littrainer.training.health import LABELS, LOSS, MOST_UNREAD, NORM
 from littrainer.training.loss import mean_over_processes
 from littrainer.training.loss_normalization import find_loss_head
@@ -52,6 +53,7 @@ class TrainingStep:
         learning_rate: what the last optimizer step was taken with; None before the first one of an epoch.
         clock: raises flags by the time; None in other processes than the first.
         speed: counts where the time goes; None without `log_speed`.
+        fitting: runs forward and backward passes in what fits into memory; None without `auto_micro_batch`.
         when_done: called once, when what is due at the optimizer step is done.
         is_refused: whether the health guard leaves the current optimizer step out.
     """
@@ -68,6 +70,7 @@ class TrainingStep:
         self._labels_drawn: torch.Tensor | None = None
         self.health = run.trainer.session.health
         self.speed = run.trainer.session.speed
+        self.fitting = FittingMicroBatches(run.trainer) if run.trainer.args.auto_micro_batch else None
         self._device = run.trainer.args.device
         processes = run.trainer.args.world_size
         is_first = run.trainer.args.process_index == 0
@@ -107,7 +110,7 @@ class TrainingStep:
             trainer.control = trainer.callback_handler.on_step_begin(trainer.args, trainer.state, trainer.control)
 
     def loss_of(self, micro_batch: MicroBatch, by_training_step: bool = False) -> torch.Tensor:
-        """Forward pass: the loss as it goes into the backward pass.
+        """Forward pass: the loss as it goes into the backward pass, which with `auto_micro_batch` is done too.
 
         Parameters:
             by_training_step: a subclass, or a script, has its own `training_step`, which calls backward too.
@@ -116,7 +119,10 @@ class TrainingStep:
         if speed is not None and by_training_step:
             speed.enter("forward")
         forward = trainer.training_step if by_training_step else trainer._forward_for_training
-        loss: torch.Tensor = forward(trainer.model_wrapped, inputs, micro_batch.num_items_in_window)
+        if self.fitting is None:
+            loss: torch.Tensor = forward(trainer.model_wrapped, inputs, micro_batch.num_items_in_window)
+        else:
+            loss = self.fitting.loss_of(micro_batch, forward)
         kept = trainer.session.loss.add(loss, trainer.state.global_step, trainer.args.logging_nan_inf_filter)
         place = (*self._window[:2], self.run.windows.micro_batches_seen - 1)
         self.health.unread.append((LOSS, place, kept))

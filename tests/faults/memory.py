@@ -1,0 +1,235 @@
+"""Lets memory run out in trainings, and finds out whether any step is lost.
+
+    python -m tests.faults.memory [--failures 30] [--in-two-processes 20] [--seed 1]
+
+Each training is one whose loss is a mean over rows or labels, a sum divided by those of the window, or a script's own;
+with 1 or 4 micro-batches in an optimizer step, without dropout. Memory runs out in the forward or backward pass of a
+random micro-batch, up to twice before it is small enough, in one of the processes. With `auto_micro_batch` all
+steps have to be taken, with the losses and weights of a training in which memory does not run out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import io
+import logging
+import os
+import random
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch.profilers import PassThroughProfiler
+from torch import nn
+
+from littrainer.distributed.agreement import from_each
+from tests.distributed.together import start_processes, wait_for_all
+from tests.scenarios.collators import pad_tokens
+from tests.scenarios.data import Rows, language_rows, tag_rows, vector_rows
+from tests.scenarios.models import (
+    CountingClassifier,
+    KeywordClassifier,
+    VectorClassifier,
+    tiny_bert_tagger,
+    tiny_gpt2,
+)
+from tests.scenarios.trainers import Trainer, quiet_trainer
+
+PROCESSES, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+STEPS, BATCH_SIZE = 5, 5
+OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+class OwnLoss(Trainer):
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        outputs = model(x=inputs["x"])
+        loss = nn.functional.cross_entropy(outputs["logits"], inputs["labels"], reduction="sum")
+        # The processes' gradients are averaged.
+        loss = loss / num_items_in_batch * self.args.world_size
+        return (loss, outputs) if return_outputs else loss
+
+
+def tagger() -> nn.Module:
+    return tiny_bert_tagger(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+
+
+# What the loss is -> the model, its rows, the Trainer and further arguments.
+HEADS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any], type[Trainer], dict[str, Any]]] = {
+    "mean": (VectorClassifier, vector_rows, Trainer, {}),
+    "divided": (CountingClassifier, vector_rows, Trainer, {}),
+    "tags": (tagger, tag_rows, Trainer, {}),
+    "exact tags": (tagger, tag_rows, Trainer, {"loss_normalization": "exact"}),
+    "own loss": (KeywordClassifier, vector_rows, OwnLoss, {}),
+    "next tokens": (
+        lambda: tiny_gpt2(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
+        language_rows,
+        Trainer,
+        {},
+    ),
+    "smoothed tags": (tagger, tag_rows, Trainer, {"label_smoothing_factor": 0.1}),
+}
+PLACES = ("forward", "backward")
+
+
+class Fault(NamedTuple):
+    """A training in which memory runs out.
+
+    Parameters:
+        head: a key of `HEADS`.
+        place: forward or backward pass.
+        step: the optimizer step, counted from 1.
+        position: the micro-batch of its window, and `rank` the process, in which it runs out.
+        times: how often, one after the other.
+        by_lightning: whether Lightning's own loop runs, and not the fast one.
+    """
+
+    head: str
+    place: str
+    step: int
+    accumulation: int
+    position: int = 0
+    times: int = 1
+    rank: int = 0
+    by_lightning: bool = False
+
+    @classmethod
+    def drawn(cls, source: random.Random, number: int) -> Fault:
+        accumulation = (1, 4)[number // 2 % 2]
+        return cls(
+            list(HEADS)[number % len(HEADS)],
+            PLACES[number % 2],
+            source.randint(1, STEPS),
+            accumulation,
+            source.randrange(accumulation),
+            source.randint(1, 2),
+            source.randrange(PROCESSES),
+            source.random() < 0.25,
+        )
+
+
+class RunsOut:
+    """Hooks of a model that let memory run out as a fault says."""
+
+    def __init__(self, model: Any, fault: Fault) -> None:
+        self.fault, self.micro_batches, self.is_due = fault, 0, False
+        model.times_left = fault.times
+        model.register_forward_pre_hook(self.before)
+        model.register_forward_hook(self.after)
+
+    def before(self, model: Any, _: Any) -> None:
+        if model.training:
+            first = (self.fault.step - 1) * self.fault.accumulation + self.fault.position
+            self.is_due = self.fault.rank == RANK and self.micro_batches >= first and model.times_left > 0
+            self.micro_batches += 1
+            if self.is_due and self.fault.place == "forward":
+                self.fail(model)
+
+    def after(self, model: Any, _: Any, outputs: Any) -> None:
+        if model.training and self.is_due and self.fault.place == "backward":
+            outputs["logits"].register_hook(lambda _: self.fail(model))
+
+    def fail(self, model: Any) -> None:
+        model.times_left -= 1
+        raise torch.cuda.OutOfMemoryError(OUT_OF_MEMORY)
+
+
+class OwnProfiler(PassThroughProfiler):
+    """With another profiler than its own, Lightning's loop is the one that runs."""
+
+
+def trained(folder: Path, fault: Fault, is_faulty: bool) -> Any:
+    """A training in which memory runs out, or the same without that."""
+    make, rows, kind, arguments = HEADS[fault.head]
+    torch.manual_seed(0)
+    model: Any = make()
+    if is_faulty:
+        RunsOut(model, fault)
+    samples = rows(BATCH_SIZE * fault.accumulation * PROCESSES * STEPS - 1)
+    given: dict[str, Any] = {"train_dataset": Rows(samples)}
+    if "input_ids" in samples[0]:
+        given["data_collator"] = pad_tokens
+    if fault.by_lightning:
+        given["lightning"] = {"profiler": OwnProfiler()}
+    trainer = quiet_trainer(
+        folder,
+        model,
+        kind=kind,
+        given=given,
+        max_steps=STEPS,
+        per_device_train_batch_size=BATCH_SIZE,
+        gradient_accumulation_steps=fault.accumulation,
+        auto_micro_batch=is_faulty,
+        optim="sgd",
+        learning_rate=0.1,
+        logging_strategy="steps",
+        logging_steps=1,
+        ddp_backend="gloo" if PROCESSES > 1 else None,
+        **arguments,
+    )
+    trainer.train()
+    return trainer
+
+
+def seen_of(trainer: Any) -> dict[str, torch.Tensor]:
+    """The losses and the weights of a training."""
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    weights = [parameter.detach().flatten() for parameter in trainer.model.parameters()]
+    return {"losses": torch.tensor(losses), "weights": torch.cat(weights)}
+
+
+def outcomes(number: int, seed: int, folder: Path) -> tuple[collections.Counter[str], float]:
+    """How many failures of so many cost how many steps, and by how much weights differ at most."""
+    source, found, largest = random.Random(seed), collections.Counter[str](), 0.0
+    for one in range(number):
+        fault = Fault.drawn(source, one)
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer, other = (trained(folder, fault, is_faulty) for is_faulty in (True, False))
+        left, steps = sum(from_each(trainer.model.times_left)) - (PROCESSES - 1) * fault.times, STEPS
+        now, expected = seen_of(trainer), seen_of(other)
+        differences = {name: float((now[name] - value).abs().max()) for name, value in expected.items()}
+        largest = max(largest, *from_each(differences["weights"]))
+        lost = steps - trainer.state.global_step
+        is_well = not left and max(from_each(max(differences.values()))) <= 1e-6
+        found[f"{lost} steps lost{'' if is_well else ', other numbers'}"] += 1
+        if RANK == 0 and (lost or not is_well):
+            print(fault, f"{lost} steps lost, {left} failures left, differences {differences}", flush=True)
+    return found, largest
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--failures", type=int, default=30)
+    parser.add_argument("--in-two-processes", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--folder", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.getLogger("littrainer").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory() as other:
+        folder = options.folder or Path(other)
+        found, largest = outcomes(options.failures, options.seed, folder)
+        if RANK == 0:
+            processes = f"{PROCESSES} process{'es' if PROCESSES > 1 else ''}"
+            print(f"in {processes}: {dict(found)}, weights differ by at most {largest:.1e}", flush=True)
+        if PROCESSES == 1 and options.in_two_processes:
+            settings = {"failures": options.in_two_processes, "seed": options.seed, "folder": folder / "together"}
+            arguments = [f"--{name}={value}" for name, value in settings.items()]
+            started, logs = start_processes([sys.executable, "-m", "tests.faults.memory", *arguments], folder)
+            try:
+                wait_for_all(started, logs, 120 + 20 * options.in_two_processes)
+            finally:
+                print((folder / "out0").read_text(), end="")
+    return int(set(found) != {"0 steps lost"})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
