@@ -100,7 +100,7 @@ test-all: $(LIBRARIES)/.installed
 # Of each `make test-all` runs a small sample.
 soak: .venv/.full
 	$(call timed,for part in 'faults.damage' 'faults.damage --bits 20' faults.kills faults.full_disk faults.numbers \
-		faults.layouts fidelity.heads commands.verified_scripts check.late_failures; do $(BIN)/python -m tests.$$part || exit; done; \
+		faults.layouts faults.remote_folder fidelity.heads commands.verified_scripts check.late_failures; do $(BIN)/python -m tests.$$part || exit; done; \
 		FIDELITY_ORDERS=420 FIDELITY_ORDERS_IN_TWO_PROCESSES=60 $(PYTEST) $(PYTEST_ARGS) -k of_calls \
 		tests/fidelity tests/distributed/test_fidelity_in_two_processes.py)
 

@@ -17,6 +17,7 @@ from littrainer.checkpoint.layout import (
     SCHEDULER_NAME,
     TRAINER_STATE_NAME,
 )
+from littrainer.checkpoint.remote import fetch_checkpoint
 from littrainer.checkpoint.verification import (
     damage_in,
     get_last_checkpoint,
@@ -25,6 +26,7 @@ from littrainer.checkpoint.verification import (
     refuse_damage,
 )
 from littrainer.distributed.agreement import are_several, failing_together, from_each, from_first
+from littrainer.errors.remote_folder import address_of, local_folder
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -74,6 +76,11 @@ def checkpoint_for_all(
         if found is None:
             return None
         folder, identity = found
+        if address_of(folder) is not None:
+            # A node with another disk downloads it too.
+            with failing_together(f"downloading {folder}"):
+                if args.local_process_index == 0:
+                    fetch_checkpoint(folder)
         problems = from_each(_problem(folder, identity, args))
         text = " ".join(f"Process {rank} on {problem}" for rank, problem in enumerate(problems) if problem is not None)
         if not text:
@@ -120,8 +127,9 @@ def checkpoint_to_resume(
     """Return the folder that `train(resume_from_checkpoint=...)` means; None for a fresh start.
 
     Parameters:
-        resume_from_checkpoint: a folder; True for the newest intact one in `output_dir`; or "last-checkpoint" for the
-            folder of that name there, which a push to the hub makes, and if there is none for the newest one.
+        resume_from_checkpoint: a folder or its address; True for the newest intact one in `output_dir`; or
+            "last-checkpoint" for the folder of that name there, which a push to the hub makes, and if there is none for
+            the newest one.
         needed: files without which it cannot be resumed.
         without: names of checkpoints that do not count if the newest one is meant.
 
@@ -138,16 +146,18 @@ def checkpoint_to_resume(
         newest = get_last_checkpoint(output_dir, without) if Path(output_dir).is_dir() else None
         if newest is None:
             raise ValueError(
-                f"No valid checkpoint found in output directory ({output_dir}): resume_from_checkpoint="
+                f"No valid checkpoint found in output directory ({address_of(output_dir) or output_dir}): "
+                "resume_from_checkpoint="
                 f"{resume_from_checkpoint}, but there is no intact checkpoint-<step> folder. Start without resuming, "
                 "or give the checkpoint's folder."
             )
         given = newest
-    folder = Path(str(given))
+    folder = Path(local_folder(str(given)))
+    fetch_checkpoint(folder)
     if not folder.is_dir():
         told = str(given).lower() in ("true", "false")
         raise ValueError(
-            f"Can't find a valid checkpoint at {folder}: there is no such folder. "
+            f"Can't find a valid checkpoint at {address_of(folder) or folder}: there is no such folder. "
             + (
                 f"{given!r} is text: write {str(given).capitalize()} without quotes."
                 if told
