@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import socket
@@ -25,7 +26,7 @@ from littrainer.checkpoint.verification import (
     readable_manifest,
     refuse_damage,
 )
-from littrainer.distributed.agreement import are_several, failing_together, from_each, from_first
+from littrainer.distributed.agreement import are_several, failing_together, from_each, from_first, while_others_wait
 from littrainer.errors.remote_folder import address_of, local_folder
 
 if TYPE_CHECKING:
@@ -68,19 +69,25 @@ def checkpoint_for_all(
     passed_over: set[str] = set()
     while True:
         found: tuple[Path, tuple[int, int]] | None = None
-        with failing_together("looking for the checkpoint to resume from"):
+
+        def choose() -> None:
+            nonlocal found
             if args.process_index == 0:
                 folder = checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed, passed_over)
                 found = None if folder is None else (folder, _identity(folder))
+
+        with failing_together("looking for the checkpoint to resume from"):
+            # A download may take long.
+            while_others_wait(choose)
         found = from_first(found)
         if found is None:
             return None
         folder, identity = found
         if address_of(folder) is not None:
             # A node with another disk downloads it too.
+            brings = args.local_process_index == 0
             with failing_together(f"downloading {folder}"):
-                if args.local_process_index == 0:
-                    fetch_checkpoint(folder)
+                while_others_wait(functools.partial(fetch_checkpoint, folder) if brings else lambda: None)
         problems = from_each(_problem(folder, identity, args))
         text = " ".join(f"Process {rank} on {problem}" for rank, problem in enumerate(problems) if problem is not None)
         if not text:

@@ -70,17 +70,18 @@ class RemoteRun:
         A checkpoint that is only there gets a local folder with its manifest, so that it counts when older ones are
         rotated. One that was uploaded from here and is no longer there is deleted, or set aside if there is no other.
         """
-        local, self.complete = self.local_checkpoints(), {}
+        local, absent, self.complete = self.local_checkpoints(), [], {}
         for name in _highest_first([*self.remote.listed(), *self._marker().get("checkpoints", []), *local]):
             content = self.remote.read(f"{name}/{MANIFEST_NAME}")
-            if content is not None and _parsed(content) is not None:
+            if content is None:
+                absent.append(self.folder / name)
+            elif _parsed(content) is not None:
                 self.complete[name] = content
-            elif content is not None:
+            else:
                 logger.warning("%s/%s does not count: its %s is torn.", self.remote.address, name, MANIFEST_NAME)
-        record = self.folder / UPLOADED_NAME
-        uploaded = _fields_of(record.read_bytes() if record.is_file() else None)
-        for folder in (self.folder / name for name in local if name not in self.complete):
-            if uploaded.get(folder.name) == zlib.crc32(_manifest_in(folder) or b""):
+        uploaded = _fields_of(_content_of(self.folder / UPLOADED_NAME))
+        for folder in absent:
+            if uploaded.get(folder.name) == zlib.crc32(_content_of(folder / MANIFEST_NAME) or b""):
                 logger.warning("%s/%s was deleted there, so %s goes too.", self.remote.address, folder.name, folder)
                 if self.complete:
                     delete_checkpoint(str(folder))
@@ -96,7 +97,7 @@ class RemoteRun:
     def bring(self, name: str) -> bool:
         """Download a checkpoint unless it is here; return whether it is here, and intact."""
         local, expected = self.folder / name, self.complete.get(name)
-        if expected is None or _manifest_in(local) == expected:
+        if expected is None or _content_of(local / MANIFEST_NAME) == expected:
             is_intact = not damage_in(local)
             if is_intact or expected is None:
                 return is_intact
@@ -113,7 +114,7 @@ class RemoteRun:
             with contextlib.suppress(OSError):
                 delete_folder(local)
                 part.rename(local)
-            return _manifest_in(local) == expected
+            return _content_of(local / MANIFEST_NAME) == expected
         finally:
             shutil.rmtree(part, ignore_errors=True)
             with contextlib.suppress(OSError):
@@ -129,7 +130,7 @@ class RemoteRun:
 
     def end(self) -> None:
         """Stop being the run that uploads there."""
-        self._thread.shutdown()
+        self._thread.shutdown(wait=False, cancel_futures=True)
         with contextlib.suppress(RemoteFolderError):
             self._refuse_if_taken_over()
             self._identity["holder"] = ""
@@ -190,7 +191,7 @@ class RemoteRun:
 
     def _next_to_upload(self) -> str | None:
         for name in self.local_checkpoints():
-            content = _manifest_in(self.folder / name)
+            content = _content_of(self.folder / name / MANIFEST_NAME)
             manifest = _parsed(content)
             if manifest is None or self.complete.get(name) == content:
                 continue
@@ -209,7 +210,7 @@ class RemoteRun:
             self.remote.delete(f"{name}/{MANIFEST_NAME}")
         for file in changed:
             self.remote.write(f"{name}/{file}", self.folder / name / file)
-        if _manifest_in(self.folder / name) != content:
+        if _content_of(self.folder / name / MANIFEST_NAME) != content:
             return
         self._refuse_if_taken_over()
         self.remote.write(f"{name}/{MANIFEST_NAME}", content)
@@ -237,8 +238,8 @@ class RemoteRun:
         write_whole(self.folder / UPLOADED_NAME, json.dumps(sums, indent=1))
 
 
-def _manifest_in(folder: Path) -> bytes | None:
-    return (folder / MANIFEST_NAME).read_bytes() if (folder / MANIFEST_NAME).is_file() else None
+def _content_of(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
 
 
 def _parsed(content: bytes | None) -> Manifest | None:
@@ -276,7 +277,8 @@ def uploaded_run(folder: Path) -> Iterator[RemoteRun | None]:
     Raises:
         RemoteFolderError: nothing can be written there.
     """
-    if address_of(folder) is None:
+    # A training inside of another one in its folder uploads nothing by itself.
+    if address_of(folder) is None or folder.resolve() in _uploaded:
         yield None
         return
     run = RemoteRun(folder)
@@ -336,7 +338,7 @@ def fetch_newest(folder: Path | str) -> None:
         for name in _highest_first([*run.complete, *run.local_checkpoints()]):
             manifest = _parsed(run.complete.get(name)) or readable_manifest(run.folder / name)
             if not manifest.is_thinned and manifest.weights_are_finite is not False and run.bring(name):
-                state = _fields_of((run.folder / name / TRAINER_STATE_NAME).read_bytes())
+                state = _fields_of(_content_of(run.folder / name / TRAINER_STATE_NAME))
                 if (best := Path(state.get("best_model_checkpoint") or "").name) in run.complete:
                     run.bring(best)
                 return

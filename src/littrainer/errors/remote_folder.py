@@ -103,7 +103,9 @@ class RemoteFolder:
             try:
                 put()
             except FileNotFoundError:
-                # On a file system whose folders have to be made.
+                # Folders have to be made on some file systems; on object stores it would be a bucket.
+                if self._files.async_impl:
+                    raise
                 self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
                 put()
             self._files.invalidate_cache()
