@@ -3,7 +3,7 @@
 # make test-all  run all tests, those of unchanged scripts of TRL, sentence-transformers, setfit and PEFT among them
 # make test-libraries  of these the ones of the unchanged scripts
 # make soak    run what takes longer still, hours: damages, 50 kills, full disks (as root), 80 numbers that go wrong,
-#              100 sequences of layouts, losses of 489 heads, verified and failing scripts, 40 scripts that
+#              100 sequences of layouts, 200 runs at an address, losses of 489 heads, verified and failing scripts, 40 scripts that
 #              fail late, 480 random orders of calls
 # make test-trackers  let the clients of experiment trackers write offline, and compare with transformers
 # make test-gpu  run the tests that need GPUs, of which this machine should have one or two

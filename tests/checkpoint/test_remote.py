@@ -70,6 +70,11 @@ class At(TrainerCallback):
             self.do()
 
 
+def wait_for_uploads(trainer: Trainer) -> None:
+    """Return when what was begun has ended."""
+    remote._uploaded[Path(trainer.args.output_dir).resolve()]._thread.submit(lambda: None).result()
+
+
 def stop() -> None:
     raise InterruptedError("the machine is taken away")
 
@@ -167,8 +172,7 @@ def test_a_failed_upload_is_told_tried_at_the_next_save_and_an_error_at_the_end(
     trainer = make(address, save_total_limit=1)
 
     def mend() -> None:
-        # The upload of the first save has ended.
-        remote._uploaded[Path(trainer.args.output_dir).resolve()]._thread.submit(lambda: None).result()
+        wait_for_uploads(trainer)
         refused.discard("checkpoint-2/optimizer.pt")
 
     trainer.add_callback(At(3, mend))
@@ -205,7 +209,7 @@ def test_a_checkpoint_on_its_way_is_not_deleted(address: str, monkeypatch: pytes
     trainer.add_callback(At(5, look))
     trainer.train()
     assert found == [["checkpoint-2", "checkpoint-4"]]
-    assert names_at(address) == ["checkpoint-6"]
+    assert names_at(address) == ["checkpoint-6"] and not os.path.exists(f"{trainer.args.output_dir}/checkpoint-2")
 
 
 def test_thinned_checkpoints_are_thinned_at_the_address(address: str) -> None:
@@ -220,6 +224,7 @@ def test_a_run_that_another_one_takes_over_from_ends_with_an_error_that_names_th
     trainer = make(address)
 
     def begin_another() -> None:
+        wait_for_uploads(trainer)
         move("two")
         RemoteRun(Path(local_folder(address))).claim()
         move("one")

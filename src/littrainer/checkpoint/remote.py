@@ -19,7 +19,7 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any
 
-from littrainer.checkpoint.atomic_write import PART, UNFINISHED_DIR, delete_checkpoint, delete_folder
+from littrainer.checkpoint.atomic_write import PART, UNFINISHED_DIR, delete_checkpoint, delete_folder, in_use
 from littrainer.checkpoint.checksums import MANIFEST_NAME, DamagedManifest, Manifest, parsed_manifest
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
 from littrainer.checkpoint.verification import damage_in, readable_manifest
@@ -39,10 +39,6 @@ def _highest_first(paths: Iterable[object]) -> list[str]:
     """Return the names of those that are checkpoints, once each, the highest step first."""
     steps = {Path(str(path)).name: checkpoint_step(str(path)) for path in paths}
     return sorted((name for name, step in steps.items() if step is not None), key=lambda name: -(steps[name] or 0))
-
-
-# The checkpoints that are on their way from this process, which have to stay where they are.
-being_uploaded: set[str] = set()
 
 
 class RemoteRun:
@@ -170,13 +166,9 @@ class RemoteRun:
     def _upload_all(self) -> None:
         self._refuse_if_taken_over()
         while (name := self._next_to_upload()) is not None:
-            being_uploaded.add(path := str(self.folder / name))
             # It may be thinned meanwhile.
-            with contextlib.suppress(FileNotFoundError):
-                try:
-                    self._upload(name)
-                finally:
-                    being_uploaded.discard(path)
+            with contextlib.suppress(FileNotFoundError), in_use(self.folder / name):
+                self._upload(name)
         send_files(self.folder)
         # Nothing older is deleted before the newest one is safe.
         local = self.local_checkpoints()
@@ -208,8 +200,12 @@ class RemoteRun:
         if changed:
             self.complete.pop(name, None)
             self.remote.delete(f"{name}/{MANIFEST_NAME}")
-        for file in changed:
-            self.remote.write(f"{name}/{file}", self.folder / name / file)
+        try:
+            for file in changed:
+                self.remote.write(f"{name}/{file}", self.folder / name / file)
+        except RemoteFolderError:
+            if _content_of(self.folder / name / MANIFEST_NAME) == content:
+                raise
         if _content_of(self.folder / name / MANIFEST_NAME) != content:
             return
         self._refuse_if_taken_over()
@@ -332,16 +328,15 @@ def fetch_newest(folder: Path | str) -> None:
     Raises:
         RemoteFolderError: an object could not be read.
     """
-    if address_of(folder) is not None:
-        run = RemoteRun(Path(folder))
-        run.survey()
-        for name in _highest_first([*run.complete, *run.local_checkpoints()]):
-            manifest = _parsed(run.complete.get(name)) or readable_manifest(run.folder / name)
-            if not manifest.is_thinned and manifest.weights_are_finite is not False and run.bring(name):
-                state = _fields_of(_content_of(run.folder / name / TRAINER_STATE_NAME))
-                if (best := Path(state.get("best_model_checkpoint") or "").name) in run.complete:
-                    run.bring(best)
-                return
+    run = RemoteRun(Path(folder))
+    run.survey()
+    for name in _highest_first([*run.complete, *run.local_checkpoints()]):
+        manifest = _parsed(run.complete.get(name)) or readable_manifest(run.folder / name)
+        if not manifest.is_thinned and manifest.weights_are_finite is not False and run.bring(name):
+            state = _fields_of(_content_of(run.folder / name / TRAINER_STATE_NAME))
+            if (best := Path(state.get("best_model_checkpoint") or "").name) in run.complete:
+                run.bring(best)
+            return
 
 
 def fetch_checkpoint(folder: Path) -> None:

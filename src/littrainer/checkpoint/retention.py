@@ -17,7 +17,6 @@ from littrainer.checkpoint.atomic_write import (
 )
 from littrainer.checkpoint.checksums import DamagedManifest, read_manifest, to_disk, write_manifest
 from littrainer.checkpoint.layout import OPTIMIZER_FOLDER, checkpoint_folder
-from littrainer.checkpoint.remote import being_uploaded
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -41,10 +40,10 @@ def tidy_checkpoints(
         newest: the checkpoint that was written last.
         in_background: free the room of what is deleted wholly while this returns.
     """
-    limit, best, also_kept = args.save_total_limit, state.best_model_checkpoint, [*being_uploaded]
+    limit, best, also_kept = args.save_total_limit, state.best_model_checkpoint, []
     if args.save_total_limit_best is not None:
         # The limit counts the newest ones alone.
-        also_kept += [*best_checkpoints(args, state, run_dir), str(Path(best or ""))]
+        also_kept = [*best_checkpoints(args, state, run_dir), str(Path(best or ""))]
         limit, best = max(limit or 1, 1), None
     rotate_checkpoints(
         run_dir, limit, best, use_mtime=True, newest=newest, in_background=in_background, also_kept=also_kept

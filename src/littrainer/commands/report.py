@@ -14,7 +14,7 @@ from littrainer.commands.report_charts import Chart, picture, search_charts, tra
 from littrainer.commands.report_folders import NothingToReport, Run, Search, last_changes, read_folders
 from littrainer.commands.report_page import page
 from littrainer.errors.atomic_files import write_whole
-from littrainer.errors.remote_folder import address_of, is_address, local_folder
+from littrainer.errors.remote_folder import RemoteFolderError, address_of, local_folder
 from littrainer.search.record import SEARCH_RECORD_NAME
 
 DEFAULT_NAME = "report.html"
@@ -93,21 +93,21 @@ def _write_page(options: argparse.Namespace, live_seconds: int = 0) -> tuple[Pat
 
 def _downloaded(folders: Sequence[str]) -> list[str]:
     """Return the folders, those at an address as local ones with the files that a report reads."""
-    if not any(map(is_address, folders)):
-        return list(folders)
-    # It loads torch, which reports on local folders do without.
-    from littrainer.checkpoint.remote import RemoteFolderError, fetch_small_files
-    from littrainer.checkpoint.run_lock import is_abandoned
+    local = []
+    for given in folders:
+        try:
+            local.append(local_folder(given))
+            if local[-1] != given:
+                # They load torch, which reports on local folders do without.
+                from littrainer.checkpoint.remote import fetch_small_files
+                from littrainer.checkpoint.run_lock import is_abandoned
 
-    try:
-        local = {folder: local_folder(folder) for folder in folders}
-        for folder, path in local.items():
-            # A run of this machine has the newest files here.
-            if folder != path and is_abandoned(Path(path)):
-                fetch_small_files(Path(path), READ_FILES)
-    except (RemoteFolderError, ImportError, ValueError) as error:
-        raise NothingToReport(str(error)) from error
-    return [*local.values()]
+                # A run of this machine has the newest files here.
+                if is_abandoned(Path(local[-1])):
+                    fetch_small_files(Path(local[-1]), READ_FILES)
+        except (RemoteFolderError, ImportError, ValueError) as error:
+            raise NothingToReport(str(error)) from error
+    return local
 
 
 def _write_picture(path: Path, charts: list[Chart]) -> None:

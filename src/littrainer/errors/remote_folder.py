@@ -16,11 +16,6 @@ ADDRESS = re.compile(r"([A-Za-z][\w+.:-]*)://(.*)", re.DOTALL)
 ADVICE = "Give an address whose client is installed, such as s3://bucket/run (pip install s3fs), or a folder's path."
 
 
-def is_address(path: object) -> bool:
-    """Return whether a path is an address of a remote folder."""
-    return isinstance(path, str) and ADDRESS.fullmatch(path) is not None
-
-
 def local_folder(path: str) -> str:
     """Return the folder on this machine that stands for an address; return any other path as it is.
 
