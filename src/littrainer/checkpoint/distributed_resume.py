@@ -159,8 +159,9 @@ def checkpoint_to_resume(
                 "or give the checkpoint's folder."
             )
         given = newest
-    folder = Path(local_folder(str(given)))
-    fetch_checkpoint(folder)
+    folder = Path(local := local_folder(str(given)))
+    if local != str(given):
+        fetch_checkpoint(folder)
     if not folder.is_dir():
         told = str(given).lower() in ("true", "false")
         raise ValueError(

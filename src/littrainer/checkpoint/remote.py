@@ -266,7 +266,7 @@ _sent: dict[Path, tuple[int, int]] = {}
 
 @contextlib.contextmanager
 def uploaded_run(folder: Path) -> Iterator[RemoteRun | None]:
-    """Upload what is saved in the folder of a run during the block, if an address stands behind it.
+    """Upload what is saved in the local folder of a run at an address during the block.
 
     A block that ends without an error ends with `finish` of what it is given.
 
@@ -274,7 +274,7 @@ def uploaded_run(folder: Path) -> Iterator[RemoteRun | None]:
         RemoteFolderError: nothing can be written there.
     """
     # A training inside of another one in its folder uploads nothing by itself.
-    if address_of(folder) is None or folder.resolve() in _uploaded:
+    if folder.resolve() in _uploaded:
         yield None
         return
     run = RemoteRun(folder)
@@ -345,7 +345,7 @@ def fetch_checkpoint(folder: Path) -> None:
     Raises:
         RemoteFolderError: an object could not be read.
     """
-    if address_of(folder) is None or (folder.is_dir() and not damage_in(folder)):
+    if folder.is_dir() and not damage_in(folder):
         return
     run = RemoteRun(folder.parent)
     content = run.remote.read(f"{folder.name}/{MANIFEST_NAME}")

@@ -62,14 +62,15 @@ def claimed_for_training(
         return
     folder = Path(run_dir())
     with contextlib.ExitStack() as claims:
-        remote = None
+        remote, is_at_address = None, address_of(folder) is not None
         with failing_together(f"claiming {folder} for checkpoints"):
             if leads(args, folder):
                 claims.enter_context(claimed(folder))
-                remote = claims.enter_context(uploaded_run(folder))
+                if is_at_address:
+                    remote = claims.enter_context(uploaded_run(folder))
                 write_record(folder)
         yield
-        if address_of(folder) is not None:
+        if is_at_address:
             with failing_together(f"uploading {folder}"):
                 while_others_wait(lambda: None if remote is None else remote.finish())
         # Who looks into the folder next finds nothing half-deleted in it, in any process.

@@ -40,8 +40,7 @@ def local_folder(path: str) -> str:
 
 def address_of(folder: str | Path) -> str | None:
     """Return the address that a local folder, or one below it, stands for; None if it stands for none."""
-    staging = os.path.realpath(_staging_folder())
-    real = os.path.realpath(folder)
+    staging, real = os.path.realpath(_staging_folder()), os.path.realpath(folder)
     if not real.startswith(staging + os.sep):
         return None
     host, *parts = Path(real).relative_to(staging).parts
