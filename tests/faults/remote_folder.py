@@ -55,7 +55,7 @@ class LyingFileSystem(MemoryFileSystem):
     protocol = "lying"
     store: ClassVar[dict[str, Any]] = {}
     pseudo_dirs: ClassVar[list[str]] = [""]
-    listings: ClassVar[dict[str, list[str]]] = {}
+    listings: ClassVar[dict[str, list[list[str]]]] = {}
     kind: ClassVar[str | None] = None
     chance: ClassVar[float] = 0.0
     calls_left: ClassVar[int] = 0
@@ -105,14 +105,15 @@ class LyingFileSystem(MemoryFileSystem):
         return super().info(path, **kwargs)
 
     def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
-        """List as before the last changes, if that is the fault."""
+        """List as at some moment before, if that is the fault."""
+        earlier = self.listings.setdefault(path, [])
         if not self.goes_wrong("late listings"):
             with contextlib.suppress(FileNotFoundError):
-                self.listings[path] = super().ls(path, detail=False)
+                earlier.append(super().ls(path, detail=False))
             return super().ls(path, detail=detail, **kwargs)
-        if path not in self.listings:
+        if not earlier:
             raise FileNotFoundError(path)
-        return self.listings[path]
+        return self.moments.choice(earlier)
 
     def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
         """Delete what a listing shows: with a late one only a part."""
@@ -170,10 +171,10 @@ def outcome_of(number: int, seed: int, root: Path, expected: dict[str, torch.Ten
         cls.chance = moments.choice([0.02, 0.1, 0.4])
         cls.calls_left = moments.randrange(120)
         stopped_at = STEPS if attempt == MACHINES else moments.randrange(2, STEPS + 2)
-        limit = moments.choice([1, 2, None])
+        saves = {"save_total_limit": moments.choice([1, 2, None]), "async_save": moments.random() < 0.5}
         try:
             with machine(disk):
-                trainer = build_trainer(LIBRARY, address, save_total_limit=limit)  # type: ignore[arg-type]
+                trainer = build_trainer(LIBRARY, address, **saves)  # type: ignore[arg-type]
                 trainer.add_callback(stop_at(LIBRARY, stopped_at))
                 found = get_last_checkpoint(trainer.args.output_dir)
                 if found is None or (checkpoint_step(found) or 0) < safe:
