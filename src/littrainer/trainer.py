@@ -653,7 +653,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             folder = self.args.output_dir if output_dir is None else output_dir
             folder = folder if is_of_checkpoint else local_folder(os.fspath(folder))
             write(folder)
-        if self.args.should_save and not is_of_checkpoint:
+        if not is_of_checkpoint and self.args.should_save:
             send_files(folder)
         if pushes_by_itself(self) and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
