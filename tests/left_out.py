@@ -55,6 +55,7 @@ FOR_THEIR_TIME = (
     "test_accepted_arguments.py",
     "test_benchmarks.py",
     "fidelity/test_heads.py",
+    "faults/test_remote_folder.py",
     "errors/test_log_levels.py::test_a_script_that_asks_for_nothing_gets_the_logs_and_one_warning",
     "tracking/services",
     "tracking/test_trials.py",

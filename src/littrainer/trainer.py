@@ -21,6 +21,7 @@ from littrainer.callbacks.lightning_callbacks import add_lightning_callback, bri
 from littrainer.callbacks.progress import PrinterCallback, default_progress_callback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, make_output_dir
+from littrainer.checkpoint.remote import send_files
 from littrainer.checkpoint.run_record import facts_of_run, write_run_record
 from littrainer.compat.trainer_attributes import TrainerAttributes
 from littrainer.compat.v4_trainer import EarlierTrainerMembers, accepts_earlier_keywords
@@ -31,6 +32,7 @@ from littrainer.distributed.agreement import failing_together
 from littrainer.distributed.collectives import sum_over_processes
 from littrainer.distributed.layout import follow_model, tensor_parallel_size
 from littrainer.engine import run_lightning
+from littrainer.errors.remote_folder import local_folder
 from littrainer.errors.tracebacks import ShortTraceback
 from littrainer.evaluation.loop import EvaluationPass
 from littrainer.evaluation.prediction import predict_batch
@@ -636,7 +638,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         With `push_to_hub` the model is pushed too.
 
         Parameters:
-            output_dir: the folder; by default `args.output_dir`.
+            output_dir: the folder, or an address such as s3://bucket/model; by default `args.output_dir`.
         """
         if self.is_deepspeed_enabled and cast(Any, self.args.hf_deepspeed_config).is_zero3():
             # The engine puts a model together whose parameters it has sharded.
@@ -648,7 +650,11 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         is_of_checkpoint = _internal_call and output_dir is not None
         write = storage.save_model_of_checkpoint if is_of_checkpoint else storage.save_model
         with run_lightning.weights_to_save(self.lightning_module):
-            write(self.args.output_dir if output_dir is None else output_dir)
+            folder = self.args.output_dir if output_dir is None else output_dir
+            folder = folder if is_of_checkpoint else local_folder(os.fspath(folder))
+            write(folder)
+        if not is_of_checkpoint and self.args.should_save:
+            send_files(folder)
         if pushes_by_itself(self) and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
@@ -659,6 +665,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             # The weights are no longer those that a training began with, unless it noted them.
             facts = self.session.saving.facts or facts_of_run(None, self.train_dataset, self.eval_dataset)
             write_run_record(self.args, self.args.output_dir, facts)
+            send_files(self.args.output_dir)
 
     # ---- The Hub ----------------------------------------------------------------------------------------------------
 
@@ -754,6 +761,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             "dataset_args": dataset_args,
         }
         write_card(self.args, self.state, model, evaluated_on, badges_of(self.callback_handler.callbacks), given)
+        send_files(self.args.output_dir)
 
     # ---- Logging ----------------------------------------------------------------------------------------------------
 
@@ -823,6 +831,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         """
         if self.is_world_process_zero():
             reports.save_metrics(self.args.output_dir, split, metrics, combined)
+            send_files(self.args.output_dir)
 
     def store_flos(self) -> None:
         """Move the operations counted since the last call into the state."""

@@ -453,6 +453,20 @@ def each_node_writes_a_whole_checkpoint_to_its_disk_and_resumes_from_it(folder: 
         assert "checkpoint-4" in told and "Process 1 on" in told and "optimizer.pt has 10 bytes" in told
 
 
+def a_run_at_an_address_is_uploaded_by_the_first_process_and_resumed_by_nodes_with_empty_disks(folder: Path) -> None:
+    address = f"file://{folder}/there/run"
+    with own_disk(folder / "at-an-address", first_of_its_node=True) as node, mock.patch.dict(os.environ):
+        os.environ["XDG_CACHE_HOME"] = "first"
+        make(address, StopAfter(4)).train()
+        written = names_in(node)
+        os.environ["XDG_CACHE_HOME"] = "second"
+        resumed = make(address)
+        resumed.train(resume_from_checkpoint=True)
+    assert weights_of(resumed) == WEIGHTS_OF_A_WHOLE_RUN
+    assert any(name.endswith(FILES[-1]) for name in written) is (RANK == 0)
+    assert names_in(folder / "there" / "run" / "checkpoint-6") == FILES
+
+
 def nodes_that_share_a_disk_write_one_checkpoint_though_each_is_to_save(folder: Path) -> None:
     local_rank = os.environ["LOCAL_RANK"]
     os.environ["LOCAL_RANK"] = "0"
@@ -557,6 +571,7 @@ CHECKS = (
     shards_written_on_another_disk_are_brought_to_the_checkpoint_before_training_goes_on,
     each_node_writes_a_whole_checkpoint_to_its_disk_and_resumes_from_it,
     nodes_that_share_a_disk_write_one_checkpoint_though_each_is_to_save,
+    a_run_at_an_address_is_uploaded_by_the_first_process_and_resumed_by_nodes_with_empty_disks,
     a_signal_to_one_process_saves_once_stops_both_and_training_goes_on_exactly,
     the_folder_of_another_run_or_below_a_file_is_refused_in_both,
     what_a_lightning_callback_saves_holds_a_part_of_each_process,

@@ -14,7 +14,10 @@ NOT_EXECUTED: dict[str, dict[str, str]] = {
         "equal but": "what verify prints on a GPU; tests/commands/test_verify.py",
         "The logs differ": "what compare prints; tests/commands/test_compare.py",
     },
-    "docs/checkpoints.md": {"Interrupted at": "what Ctrl-C prints; tests/training/test_interruption_report.py"},
+    "docs/checkpoints.md": {
+        "Interrupted at": "what Ctrl-C prints; tests/training/test_interruption_report.py",
+        'args = TrainingArguments("s3://': "it needs a bucket; tests/checkpoint/test_remote.py",
+    },
 }
 """page -> the beginning of a block's code or of a command line -> why it is not executed."""
 OUTPUT_TESTED_BY: dict[str, str] = {

@@ -6,10 +6,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import optuna
 import pytest
 
 from littrainer import BestRun, Trainer, TrainerCallback
+from littrainer.arguments.choices import HPSearchBackend
+from littrainer.search import searching
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 from tests.search.trainers import rate_space, searched_trainer
@@ -172,3 +175,16 @@ def test_what_does_not_fit_is_refused_and_nothing_is_set(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="learning_rate"):
         trainer.apply_best(BestRun("0", 1.0, {"seed": 3, "learning_rate": -1.0}))
     assert trainer.args.seed == 42
+
+
+def test_a_search_at_an_address_leaves_its_trials_and_its_record_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    trainer = searched_trainer(f"memory://bucket{tmp_path}/search", save_strategy="steps", save_steps=1)  # type: ignore[arg-type]
+    search(trainer)
+    names = {path.rpartition("/search/")[2] for path in fsspec.filesystem("memory").find(f"/bucket{tmp_path}/search")}
+    assert {"hyperparameter_search.json", "run-0/checkpoint-1/littrainer_manifest.json"} <= names
+    monkeypatch.setattr(searching, "chosen_backend", lambda backend: (HPSearchBackend.RAY, None))
+    with pytest.raises(ValueError, match="trials of Ray Tune are not uploaded"):
+        search(trainer)

@@ -67,7 +67,9 @@ class ScheduleFields:
 
     # None becomes the default folder at construction, so readers find a string.
     output_dir: str = argument(
-        cast("str", None), "Folder for checkpoints and the final model; `trainer_output` if none is given."
+        cast("str", None),
+        "Folder for checkpoints and the final model, or an address such as `s3://bucket/run`; `trainer_output` if none "
+        "is given.",
     )
     per_device_train_batch_size: int = argument(8, "Samples in one training micro-batch on each device.")
     num_train_epochs: float = argument(

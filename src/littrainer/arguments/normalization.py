@@ -23,6 +23,7 @@ from littrainer.arguments.choices import (
 from littrainer.arguments.fields import ArgumentFields
 from littrainer.arguments.json_values import parse_json_object, plain_values
 from littrainer.arguments.report_to import available_services, trackers_in
+from littrainer.errors.remote_folder import local_folder
 
 DEFAULT_OUTPUT_DIR = "trainer_output"
 
@@ -63,6 +64,16 @@ def normalize(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
         ValueError: a choice, JSON text or configuration file is not valid.
     """
     args.output_dir = os.path.expanduser(DEFAULT_OUTPUT_DIR if args.output_dir is None else args.output_dir)
+    folder = local_folder(args.output_dir)
+    if folder != args.output_dir:
+        if args.save_on_each_node:
+            raise ValueError(
+                f"output_dir={args.output_dir!r} with save_on_each_node=True: each node would upload to it. Leave "
+                "save_on_each_node at False, so that one process uploads what all nodes send to it."
+            )
+        # Scripts look into it for a checkpoint if it exists.
+        os.makedirs(folder, exist_ok=True)
+        args.output_dir = folder
     if args.logging_dir is not None:
         args.logging_dir = os.path.expanduser(args.logging_dir)
     for name in dict_fields:

@@ -151,6 +151,11 @@ def read_manifest(folder: Path) -> Manifest | None:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise DamagedManifest(f"{MANIFEST_NAME} cannot be read ({error})") from error
+    return parsed_manifest(text)
+
+
+def parsed_manifest(text: str | bytes) -> Manifest:
+    """Return what the file of a manifest says; it raises DamagedManifest if that is not what was written."""
     try:
         content = json.loads(text)
         claimed = content.pop("crc32")
@@ -160,7 +165,7 @@ def read_manifest(folder: Path) -> Manifest | None:
             raise DamagedManifest(f"{MANIFEST_NAME} is not as it was written (its checksum differs)")
         files = {name: FileRecord(entry["size"], int(entry["crc32"], 16)) for name, entry in content["files"].items()}
         sequence = int(content["sequence"])
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
         raise DamagedManifest(f"{MANIFEST_NAME} is not readable ({error})") from error
     return Manifest(files, sequence, content.get("weights_are_finite"), content.get("is_thinned", False))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import socket
@@ -17,8 +18,15 @@ from littrainer.checkpoint.layout import (
     SCHEDULER_NAME,
     TRAINER_STATE_NAME,
 )
-from littrainer.checkpoint.verification import damage_in, get_last_checkpoint, missing_from, refuse_damage
-from littrainer.distributed.agreement import are_several, failing_together, from_each, from_first
+from littrainer.checkpoint.remote import fetch_checkpoint
+from littrainer.checkpoint.verification import (
+    damage_in,
+    get_last_checkpoint,
+    missing_from,
+    refuse_damage,
+)
+from littrainer.distributed.agreement import are_several, failing_together, from_each, from_first, while_others_wait
+from littrainer.errors.remote_folder import address_of, local_folder
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -60,14 +68,25 @@ def checkpoint_for_all(
     passed_over: set[str] = set()
     while True:
         found: tuple[Path, tuple[int, int]] | None = None
-        with failing_together("looking for the checkpoint to resume from"):
+
+        def choose() -> None:
+            nonlocal found
             if args.process_index == 0:
                 folder = checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed, passed_over)
                 found = None if folder is None else (folder, _identity(folder))
+
+        with failing_together("looking for the checkpoint to resume from"):
+            # A download may take long.
+            while_others_wait(choose)
         found = from_first(found)
         if found is None:
             return None
         folder, identity = found
+        if address_of(folder) is not None:
+            # A node with another disk downloads it too.
+            brings = args.local_process_index == 0
+            with failing_together(f"downloading {folder}"):
+                while_others_wait(functools.partial(fetch_checkpoint, folder) if brings else lambda: None)
         problems = from_each(_problem(folder, identity, args))
         text = " ".join(f"Process {rank} on {problem}" for rank, problem in enumerate(problems) if problem is not None)
         if not text:
@@ -114,8 +133,9 @@ def checkpoint_to_resume(
     """Return the folder that `train(resume_from_checkpoint=...)` means; None for a fresh start.
 
     Parameters:
-        resume_from_checkpoint: a folder; True for the newest intact one in `output_dir`; or "last-checkpoint" for the
-            folder of that name there, which a push to the hub makes, and if there is none for the newest one.
+        resume_from_checkpoint: a folder or its address; True for the newest intact one in `output_dir`; or
+            "last-checkpoint" for the folder of that name there, which a push to the hub makes, and if there is none for
+            the newest one.
         needed: files without which it cannot be resumed.
         without: names of checkpoints that do not count if the newest one is meant.
 
@@ -132,16 +152,19 @@ def checkpoint_to_resume(
         newest = get_last_checkpoint(output_dir, without) if Path(output_dir).is_dir() else None
         if newest is None:
             raise ValueError(
-                f"No valid checkpoint found in output directory ({output_dir}): resume_from_checkpoint="
+                f"No valid checkpoint found in output directory ({address_of(output_dir) or output_dir}): "
+                "resume_from_checkpoint="
                 f"{resume_from_checkpoint}, but there is no intact checkpoint-<step> folder. Start without resuming, "
                 "or give the checkpoint's folder."
             )
         given = newest
-    folder = Path(str(given))
+    folder = Path(local := local_folder(str(given)))
+    if local != str(given):
+        fetch_checkpoint(folder)
     if not folder.is_dir():
         told = str(given).lower() in ("true", "false")
         raise ValueError(
-            f"Can't find a valid checkpoint at {folder}: there is no such folder. "
+            f"Can't find a valid checkpoint at {address_of(folder) or folder}: there is no such folder. "
             + (
                 f"{given!r} is text: write {str(given).capitalize()} without quotes."
                 if told

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 from littrainer.arguments.choices import SaveStrategy
 from littrainer.checkpoint.atomic_write import clean_unfinished, wait_for_deletions
 from littrainer.checkpoint.distributed_save import leads, not_writable
-from littrainer.distributed.agreement import failing_together
+from littrainer.checkpoint.remote import uploaded_run
+from littrainer.distributed.agreement import failing_together, while_others_wait
+from littrainer.errors.remote_folder import address_of
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -60,11 +62,17 @@ def claimed_for_training(
         return
     folder = Path(run_dir())
     with contextlib.ExitStack() as claims:
+        remote, is_at_address = None, address_of(folder) is not None
         with failing_together(f"claiming {folder} for checkpoints"):
             if leads(args, folder):
                 claims.enter_context(claimed(folder))
+                if is_at_address:
+                    remote = claims.enter_context(uploaded_run(folder))
                 write_record(folder)
         yield
+        if is_at_address:
+            with failing_together(f"uploading {folder}"):
+                while_others_wait(lambda: None if remote is None else remote.finish())
         # Who looks into the folder next finds nothing half-deleted in it, in any process.
         with failing_together(f"tidying up {folder}"):
             claims.close()

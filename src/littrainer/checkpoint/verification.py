@@ -37,6 +37,7 @@ from littrainer.checkpoint.layout import (
     checkpoint_step,
     shards_of,
 )
+from littrainer.errors.remote_folder import address_of
 
 logger = logging.getLogger(__name__)
 
@@ -287,7 +288,8 @@ def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> st
     """Return the intact checkpoint with the highest step in a folder from which training can go on, or None.
 
     Skips newer ones that are damaged, with a warning that names the damaged files, and those with weights that are
-    known not to be finite, with a warning that names them.
+    known not to be finite, with a warning that names them. If an address stands behind the folder, the newest complete
+    checkpoint there is downloaded first.
 
     Parameters:
         folder: an output folder, which holds the `checkpoint-<step>` folders.
@@ -295,7 +297,12 @@ def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> st
 
     Raises:
         FileNotFoundError: there is no such folder.
+        RemoteFolderError: an object at the address could not be read.
     """
+    if address_of(folder) is not None:
+        from littrainer.checkpoint.remote import fetch_newest
+
+        fetch_newest(folder)
     folders = (entry for entry in Path(folder).iterdir() if entry.is_dir() and entry.name not in without)
     steps = {step: entry.name for entry in folders if (step := checkpoint_step(entry)) is not None}
     found, damaged, sick = None, {}, []

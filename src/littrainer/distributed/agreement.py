@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
@@ -34,6 +35,8 @@ Value = TypeVar("Value")
 
 # What processes come to: agree on a number, hand out an object, end a block, or say that they have failed.
 _NUMBER, _OBJECT, _DONE, _FAILED = range(4)
+# After which a process that works while others wait shows them that it is there.
+LONGEST_SILENCE_SECONDS = 10.0
 # Set on errors that the other processes know of.
 TOLD = "_littrainer_told_to_other_processes"
 
@@ -135,6 +138,23 @@ def all_arrive(seconds: float) -> bool:
 def wait_for_each_other() -> None:
     """Return when all processes have come here."""
     largest(0)
+
+
+def while_others_wait(work: Callable[[], object]) -> None:
+    """Do what takes long in some processes, with the others waiting; all call this together.
+
+    They agree again and again that they are there, since it may take longer than they would wait at one place.
+    """
+    if not are_several():
+        work()
+        return
+    pool = ThreadPoolExecutor(1)
+    finished = pool.submit(work)
+    pool.shutdown(wait=False)
+    seconds = min(LONGEST_SILENCE_SECONDS, longest_wait().total_seconds() / 4)
+    while agreed(bool(wait([finished], seconds).not_done)):
+        pass
+    finished.result()
 
 
 def from_each(value: Value) -> list[Value]:

@@ -7,7 +7,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from littrainer.arguments.choices import HubStrategy, SaveStrategy
 from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.distributed_resume import LAST_CHECKPOINT
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
-from littrainer.distributed.agreement import agreed, are_several, from_first, longest_wait
+from littrainer.distributed.agreement import are_several, from_first, while_others_wait
 from littrainer.hub.repository import explaining, remove_files_with_tokens, repository_name, text_of, token_for
 from littrainer.hub.snapshot import (
     filled_snapshot,
@@ -35,8 +35,6 @@ logger = logging.getLogger(__name__)
 
 # The strategies that push checkpoints as well as the model.
 WITH_CHECKPOINTS = (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS)
-# In which the first process, while it waits for the Hub, shows the others that it is there.
-LONGEST_SILENCE_SECONDS = 10.0
 # Commit message of a push by the script that names none.
 END_OF_TRAINING = "End of training"
 
@@ -128,22 +126,13 @@ def finish_pushes(pushes: Any) -> None:
 def finish_together(finish: Callable[[], None], pushes: Callable[[], Any], are_there_any: bool) -> str | None:
     """All steps are done: finish the first process's pushes, while the others wait.
 
-    The processes agree again and again that they are there, since a push may take longer than they would wait for each
-    other at one place.
-
     Returns:
         what the Hub lacks, and why; None if it lacks nothing.
     """
     if not are_there_any or not are_several():
         finish()
         return getattr(pushes(), "failure_at_end", None)
-    pool = ThreadPoolExecutor(1)
-    finished = pool.submit(finish)
-    pool.shutdown(wait=False)
-    seconds = min(LONGEST_SILENCE_SECONDS, longest_wait().total_seconds() / 4)
-    while agreed(bool(wait([finished], seconds).not_done)):
-        pass
-    finished.result()
+    while_others_wait(finish)
     return from_first(getattr(pushes(), "failure_at_end", None))
 
 

@@ -10,7 +10,9 @@ from typing import Any
 
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.arguments.did_you_mean import suggestion
+from littrainer.checkpoint.remote import send_files
 from littrainer.errors.notes import kind_of
+from littrainer.errors.remote_folder import address_of
 from littrainer.search.backends import chosen_backend
 from littrainer.search.parameters import asked, differs, drawn_in, set_parameters
 from littrainer.search.record import BestRun
@@ -53,12 +55,17 @@ def hyperparameter_search(
             f"direction={direction!r}: only Optuna searches with several objectives; pass backend='optuna', or one "
             "direction."
         )
+    if key == HPSearchBackend.RAY and address_of(trainer.args.output_dir):
+        raise ValueError("The trials of Ray Tune are not uploaded to an output_dir that is an address. Give a folder.")
     _check_data(trainer)
     search = trainer.session.search
     search.space, search.name = library.default_hp_space if hp_space is None else hp_space, hp_name
     search.compute_objective = default_compute_objective if compute_objective is None else compute_objective
     with searching(trainer, key):
-        return library.run(trainer, n_trials, direction, **kwargs)  # type: ignore[arg-type]
+        best = library.run(trainer, n_trials, direction, **kwargs)  # type: ignore[arg-type]
+    if trainer.args.should_save:
+        send_files(trainer.args.output_dir)
+    return best
 
 
 @contextlib.contextmanager

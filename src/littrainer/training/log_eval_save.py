@@ -13,6 +13,7 @@ import torch
 from littrainer.arguments.choices import SaveStrategy
 from littrainer.checkpoint.async_save import WRITING_METHODS, BackgroundSaves
 from littrainer.checkpoint.checksums import note_changes
+from littrainer.checkpoint.remote import begin_uploads
 from littrainer.training.batch_size_search import ran_out_of_memory
 from littrainer.training.loss import RunningLoss, mean_over_processes
 from littrainer.training.overrides import own_methods
@@ -69,9 +70,10 @@ def background_saves(
 
 
 def note_what_callbacks_did(checkpoint: str | None) -> None:
-    """Let a checkpoint count as intact with what callbacks did to its files, when all of them have done it."""
+    """Let a checkpoint count as intact with what callbacks did to its files, when all have done it, and upload it."""
     if checkpoint is not None and Path(checkpoint).is_dir():
         note_changes(Path(checkpoint))
+        begin_uploads(Path(checkpoint).parent)
 
 
 def evaluate_in_training(trainer: Any, ignore_keys: Sequence[str] | None) -> dict[str, float]:

@@ -1,0 +1,228 @@
+"""A run whose output_dir is an address, on a file system in memory that lies, moved from machine to machine.
+
+    python -m tests.faults.remote_folder                  200 schedules
+    python -m tests.faults.remote_folder --schedules 600 --seed 1
+
+Each schedule has one kind of fault, at random calls of the file system. A training of six steps saves at steps 2, 4 and
+6; up to three machines train it, each until it is stopped, has finished, or ends with an error, which has to name the
+address. A machine begins with an empty disk or with that of the one before, on which the clock has gone back. Then a
+machine without faults trains to the end: the weights have to be those of a run that was never stopped, bit for bit.
+After each machine every checkpoint that has a manifest at the address has to be whole, and the next machine has to find
+the newest of them or a newer one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import os
+import random
+import sys
+import tempfile
+import time
+import warnings
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+from unittest import mock
+
+import fsspec
+import torch
+from fsspec.implementations.memory import MemoryFileSystem
+
+from littrainer import get_last_checkpoint
+from littrainer.checkpoint.checksums import MANIFEST_NAME, parsed_manifest
+from littrainer.checkpoint.layout import checkpoint_step
+from tests.faults.damage import STEPS, build_trainer, is_equal, quiet, stop_at, weights_of
+
+LIBRARY = "littrainer"
+KINDS = ("errors", "torn writes with an error", "torn writes without", "late listings", "slow", "cut off")
+MACHINES = 3
+
+
+class LyingFileSystem(MemoryFileSystem):
+    """Objects in memory, of which a plan makes some calls go wrong.
+
+    Attributes:
+        kind: of the faults; None if there are none.
+        chance: of a fault at one call.
+        calls_left: until the machine is cut off.
+        faults: how many there were.
+    """
+
+    protocol = "lying"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    listings: ClassVar[dict[str, list[list[str]]]] = {}
+    kind: ClassVar[str | None] = None
+    chance: ClassVar[float] = 0.0
+    calls_left: ClassVar[int] = 0
+    faults: ClassVar[int] = 0
+    moments: ClassVar[random.Random] = random.Random(0)
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        return super()._strip_protocol(str(path).removeprefix("lying://"))
+
+    def goes_wrong(self, *kinds: str) -> bool:
+        """Return whether this call has a fault of one of these kinds; errors and cut lines are raised."""
+        cls = LyingFileSystem
+        cls.calls_left -= 1
+        if cls.kind == "cut off" and cls.calls_left < 0:
+            cls.faults += 1
+            raise ConnectionError("the line is cut")
+        if cls.kind is None or cls.moments.random() >= cls.chance:
+            return False
+        if cls.kind == "errors":
+            cls.faults += 1
+            raise random.choice([OSError, ConnectionError, TimeoutError, RuntimeError])("503 Slow Down")
+        cls.faults += cls.kind in (*kinds, "slow")
+        if cls.kind == "slow":
+            time.sleep(0.003)
+        return cls.kind in kinds
+
+    def cat_file(self, path: str, start: Any = None, end: Any = None, **kwargs: Any) -> Any:
+        self.goes_wrong()
+        return super().cat_file(path, start, end, **kwargs)
+
+    def get_file(self, rpath: str, lpath: Any = None, *args: Any, **kwargs: Any) -> None:
+        content = self.cat_file(rpath)
+        Path(lpath).write_bytes(content)
+
+    def put_file(self, lpath: Any, rpath: str, *args: Any, **kwargs: Any) -> None:
+        self.pipe_file(rpath, Path(lpath).read_bytes())
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        is_torn = self.goes_wrong(*KINDS[1:3])
+        super().pipe_file(path, value[: len(value) // 2] if is_torn else value, mode, **kwargs)
+        if is_torn and self.kind == KINDS[1]:
+            raise ConnectionError("the connection was reset")
+
+    def info(self, path: str, **kwargs: Any) -> Any:
+        self.goes_wrong()
+        return super().info(path, **kwargs)
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
+        """List as at some moment before, if that is the fault."""
+        earlier = self.listings.setdefault(path, [])
+        if not self.goes_wrong("late listings"):
+            with contextlib.suppress(FileNotFoundError):
+                earlier.append(super().ls(path, detail=False))
+            return super().ls(path, detail=detail, **kwargs)
+        if not earlier:
+            raise FileNotFoundError(path)
+        return self.moments.choice(earlier)
+
+    def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
+        """Delete what a listing shows: with a late one only a part."""
+        whole = self._strip_protocol(path)
+        found = sorted(name for name in self.store if name == whole or name.startswith(f"{whole}/"))
+        is_late = len(found) > 1 and self.goes_wrong("late listings")
+        for name in found[::2] if is_late else found:
+            self._rm(name)
+
+
+fsspec.register_implementation("lying", LyingFileSystem, clobber=True)
+
+
+def checked_checkpoints() -> tuple[int, list[str]]:
+    """Return the newest step that is complete at the address, and the objects that are not as their manifests say."""
+    store = {name: file.getvalue() for name, file in LyingFileSystem.store.items()}
+    newest, found = 0, []
+    for path in [name for name in store if name.endswith(f"/{MANIFEST_NAME}")]:
+        folder = path.removesuffix(MANIFEST_NAME)
+        try:
+            files = parsed_manifest(store[path]).files
+        except ValueError:
+            # Seen as torn by whoever reads it.
+            continue
+        newest = max(newest, checkpoint_step(folder) or 0)
+        for name, record in files.items():
+            content = store.get(f"{folder}{name}", b"")
+            if (len(content), zlib.crc32(content)) != (record.size, record.crc32):
+                found.append(f"{folder}{name}")
+    return newest, found
+
+
+@contextlib.contextmanager
+def machine(disk: Path) -> Iterator[None]:
+    """Train in the block with a disk, on which newer checkpoints have earlier times than older ones."""
+    for age, folder in enumerate(sorted(disk.rglob("checkpoint-*"))):
+        if folder.is_dir():
+            os.utime(folder, (1_000_000_000 - 1000 * age,) * 2)
+    with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(disk)}), quiet():
+        yield
+
+
+def outcome_of(number: int, seed: int, root: Path, expected: dict[str, torch.Tensor]) -> collections.Counter[str]:
+    """Count what the machines of a schedule end with."""
+    moments, cls, address = random.Random(f"{seed} {number}"), LyingFileSystem, f"lying://bucket/{seed}/{number}"
+    cls.moments = moments
+    for kept in (cls.store, cls.listings):
+        kept.clear()
+    counts: collections.Counter[str] = collections.Counter()
+    disk, safe = root / f"{number}-0", 0
+    for attempt in range(MACHINES + 1):
+        if attempt == MACHINES or moments.random() < 0.5:
+            disk = root / f"{number}-{attempt}"
+        cls.kind = None if attempt == MACHINES else KINDS[number % len(KINDS)]
+        cls.chance = moments.choice([0.02, 0.1, 0.4])
+        cls.calls_left = moments.randrange(120)
+        stopped_at = STEPS if attempt == MACHINES else moments.randrange(2, STEPS + 2)
+        saves = {"save_total_limit": moments.choice([1, 2, None]), "async_save": moments.random() < 0.5}
+        try:
+            with machine(disk):
+                trainer = build_trainer(LIBRARY, address, **saves)  # type: ignore[arg-type]
+                trainer.add_callback(stop_at(LIBRARY, stopped_at))
+                found = get_last_checkpoint(trainer.args.output_dir)
+                if found is None or (checkpoint_step(found) or 0) < safe:
+                    counts["a checkpoint lost"] += safe > 0
+                trainer.train(resume_from_checkpoint=found is not None)
+            counts["machines that resumed"] += found is not None
+        except Exception as error:
+            counts["error that names the address" if address in str(error) else f"unclear error: {error!r}"] += 1
+        cls.kind = None
+        safe, torn = checked_checkpoints()
+        if torn:
+            counts[f"torn, with a manifest: {torn}"] += 1
+    counts["exact" if is_equal(weights_of(trainer), expected) else "different"] += 1
+    return counts
+
+
+def run_schedules(schedules: int, seed: int) -> dict[str, collections.Counter[str]]:
+    """Return for each kind of fault how often what happened."""
+    results: dict[str, collections.Counter[str]] = {kind: collections.Counter() for kind in KINDS}
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        with quiet():
+            whole = build_trainer(LIBRARY, root / "whole")
+            whole.train()
+        for number in range(schedules):
+            LyingFileSystem.faults = 0
+            counts = outcome_of(number, seed, root, weights_of(whole))
+            results[KINDS[number % len(KINDS)]] += counts + collections.Counter(faults=LyingFileSystem.faults)
+    return results
+
+
+# Everything else is a failure.
+FINE = {"exact", "faults", "machines that resumed", "error that names the address"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--schedules", type=int, default=200, help="how many (default: 200)")
+    parser.add_argument("--seed", type=int, default=0, help="which moments (default: 0)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    results = run_schedules(options.schedules, options.seed)
+    for kind, counts in results.items():
+        print(f"{kind}: {dict(counts)}")
+    if wrong := {name for counts in results.values() for name in +counts} - FINE:
+        sys.exit(f"not as it should be: {', '.join(sorted(wrong))}")
+
+
+if __name__ == "__main__":
+    main()
