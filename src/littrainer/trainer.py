@@ -647,7 +647,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         # A push saves to output_dir by an internal call too, and wants the model whole.
         is_of_checkpoint = _internal_call and output_dir is not None
         write = storage.save_model_of_checkpoint if is_of_checkpoint else storage.save_model
-        with run_lightning.weights_to_save(self.lightning_module):
+        with run_lightning.weights_to("save", self.lightning_module):
             write(self.args.output_dir if output_dir is None else output_dir)
         if pushes_by_itself(self) and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
