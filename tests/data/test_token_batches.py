@@ -228,6 +228,19 @@ def test_data_that_cannot_be_batched_by_tokens_is_refused_before_training(tmp_pa
     assert trainer.state.global_step == 0
 
 
+@pytest.mark.parametrize("name", ["max_tokens_per_batch", "pack_to_length"])
+def test_a_loader_that_a_script_makes_has_its_batches_and_one_warning(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class OwnLoader(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(self.train_dataset, batch_size=30, collate_fn=pad_tokens)
+
+    trainer = trainer_over(tmp_path, Rows(ROWS), kind=OwnLoader, num_train_epochs=1, **{name: 64})
+    assert trainer.train().global_step == 2
+    assert caplog.text.count(f"{name} has no effect in training: get_train_dataloader returns a DataLoader.") == 1
+
+
 def test_best_fit_fills_rows_and_leaves_no_document_out() -> None:
     lengths = np.sort(torch.randint(1, 64, (2000,), generator=torch.Generator().manual_seed(0)).numpy())[::-1]
     rows = best_fit(lengths.tolist(), 128)
