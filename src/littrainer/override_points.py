@@ -560,7 +560,7 @@ class OverridePoints:
         run_dir = self._get_output_dir(trial=self._trial) if run_dir is None else run_dir
         callbacks = [*self.callback_handler.callbacks, self.control]
         record = None if self.training_run is None else self.training_run.resume_record
-        weights = partial(run_lightning.weights_to_save, self.lightning_module)
+        weights = partial(run_lightning.weights_to, "save", self.lightning_module)
         return writer.SavedTraining(self, self.args, self.state, run_dir, callbacks, record, weights)
 
     def _save_checkpoint(self: Any, model: nn.Module, trial: Any) -> None:

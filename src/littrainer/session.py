@@ -20,6 +20,7 @@ from littrainer.checkpoint.run_lock import claimed_for_training
 from littrainer.checkpoint.run_record import facts_of_run, write_run_record
 from littrainer.checkpoint.writer import Saving
 from littrainer.data.limits import check_order_stays, overfits
+from littrainer.data.loaders import warn_of_another_loader
 from littrainer.distributed.agreement import failing_together
 from littrainer.engine.run_lightning import LightningState, fit
 from littrainer.errors.interruptions import UpdateGuard
@@ -345,6 +346,7 @@ def train_with_batch_size(
     if trainer.args.auto_find_batch_size and batch_size is not None:
         trainer._update_auto_batch_size(batch_size)
     loader = trainer.get_train_dataloader()
+    warn_of_another_loader(trainer.args, loader)
     if overfits(trainer):
         check_order_stays(loader)
     if trainer.args.log_speed:

@@ -649,7 +649,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         # A push saves to output_dir by an internal call too, and wants the model whole.
         is_of_checkpoint = _internal_call and output_dir is not None
         write = storage.save_model_of_checkpoint if is_of_checkpoint else storage.save_model
-        with run_lightning.weights_to_save(self.lightning_module):
+        with run_lightning.weights_to("save", self.lightning_module):
             folder = self.args.output_dir if output_dir is None else output_dir
             folder = folder if is_of_checkpoint else local_folder(os.fspath(folder))
             write(folder)

@@ -199,6 +199,15 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"max_tokens_per_batch": 20},
         r"26 of 60 samples are longer.*=30 or more",
     ),
+    "a sample to evaluate that is too long": (
+        Rows(ROWS[:2]),
+        {
+            "max_tokens_per_batch": 32,
+            "eval_strategy": "epoch",
+            "eval_data": {"a": Rows(token_rows(3, shortest=40, longest=40))},
+        },
+        "3 of 3 samples are longer",
+    ),
     "a stream": (Stream(ROWS), {"max_tokens_per_batch": 64, "max_steps": 2}, "pass a map-style dataset"),
     "a stream with a length": (SizedStream(ROWS), {"max_tokens_per_batch": 64}, "pass a map-style dataset"),
     "samples without length": (Rows(vector_rows(4)), {"max_tokens_per_batch": 64}, "an attribute `lengths`"),
@@ -213,8 +222,23 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_data_that_cannot_be_batched_by_tokens_is_refused_before_training(tmp_path: Path, name: str) -> None:
     data, changes, words = REFUSED[name]
+    trainer = trainer_over(tmp_path, data, **changes)
     with pytest.raises(ValueError, match=words):
-        trainer_over(tmp_path, data, **changes).train()
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+@pytest.mark.parametrize("name", ["max_tokens_per_batch", "pack_to_length"])
+def test_a_loader_that_a_script_makes_has_its_batches_and_one_warning(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class OwnLoader(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(self.train_dataset, batch_size=30, collate_fn=pad_tokens)
+
+    trainer = trainer_over(tmp_path, Rows(ROWS), kind=OwnLoader, num_train_epochs=1, **{name: 64})
+    assert trainer.train().global_step == 2
+    assert caplog.text.count(f"{name} has no effect in training: get_train_dataloader returns a DataLoader.") == 1
 
 
 def test_best_fit_fills_rows_and_leaves_no_document_out() -> None:

@@ -128,6 +128,18 @@ def test_save_model_within_a_training_writes_the_weights_that_are_saved(tmp_path
     assert_equal(load_file(tmp_path / "own" / "model.safetensors"), trainer.notes.averaged[3])
 
 
+def test_a_subclass_that_evaluates_has_the_average_to_evaluate_and_its_own_weights_to_save(tmp_path: Path) -> None:
+    class OwnEvaluation(Trainer):
+        def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+            self.evaluated = copied(self.model)
+            self.save_model(str(tmp_path / "own"))
+            return {"eval_loss": 1.0}
+
+    trainer = trained(tmp_path, "evaluate", kind=OwnEvaluation)
+    assert_equal(trainer.evaluated, trainer.notes.averaged[6])
+    assert_equal(load_file(tmp_path / "own" / "model.safetensors"), trainer.notes.raw[6])
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

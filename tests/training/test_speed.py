@@ -223,6 +223,8 @@ def test_one_line_of_advice_is_printed_once(
         ({"forward": 4, "data": 6}, {"dataloader_num_workers": 64}, "prepare the data once"),
         ({"forward": 5, "save": 5}, {}, "async_save=True"),
         ({"forward": 5, "save": 5}, {"async_save": "True"}, "a larger save_steps"),
+        ({"forward": 5, "to_device": 5}, {"dataloader_pin_memory": False}, "dataloader_pin_memory=True"),
+        ({"forward": 5, "to_device": 5}, {"dataloader_pin_memory": "True"}, "smaller types of inputs"),
         ({"forward": 5, "evaluation": 5}, {}, "a larger eval_steps"),
         ({"forward": 7, "evaluation": 3, "padding": 5}, {}, "50 % of the tokens are padding"),
     ],

@@ -167,7 +167,15 @@ def _more_workers(args: Mapping[str, Any]) -> str:
 # Part -> the share from which on it is worth a sentence, what it is a share of, and what to set instead.
 REMEDIES: dict[str, tuple[float, str, Callable[[Mapping[str, Any]], str]]] = {
     "data": (0.15, "the time is spent waiting for data", _more_workers),
-    "to_device": (0.15, "the time is spent copying batches to the device", lambda _: "dataloader_pin_memory=True"),
+    "to_device": (
+        0.15,
+        "the time is spent copying batches to the device",
+        lambda args: (
+            "dataloader_pin_memory=True"
+            if str(args.get("dataloader_pin_memory")) == "False"
+            else "smaller types of inputs, and less work in _prepare_inputs"
+        ),
+    ),
     "evaluation": (0.3, "the time is spent in evaluations", lambda _: "a larger eval_steps"),
     "save": (
         0.15,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sized
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -21,6 +22,8 @@ from littrainer.errors.seeds import seed_worker
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
+
+logger = logging.getLogger(__name__)
 
 
 def on_device(value: Any, device: torch.device, non_blocking: bool) -> Any:
@@ -227,6 +230,14 @@ class LookaheadLoader(DataLoader):
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
             self._has_drawn_seed = True
         return iter(())
+
+
+def warn_of_another_loader(args: TrainingArguments, loader: Any) -> None:
+    """Warn if batches are asked for that only a loader made here can form, and a script has made another one."""
+    for name in ("max_tokens_per_batch", "pack_to_length"):
+        if getattr(args, name) is not None and not isinstance(loader, LookaheadLoader):
+            made = type(loader).__name__
+            logger.warning("%s has no effect in training: get_train_dataloader returns a %s.", name, made)
 
 
 def build_loader(

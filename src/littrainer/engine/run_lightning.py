@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -158,18 +158,23 @@ def _evaluate_with_lightning(
     batches.release()
 
 
-def validation_round(trainer: Any) -> AbstractContextManager[None]:
+@contextmanager
+def validation_round(trainer: Any) -> Iterator[None]:
     """What is evaluated within it is one validation to Lightning callbacks that monitor metrics."""
     speed = trainer.session.speed
-    one_round: AbstractContextManager[None] = trainer.validation_rounds.round(lambda: stop_if_lightning_stops(trainer))
-    return one_round if speed is None else speed.during("evaluation", one_round)
+    with (
+        nullcontext() if speed is None else speed.during("evaluation"),
+        trainer.validation_rounds.round(lambda: stop_if_lightning_stops(trainer)),
+        weights_to("evaluate", trainer.session.lightning.module),
+    ):
+        yield
 
 
-def weights_to_save(module: Any) -> AbstractContextManager[None]:
-    """Within it the model of a module that is fitted, or of None, has the weights that are saved."""
+def weights_to(use: str, module: Any) -> AbstractContextManager[None]:
+    """Within it the model of a module that is fitted, or of None, has the weights to "evaluate" or to "save"."""
     callbacks = [] if module is None else module.trainer.callbacks
-    averaging = next((callback for callback in callbacks if hasattr(callback, "weights_to_save")), None)
-    return nullcontext() if averaging is None else averaging.weights_to_save(module)
+    averaging = next((callback for callback in callbacks if hasattr(callback, "weights_to")), None)
+    return nullcontext() if averaging is None else averaging.weights_to(use, module)
 
 
 def stop_if_lightning_stops(trainer: Any) -> None:

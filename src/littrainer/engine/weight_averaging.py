@@ -39,11 +39,11 @@ class AveragedWeights(WeightAveraging):
                 torch._foreach_copy_(averaged, current)
 
         super().__init__(multi_avg_fn=torch.no_grad()(average))
-        self.saves = use != "evaluate"
+        self._uses = ("evaluate", "save") if use == "both" else (use,)
         self._is_exchanged = False
-        if use == "save":
-            self.on_validation_epoch_start = self.on_validation_epoch_end = lambda *_: None  # type: ignore[method-assign]
-        elif use == "evaluate":
+        # A validation of Lightning's is a part of an evaluation, which may be a subclass's own.
+        self.on_validation_epoch_start = self.on_validation_epoch_end = lambda *_: None  # type: ignore[method-assign]
+        if use == "evaluate":
             self.on_train_end = lambda *_: None  # type: ignore[method-assign]
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -54,18 +54,21 @@ class AveragedWeights(WeightAveraging):
             self._average_model.n_averaged = self._average_model.n_averaged.cpu()
 
     @contextmanager
-    def weights_to_save(self, pl_module: pl.LightningModule) -> Iterator[None]:
-        """Let the model have the weights that are saved; within another such block it has them already."""
-        if not self.saves or self._is_exchanged or self._average_model is None:
+    def weights_to(self, use: str, pl_module: pl.LightningModule) -> Iterator[None]:
+        """Let the model have the weights to "evaluate" or to "save", if it does not have them already."""
+        wanted = use in self._uses
+        if self._average_model is None or wanted is self._is_exchanged:
             yield
             return
-        self._swap_models(pl_module)
-        self._is_exchanged = True
+        self._exchange(pl_module)
         try:
             yield
         finally:
-            self._swap_models(pl_module)
-            self._is_exchanged = False
+            self._exchange(pl_module)
+
+    def _exchange(self, pl_module: pl.LightningModule) -> None:
+        self._swap_models(pl_module)
+        self._is_exchanged = not self._is_exchanged
 
     def on_save_checkpoint(self, pl_trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Add the weights that are not the model's at this moment."""

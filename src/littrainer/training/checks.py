@@ -418,3 +418,7 @@ def check_before_training(trainer: Any) -> None:
         splits = "FSDP, DeepSpeed and tensor parallelism split them"
         raise ValueError(f"ema_decay averages whole weights, and {splits}: train without, or leave ema_decay unset.")
     check_datasets(trainer.args, trainer.train_dataset, trainer.eval_dataset, trainer.overrides_evaluation())
+    if trainer.args.max_tokens_per_batch is not None and trainer.args.eval_strategy != IntervalStrategy.NO:
+        # Samples without a length, or too long ones, are refused now, and not after an epoch.
+        for name in trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else (None,):
+            trainer.get_eval_dataloader(name)

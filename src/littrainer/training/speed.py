@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -106,18 +106,13 @@ class SpeedLog:
         self._times[part] += 1
 
     @contextmanager
-    def during(self, part: str, within: AbstractContextManager[None] | None = None) -> Iterator[None]:
-        """What is within belongs to a part, and what follows to the one before it.
-
-        Parameters:
-            within: a further context of the block.
-        """
+    def during(self, part: str) -> Iterator[None]:
+        """What is within belongs to a part, and what follows to the one before it."""
         before = self._part
         if before != part:
             self.enter(part)
         try:
-            with within or nullcontext():
-                yield
+            yield
         finally:
             if before != part:
                 self.enter(before)
