@@ -73,6 +73,23 @@ def test_numbers_outside_of_what_the_model_takes_are_found_by_rule(monkeypatch: 
     assert look(data, model, columns=["labels"]).failing.keys() == {"labels"}
 
 
+def test_labels_are_bound_by_the_tokens_that_a_model_writes_and_not_by_those_that_it_reads() -> None:
+    from transformers import BertConfig, EncoderDecoderConfig, EncoderDecoderModel
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    reads, writes = (BertConfig(vocab_size=number, **sizes) for number in (20, 50))
+    model = EncoderDecoderModel(config=EncoderDecoderConfig.from_encoder_decoder_configs(reads, writes))
+    data = [{"input_ids": [1, 19], "labels": [49, -100]}, {"input_ids": [1, 20], "labels": [50]}]
+    found = look(data, model).failing
+    assert {name: sorted(bad) for name, bad in found.items()} == {"input_ids": [1], "labels": [1]}
+
+
+def test_rows_whose_labels_have_names_of_the_model_are_not_without_labels() -> None:
+    data = [{"input_ids": [1, 2], "start_positions": 0} for _ in range(4)]
+    assert "100% without labels, unless the collator makes them" in str(look(data))
+    assert "labels" not in str(look_at_rows(data, None, VectorClassifier(), labels={"start_positions"}))
+
+
 def test_rows_that_cannot_be_read_are_found_and_take_no_longer_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(Rows):
         def __getitem__(self, index: int) -> Any:
