@@ -358,7 +358,7 @@ class TrainingCheck:
         seconds = steps.step_ends[0] - steps.began + (state.max_steps - 1) * (step or 0)
         evaluations += bool(args.eval_on_start) + int(seconds / 60 / (args.eval_minutes or math.inf))
         saves += int(seconds / 60 / (args.save_minutes or math.inf))
-        if checkpoint is not None:
+        if checkpoint is not None and saves:
             report.findings.append(findings.room_on_disk(args, checkpoint, saves))
         if step is None or (evaluations and evaluation is None):
             return

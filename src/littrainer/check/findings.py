@@ -156,9 +156,8 @@ def starts_of_trackers(callbacks: Iterable[Any]) -> Iterator[Finding]:
     for callback in callbacks:
         if isinstance(callback, TrackerCallback):
             places, remedy = LOGINS.get(callback.service, ("", ""))
-            if not places or any(one in os.environ or Path(one).expanduser().exists() for one in places.split()):
-                found = "package and login" if places else "package"
-                yield Finding(PASSED, callback.shown_name, f"its {found} are there; no run was started")
-            else:
+            status, text = PASSED, f"found its package{' and its login' * bool(places)}; no run was started"
+            if places and not any(one in os.environ or Path(one).expanduser().exists() for one in places.split()):
+                status = NOTE
                 text = f"no login was found, and nothing would be reported: {remedy}, or set {places.split()[0]}"
-                yield Finding(NOTE, callback.shown_name, text)
+            yield Finding(status, callback.shown_name, text)
