@@ -11,8 +11,8 @@ from tests.scenarios.data import Rows, token_rows
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 
 
-def look(dataset: Any, model: Any = None, columns: Any = None, has_own_loss: bool = False) -> rows.RowLook:
-    return look_at_rows(dataset, columns, model or VectorClassifier(), has_own_loss)
+def look(dataset: Any, model: Any = None, columns: Any = None, own_loss: bool = False) -> rows.RowLook:
+    return look_at_rows(dataset, columns, model or VectorClassifier(), own_loss)
 
 
 def test_all_rows_are_looked_at_and_those_that_stand_out_have_their_numbers() -> None:
@@ -64,7 +64,7 @@ def test_numbers_outside_of_what_the_model_takes_are_found_by_rule(monkeypatch: 
     assert f"it has {classes}, and " in found.failing["labels"][11]
     assert found.good([3, 4, 11]) == [3]
     # A loss of the script's own may mean something else by labels, and a column that is dropped by anything.
-    assert set(look(data, model, has_own_loss=True).failing) == {"input_ids"}
+    assert set(look(data, model, own_loss=True).failing) == {"input_ids"}
     kind = type(model)
     monkeypatch.setattr(model, "forward", lambda **inputs: kind.forward(model, **inputs))
     assert set(look(data, model).failing) == {"input_ids"}

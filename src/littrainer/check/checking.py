@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,15 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from littrainer.arguments.choices import SaveStrategy
+from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
+from littrainer.callbacks.base import TrainerCallback
 from littrainer.callbacks.handler import DefaultFlowCallback
 from littrainer.callbacks.lightning_callbacks import is_one_of
 from littrainer.callbacks.progress import PrinterCallback, ProgressCallback, default_progress_callback
+from littrainer.callbacks.state import TrainerState
 from littrainer.check import findings
-from littrainer.check import trial_training as trial
 from littrainer.check.findings import NOTE, CheckReport, Finding, judged, shown_seconds, words_of
 from littrainer.check.rows import LABELS, RowLook, can_select, look_at_rows, selected
-from littrainer.check.trial_training import END, EVALUATION, SAVE, STEP, TrialSteps, times_and_first
 from littrainer.checkpoint.verification import damage_in
 from littrainer.data.columns import accepted_columns
 from littrainer.distributed.agreement import failing_together, from_first, wait_for_each_other
@@ -43,6 +44,88 @@ MOST_BATCHES, MOST_ROWS = 12, 32
 # Of losses with and without a resume, on the CPU and elsewhere, where kernels may add in another order each time.
 TOLERANCE, TOLERANCE_OF_GPUS = 1e-6, 1e-3
 TRAINING_DATA = "train_dataset"
+# First optimizer steps, at which a trial evaluates and saves: twice, since the first time takes longer.
+STEPS_WITH_EVENTS = 2
+# What the arguments say for the length of a trial; `TrialSteps` asks for evaluations and saves.
+OF_A_TRIAL: dict[str, Any] = {
+    **dict.fromkeys(("push_to_hub", "eval_on_start", "enable_jit_checkpoint", "logging_nan_inf_filter"), False),
+    **dict.fromkeys(("save_total_limit", "max_minutes", "save_minutes", "eval_minutes"), None),
+    **dict.fromkeys(("disable_tqdm", "skip_memory_metrics"), True),
+}
+# Parts of a training, and functions whose call means that it has come to that part; the outermost one counts.
+EVALUATION, SAVE, END, STEP = "evaluation", "save", "end of training", "optimizer step"
+PARTS = {
+    **dict.fromkeys(("_evaluate", "_determine_best_metric", "evaluate"), EVALUATION),
+    **dict.fromkeys(("_save_checkpoint", "on_save", "note_what_callbacks_did"), SAVE),
+    "_finalize_training": END,
+}
+
+
+class TrialSteps(TrainerCallback):
+    """The last callback of a trial: asks for evaluations and saves at the first steps, takes times, and ends it.
+
+    Parameters:
+        seconds: how long it goes on after the first steps; a training to the end logs each step.
+        last_step: the optimizer step after which it ends at the latest.
+    """
+
+    def __init__(self, evaluates: bool, saves: bool, seconds: float = 0.0, last_step: float = math.inf):
+        self.evaluates, self.saves, self.seconds, self.last_step = evaluates, saves, seconds, last_step
+        self.state: TrainerState | None = None
+        self.began = self.last_event = time.perf_counter()
+        self.step_ends: list[float] = []
+        self.save_seconds = 0.0
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """The losses that were logged, by optimizer step."""
+        entries = self.state.log_history if self.state is not None else []
+        return {int(entry["step"]): entry["loss"] for entry in entries if "loss" in entry}
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self.state, self.last_event = state, time.perf_counter()
+        self.step_ends.append(self.last_event)
+        step, has_events = state.global_step, state.global_step <= STEPS_WITH_EVENTS
+        control.should_log = control.should_log or has_events or self.seconds == math.inf
+        control.should_evaluate, control.should_save = has_events and self.evaluates, has_events and self.saves
+        is_over = not has_events and self.last_event - self.step_ends[STEPS_WITH_EVENTS] >= self.seconds
+        control.should_training_stop = control.should_training_stop or is_over or step >= self.last_step
+
+    def on_log(self, *_: Any, **__: Any) -> None:
+        self.last_event = time.perf_counter()
+
+    on_evaluate = on_log
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        self.save_seconds = time.perf_counter() - self.last_event
+
+    def on_epoch_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        control.should_evaluate = control.should_save = False
+
+
+def part_of(error: BaseException) -> str:
+    """Return the part of a training that an error came from, by its traceback."""
+    names = (frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__))
+    return next((PARTS[name] for name in names if name in PARTS), STEP)
+
+
+def times_and_first(part: str, args: Any, steps: TrialSteps) -> tuple[int, str]:
+    """Return how often a training comes to a part by its strategies, and when first; `no` leaves it to the script."""
+    state = steps.state
+    if state is None or part in (STEP, END):
+        return 1, "when all steps are done" if part == END else f"at optimizer step {len(steps.step_ends) + 1:,}"
+    strategy, interval, minutes = args.eval_strategy, state.eval_steps, args.eval_minutes
+    if part == SAVE and args.save_strategy != SaveStrategy.BEST:
+        strategy, interval, minutes = args.save_strategy, state.save_steps, args.save_minutes
+    if strategy in (None, IntervalStrategy.NO):
+        return 0, f"after {minutes:g} minutes" if minutes else "at a call of evaluate()"
+    if strategy == IntervalStrategy.STEPS:
+        first = f"at optimizer step {min(interval, state.max_steps):,} of {state.max_steps:,}"
+        return math.ceil(state.max_steps / max(interval, 1)), first
+    # The length of a stream's epochs is not known.
+    epochs = 1 if state.num_train_epochs == sys.maxsize else state.num_train_epochs
+    steps_of_one = math.ceil(state.max_steps / epochs)
+    return epochs, f"at the end of epoch 1 (optimizer step {steps_of_one:,} of {state.max_steps:,})"
 
 
 class TrainingCheck:
@@ -65,6 +148,8 @@ class TrainingCheck:
         # Of a stream, and of a loader of the script's own, the first batches alone can be had; metrics may need all.
         self.limits_evaluation = self.evaluates_all = False
         self.puts_model_back, self.folder = True, ""
+        # The first one of the trial that saves.
+        self.checkpoint: Path | None = None
         self.peak_at_start = self._peak()
 
     def run(self, ends_afterwards: bool = False) -> CheckReport:
@@ -112,8 +197,8 @@ class TrainingCheck:
         self.report.is_broken_off = self.args.world_size > 1
 
     def _look_at_rows(self) -> None:
-        trainer, args = self.trainer, self.args
-        columns = accepted_columns(trainer.model, trainer.label_names) if args.remove_unused_columns else None
+        trainer, model, is_first = self.trainer, self.trainer.model, self.args.process_index == 0
+        columns = accepted_columns(model, trainer.label_names) if self.args.remove_unused_columns else None
         own_loss = trainer.compute_loss_func is not None or bool(own_methods(trainer, ("compute_loss",)))
         labels = {*LABELS, *trainer.label_names}
         for name, dataset in {TRAINING_DATA: trainer.train_dataset, **self.eval_datasets}.items():
@@ -122,9 +207,8 @@ class TrainingCheck:
                 text = "its rows were not looked at, since single ones cannot be read"
                 self.report.findings.append(Finding(NOTE, about, text))
                 continue
-            is_first: Any = args.process_index == 0
-            look = from_first(is_first and look_at_rows(dataset, columns, trainer.model, own_loss, labels))
-            self.looks[name] = look
+            own: Any = look_at_rows(dataset, columns, model, own_loss, labels) if is_first else None
+            look = self.looks[name] = from_first(own)
             self._judge(about, str(look))
             when = "in epoch 1, when a batch has this row" if name == TRAINING_DATA else "in the evaluation"
             for column, rows in look.failing.items():
@@ -147,7 +231,7 @@ class TrainingCheck:
             data = {"eval_dataset": self._few_rows()} if rows is None else {TRAINING_DATA: rows}
             lightning = {name: value for name, value in (args.lightning or {}).items() if name not in OF_THE_TRAINING}
             places = {"output_dir": self.folder, "logging_dir": f"{self.folder}/runs", "lightning": lightning}
-            vars(args).update(trial.OF_A_TRIAL | places | changed)
+            vars(args).update(OF_A_TRIAL | places | changed)
             vars(trainer).update(data)
             for name in OF_THE_TRAINING:
                 trainer.lightning_keywords.pop(name, None)
@@ -196,7 +280,7 @@ class TrainingCheck:
                     self.trainer.train()
                 break
             except Exception as error:
-                part, sizes = trial.part_of(error), self.batches.values()
+                part, sizes = part_of(error), self.batches.values()
                 few, every = sum(len(chosen) for chosen, _ in sizes), sum(number for _, number in sizes)
                 is_quick = (time.perf_counter() - steps.last_event) * every <= LONGEST_EVALUATION_SECONDS * few
                 # Metrics may compare with rows that the script keeps itself, and need all.
@@ -204,7 +288,7 @@ class TrainingCheck:
                     self.evaluates_all = True
                     continue
                 self._fail(part, error, times_and_first(part, args, steps)[1])
-                is_early = part == STEP and len(steps.step_ends) <= trial.STEPS_WITH_EVENTS
+                is_early = part == STEP and len(steps.step_ends) <= STEPS_WITH_EVENTS
                 if self.report.is_broken_off or is_early or not (wanted[part] or part == END):
                     return None
                 wanted[part] = False
@@ -213,12 +297,10 @@ class TrainingCheck:
         self._judge_parts(wanted, steps)
         return steps
 
-    def _checkpoint(self) -> Path | None:
-        return next(iter(sorted(Path(self.folder).rglob("checkpoint-1"))), None)
-
     def _judge_parts(self, wanted: dict[str, bool], steps: TrialSteps) -> None:
-        state, checkpoint = steps.state, self._checkpoint()
+        state = steps.state
         assert state is not None
+        checkpoint = self.checkpoint = next(iter(sorted(Path(self.folder).rglob("checkpoint-1"))), None)
         odd = {step: f"the loss is {loss}" for step, loss in steps.losses.items() if not math.isfinite(loss)}
         names = sorted({name for entry in state.log_history for name in entry if name.startswith("eval_")})
         best = f"metric_for_best_model={self.args.metric_for_best_model!r} gives {state.best_metric!r}"
@@ -238,7 +320,7 @@ class TrainingCheck:
 
     def _resume(self, before: TrialSteps) -> None:
         """Go on from the first checkpoint: the next loss has to be the same."""
-        checkpoint, args, steps = self._checkpoint(), self.args, TrialSteps(False, False, last_step=2)
+        checkpoint, args, steps = self.checkpoint, self.args, TrialSteps(False, False, last_step=2)
         if checkpoint is None or args.save_only_model or args.ignore_data_skip or self.report.is_broken_off:
             return
         when = "when a training that was killed is resumed"
@@ -247,7 +329,7 @@ class TrainingCheck:
                 self.trainer.train(resume_from_checkpoint=str(checkpoint))
         except Exception as error:
             # The end, which comes after all steps, has been tried before.
-            if trial.part_of(error) != END:
+            if part_of(error) != END:
                 self._fail("resume", error, when)
                 return
         expected, again = before.losses.get(2), steps.losses.get(2)
@@ -344,13 +426,13 @@ class TrainingCheck:
         return max(self.peak_at_start, peak - sum(one.numel() * one.element_size() for one in weights))
 
     def _forecast(self, steps: TrialSteps, evaluation: float | None, peak_before: int) -> None:
-        report, state, checkpoint, args = self.report, steps.state, self._checkpoint(), self.args
+        report, state, args = self.report, steps.state, self.args
         assert state is not None
         peak = report.forecast_bytes = self._peak()
         sizes = [tqdm.format_sizeof(number, "B") for number in (peak_before, peak)]
         report.forecast["memory"] = f"{sizes[0]} so far, {sizes[1]} with the longest batch"
         evaluations, saves = (times_and_first(part, args, steps)[0] for part in (EVALUATION, SAVE))
-        plain, save = steps.step_ends[trial.STEPS_WITH_EVENTS :], steps.save_seconds
+        plain, save = steps.step_ends[STEPS_WITH_EVENTS:], steps.save_seconds
         step = (plain[-1] - plain[0]) / (len(plain) - 1) if len(plain) > 1 else None
         times = {"a step": step, "an evaluation": evaluation, "a save": save or None}
         shown = [f"{shown_seconds(value)} {name}" for name, value in times.items() if value is not None]
@@ -358,8 +440,8 @@ class TrainingCheck:
         seconds = steps.step_ends[0] - steps.began + (state.max_steps - 1) * (step or 0)
         evaluations += bool(args.eval_on_start) + int(seconds / 60 / (args.eval_minutes or math.inf))
         saves += int(seconds / 60 / (args.save_minutes or math.inf))
-        if checkpoint is not None and saves:
-            report.findings.append(findings.room_on_disk(args, checkpoint, saves))
+        if self.checkpoint is not None and saves:
+            report.findings.append(findings.room_on_disk(args, self.checkpoint, saves))
         if step is None or (evaluations and evaluation is None):
             return
         seconds += saves * save + evaluations * (evaluation or 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import Counter
@@ -79,29 +80,25 @@ def selected(dataset: Any, rows: list[int]) -> Any:
 
 def can_select(dataset: Any) -> bool:
     """Return whether there are rows, and single ones can be read."""
-    is_map = has_length(dataset) and not isinstance(dataset, IterableDataset) and hasattr(dataset, "__getitem__")
-    return is_map and len(dataset) > 0
+    is_map = hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset)
+    return is_map and has_length(dataset) and len(dataset) > 0
 
 
 def look_at_rows(
-    dataset: Any,
-    columns: Collection[str] | None,
-    model: Any,
-    has_own_loss: bool = False,
-    labels: Collection[str] = LABELS,
+    dataset: Any, columns: Collection[str] | None, model: Any, own_loss: bool = False, labels: Collection[str] = LABELS
 ) -> RowLook:
     """Look at all rows, or at as many as fit in ten seconds, spread over the whole.
 
     Parameters:
         columns: names that count; None for all.
         model: the model that gets the rows.
-        has_own_loss: whether labels may mean something else than to the model's own loss.
+        own_loss: whether labels may mean something else than to the model's own loss.
         labels: columns one of which is a label.
     """
     ends, total, found = time.monotonic() + SECONDS_TO_LOOK, len(dataset), RowLook(len(dataset))
     # What a row may stand out by -> how much the row does that stands out most, and its number.
     notable: dict[str, tuple[float, int]] = {}
-    bounds, main_input = _bounds(model, has_own_loss), getattr(model, "main_input_name", "input_ids")
+    bounds, main_input = _bounds(model, own_loss), getattr(model, "main_input_name", "input_ids")
     # Each beginning of this order is spread over the whole.
     stride = next(one for one in range(max(round(total * 0.618), 1), 2 * total + 1) if math.gcd(one, total) == 1)
     for number in (place * stride % total for place in range(total)):
@@ -160,23 +157,20 @@ def _facts(value: Any) -> tuple[str, int, Any]:
     return kind + ("" if np.isfinite(numbers).all() else ", not all finite"), length, numbers
 
 
-def _bounds(model: Any, has_own_loss: bool) -> dict[str, tuple[int, int, str]]:
+def _bounds(model: Any, own_loss: bool) -> dict[str, tuple[int, int, str]]:
     """Return, by column, how many whole numbers the model takes, one besides these, and the reason."""
     inner = base_model(model)
     kind, classes = type(inner).__name__, getattr(getattr(inner, "config", None), "num_labels", None)
     # Two models in one have a vocabulary for what they read and another for what they write.
-    sizes = []
-    for embeddings in ("get_input_embeddings", "get_output_embeddings"):
-        try:
-            sizes.append(int(getattr(inner, embeddings)().weight.shape[0]))
-        except (AttributeError, NotImplementedError, TypeError):
-            sizes.append(0)
-    tokens, predicted = sizes
+    tokens = predicted = 0
+    with contextlib.suppress(AttributeError, NotImplementedError, TypeError):
+        tokens = int(inner.get_input_embeddings().weight.shape[0])
+        predicted = int(inner.get_output_embeddings().weight.shape[0])
     bounds = {"input_ids": (tokens, 0, f"{kind} has {tokens:,} token embeddings")} if tokens else {}
-    if has_own_loss or not inner.forward.__module__.startswith("transformers."):
+    if own_loss or not inner.forward.__module__.startswith("transformers."):
         return bounds
     if "Classification" in kind and isinstance(classes, int) and classes > 1:
-        bounds |= dict.fromkeys(LABELS, (classes, PADDING, f"{kind} has {classes} classes (config.num_labels)"))
-    elif predicted:
-        bounds |= dict.fromkeys(LABELS, (predicted, PADDING, f"{kind} predicts one of {predicted:,} tokens"))
-    return bounds
+        predicted, what = classes, f"{kind} has {classes} classes (config.num_labels)"
+    else:
+        what = f"{kind} predicts one of {predicted:,} tokens"
+    return bounds | (dict.fromkeys(LABELS, (predicted, PADDING, what)) if predicted else {})

@@ -6,6 +6,7 @@ It starts processes as `littrainer run` does; in each of them this module runs t
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import runpy
 import sys
@@ -48,12 +49,10 @@ def check_program(program: Sequence[str]) -> int:
     if not is_module:
         sys.path[0] = os.path.dirname(os.path.abspath(name))
     made = _replace_training_by_check(name)
+    start = functools.partial(runpy.run_module, alter_sys=True) if is_module else runpy.run_path
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            if is_module:
-                runpy.run_module(name, run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(name, run_name="__main__")
+            start(name, run_name="__main__")
     except TrainingChecked as checked:
         (report,) = checked.args
     else:
@@ -65,11 +64,10 @@ def check_program(program: Sequence[str]) -> int:
                 folder.rmdir()
     if isinstance(report, Exception):
         return complain("check", f"this training cannot be checked: {type(report).__name__}: {report}")
-    rank = os.environ.get("RANK", "0")
-    if rank == "0":
+    if os.environ.get("RANK", "0") == "0":
         print(report, flush=True)
     elif report.is_broken_off:
-        print(f"process {rank}:", *report.failures, sep="\n", flush=True)
+        print(f"process {os.environ['RANK']}:", *report.failures, sep="\n", flush=True)
     if report.is_broken_off:
         # Other processes wait in a collective call, and so would the end of this one.
         os._exit(WOULD_FAIL)
