@@ -144,7 +144,7 @@ class TrainingCheck:
         self.eval_batch_size = self.args.eval_batch_size * data_parallel_size(self.args)
         self.looks: dict[str, RowLook] = {}
         # Of each evaluation set: batches that trials go over, and all batches.
-        self.batches: dict[str, tuple[list[int], int]] = {}
+        self.batches: dict[str, tuple[int, int]] = {}
         # Of a stream, and of a loader of the script's own, the first batches alone can be had; metrics may need all.
         self.limits_evaluation = self.evaluates_all = False
         self.puts_model_back, self.folder = True, ""
@@ -174,9 +174,9 @@ class TrainingCheck:
             self._look_at_rows()
             steps = self._train_and_save()
             if steps is not None:
-                evaluation_seconds, peak = self._measure_evaluations(steps), self._peak()
+                peak = self._peak()
                 self._try_rows()
-                self._forecast(steps, evaluation_seconds, peak)
+                self._forecast(steps, peak)
                 self._resume(steps)
             self.report.findings += [findings.rights_on_hub(self.args)] if self.args.push_to_hub else []
             self.report.findings += findings.starts_of_trackers(self.callbacks)
@@ -253,16 +253,15 @@ class TrainingCheck:
                 self.limits_evaluation = True
                 few[name] = dataset
                 continue
-            last = (len(dataset) - 1) // size
-            numbers = [0, last, *(row // size for row in (*look.longest(1), *look.good(look.notable))), min(1, last)]
-            chosen = range(last + 1) if self.evaluates_all else list(dict.fromkeys(numbers))[:MOST_BATCHES]
-            self.batches[name] = sorted(chosen), last + 1
-            few[name] = self._batches_of(name, self.batches[name][0])
+            number = (len(dataset) - 1) // size + 1
+            rows = [0, len(dataset) - 1, *look.longest(1), *look.good(look.notable)]
+            notable = list(dict.fromkeys(row // size for row in rows))[:MOST_BATCHES]
+            # Spread over all, so that their mean time is known.
+            chosen = {*notable, *range(0, number, 1 if self.evaluates_all else -(-number // MOST_BATCHES))}
+            self.batches[name] = len(chosen), number
+            places = [row for one in sorted(chosen) for row in range(len(dataset))[one * size : (one + 1) * size]]
+            few[name] = selected(dataset, places)
         return few.get("", few or None)
-
-    def _batches_of(self, name: str, numbers: list[int]) -> Any:
-        dataset, size = self.eval_datasets[name], self.eval_batch_size
-        return selected(dataset, [row for one in numbers for row in range(len(dataset))[one * size : (one + 1) * size]])
 
     def _train_and_save(self) -> TrialSteps | None:
         """Train some steps, with evaluation and save; a part that fails is left out of the next attempt."""
@@ -280,8 +279,7 @@ class TrainingCheck:
                     self.trainer.train()
                 break
             except Exception as error:
-                part, sizes = part_of(error), self.batches.values()
-                few, every = sum(len(chosen) for chosen, _ in sizes), sum(number for _, number in sizes)
+                part, (few, every) = part_of(error), map(sum, zip((0, 0), *self.batches.values(), strict=True))
                 is_quick = (time.perf_counter() - steps.last_event) * every <= LONGEST_EVALUATION_SECONDS * few
                 # Metrics may compare with rows that the script keeps itself, and need all.
                 if part == EVALUATION and few < every and is_quick and args.world_size == 1:
@@ -392,29 +390,6 @@ class TrainingCheck:
 
     # ---- Time and memory ---------------------------------------------------------------------------------------------
 
-    def _measure_evaluations(self, steps: TrialSteps) -> float | None:
-        """Return the seconds of an evaluation of all datasets; None if they are not known."""
-        if not steps.evaluates or self.limits_evaluation:
-            return None
-        assert steps.state is not None
-        logged = {name: value for entry in steps.state.log_history for name, value in entry.items()}
-        total = 0.0
-        for name, (chosen, every) in self.batches.items():
-            # By the trial, which had few batches, there is time for so many.
-            seconds = logged.get(f"eval_{name}_runtime" if name else "eval_runtime", 0.0) or SECONDS_TO_MEASURE
-            number = from_first(min(max(int(SECONDS_TO_MEASURE / seconds * len(chosen)), len(chosen)), every))
-            # Spread over all, the last one among them.
-            data = self._batches_of(name, sorted({round((one + 1) * every / number) - 1 for one in range(number)}))
-            try:
-                with self._trial(TrialSteps(False, False)):
-                    started = time.perf_counter()
-                    self.trainer.evaluate({name: data} if name else data)
-            except Exception as error:
-                self._fail(EVALUATION, error, times_and_first(EVALUATION, self.args, steps)[1])
-                return None
-            total += (time.perf_counter() - started) / number * every
-        return total
-
     def _peak(self) -> int:
         """Return the most memory that the process has held, without the copy of weights that are put back."""
         if self.args.device.type == "cuda":
@@ -425,13 +400,18 @@ class TrainingCheck:
         weights = (*self.trainer.model.parameters(), *self.trainer.model.buffers())
         return max(self.peak_at_start, peak - sum(one.numel() * one.element_size() for one in weights))
 
-    def _forecast(self, steps: TrialSteps, evaluation: float | None, peak_before: int) -> None:
+    def _forecast(self, steps: TrialSteps, peak_before: int) -> None:
         report, state, args = self.report, steps.state, self.args
         assert state is not None
         peak = report.forecast_bytes = self._peak()
         sizes = [tqdm.format_sizeof(number, "B") for number in (peak_before, peak)]
         report.forecast["memory"] = f"{sizes[0]} so far, {sizes[1]} with the longest batch"
         evaluations, saves = (times_and_first(part, args, steps)[0] for part in (EVALUATION, SAVE))
+        logged = {name: value for entry in state.log_history for name, value in entry.items()}
+        evaluation: float | None = None
+        if steps.evaluates and not self.limits_evaluation:
+            runtimes = {name: logged[f"eval_{name}_runtime" if name else "eval_runtime"] for name in self.batches}
+            evaluation = sum(runtimes[name] / few * every for name, (few, every) in self.batches.items())
         plain, save = steps.step_ends[STEPS_WITH_EVENTS:], steps.save_seconds
         step = (plain[-1] - plain[0]) / (len(plain) - 1) if len(plain) > 1 else None
         times = {"a step": step, "an evaluation": evaluation, "a save": save or None}
