@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from littrainer import TrainerCallback
+from littrainer.check import checking
 from littrainer.check.findings import FAILS, NOTE, PASSED, CheckReport
 from littrainer.tracking.base import TrackerCallback
 from tests.scenarios.data import Rows, vector_rows
@@ -76,6 +77,16 @@ def test_the_page_says_what_passed_and_forecasts_time_and_memory(tmp_path: Path)
         assert line in page, (line, page)
     assert report.forecast_seconds is not None and report.forecast_seconds > 0
     assert report.forecast_bytes is not None and report.forecast_bytes > 1e7
+
+
+def test_minutes_count_in_what_is_tried_and_forecast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minutes = {"max_minutes": 1e-4, "save_minutes": 1e-5, "save_strategy": "no"}
+    # A home folder, whose parent is for others to write to.
+    monkeypatch.setattr(checking.os, "access", lambda path, mode: path != tmp_path)
+    report = quiet_trainer(tmp_path / "run", **minutes).check()
+    assert "passed     save: " in str(report) and "since max_minutes ends them early" in str(report)
+    assert report.forecast_seconds == pytest.approx(0.006)
+    assert [path.name for path in tmp_path.rglob("*")] == ["run"]
 
 
 def test_trackers_do_not_hear_of_it(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ if "finally" in sys.argv:
         first.train(resume_from_checkpoint=True)
     finally:
         first.save_model()
+if "own" in sys.argv:
+    print(first.check())
 if "label" in sys.argv:
     first.train_dataset = texts(2)
     first.train_dataset[1]["labels"] = 7
@@ -39,7 +41,7 @@ def test_a_script_runs_up_to_its_first_training_once_and_leaves_nothing(tmp_path
     done = run_python("-m", "littrainer", "check", "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     title, *lines = done.stdout.splitlines()
-    assert title.startswith("littrainer check: the training that train.py, line 19, begins; what the script does after")
+    assert title.startswith("littrainer check: the training that train.py, line 21, begins; what the script does after")
     assert "note       Hub: rights to push ann/model were not looked at, since HF_HUB_OFFLINE is set" in lines
     assert lines[-1] == "Nothing was found that would fail."
     assert "trained" not in done.stderr + done.stdout and "caught" not in done.stderr
@@ -48,9 +50,12 @@ def test_a_script_runs_up_to_its_first_training_once_and_leaves_nothing(tmp_path
 
 
 def test_a_script_that_saves_or_trains_on_its_way_out_leaves_nothing(tmp_path: Path) -> None:
-    text = SCRIPT.replace("except Exception", "except") + "first.save_model()"
-    (tmp_path / "train.py").write_text(text)
-    for words, begins in (((), "line 19, begins;"), (("finally",), "line 12, begins, from its first step")):
+    (tmp_path / "train.py").write_text(SCRIPT.replace("except Exception", "except") + "first.save_model()")
+    for words, begins in (
+        ((), "line 21, begins;"),
+        (("finally",), "line 12, begins, from its first step"),
+        (("own",), "line 16, begins;"),
+    ):
         done = run_python("-m", "littrainer", "check", "train.py", *words, cwd=tmp_path)
         assert done.returncode == 0 and begins in done.stdout, done.stdout + done.stderr
         assert done.stdout.count("Nothing was found that would fail.") == 1

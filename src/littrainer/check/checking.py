@@ -408,10 +408,11 @@ class TrainingCheck:
         report.forecast["memory"] = f"{sizes[0]} so far, {sizes[1]} with the longest batch"
         evaluations, saves = (times_and_first(part, args, steps)[0] for part in (EVALUATION, SAVE))
         logged = {name: value for entry in state.log_history for name, value in entry.items()}
+        names = {name: f"eval_{name}_runtime" if name else "eval_runtime" for name in self.batches}
         evaluation: float | None = None
-        if steps.evaluates and not self.limits_evaluation:
-            runtimes = {name: logged[f"eval_{name}_runtime" if name else "eval_runtime"] for name in self.batches}
-            evaluation = sum(runtimes[name] / few * every for name, (few, every) in self.batches.items())
+        # An evaluate() of the script's own may log no times.
+        if steps.evaluates and not self.limits_evaluation and logged.keys() >= {*names.values()}:
+            evaluation = sum(logged[names[name]] / few * every for name, (few, every) in self.batches.items())
         plain, save = steps.step_ends[STEPS_WITH_EVENTS:], steps.save_seconds
         step = (plain[-1] - plain[0]) / (len(plain) - 1) if len(plain) > 1 else None
         times = {"a step": step, "an evaluation": evaluation, "a save": save or None}
@@ -429,6 +430,6 @@ class TrainingCheck:
         seconds = report.forecast_seconds = 60 * args.max_minutes if is_ended else seconds
         end = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
         report.forecast["forecast"] = (
-            f"{state.max_steps:,} steps, {evaluations} evaluations and {saves} saves take {shown_seconds(seconds)}; "
-            f"begun now, training ends {end:%Y-%m-%d %H:%M}"
+            f"{state.max_steps:,} steps, {evaluations} evaluations and {saves} saves take {shown_seconds(seconds)}"
+            f"{', since max_minutes ends them early' * is_ended}; begun now, training ends {end:%Y-%m-%d %H:%M}"
         )
