@@ -32,8 +32,8 @@ def forecast(example: str) -> list[Any]:
     found: list[Any] = []
     run = TrainingCheck.run
 
-    def noting(self: Any) -> Any:
-        report = run(self)
+    def noting(self: Any, *given: Any) -> Any:
+        report = run(self, *given)
         found.extend([report.forecast_seconds, report.forecast_bytes])
         return report
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from littrainer import TrainerCallback
-from littrainer.check.findings import FAILS, NOTE, CheckReport
+from littrainer.check import checking
+from littrainer.check.findings import FAILS, NOTE, PASSED, CheckReport
 from littrainer.tracking.base import TrackerCallback
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import NoisyClassifier, VectorClassifier
@@ -78,7 +79,17 @@ def test_the_page_says_what_passed_and_forecasts_time_and_memory(tmp_path: Path)
     assert report.forecast_bytes is not None and report.forecast_bytes > 1e7
 
 
-def test_trackers_do_not_hear_of_it_and_a_note_says_so(tmp_path: Path) -> None:
+def test_minutes_count_in_what_is_tried_and_forecast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minutes = {"max_minutes": 1e-4, "save_minutes": 1e-5, "save_strategy": "no"}
+    # A home folder, whose parent is for others to write to.
+    monkeypatch.setattr(checking.os, "access", lambda path, mode: path != tmp_path)
+    report = quiet_trainer(tmp_path / "run", **minutes).check()
+    assert "passed     save: " in str(report) and "since max_minutes ends them early" in str(report)
+    assert report.forecast_seconds == pytest.approx(0.006)
+    assert [path.name for path in tmp_path.rglob("*")] == ["run"]
+
+
+def test_trackers_do_not_hear_of_it(tmp_path: Path) -> None:
     class Service(TrackerCallback):
         heard: ClassVar[list[str]] = []
 
@@ -90,8 +101,8 @@ def test_trackers_do_not_hear_of_it_and_a_note_says_so(tmp_path: Path) -> None:
 
     report = quiet_trainer(tmp_path / "run", given={"callbacks": [Service()]}, **SAVES).check()
     assert Service.heard == []
-    notes = [finding for finding in report.findings if finding.status == NOTE]
-    assert [(finding.about, finding.text.partition(",")[0]) for finding in notes] == [("a service", "not started")]
+    (found,) = [one for one in report.findings if one.about == "a service"]
+    assert found.status == PASSED and found.text.endswith("no run was started")
 
 
 def test_metrics_that_need_all_rows_are_tried_on_all(tmp_path: Path) -> None:

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import huggingface_hub
+import huggingface_hub.constants
 import pytest
 
 from littrainer import TrainingArguments
 from littrainer.check import findings
-from littrainer.check.findings import FAILS, NOTE, PASSED, rights_on_hub, room_on_disk
+from littrainer.check.findings import FAILS, NOTE, PASSED, rights_on_hub, room_on_disk, starts_of_trackers
+from littrainer.tracking.base import TrackerCallback
 
 
 def fine_grained(name: str, *permissions: str) -> dict[str, Any]:
@@ -68,11 +70,37 @@ def test_without_a_network_a_note_says_that_rights_are_unknown(monkeypatch: pyte
             399,
             (FAILS, "at save 4 of 10"),
         ),
+        ({"save_total_limit_best": 1, "eval_strategy": "steps"}, 300, (PASSED, "")),
+        ({"save_total_limit_best": 1, "eval_strategy": "steps"}, 299, (FAILS, "at save 3 of 10")),
+        # Two with optimizer states, of which one is about to go, and eight without.
+        ({"keep_optimizer_states": 1}, 520, (PASSED, "")),
+        ({"keep_optimizer_states": 1}, 519, (FAILS, "at save 10 of 10")),
     ],
 )
 def test_the_disk_has_to_hold_the_checkpoints_that_lie_there_at_a_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: dict[str, Any], free: int, expected: tuple[str, str]
 ) -> None:
     monkeypatch.setattr(findings.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
-    found = room_on_disk(TrainingArguments(tmp_path, **arguments), str(tmp_path), 100, 10)
+    (tmp_path / "model.safetensors").write_bytes(b"0" * 40)
+    (tmp_path / "optimizer.pt").write_bytes(b"0" * 60)
+    found = room_on_disk(TrainingArguments(tmp_path, **arguments), tmp_path, 10)
     assert (found.status, found.when) == expected
+
+
+def test_logins_of_trackers_are_looked_for_and_no_run_is_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Service(TrackerCallback):
+        def __init__(self, service: str) -> None:
+            self.service = service  # type: ignore[misc]
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in os.environ:
+        if name.startswith(("WANDB", "CLEARML", "NETRC")):
+            monkeypatch.delenv(name)
+    (tmp_path / "clearml.conf").touch()
+    found = list(starts_of_trackers([object(), *map(Service, ("wandb", "clearml", "tensorboard"))]))
+    assert [(one.about, one.status) for one in found] == [("wandb", NOTE), ("clearml", PASSED), ("tensorboard", PASSED)]
+    assert "run `wandb login`, or set WANDB_API_KEY" in found[0].text
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert next(starts_of_trackers([Service("wandb")])).status == PASSED

@@ -11,8 +11,8 @@ from tests.scenarios.data import Rows, token_rows
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 
 
-def look(dataset: Any, model: Any = None, columns: Any = None, has_own_loss: bool = False) -> rows.RowLook:
-    return look_at_rows(dataset, columns, model or VectorClassifier(), has_own_loss)
+def look(dataset: Any, model: Any = None, columns: Any = None, own_loss: bool = False) -> rows.RowLook:
+    return look_at_rows(dataset, columns, model or VectorClassifier(), own_loss)
 
 
 def test_all_rows_are_looked_at_and_those_that_stand_out_have_their_numbers() -> None:
@@ -64,13 +64,30 @@ def test_numbers_outside_of_what_the_model_takes_are_found_by_rule(monkeypatch: 
     assert f"it has {classes}, and " in found.failing["labels"][11]
     assert found.good([3, 4, 11]) == [3]
     # A loss of the script's own may mean something else by labels, and a column that is dropped by anything.
-    assert set(look(data, model, has_own_loss=True).failing) == {"input_ids"}
+    assert set(look(data, model, own_loss=True).failing) == {"input_ids"}
     kind = type(model)
     monkeypatch.setattr(model, "forward", lambda **inputs: kind.forward(model, **inputs))
     assert set(look(data, model).failing) == {"input_ids"}
     monkeypatch.undo()
     assert look(data, model, columns=["attention_mask"]).failing.keys() == {"input_ids", "labels"}
     assert look(data, model, columns=["labels"]).failing.keys() == {"labels"}
+
+
+def test_labels_are_bound_by_the_tokens_that_a_model_writes_and_not_by_those_that_it_reads() -> None:
+    from transformers import BertConfig, EncoderDecoderConfig, EncoderDecoderModel
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    reads, writes = (BertConfig(vocab_size=number, **sizes) for number in (20, 50))
+    model = EncoderDecoderModel(config=EncoderDecoderConfig.from_encoder_decoder_configs(reads, writes))
+    data = [{"input_ids": [1, 19], "labels": [49, -100]}, {"input_ids": [1, 20], "labels": [50]}]
+    found = look(data, model).failing
+    assert {name: sorted(bad) for name, bad in found.items()} == {"input_ids": [1], "labels": [1]}
+
+
+def test_rows_whose_labels_have_names_of_the_model_are_not_without_labels() -> None:
+    data = [{"input_ids": [1, 2], "start_positions": 0} for _ in range(4)]
+    assert "100% without labels, unless the collator makes them" in str(look(data))
+    assert "labels" not in str(look_at_rows(data, None, VectorClassifier(), labels={"start_positions"}))
 
 
 def test_rows_that_cannot_be_read_are_found_and_take_no_longer_than_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,13 @@ with open("work", "a") as file:
     file.write("done once, ")
 changes = {{"output_dir": "runs/first", "push_to_hub": True, "hub_model_id": "ann/model"}}
 first = trainer(changes=changes)
+if "finally" in sys.argv:
+    try:
+        first.train(resume_from_checkpoint=True)
+    finally:
+        first.save_model()
+if "own" in sys.argv:
+    print(first.check())
 if "label" in sys.argv:
     first.train_dataset = texts(2)
     first.train_dataset[1]["labels"] = 7
@@ -34,12 +41,25 @@ def test_a_script_runs_up_to_its_first_training_once_and_leaves_nothing(tmp_path
     done = run_python("-m", "littrainer", "check", "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     title, *lines = done.stdout.splitlines()
-    assert title.startswith("littrainer check: the training that train.py, line 14, begins; what the script does after")
+    assert title.startswith("littrainer check: the training that train.py, line 21, begins; what the script does after")
     assert "note       Hub: rights to push ann/model were not looked at, since HF_HUB_OFFLINE is set" in lines
     assert lines[-1] == "Nothing was found that would fail."
     assert "trained" not in done.stderr + done.stdout and "caught" not in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["train.py", "work"]
     assert (tmp_path / "work").read_text() == "done once, "
+
+
+def test_a_script_that_saves_or_trains_on_its_way_out_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.replace("except Exception", "except") + "first.save_model()")
+    for words, begins in (
+        ((), "line 21, begins;"),
+        (("finally",), "line 12, begins, from its first step"),
+        (("own",), "line 16, begins;"),
+    ):
+        done = run_python("-m", "littrainer", "check", "train.py", *words, cwd=tmp_path)
+        assert done.returncode == 0 and begins in done.stdout, done.stdout + done.stderr
+        assert done.stdout.count("Nothing was found that would fail.") == 1
+        assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["train.py", "work"]
 
 
 @pytest.mark.parametrize(

@@ -5,29 +5,32 @@ from __future__ import annotations
 import contextlib
 import datetime
 import math
+import os
 import resource
 import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
-from littrainer.arguments.choices import SaveStrategy
+from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
+from littrainer.callbacks.base import TrainerCallback
 from littrainer.callbacks.handler import DefaultFlowCallback
 from littrainer.callbacks.lightning_callbacks import is_one_of
 from littrainer.callbacks.progress import PrinterCallback, ProgressCallback, default_progress_callback
+from littrainer.callbacks.state import TrainerState
 from littrainer.check import findings
-from littrainer.check import trial_training as trial
-from littrainer.check.findings import FAILS, NOTE, PASSED, CheckReport, Finding, shown_bytes, shown_seconds, words_of
-from littrainer.check.rows import RowLook, can_select, look_at_rows, selected
-from littrainer.check.trial_training import END, EVALUATION, SAVE, STEP, TrialSteps
+from littrainer.check.findings import NOTE, CheckReport, Finding, judged, shown_seconds, words_of
+from littrainer.check.rows import LABELS, RowLook, can_select, look_at_rows, selected
 from littrainer.checkpoint.verification import damage_in
 from littrainer.data.columns import accepted_columns
-from littrainer.distributed.agreement import from_first, wait_for_each_other
+from littrainer.distributed.agreement import failing_together, from_first, wait_for_each_other
 from littrainer.distributed.layout import data_parallel_size
 from littrainer.errors.tracebacks import ShortTraceback
 from littrainer.lightning.trial_steps import OF_THE_TRAINING, check_can_try, left_as_found
@@ -41,55 +44,139 @@ MOST_BATCHES, MOST_ROWS = 12, 32
 # Of losses with and without a resume, on the CPU and elsewhere, where kernels may add in another order each time.
 TOLERANCE, TOLERANCE_OF_GPUS = 1e-6, 1e-3
 TRAINING_DATA = "train_dataset"
+# First optimizer steps, at which a trial evaluates and saves: twice, since the first time takes longer.
+STEPS_WITH_EVENTS = 2
+# What the arguments say for the length of a trial; `TrialSteps` asks for evaluations and saves.
+OF_A_TRIAL: dict[str, Any] = {
+    **dict.fromkeys(("push_to_hub", "eval_on_start", "enable_jit_checkpoint", "logging_nan_inf_filter"), False),
+    **dict.fromkeys(("save_total_limit", "max_minutes", "save_minutes", "eval_minutes"), None),
+    **dict.fromkeys(("disable_tqdm", "skip_memory_metrics"), True),
+}
+# Parts of a training, and functions whose call means that it has come to that part; the outermost one counts.
+EVALUATION, SAVE, END, STEP = "evaluation", "save", "end of training", "optimizer step"
+PARTS = {
+    **dict.fromkeys(("_evaluate", "_determine_best_metric", "evaluate"), EVALUATION),
+    **dict.fromkeys(("_save_checkpoint", "on_save", "note_what_callbacks_did"), SAVE),
+    "_finalize_training": END,
+}
+
+
+class TrialSteps(TrainerCallback):
+    """The last callback of a trial: asks for evaluations and saves at the first steps, takes times, and ends it.
+
+    Parameters:
+        seconds: how long it goes on after the first steps; a training to the end logs each step.
+        last_step: the optimizer step after which it ends at the latest.
+    """
+
+    def __init__(self, evaluates: bool, saves: bool, seconds: float = 0.0, last_step: float = math.inf):
+        self.evaluates, self.saves, self.seconds, self.last_step = evaluates, saves, seconds, last_step
+        self.state: TrainerState | None = None
+        self.began = self.last_event = time.perf_counter()
+        self.step_ends: list[float] = []
+        self.save_seconds = 0.0
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """The losses that were logged, by optimizer step."""
+        entries = self.state.log_history if self.state is not None else []
+        return {int(entry["step"]): entry["loss"] for entry in entries if "loss" in entry}
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self.state, self.last_event = state, time.perf_counter()
+        self.step_ends.append(self.last_event)
+        step, has_events = state.global_step, state.global_step <= STEPS_WITH_EVENTS
+        control.should_log = control.should_log or has_events or self.seconds == math.inf
+        control.should_evaluate, control.should_save = has_events and self.evaluates, has_events and self.saves
+        is_over = not has_events and self.last_event - self.step_ends[STEPS_WITH_EVENTS] >= self.seconds
+        control.should_training_stop = control.should_training_stop or is_over or step >= self.last_step
+
+    def on_log(self, *_: Any, **__: Any) -> None:
+        self.last_event = time.perf_counter()
+
+    on_evaluate = on_log
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        self.save_seconds = time.perf_counter() - self.last_event
+
+    def on_epoch_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        control.should_evaluate = control.should_save = False
+
+
+def part_of(error: BaseException) -> str:
+    """Return the part of a training that an error came from, by its traceback."""
+    names = (frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__))
+    return next((PARTS[name] for name in names if name in PARTS), STEP)
+
+
+def times_and_first(part: str, args: Any, steps: TrialSteps) -> tuple[int, str]:
+    """Return how often a training comes to a part by its strategies, and when first; `no` leaves it to the script."""
+    state = steps.state
+    if state is None or part in (STEP, END):
+        return 1, "when all steps are done" if part == END else f"at optimizer step {len(steps.step_ends) + 1:,}"
+    strategy, interval, minutes = args.eval_strategy, state.eval_steps, args.eval_minutes
+    if part == SAVE and args.save_strategy != SaveStrategy.BEST:
+        strategy, interval, minutes = args.save_strategy, state.save_steps, args.save_minutes
+    if strategy in (None, IntervalStrategy.NO):
+        return 0, f"after {minutes:g} minutes" if minutes else "at a call of evaluate()"
+    if strategy == IntervalStrategy.STEPS:
+        first = f"at optimizer step {min(interval, state.max_steps):,} of {state.max_steps:,}"
+        return math.ceil(state.max_steps / max(interval, 1)), first
+    # The length of a stream's epochs is not known.
+    epochs = 1 if state.num_train_epochs == sys.maxsize else state.num_train_epochs
+    steps_of_one = math.ceil(state.max_steps / epochs)
+    return epochs, f"at the end of epoch 1 (optimizer step {steps_of_one:,} of {state.max_steps:,})"
 
 
 class TrainingCheck:
-    """One check of a Trainer.
+    """One check of a Trainer, which does not train.
 
     Parameters:
-        trainer: the Trainer, which does not train.
         training: which of the script's trainings it is, for the page.
-        ends_afterwards: whether the process ends after the check, so that a model which is split between processes need
-            not be put back.
     """
 
-    def __init__(self, trainer: Any, training: str = "train()", ends_afterwards: bool = False):
+    def __init__(self, trainer: Any, training: str = "train()"):
         self.trainer, self.args = trainer, trainer.args
         self.report = CheckReport(f"{training}, output_dir={str(self.args.output_dir)!r}")
-        self.ends_afterwards, self.puts_model_back = ends_afterwards, True
         self.callbacks = list(trainer.callback_handler.callbacks)
         given = trainer.eval_dataset
         self.eval_datasets: dict[str, Any] = given if isinstance(given, dict) else {} if given is None else {"": given}
-        self.looks: dict[str, RowLook] = {}
         self.eval_batch_size = self.args.eval_batch_size * data_parallel_size(self.args)
+        self.looks: dict[str, RowLook] = {}
         # Of each evaluation set: batches that trials go over, and all batches.
-        self.batches: dict[str, tuple[list[int], int]] = {}
-        # Of a stream, and of a loader of the script's own, the first batches alone can be had.
-        self.limits_evaluation = False
-        # Whether the metrics need all rows, as where the script compares them with rows that it keeps itself.
-        self.evaluates_all = False
-        self.folder = ""
+        self.batches: dict[str, tuple[int, int]] = {}
+        # Of a stream, and of a loader of the script's own, the first batches alone can be had; metrics may need all.
+        self.limits_evaluation = self.evaluates_all = False
+        self.puts_model_back, self.folder = True, ""
+        # The first one of the trial that saves.
+        self.checkpoint: Path | None = None
         self.peak_at_start = self._peak()
 
-    def run(self) -> CheckReport:
-        """Check everything, and return what was found; raises what `Trainer.check()` does."""
+    def run(self, ends_afterwards: bool = False) -> CheckReport:
+        """Check everything, and return what was found; raises what `Trainer.check()` does.
+
+        Parameters:
+            ends_afterwards: whether the process ends then, so that a model which is split need not be put back.
+        """
         try:
             check_can_try(self.trainer, "check")
         except NotImplementedError:
-            if not self.ends_afterwards:
+            if not ends_afterwards:
                 raise
             self.puts_model_back = False
-        # Beside output_dir: on its disk, and where all processes see it.
-        near = next(one for one in Path(self.args.output_dir).absolute().parents if one.is_dir())
-        is_first = self.args.process_index == 0
-        self.folder = from_first(tempfile.mkdtemp(prefix=".littrainer_check_", dir=near) if is_first else "")
+        is_first, output = self.args.process_index == 0, Path(self.args.output_dir).absolute()
+        with failing_together("making a temporary folder"):
+            # Next to output_dir: on its disk, and where all processes see it.
+            near = next(one for one in (*output.parents[:1], output, *output.parents) if os.access(one, os.W_OK))
+            self.folder = tempfile.mkdtemp(prefix=".littrainer_check_", dir=near) if is_first else ""
+        self.folder = from_first(self.folder)
         try:
             self._look_at_rows()
             steps = self._train_and_save()
             if steps is not None:
-                evaluation_seconds, peak = self._measure_evaluations(steps), self._peak()
+                peak = self._peak()
                 self._try_rows()
-                self._forecast(steps, evaluation_seconds, peak)
+                self._forecast(steps, peak)
                 self._resume(steps)
             self.report.findings += [findings.rights_on_hub(self.args)] if self.args.push_to_hub else []
             self.report.findings += findings.starts_of_trackers(self.callbacks)
@@ -101,57 +188,60 @@ class TrainingCheck:
                 shutil.rmtree(self.folder, ignore_errors=True)
         return self.report
 
-    def _add(self, status: str, about: str, text: str, when: str = "") -> None:
-        self.report.findings.append(Finding(status, about, text, when))
+    def _judge(self, about: str, passed: str, problem: str = "", when: str = "") -> None:
+        self.report.findings.append(judged(about, passed, problem, when))
 
     def _fail(self, about: str, error: Exception, when: str) -> None:
-        self._add(FAILS, about, words_of(error), when)
+        self._judge(about, "", words_of(error), when)
         # The other processes wait for this one.
         self.report.is_broken_off = self.args.world_size > 1
 
     def _look_at_rows(self) -> None:
-        trainer, is_first = self.trainer, self.args.process_index == 0
-        columns = accepted_columns(trainer.model, trainer.label_names) if self.args.remove_unused_columns else None
+        trainer, model, is_first = self.trainer, self.trainer.model, self.args.process_index == 0
+        columns = accepted_columns(model, trainer.label_names) if self.args.remove_unused_columns else None
         own_loss = trainer.compute_loss_func is not None or bool(own_methods(trainer, ("compute_loss",)))
+        labels = {*LABELS, *trainer.label_names}
         for name, dataset in {TRAINING_DATA: trainer.train_dataset, **self.eval_datasets}.items():
             about = name if name == TRAINING_DATA else f"eval_dataset {name!r}".removesuffix(" ''")
             if not can_select(dataset):
-                self._add(NOTE, about, "its rows were not looked at, since single ones cannot be read")
+                text = "its rows were not looked at, since single ones cannot be read"
+                self.report.findings.append(Finding(NOTE, about, text))
                 continue
-            own: Any = look_at_rows(dataset, columns, trainer.model, own_loss) if is_first else None
+            own: Any = look_at_rows(dataset, columns, model, own_loss, labels) if is_first else None
             look = self.looks[name] = from_first(own)
-            self._add(PASSED, about, str(look))
+            self._judge(about, str(look))
             when = "in epoch 1, when a batch has this row" if name == TRAINING_DATA else "in the evaluation"
             for column, rows in look.failing.items():
                 others = f" ({len(rows):,} such rows)" if len(rows) > 1 else ""
-                self._add(FAILS, about, f"row {min(rows):,}: {column}: {rows[min(rows)]}{others}", when)
+                self._judge(about, "", f"row {min(rows):,}: {column}: {rows[min(rows)]}{others}", when)
 
     # ---- Trial trainings ---------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _trial(self, last: Any, changed: dict[str, Any] | None = None, train_dataset: Any = None) -> Iterator[None]:
+    def _trial(self, last: TrialSteps, rows: Any = None, **changed: Any) -> Iterator[None]:
         """A block in which the Trainer tries something out; afterwards it is as it was.
 
-        The callback `last` comes after those of the script; without it none of these hears of the trial.
+        Parameters:
+            last: the callback that comes after those of the script.
+            rows: a dataset to train on instead, of which the script's callbacks do not hear.
+            changed: arguments.
         """
-        trainer, args, handler = self.trainer, self.args, self.trainer.callback_handler
-        heard = [*self.callbacks, *trainer.lightning_callbacks]
-        with left_as_found(trainer, heard, self.puts_model_back), ShortTraceback():
-            rows = self._few_rows() if train_dataset is None else train_dataset
-            replaced = {"eval_dataset" if train_dataset is None else TRAINING_DATA: rows}
+        trainer, args, callbacks = self.trainer, self.args, self.callbacks
+        with left_as_found(trainer, [*callbacks, *trainer.lightning_callbacks], self.puts_model_back), ShortTraceback():
+            data = {"eval_dataset": self._few_rows()} if rows is None else {TRAINING_DATA: rows}
             lightning = {name: value for name, value in (args.lightning or {}).items() if name not in OF_THE_TRAINING}
             places = {"output_dir": self.folder, "logging_dir": f"{self.folder}/runs", "lightning": lightning}
-            vars(args).update(trial.OF_A_TRIAL | places | (changed or {}))
+            vars(args).update(OF_A_TRIAL | places | changed)
+            vars(trainer).update(data)
             for name in OF_THE_TRAINING:
                 trainer.lightning_keywords.pop(name, None)
             if self.limits_evaluation:
                 trainer.lightning_keywords["limit_val_batches"] = MOST_BATCHES
-            kept = [one for one in trainer.lightning_callbacks if last is not None and not is_one_of(one, "Checkpoint")]
+            kept = [one for one in trainer.lightning_callbacks if rows is None and not is_one_of(one, "Checkpoint")]
             trainer.lightning_callbacks[:] = kept
             others = (TrackerCallback, PrinterCallback, ProgressCallback, default_progress_callback())
-            users = [one for one in self.callbacks if not isinstance(one, others)]
-            handler.callbacks = [DefaultFlowCallback()] if last is None else [*users, last]
-            vars(trainer).update(replaced)
+            users = [one for one in callbacks if not isinstance(one, others)]
+            trainer.callback_handler.callbacks = [*(users if rows is None else [DefaultFlowCallback()]), last]
             yield
 
     def _few_rows(self) -> Any:
@@ -163,112 +253,92 @@ class TrainingCheck:
                 self.limits_evaluation = True
                 few[name] = dataset
                 continue
-            last = (len(dataset) - 1) // size
-            numbers = [0, last, *(row // size for row in (*look.longest(1), *look.good(look.notable))), min(1, last)]
-            chosen = sorted(list(dict.fromkeys(numbers))[:MOST_BATCHES])
-            self.batches[name] = list(range(last + 1)) if self.evaluates_all else chosen, last + 1
-            few[name] = self._batches_of(name, self.batches[name][0])
+            number = (len(dataset) - 1) // size + 1
+            rows = [0, len(dataset) - 1, *look.longest(1), *look.good(look.notable)]
+            notable = list(dict.fromkeys(row // size for row in rows))[:MOST_BATCHES]
+            # Spread over all, so that their mean time is known.
+            chosen = {*notable, *range(0, number, 1 if self.evaluates_all else -(-number // MOST_BATCHES))}
+            self.batches[name] = len(chosen), number
+            places = [row for one in sorted(chosen) for row in range(len(dataset))[one * size : (one + 1) * size]]
+            few[name] = selected(dataset, places)
         return few.get("", few or None)
-
-    def _batches_of(self, name: str, numbers: list[int]) -> Any:
-        dataset, size = self.eval_datasets[name], self.eval_batch_size
-        return selected(dataset, [row for one in numbers for row in range(len(dataset))[one * size : (one + 1) * size]])
 
     def _train_and_save(self) -> TrialSteps | None:
         """Train some steps, with evaluation and save; a part that fails is left out of the next attempt."""
-        wanted = {EVALUATION: bool(self.eval_datasets), SAVE: self.args.save_strategy != SaveStrategy.NO}
-        wanted |= {END: bool(self.args.load_best_model_at_end), STEP: True}
+        args = self.args
+        wanted = {STEP: True, EVALUATION: bool(self.eval_datasets), END: bool(args.load_best_model_at_end)}
+        wanted[SAVE] = args.save_strategy != SaveStrategy.NO or args.save_minutes is not None
         # An evaluation that the script calls for looks for no best model.
-        changed: dict[str, Any] = {"metric_for_best_model": None} if self.args.eval_strategy in (None, "no") else {}
+        evaluates = args.eval_strategy not in (None, "no") or args.eval_minutes is not None
+        changed: dict[str, Any] = {} if evaluates else {"metric_for_best_model": None}
         while True:
             # A step that fails is most often one of a batch with a rare row, which is looked for afterwards.
             steps = TrialSteps(wanted[EVALUATION], wanted[SAVE], SECONDS_TO_MEASURE if wanted[STEP] else 0.0)
             try:
-                with self._trial(steps, changed | {"load_best_model_at_end": wanted[END]}):
+                with self._trial(steps, **changed, load_best_model_at_end=wanted[END]):
                     self.trainer.train()
                 break
             except Exception as error:
-                if self._needs_all_rows(error, time.perf_counter() - steps.last_event):
+                part, (few, every) = part_of(error), map(sum, zip((0, 0), *self.batches.values(), strict=True))
+                is_quick = (time.perf_counter() - steps.last_event) * every <= LONGEST_EVALUATION_SECONDS * few
+                # Metrics may compare with rows that the script keeps itself, and need all.
+                if part == EVALUATION and few < every and is_quick and args.world_size == 1:
+                    self.evaluates_all = True
                     continue
-                part = trial.part_of(error)
-                self._fail(part, error, self._when(part, steps))
-                is_early = part == STEP and len(steps.step_ends) <= trial.STEPS_WITH_EVENTS
+                self._fail(part, error, times_and_first(part, args, steps)[1])
+                is_early = part == STEP and len(steps.step_ends) <= STEPS_WITH_EVENTS
                 if self.report.is_broken_off or is_early or not (wanted[part] or part == END):
                     return None
                 wanted[part] = False
                 if part == END:
                     break
-        self._note_success(wanted, steps)
+        self._judge_parts(wanted, steps)
         return steps
 
-    def _needs_all_rows(self, error: Exception, seconds: float) -> bool:
-        """Whether metrics that fail are to be tried on all rows: the script may compare them with its own rows."""
-        number = sum(len(some) for some, _ in self.batches.values())
-        total = sum(every for _, every in self.batches.values())
-        is_of_metrics = "call_metric_function" in trial.calls_of(error) and self.args.world_size == 1
-        if not is_of_metrics or number >= total or seconds / number * total > LONGEST_EVALUATION_SECONDS:
-            return False
-        self.evaluates_all = True
-        return True
-
-    def _times_and_first(self, part: str, state: Any) -> tuple[int, str]:
-        if part == SAVE and self.args.save_strategy != SaveStrategy.BEST:
-            return trial.times_and_first(self.args.save_strategy, state.save_steps, state)
-        return trial.times_and_first(self.args.eval_strategy, state.eval_steps, state)
-
-    def _when(self, part: str, steps: TrialSteps) -> str:
-        if steps.state is None:
-            return "before the first optimizer step"
-        if part in (EVALUATION, SAVE):
-            return self._times_and_first(part, steps.state)[1]
-        return "when all steps are done" if part == END else f"at optimizer step {len(steps.step_ends) + 1:,}"
-
-    def _checkpoint(self) -> Path | None:
-        return next(iter(sorted(Path(self.folder).rglob("checkpoint-1"))), None)
-
-    def _note_success(self, wanted: dict[str, bool], steps: TrialSteps) -> None:
-        state, checkpoint = steps.state, self._checkpoint()
+    def _judge_parts(self, wanted: dict[str, bool], steps: TrialSteps) -> None:
+        state = steps.state
         assert state is not None
-        odd = {step: loss for step, loss in trial.losses_by_step(state).items() if not math.isfinite(loss)}
-        if odd:
-            self._add(FAILS, STEP, f"the loss is {next(iter(odd.values()))}", f"by optimizer step {min(odd):,}")
-        elif wanted[STEP]:
-            self._add(PASSED, STEP, f"{len(steps.step_ends):,} optimizer steps with forward, backward and update")
-        if wanted[EVALUATION]:
-            names = sorted({name for entry in state.log_history for name in entry if name.startswith("eval_")})
-            self._add(PASSED, EVALUATION, f"it gives {', '.join(names)}")
-        if wanted[SAVE] and checkpoint is None:
-            best = f"metric_for_best_model={self.args.metric_for_best_model!r} gives {state.best_metric!r}"
-            self._add(FAILS, SAVE, f"no checkpoint was written after an evaluation: {best}", "at each evaluation")
-        elif checkpoint is not None:
-            damage = damage_in(checkpoint)
-            self._add(FAILS if damage else PASSED, SAVE, " ".join(damage) or "a checkpoint was written and verified")
-        if wanted[END] and checkpoint is not None:
-            self._add(PASSED, END, "the best model was loaded")
+        checkpoint = self.checkpoint = next(iter(sorted(Path(self.folder).rglob("checkpoint-1"))), None)
+        odd = {step: f"the loss is {loss}" for step, loss in steps.losses.items() if not math.isfinite(loss)}
+        names = sorted({name for entry in state.log_history for name in entry if name.startswith("eval_")})
+        best = f"metric_for_best_model={self.args.metric_for_best_model!r} gives {state.best_metric!r}"
+        damage = f"no checkpoint was written after an evaluation: {best}"
+        if checkpoint is not None:
+            damage = " ".join(damage_in(checkpoint))
+        trained = f"{len(steps.step_ends):,} optimizer steps with forward, backward and update"
+        wanted[END] &= checkpoint is not None
+        for part, passed, problem, when in (
+            (STEP, trained, odd.get(min(odd, default=0), ""), f"by optimizer step {min(odd, default=0):,}"),
+            (EVALUATION, f"it gives {', '.join(names)}", "", ""),
+            (SAVE, "a checkpoint was written and verified", damage, times_and_first(SAVE, self.args, steps)[1]),
+            (END, "the best model was loaded", "", ""),
+        ):
+            if wanted[part]:
+                self._judge(part, passed, problem, when)
 
     def _resume(self, before: TrialSteps) -> None:
         """Go on from the first checkpoint: the next loss has to be the same."""
-        checkpoint, args = self._checkpoint(), self.args
+        checkpoint, args, steps = self.checkpoint, self.args, TrialSteps(False, False, last_step=2)
         if checkpoint is None or args.save_only_model or args.ignore_data_skip or self.report.is_broken_off:
             return
-        about, when, steps = "resume", "when a training that was killed is resumed", TrialSteps(False, False, 0.0, 2)
+        when = "when a training that was killed is resumed"
         try:
             with self._trial(steps):
                 self.trainer.train(resume_from_checkpoint=str(checkpoint))
         except Exception as error:
             # The end, which comes after all steps, has been tried before.
-            if trial.part_of(error) != END:
-                self._fail(about, error, when)
+            if part_of(error) != END:
+                self._fail("resume", error, when)
                 return
-        expected, again = (trial.losses_by_step(one.state).get(2) for one in (before, steps) if one.state is not None)
-        if expected is None or again is None:
-            self._add(PASSED, about, "the checkpoint was loaded; no further loss was logged to compare")
-        elif math.isclose(expected, again, rel_tol=TOLERANCE if args.device.type == "cpu" else TOLERANCE_OF_GPUS):
-            self._add(PASSED, about, f"the next loss is the same ({again:.6g})")
-        else:
-            text = f"the next loss is {again:.6g} after a resume, and {expected:.6g} without one: "
-            text += "part of the model, of the data's order or of the loss is not in the checkpoint"
-            self._add(FAILS, about, text, when)
+        expected, again = before.losses.get(2), steps.losses.get(2)
+        passed, problem = "the checkpoint was loaded; no further loss was logged to compare", ""
+        if expected is not None and again is not None:
+            passed = f"the next loss is the same ({again:.6g})"
+            tolerance = TOLERANCE if args.device.type == "cpu" else TOLERANCE_OF_GPUS
+            if not math.isclose(expected, again, rel_tol=tolerance):
+                problem = f"the next loss is {again:.6g} after a resume, and {expected:.6g} without one: part of the "
+                problem += "model, of the data's order or of the loss is not in the checkpoint"
+        self._judge("resume", passed, problem, when)
 
     # ---- Rows that stand out, and the longest batch ------------------------------------------------------------------
 
@@ -276,44 +346,42 @@ class TrainingCheck:
         """Train on the longest batch, and on rows that stand out with a last batch as short as it will be."""
         look, trainer = self.looks.get(TRAINING_DATA, RowLook(0)), self.trainer
         chosen_by_script = own_methods(trainer, ("get_train_dataloader", "_get_train_sampler", "_get_dataloader"))
-        rows = look.longest(trainer.get_total_train_batch_size(self.args))
-        if not rows or chosen_by_script or self.report.is_broken_off:
+        longest = look.longest(trainer.get_total_train_batch_size(self.args))
+        if not longest or chosen_by_script or self.report.is_broken_off:
             return
-        about = f"longest batch, {look.lengths[rows[0]]:,} long"
-        # Twice, since the optimizer has its state from the first step on.
-        error = self._failure_on(rows, epochs=2)
-        if error is not None:
-            self._fail(about, error, f"in epoch 1, at a batch with long rows such as row {rows[0]:,}")
-            return
-        self._add(PASSED, about, f"{len(rows)} rows, with forward, backward and update")
-        size, total = self.args.train_batch_size * data_parallel_size(self.args), look.total
-        rows = look.good(look.notable)[:MOST_ROWS]
-        others = [row for row in look.good(look.lengths) if row not in rows]
-        rows += others[: max(min(size, total) - len(rows), 0)]
-        rows += others[size:][: (total - len(rows)) % size]
-        error = self._failure_on(rows)
-        if error is None:
-            self._add(PASSED, "rows that stand out", f"{len(rows)} rows, and a last batch as short as it will be")
-            return
-        if self.args.world_size == 1:
-            rows, error = self._fewest_failing(rows, error)
-        named = ", ".join(f"{row:,}" + (f" ({look.notable[row]})" if row in look.notable else "") for row in rows[:4])
-        about = f"{TRAINING_DATA}, row{'s' * (len(rows) > 1)} {named}{' and others' * (len(rows) > 4)}"
-        self._fail(about, error, "in epoch 1, at a batch of such rows")
+        size = self.args.train_batch_size * data_parallel_size(self.args)
+        notable = look.good(look.notable)[:MOST_ROWS]
+        others = [row for row in look.good(look.lengths) if row not in notable]
+        notable += others[: max(min(size, look.total) - len(notable), 0)]
+        notable += others[size:][: (look.total - len(notable)) % size]
+        for about, rows, epochs in (
+            # Twice, since the optimizer has its state from the first step on.
+            (f"longest batch, {look.lengths[longest[0]]:,} long", longest, 2),
+            ("rows that stand out, and a last batch as short as it will be", notable, 1),
+        ):
+            error = self._failure_on(rows, epochs)
+            if error is not None:
+                few, error = self._fewest_failing(rows, error)
+                named = [f"{row:,}" + (f" ({look.notable[row]})" if row in look.notable else "") for row in few[:4]]
+                which = f"row{'s' * (len(few) > 1)} {', '.join(named)}{' and others' * (len(few) > 4)}"
+                self._fail(f"{about.partition(',')[0]}, {which}", error, "in epoch 1, at a batch of such rows")
+                return
+            self._judge(about, f"{len(rows)} rows, with forward, backward and update")
 
     def _failure_on(self, rows: list[int], epochs: int = 1) -> Exception | None:
         """Train on some rows alone; return the error, also for a loss that is no number."""
-        dataset = selected(self.trainer.train_dataset, rows)
+        steps, dataset = TrialSteps(False, False, math.inf), selected(self.trainer.train_dataset, rows)
         try:
-            with self._trial(None, {**trial.OF_STEPS_ALONE, "num_train_epochs": epochs}, train_dataset=dataset):
+            with self._trial(steps, dataset, max_steps=-1, num_train_epochs=epochs, load_best_model_at_end=False):
                 self.trainer.train()
-                losses = list(trial.losses_by_step(self.trainer.state).values())
         except Exception as error:
             return error
-        return None if all(map(math.isfinite, losses)) else FloatingPointError(f"the loss is {losses[-1]}")
+        odd = [loss for loss in steps.losses.values() if not math.isfinite(loss)]
+        return FloatingPointError(f"the loss is {odd[0]}") if odd else None
 
     def _fewest_failing(self, rows: list[int], error: Exception) -> tuple[list[int], Exception]:
-        half = len(rows) // 2
+        # Several processes break off with the first error.
+        half = len(rows) // 2 if self.args.world_size == 1 else 0
         for part in (rows[:half], rows[half:]) if half else ():
             found = self._failure_on(part)
             if found is not None:
@@ -321,29 +389,6 @@ class TrainingCheck:
         return rows, error
 
     # ---- Time and memory ---------------------------------------------------------------------------------------------
-
-    def _measure_evaluations(self, steps: TrialSteps) -> float | None:
-        """Return the seconds of an evaluation of all datasets; None if they are not known."""
-        if not steps.evaluates or self.limits_evaluation:
-            return None
-        assert steps.state is not None
-        logged = {name: value for entry in steps.state.log_history for name, value in entry.items()}
-        total = 0.0
-        for name, (chosen, every) in self.batches.items():
-            # By the trial, which had few batches, there is time for so many.
-            seconds = logged.get(f"eval_{name}_runtime" if name else "eval_runtime", 0.0) or SECONDS_TO_MEASURE
-            number = from_first(min(max(int(SECONDS_TO_MEASURE / seconds * len(chosen)), len(chosen)), every))
-            # Spread over all, the last one among them.
-            data = self._batches_of(name, sorted({round((one + 1) * every / number) - 1 for one in range(number)}))
-            try:
-                with self._trial(TrialSteps(False, False)):
-                    started = time.perf_counter()
-                    self.trainer.evaluate({name: data} if name else data)
-            except Exception as error:
-                self._fail(EVALUATION, error, self._when(EVALUATION, steps))
-                return None
-            total += (time.perf_counter() - started) / number * every
-        return total
 
     def _peak(self) -> int:
         """Return the most memory that the process has held, without the copy of weights that are put back."""
@@ -355,27 +400,36 @@ class TrainingCheck:
         weights = (*self.trainer.model.parameters(), *self.trainer.model.buffers())
         return max(self.peak_at_start, peak - sum(one.numel() * one.element_size() for one in weights))
 
-    def _forecast(self, steps: TrialSteps, evaluation: float | None, peak_before: int) -> None:
-        report, state, checkpoint = self.report, steps.state, self._checkpoint()
+    def _forecast(self, steps: TrialSteps, peak_before: int) -> None:
+        report, state, args = self.report, steps.state, self.args
         assert state is not None
         peak = report.forecast_bytes = self._peak()
-        report.forecast["memory"] = f"{shown_bytes(peak_before)} so far, {shown_bytes(peak)} with the longest batch"
-        evaluations, saves = (self._times_and_first(part, state)[0] for part in (EVALUATION, SAVE))
-        evaluations += bool(self.args.eval_on_start)
-        if checkpoint is not None:
-            size = sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
-            report.findings.append(findings.room_on_disk(self.args, self.folder, size, saves))
-        plain, save = steps.step_ends[trial.STEPS_WITH_EVENTS :], steps.save_seconds
+        sizes = [tqdm.format_sizeof(number, "B") for number in (peak_before, peak)]
+        report.forecast["memory"] = f"{sizes[0]} so far, {sizes[1]} with the longest batch"
+        evaluations, saves = (times_and_first(part, args, steps)[0] for part in (EVALUATION, SAVE))
+        logged = {name: value for entry in state.log_history for name, value in entry.items()}
+        names = {name: f"eval_{name}_runtime" if name else "eval_runtime" for name in self.batches}
+        evaluation: float | None = None
+        # An evaluate() of the script's own may log no times.
+        if steps.evaluates and not self.limits_evaluation and logged.keys() >= {*names.values()}:
+            evaluation = sum(logged[names[name]] / few * every for name, (few, every) in self.batches.items())
+        plain, save = steps.step_ends[STEPS_WITH_EVENTS:], steps.save_seconds
         step = (plain[-1] - plain[0]) / (len(plain) - 1) if len(plain) > 1 else None
         times = {"a step": step, "an evaluation": evaluation, "a save": save or None}
         shown = [f"{shown_seconds(value)} {name}" for name, value in times.items() if value is not None]
         report.forecast["time"] = ", ".join(shown) or "too few steps to measure"
+        seconds = steps.step_ends[0] - steps.began + (state.max_steps - 1) * (step or 0)
+        evaluations += bool(args.eval_on_start) + int(seconds / 60 / (args.eval_minutes or math.inf))
+        saves += int(seconds / 60 / (args.save_minutes or math.inf))
+        if self.checkpoint is not None and saves:
+            report.findings.append(findings.room_on_disk(args, self.checkpoint, saves))
         if step is None or (evaluations and evaluation is None):
             return
-        seconds = steps.step_ends[0] - steps.began + (state.max_steps - 1) * step + saves * save
-        seconds = report.forecast_seconds = seconds + evaluations * (evaluation or 0)
+        seconds += saves * save + evaluations * (evaluation or 0)
+        is_ended = seconds > 60 * (args.max_minutes or math.inf)
+        seconds = report.forecast_seconds = 60 * args.max_minutes if is_ended else seconds
         end = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
         report.forecast["forecast"] = (
-            f"{state.max_steps:,} steps, {evaluations} evaluations and {saves} saves take {shown_seconds(seconds)}; "
-            f"begun now, training ends {end:%Y-%m-%d %H:%M}"
+            f"{state.max_steps:,} steps, {evaluations} evaluations and {saves} saves take {shown_seconds(seconds)}"
+            f"{', since max_minutes ends them early' * is_ended}; begun now, training ends {end:%Y-%m-%d %H:%M}"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib
 import os
 import shutil
 import sysconfig
@@ -11,10 +10,12 @@ import textwrap
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from littrainer.errors.lazy_isinstance import package_of
-from littrainer.errors.tracebacks import INTERNAL
+from tqdm import tqdm
+
+from littrainer.checkpoint.retention import OF_A_RESUME
 from littrainer.hub.repository import advice_for, repository_name, text_of, token_for
 from littrainer.tracking.base import TrackerCallback
 
@@ -22,8 +23,17 @@ if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 PASSED, NOTE, FAILS = "passed", "note", "would fail"
-# Where Python's own files are, and the folder of installed packages; words of an error may show a whole batch.
-PYTHON, PACKAGES, MOST_LETTERS = sysconfig.get_path("stdlib"), "site-packages", 600
+# Where no code of the user is; words of an error may show a whole batch.
+OTHERS, MOST_LETTERS = ("<", sysconfig.get_path("stdlib"), str(Path(__file__).parents[1])), 600
+# Tracker -> variables of the environment and files, one of which says how it signs in or that it need not; and what to
+# do if there is none.
+LOGINS = {
+    "wandb": ("WANDB_API_KEY WANDB_MODE WANDB_IDENTITY_TOKEN_FILE NETRC ~/.netrc ~/_netrc", "run `wandb login`"),
+    "comet_ml": ("COMET_API_KEY COMET_START_ONLINE COMET_CONFIG .comet.config ~/.comet.config", "run `comet login`"),
+    "clearml": ("CLEARML_API_ACCESS_KEY CLEARML_OFFLINE_MODE CLEARML_CONFIG_FILE ~/clearml.conf", "run `clearml-init`"),
+    "swanlab": ("SWANLAB_API_KEY SWANLAB_MODE .swanlab ~/.swanlab", "run `swanlab login`"),
+    "dagshub": ("MLFLOW_TRACKING_URI", "call `dagshub.init()` in the script"),
+}
 
 
 class Finding(NamedTuple):
@@ -37,6 +47,11 @@ class Finding(NamedTuple):
     def __str__(self) -> str:
         words = f"{self.about}: {self.text}" + (f"\nwhen: {self.when}" if self.when else "")
         return f"{self.status:<11}{textwrap.indent(words, ' ' * 11).lstrip()}"
+
+
+def judged(about: str, passed: str, problem: str = "", when: str = "") -> Finding:
+    """Return that something would fail with a problem, and when; or that it has passed if there is none."""
+    return Finding(FAILS, about, problem, when) if problem else Finding(PASSED, about, passed)
 
 
 @dataclass
@@ -60,16 +75,20 @@ class CheckReport:
     is_broken_off: bool = False
 
     @property
+    def failures(self) -> list[Finding]:
+        """What would fail."""
+        return [one for one in self.findings if one.status == FAILS]
+
+    @property
     def ok(self) -> bool:
         """Whether nothing was found that would fail."""
-        return not any(finding.status == FAILS for finding in self.findings)
+        return not self.failures
 
     def __str__(self) -> str:
-        shown = [str(one) for status in (PASSED, NOTE, FAILS) for one in self.findings if one.status == status]
-        shown += [f"{name:<11}{text}" for name, text in self.forecast.items()]
-        number = sum(finding.status == FAILS for finding in self.findings)
-        verdict = f"Would fail: {number}." if number else "Nothing was found that would fail."
-        return "\n".join([f"littrainer check: {self.training}", "", *shown, "", verdict])
+        shown = sorted(self.findings, key=lambda one: (PASSED, NOTE, FAILS).index(one.status))
+        forecast = [f"{name:<11}{text}" for name, text in self.forecast.items()]
+        verdict = "Nothing was found that would fail." if self.ok else f"Would fail: {len(self.failures)}."
+        return "\n".join([f"littrainer check: {self.training}", "", *map(str, shown), *forecast, "", verdict])
 
 
 def words_of(error: BaseException) -> str:
@@ -77,20 +96,10 @@ def words_of(error: BaseException) -> str:
     said = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]
     lines = [textwrap.shorten(str(one), MOST_LETTERS, placeholder=" ...") for one in said]
     users = ""
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        file = frame.f_code.co_filename
-        if package_of(frame) not in INTERNAL and not file.startswith(("<", PYTHON)) and PACKAGES not in file:
-            users = f"\n({os.path.basename(file)}, line {line}, in {frame.f_code.co_name})"
+    for at in traceback.extract_tb(error.__traceback__):
+        if not at.filename.startswith(OTHERS) and "site-packages" not in at.filename:
+            users = f"\n({Path(at.filename).name}, line {at.lineno}, in {at.name})"
     return "\n".join(lines) + users
-
-
-def shown_bytes(number: float) -> str:
-    """Return a number of bytes for reading, as `1.5 GB`."""
-    for unit in ("B", "kB", "MB"):
-        if number < 1000:
-            return f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:,.3g} GB"
 
 
 def shown_seconds(number: float) -> str:
@@ -98,18 +107,23 @@ def shown_seconds(number: float) -> str:
     return f"{number:.3g} s" if number < 100 else str(datetime.timedelta(seconds=round(number)))
 
 
-def room_on_disk(args: TrainingArguments, folder: str, checkpoint_bytes: int, saves: int) -> Finding:
-    """Say whether the disk that a folder is on has room for those of all saves that will lie there at one time."""
-    limit = args.save_total_limit or 0
-    # The oldest one is deleted when the newest is written, and the best one stays besides.
-    most = min(saves, limit + 1 + bool(args.load_best_model_at_end)) if limit > 0 else saves
-    free, needed = shutil.disk_usage(folder).free, most * checkpoint_bytes
-    text = f"{most} checkpoints of {shown_bytes(checkpoint_bytes)} need {shown_bytes(needed)}"
-    text += f", and {shown_bytes(free)} are free"
-    if needed <= free:
-        return Finding(PASSED, "disk", text)
-    text += ": set save_total_limit, save less often, or choose another output_dir"
-    return Finding(FAILS, "disk", text, f"at save {free // checkpoint_bytes + 1} of {saves}")
+def room_on_disk(args: TrainingArguments, checkpoint: Path, saves: int) -> Finding:
+    """Say whether the disk that a checkpoint is on has room for those of all saves that will lie there at one time."""
+    sizes = {path.relative_to(checkpoint): path.stat().st_size for path in checkpoint.rglob("*") if path.is_file()}
+    of_resumes = sum(size for path, size in sizes.items() if OF_A_RESUME.fullmatch(path.parts[0]))
+    whole, limit, best = sum(sizes.values()), args.save_total_limit or 0, int(bool(args.load_best_model_at_end))
+    if args.save_total_limit_best is not None:
+        limit, best = max(limit, 1), args.save_total_limit_best
+    # The oldest one is deleted, or thinned, when the newest is written, and the best ones stay besides.
+    most = min(saves, limit + 1 + best) if limit > 0 else saves
+    complete = saves if args.keep_optimizer_states is None else args.keep_optimizer_states + 1
+    needed = [number * whole - max(number - complete, 0) * of_resumes for number in range(most + 1)]
+    free = shutil.disk_usage(checkpoint).free
+    words = [tqdm.format_sizeof(number, "B") for number in (whole, needed[-1], free)]
+    text = f"{most} checkpoints of {words[0]} need {words[1]}, and {words[2]} are free"
+    first = next((number for number, size in enumerate(needed) if size > free), None)
+    problem = f"{text}: set save_total_limit, save less often, or choose another output_dir"
+    return judged("disk", text, "" if first is None else problem, f"at save {first} of {saves}")
 
 
 def rights_on_hub(args: TrainingArguments) -> Finding:
@@ -129,19 +143,21 @@ def rights_on_hub(args: TrainingArguments) -> Finding:
     access = (user.get("auth") or {}).get("accessToken") or {}
     scopes = (access.get("fineGrained") or {}).get("scoped", [])
     writable = {scope["entity"]["name"] for scope in scopes if "repo.write" in scope["permissions"]}
-    if access.get("role") == "read" or (access.get("role") == "fineGrained" and not writable & {namespace, name}):
-        return Finding(FAILS, "Hub", f"this token may not write in {namespace}: use one with write access", when)
+    problem = ""
     if namespace not in {user["name"], *(one["name"] for one in user.get("orgs", []))}:
-        return Finding(FAILS, "Hub", f"{user['name']} is no member of {namespace}: look at hub_model_id", when)
-    return Finding(PASSED, "Hub", f"{user['name']} may push {name}")
+        problem = f"{user['name']} is no member of {namespace}: look at hub_model_id"
+    if access.get("role") == "read" or (access.get("role") == "fineGrained" and not writable & {namespace, name}):
+        problem = f"this token may not write in {namespace}: use one with write access"
+    return judged("Hub", f"{user['name']} may push {name}", problem, when)
 
 
 def starts_of_trackers(callbacks: Iterable[Any]) -> Iterator[Finding]:
-    """Say of each tracker that it is not started, and whether it lacks a key."""
+    """Say of each tracker, whose package its callback has needed already, whether its login is there; start none."""
     for callback in callbacks:
         if isinstance(callback, TrackerCallback):
-            text = "not started, since that would make a run there"
-            is_online = callback.service == "wandb" and os.environ.get("WANDB_MODE", "online") == "online"
-            if is_online and not importlib.import_module("wandb").api.api_key:
-                text = "no API key was found: run `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline"
-            yield Finding(NOTE, callback.shown_name, text)
+            places, remedy = LOGINS.get(callback.service, ("", ""))
+            status, text = PASSED, f"found its package{' and its login' * bool(places)}; no run was started"
+            if places and not any(one in os.environ or Path(one).expanduser().exists() for one in places.split()):
+                status = NOTE
+                text = f"no login was found, and nothing would be reported: {remedy}, or set {places.split()[0]}"
+            yield Finding(status, callback.shown_name, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import Counter
@@ -19,9 +20,8 @@ from littrainer.model.facts import base_model
 
 SECONDS_TO_LOOK = 10.0
 LABELS = ("labels", "label", "label_ids")
-# Padding of labels; kinds of values of a column, one row of each of which is tried; and how many times as many rows as
-# have the length below it may be cut off at the greatest one.
-PADDING, MOST_KINDS, TIMES_AS_MANY = -100, 6, 3
+# Padding of labels; and how many times as many rows as have the length below it may be cut off at the greatest one.
+PADDING, TIMES_AS_MANY = -100, 3
 
 
 @dataclass
@@ -30,7 +30,7 @@ class RowLook:
 
     Attributes:
         total: rows of the dataset.
-        lengths: by the row's number, the length of the model's input.
+        lengths: by the row's number, how many values the model's input has.
         notable: rows that stand out, which are worth a try, and what about them.
         failing: rows that cannot be trained or evaluated on, and why, by column.
         without_labels: rows without any label.
@@ -59,7 +59,9 @@ class RowLook:
         # Without a limit few are as long as the longest one.
         if len(counts) > 1 and counts[greatest] > TIMES_AS_MANY * max(counts[greatest - 1], 1):
             words += f"; {counts[greatest] / seen:.0%} have the greatest one, and may be cut off"
-        return words + (f"; {self.without_labels / seen:.0%} without labels" if self.without_labels else "")
+        if self.without_labels:
+            words += f"; {self.without_labels / seen:.0%} without labels"
+        return words + ", unless the collator makes them" * (self.without_labels == seen)
 
 
 class SelectedRows(Subset[Any]):
@@ -78,27 +80,27 @@ def selected(dataset: Any, rows: list[int]) -> Any:
 
 def can_select(dataset: Any) -> bool:
     """Return whether there are rows, and single ones can be read."""
-    is_map = has_length(dataset) and not isinstance(dataset, IterableDataset) and hasattr(dataset, "__getitem__")
-    return is_map and len(dataset) > 0
+    is_map = hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset)
+    return is_map and has_length(dataset) and len(dataset) > 0
 
 
-def look_at_rows(dataset: Any, columns: Collection[str] | None, model: Any, has_own_loss: bool) -> RowLook:
+def look_at_rows(
+    dataset: Any, columns: Collection[str] | None, model: Any, own_loss: bool = False, labels: Collection[str] = LABELS
+) -> RowLook:
     """Look at all rows, or at as many as fit in ten seconds, spread over the whole.
 
     Parameters:
         columns: names that count; None for all.
         model: the model that gets the rows.
-        has_own_loss: whether labels may mean something else than to the model's own loss.
+        own_loss: whether labels may mean something else than to the model's own loss.
+        labels: columns one of which is a label.
     """
     ends, total, found = time.monotonic() + SECONDS_TO_LOOK, len(dataset), RowLook(len(dataset))
-    # By what is extreme: how much, and the row.
-    extremes: dict[str, tuple[float, int]] = {}
-    kinds: dict[str, set[str]] = {}
-    bounds, main_input = _bounds(model, has_own_loss), getattr(model, "main_input_name", "input_ids")
+    # What a row may stand out by -> how much the row does that stands out most, and its number.
+    notable: dict[str, tuple[float, int]] = {}
+    bounds, main_input = _bounds(model, own_loss), getattr(model, "main_input_name", "input_ids")
     # Each beginning of this order is spread over the whole.
-    stride = max(round(total * 0.618), 1)
-    while math.gcd(stride, total) > 1:
-        stride += 1
+    stride = next(one for one in range(max(round(total * 0.618), 1), 2 * total + 1) if math.gcd(one, total) == 1)
     for number in (place * stride % total for place in range(total)):
         if time.monotonic() > ends and found.lengths:
             break
@@ -111,66 +113,64 @@ def look_at_rows(dataset: Any, columns: Collection[str] | None, model: Any, has_
             continue
         values = dict(row) if isinstance(row, Mapping) else {"row": row}
         kept = {name: value for name, value in values.items() if columns is None or name in columns} or values
+        amounts: dict[str, float] = {f"its columns: {', '.join(kept)}": 0}
         lengths: dict[str, int] = {}
-        for name, value in [*kept.items(), ("its columns", ", ".join(kept))]:
-            kind, length, numbers = _facts(value) if name in kept else (value, 0, None)
-            known = kinds.setdefault(name, set())
-            if kind not in known and len(known) < MOST_KINDS:
-                known.add(kind)
-                found.notable[number] = f"{name}: {kind}"
+        for name, value in kept.items():
+            kind, length, numbers = _facts(value)
             lengths[name] = length
-            sizes: dict[str, float] = {"shortest": -length, "longest": length}
-            if numbers is not None:
-                sizes |= {"least": -numbers.min().item(), "greatest": numbers.max().item()}
-                if name in bounds and numbers.dtype.kind != "f":
-                    bound, padding, what = bounds[name]
-                    outside = numbers[((numbers < 0) | (numbers >= bound)) & (numbers != padding)]
-                    if outside.size:
-                        reason = f"it has {outside.max():,}, and {what}, for 0 to {bound - 1:,}"
-                        found.failing.setdefault(name, {})[number] = reason
-            for which, size in sizes.items():
-                if size > extremes.get(f"the {which} {name}", (-math.inf, 0))[0]:
-                    extremes[f"the {which} {name}"] = size, number
-        found.without_labels += not any(values.get(name) is not None for name in LABELS)
-        found.lengths[number] = lengths.get(main_input, max(lengths.values()))
-    for what, (_, number) in extremes.items():
-        found.notable.setdefault(number, what)
+            amounts |= {f"{name}: {kind}": 0, f"the shortest {name}": -length, f"the longest {name}": length}
+            if numbers is None:
+                continue
+            amounts |= {f"the least {name}": -numbers.min().item(), f"the greatest {name}": numbers.max().item()}
+            if name in bounds and numbers.dtype.kind != "f":
+                bound, padding, what = bounds[name]
+                outside = numbers[((numbers < 0) | (numbers >= bound)) & (numbers != padding)]
+                if outside.size:
+                    reason = f"it has {outside.max():,}, and {what}, for 0 to {bound - 1:,}"
+                    found.failing.setdefault(name, {})[number] = reason
+        for what, amount in amounts.items():
+            if what not in notable or amount > notable[what][0]:
+                notable[what] = amount, number
+        found.without_labels += not any(values.get(name) is not None for name in labels)
+        found.lengths[number] = lengths.get(main_input, max(lengths.values(), default=0))
+    # Of one row the kind of its values says more than how long it is.
+    for what in sorted(notable, key=lambda what: what.startswith("the ")):
+        found.notable.setdefault(notable[what][1], what)
     return found
 
 
 def _facts(value: Any) -> tuple[str, int, Any]:
-    """Return the kind of a value, its length, and its numbers."""
-    name = "None" if value is None else type(value).__name__
-    if value is None or isinstance(value, str):
-        return name, len(value or ""), None
+    """Return the kind of a value, how many values are in it, and these as an array if they are numbers."""
+    if value is None:
+        return "None", 0, None
+    name = type(value).__name__
     try:
-        numbers = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+        numbers = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
     except (TypeError, ValueError):
         # Lists of unequal lengths, and number formats that NumPy does not know.
         return name, len(value) if hasattr(value, "__len__") else 1, None
-    length = len(numbers) if numbers.ndim else 1
+    length = len(value) if isinstance(value, str) else numbers.size
     if numbers.dtype.kind not in "biuf" or not numbers.size:
         has_gaps = numbers.dtype.kind == "O" and any(one is None for one in numbers.ravel())
         return f"{name}{' with None' * has_gaps}{'' if numbers.size else ', empty'}", length, None
-    inner = "".join(f" x {size}" for size in numbers.shape[1:])
-    kind = f"{numbers.ndim}-dimensional{inner}, {'real' if numbers.dtype.kind == 'f' else 'whole'} numbers"
+    kind = f"{numbers.ndim}-dimensional, {'real' if numbers.dtype.kind == 'f' else 'whole'} numbers"
     return kind + ("" if np.isfinite(numbers).all() else ", not all finite"), length, numbers
 
 
-def _bounds(model: Any, has_own_loss: bool) -> dict[str, tuple[int, int, str]]:
+def _bounds(model: Any, own_loss: bool) -> dict[str, tuple[int, int, str]]:
     """Return, by column, how many whole numbers the model takes, one besides these, and the reason."""
     inner = base_model(model)
-    kind, is_own = type(inner).__name__, not inner.forward.__module__.startswith("transformers.")
-    classes = getattr(getattr(inner, "config", None), "num_labels", None)
-    try:
+    kind, classes = type(inner).__name__, getattr(getattr(inner, "config", None), "num_labels", None)
+    # Two models in one have a vocabulary for what they read and another for what they write.
+    tokens = predicted = 0
+    with contextlib.suppress(AttributeError, NotImplementedError, TypeError):
         tokens = int(inner.get_input_embeddings().weight.shape[0])
-        predicts_tokens = inner.get_output_embeddings() is not None
-    except (AttributeError, NotImplementedError, TypeError):
-        tokens, predicts_tokens = 0, False
+        predicted = int(inner.get_output_embeddings().weight.shape[0])
     bounds = {"input_ids": (tokens, 0, f"{kind} has {tokens:,} token embeddings")} if tokens else {}
-    of_labels = None
+    if own_loss or not inner.forward.__module__.startswith("transformers."):
+        return bounds
     if "Classification" in kind and isinstance(classes, int) and classes > 1:
-        of_labels = classes, PADDING, f"{kind} has {classes} classes (config.num_labels)"
-    elif predicts_tokens:
-        of_labels = tokens, PADDING, f"{kind} predicts one of {tokens:,} tokens"
-    return bounds | (dict.fromkeys(LABELS, of_labels) if of_labels and not (has_own_loss or is_own) else {})
+        predicted, what = classes, f"{kind} has {classes} classes (config.num_labels)"
+    else:
+        what = f"{kind} predicts one of {predicted:,} tokens"
+    return bounds | (dict.fromkeys(LABELS, (predicted, PADDING, what)) if predicted else {})

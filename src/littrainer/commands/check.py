@@ -6,6 +6,7 @@ It starts processes as `littrainer run` does; in each of them this module runs t
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import runpy
 import sys
@@ -21,6 +22,8 @@ DESCRIPTION = """\
 Run a script up to its first train(), and check that training in a temporary folder: rows, the longest batch, an
 evaluation, a save, a resume. Prints what passed, what would fail and when, and what time and memory the whole takes."""
 WOULD_FAIL = 1
+# What a script may call in a `finally`, or after an `except` for all errors: each ends it again.
+WAYS_ON = ("train", "check", "evaluate", "predict", "save_model", "save_state", "save_metrics", "push_to_hub")
 
 
 class TrainingChecked(BaseException):
@@ -46,12 +49,10 @@ def check_program(program: Sequence[str]) -> int:
     if not is_module:
         sys.path[0] = os.path.dirname(os.path.abspath(name))
     made = _replace_training_by_check(name)
+    start = functools.partial(runpy.run_module, alter_sys=True) if is_module else runpy.run_path
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            if is_module:
-                runpy.run_module(name, run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(name, run_name="__main__")
+            start(name, run_name="__main__")
     except TrainingChecked as checked:
         (report,) = checked.args
     else:
@@ -63,9 +64,10 @@ def check_program(program: Sequence[str]) -> int:
                 folder.rmdir()
     if isinstance(report, Exception):
         return complain("check", f"this training cannot be checked: {type(report).__name__}: {report}")
-    rank = int(os.environ.get("RANK", "0"))
-    if rank == 0 or not report.ok:
-        print(report if rank == 0 else f"process {rank}: {report}", flush=True)
+    if os.environ.get("RANK", "0") == "0":
+        print(report, flush=True)
+    elif report.is_broken_off:
+        print(f"process {os.environ['RANK']}:", *report.failures, sep="\n", flush=True)
     if report.is_broken_off:
         # Other processes wait in a collective call, and so would the end of this one.
         os._exit(WOULD_FAIL)
@@ -78,31 +80,36 @@ def _replace_training_by_check(name: str) -> list[Path]:
     from littrainer.check.checking import TrainingCheck
 
     kind: Any = module.Trainer
-    train, make_output_dir = kind.train, module.make_output_dir
-    made: list[Path] = []
+    train, make_output_dir, made = kind.train, module.make_output_dir, list[Path]()
 
-    def check_instead(self: Any, *args: Any, trial: Any = None, **keywords: Any) -> NoReturn:
+    def check_instead(self: Any, *given: Any, trial: Any = None, **keywords: Any) -> NoReturn:
         kind.train = train
-        script = os.path.abspath(name)
-        stack = traceback.walk_stack(sys._getframe())
+        stack, script = traceback.walk_stack(sys._getframe()), os.path.abspath(name)
         lines = [f", line {line}," for frame, line in stack if os.path.abspath(frame.f_code.co_filename) == script]
-        begins = os.path.basename(name) + "".join(lines[:1])
+        training = f"the training that {os.path.basename(name)}{''.join(lines[:1])} begins"
+        if given or keywords.get("resume_from_checkpoint"):
+            training += ", from its first step and not from a checkpoint"
         try:
             if trial is not None:
                 raise NotImplementedError("it is a trial of a search; let the script call train().")
-            training = f"the training that {begins} begins; what the script does after it was not run"
-            found: Any = TrainingCheck(self, training, ends_afterwards=True).run()
+            found: Any = TrainingCheck(self, f"{training}; what the script does after it was not run").run(True)
         except Exception as error:
             found = error
-        raise TrainingChecked(found)
+
+        def end_script(*_: Any, **__: Any) -> NoReturn:
+            raise TrainingChecked(found)
+
+        for method in WAYS_ON:
+            setattr(kind, method, end_script)
+        end_script()
 
     def note_output_dir(folder: Any) -> None:
         path = Path(folder).absolute()
         made.extend(one for one in (path, *path.parents) if not one.exists())
         make_output_dir(folder)
 
-    kind.train, kind.init_hf_repo = check_instead, lambda *_, **__: None
-    module.make_output_dir = note_output_dir
+    kind.train = kind.check = check_instead
+    kind.init_hf_repo, module.make_output_dir = lambda *_, **__: None, note_output_dir
     return made
 
 
