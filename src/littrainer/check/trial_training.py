@@ -17,7 +17,7 @@ STEPS_WITH_EVENTS = 2
 # What the arguments say for the length of a trial; what is done when is asked for by `TrialSteps`.
 OF_A_TRIAL: dict[str, Any] = {
     **dict.fromkeys(("push_to_hub", "eval_on_start", "enable_jit_checkpoint", "logging_nan_inf_filter"), False),
-    **dict.fromkeys(("save_total_limit", "max_minutes", "save_minutes"), None),
+    **dict.fromkeys(("save_total_limit", "max_minutes", "save_minutes", "hang_timeout"), None),
     **dict.fromkeys(("disable_tqdm", "skip_memory_metrics"), True),
 }
 # What they say for a training on chosen rows, of which nobody hears.
