@@ -87,15 +87,16 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         if not self.seconds:
             return
         self._is_over.set()
-        if signal.getsignal(signal.SIGINT) == self._interrupted:
-            signal.signal(signal.SIGINT, self._earlier_handler or signal.SIG_DFL)
-        if self._error is None or error is None:
-            self._thread.join()
-            if self._answers is not None:
-                self._answers.unlink(missing_ok=True)
-        elif error is not self._error:
-            # As when loader processes that have been ended make it up first.
+        try:
+            # It may be printing: loader processes that it ends make an error come up here.
+            self._thread.join(SECONDS_FOR_OTHERS + SECONDS_TO_END)
+        finally:
+            if signal.getsignal(signal.SIGINT) == self._interrupted:
+                signal.signal(signal.SIGINT, self._earlier_handler or signal.SIG_DFL)
+        if self._error is not None and error not in (None, self._error):
             raise self._error from error
+        if self._error is None and self._answers is not None:
+            self._answers.unlink(missing_ok=True)
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
         if self._error is not None:
@@ -162,7 +163,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
                     file.write(told.encode())
                 print(f"littrainer: the stacks are in {path} too", file=sys.stderr, flush=True)
         if are_several():
-            self._is_over.wait(SECONDS_FOR_OTHERS)
+            time.sleep(SECONDS_FOR_OTHERS)
         # The first interruption may have to wait, as Ctrl-C does while an optimizer steps.
         for _ in range(2):
             if self._earlier_handler is not None and not self._is_over.is_set():
