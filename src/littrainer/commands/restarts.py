@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import tempfile
 import time
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from littrainer.distributed.environment import TRAININGS
 from littrainer.distributed.launcher import Failure, Launch
 
 
-class Restarts(AbstractContextManager["Restarts"]):
+class Restarts:
     """Decides after each failure; called by `run_processes`.
 
     An error that came before, with the same message at the same optimizer step, would come again. A process that is
@@ -33,17 +32,6 @@ class Restarts(AbstractContextManager["Restarts"]):
         self._errors: set[tuple[int, str, int | None]] = set()
         self._was_killed = False
         self._checkpoints: Any = None
-        self._folder: Path | None = None
-
-    def __enter__(self) -> Restarts:
-        if self._launch.is_watched:
-            self._folder = Path(tempfile.mkdtemp(prefix="littrainer-"))
-            os.environ[TRAININGS] = str(self._folder / "trainings.json")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     def __call__(self, failure: Failure) -> Launch | None:
         if not self._launch.is_watched:

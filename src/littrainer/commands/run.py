@@ -69,7 +69,8 @@ RUN_OPTIONS: dict[str, tuple[str, type, str]] = {
     "--strategy": ("NAME", str, f"how the model is spread over the processes: {', '.join(STRATEGIES)}"),
 }
 
-
+# Of these `littrainer run` alone: a check that finds something is not started again.
+ABOUT_FAILURES = ("--restarts", "--hang-timeout")
 DESCRIPTION = "Run a script or a module as Python does, with littrainer's Trainer in place of transformers'."
 
 
@@ -77,7 +78,10 @@ def build_parser(command: str = "littrainer run", description: str = DESCRIPTION
     """Return the parser of the options of a command that starts a program, and of the program's name."""
     usage = f"{command} [-h] [OPTIONS] SCRIPT [ARGS ...]\n       {command} [-h] [OPTIONS] -m MODULE [ARGS ...]"
     parser = CommandParser(command, description=description, usage=usage)
+    parser.set_defaults(restarts=None, hang_timeout=None)
     for name, (metavar, kind, about) in RUN_OPTIONS.items():
+        if name in ABOUT_FAILURES and description is not DESCRIPTION:
+            continue
         choices = list(STRATEGIES) if name == "--strategy" else None
         parser.add_argument(name, metavar=metavar, type=kind, choices=choices, help=about)
     program = parser.add_mutually_exclusive_group()
@@ -176,8 +180,7 @@ def _run(program: list[str], options: argparse.Namespace, words: Sequence[str]) 
                 started = f"starting {launch.devices} processes, one for each GPU; --devices 1 starts one"
                 print(f"littrainer: {started}", file=sys.stderr)
             os.environ.update(environment)
-            with Restarts(launch) as restarts:
-                return run_processes(launch, command, restarts)
+            return run_processes(launch, command, Restarts(launch))
     elif options.node_rank or options.main_address or options.main_port:
         raise LaunchError("--node-rank, --main-address and --main-port are about several machines; give --nodes too")
     elif options.grace is not None:

@@ -20,11 +20,11 @@ from typing import Any
 
 from littrainer.distributed.environment import (
     GRACE,
-    HANG_TIMEOUT,
     HIGHEST_PORT,
     LOCAL_ADDRESS,
     REPORTS,
     SECONDS_TO_SAVE,
+    TRAININGS,
     USUAL_PORT,
     whole_number,
 )
@@ -172,9 +172,9 @@ def run_processes(
     os.environ[GRACE] = str(_grace_seconds(launch))
     if launch.devices > 1:
         os.environ.setdefault(THREADS, str(max(1, (os.cpu_count() or 1) // launch.devices)))
-    if launch.hang_seconds is not None:
-        os.environ[HANG_TIMEOUT] = str(launch.hang_seconds)
     folder = tempfile.mkdtemp(prefix="littrainer-")
+    if launch.is_watched:
+        os.environ[TRAININGS] = os.path.join(folder, "trainings.json")
     following: Launch | None = launch
     status = 0
     try:
