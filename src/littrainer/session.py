@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.callbacks.handler import callbacks_told_of_failure
-from littrainer.checkpoint.distributed_resume import READ_BY, checkpoint_for_all, needed_to_resume
+from littrainer.checkpoint.distributed_resume import (
+    AUTO,
+    READ_BY,
+    checkpoint_for_all,
+    needed_to_resume,
+    resumed_after_restart,
+)
 from littrainer.checkpoint.reader import read_state
 from littrainer.checkpoint.run_lock import claimed_for_training
 from littrainer.checkpoint.run_record import facts_of_run, write_run_record
@@ -46,6 +52,7 @@ from littrainer.training.reports import InputTokenCounter, MemoryReport
 from littrainer.training.run import TrainingRun
 from littrainer.training.speed import SpeedLog
 from littrainer.training.tracked_means import TrackedMeans, tracked_by
+from littrainer.training.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -232,6 +239,8 @@ def train(
     # It may set any argument, the folder to claim for one.
     trainer._hp_search_setup(trial)
     check_before_training(trainer)
+    if trial is None and resume_from_checkpoint is None and trainer.args.resume_from_checkpoint == AUTO:
+        resume_from_checkpoint = AUTO
     folder = None if trial is None else trainer._get_output_dir(trial=trial)
     tell_trackers_of_trial(trainer.callback_handler.callbacks, folder)
     # Ray sees to it that one process has a trial; the process before may take a while to end.
@@ -247,8 +256,17 @@ def train(
         callbacks_told_of_failure(trainer.callback_handler, trainer.args, lambda: trainer.state),
         pushes_during_training(lambda: trainer.push_in_progress),
         tracked_by(trainer.session.tracked),
+        Watchdog(trainer.args, lambda: trainer.state, functools.partial(_looked_at, trainer.session)),
     ):
+        if trial is None:
+            resume_from_checkpoint = resumed_after_restart(resume_from_checkpoint, trainer.args.output_dir)
         return _train_from(trainer, resume_from_checkpoint, trial, ignore_keys_for_eval)
+
+
+def _looked_at(session: TrainingSession) -> tuple[TrainingRun | None, Any]:
+    """Return what the watchdog looks at: the training and the evaluation that Lightning carries out, if it does."""
+    module = session.lightning.module
+    return (None, None) if module is None else (session.run, module.evaluation_pass)
 
 
 def _begin_record(trainer: Any, folder: Path) -> None:

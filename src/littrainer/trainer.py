@@ -364,8 +364,9 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         """Train the model as the arguments say.
 
         Parameters:
-            resume_from_checkpoint: a checkpoint's folder, or True for the newest one in `output_dir`; or a .ckpt that
-                a `lightning.Trainer` wrote of a `TransformersModule`.
+            resume_from_checkpoint: a checkpoint's folder; True for the newest intact one in `output_dir`; "auto" for
+                that one or, if there is none, a fresh start, as a job needs that may be ended at any time; or a .ckpt
+                that a `lightning.Trainer` wrote of a `TransformersModule`. None takes "auto" if the arguments say so.
             trial: the trial of a hyperparameter search.
             ignore_keys_for_eval: model outputs that evaluations during training leave out.
 

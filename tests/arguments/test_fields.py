@@ -28,6 +28,7 @@ ONLY_OURS = [
     "save_minutes",
     "eval_minutes",
     "max_minutes",
+    "hang_timeout",
     "max_tokens_per_batch",
     "pack_to_length",
     "on_nonfinite",

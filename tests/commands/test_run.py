@@ -124,6 +124,11 @@ SCRIPT = "{folder}/script.py"
         (["--devces", "2", SCRIPT], "--devces: did you mean '--devices'?"),
         (["--devices", "0", SCRIPT], "--devices 0: give the number of processes on this node, 1 or more"),
         (["--devices", "two", SCRIPT], "--devices two: give the number of processes on this node, or `all`"),
+        (["--devices", "2:", SCRIPT], "--devices 2:: give the number of processes on this node, or `all`, or MIN:MAX"),
+        (["--devices", "3:2", SCRIPT], "--devices 3:2: give MIN:MAX, both 1 or more, and MIN not above MAX"),
+        (["--restarts", "-1", SCRIPT], "--restarts takes a number from 0 up"),
+        (["--hang-timeout", "0.5", SCRIPT], "--hang-timeout seconds from 1 up"),
+        (["--restarts", "1", "--nodes", "2", SCRIPT], "--restarts, --hang-timeout and --devices MIN:MAX are about the"),
         (["--devices", "2", "--nodes", "2", SCRIPT], "--nodes 2 needs --main-address"),
         (["--nodes", "two", SCRIPT], "invalid int value: 'two'"),
         (["--strategy", "horovod", SCRIPT], "invalid choice: 'horovod'"),
@@ -193,7 +198,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[di
     """What is started instead of a script, in a machine that has a GPU's driver: devices, grace and the environment."""
     found: list[dict[str, Any]] = []
 
-    def several(launch: Launch, command: list[str]) -> int:
+    def several(launch: Launch, command: list[str], restart: Any) -> int:
         found.append({"devices": launch.devices, "grace": launch.grace_seconds, **os.environ})
         return 0
 
@@ -229,6 +234,10 @@ OMPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
         ("--devices all --grace 7 script.py", 3, {}, 3),
         ("--strategy ddp script.py", 2, {}, 2),
         ("--devices 2 script.py --use_cpu", 1, {}, 2),
+        ("--restarts 3 script.py", 1, {}, 1),
+        ("--devices 2:8 --restarts 3 script.py", 4, {}, 4),
+        # Another launcher watches; the script itself sees a hang.
+        ("--hang-timeout 60 script.py", 4, OMPI, None),
     ],
 )
 def test_as_many_processes_are_started_as_are_asked_for_or_there_are_gpus(
@@ -248,7 +257,7 @@ def test_as_many_processes_are_started_as_are_asked_for_or_there_are_gpus(
     assert found.get("ACCELERATE_USE_FSDP") == ("false" if "--strategy" in words else None)
     assert found["LITTRAINER_COMMAND"] == f"littrainer run {words}"
     told = "littrainer: starting 4 processes, one for each GPU; --devices 1 starts one\n"
-    assert capsys.readouterr().err == (told if devices == 4 else "")
+    assert capsys.readouterr().err == (told if devices == 4 and "--devices" not in words else "")
 
 
 def test_more_devices_than_there_are_gpus_are_refused(

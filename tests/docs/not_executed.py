@@ -17,6 +17,8 @@ NOT_EXECUTED: dict[str, dict[str, str]] = {
     "docs/checkpoints.md": {
         "Interrupted at": "what Ctrl-C prints; tests/training/test_interruption_report.py",
         'args = TrainingArguments("s3://': "it needs a bucket; tests/checkpoint/test_remote.py",
+        "littrainer run --devices 4:8": "a run in eight processes; tests/distributed/test_restarts.py",
+        "littrainer: process 3 of 8": "what it prints; tests/distributed/test_restarts.py",
     },
 }
 """page -> the beginning of a block's code or of a command line -> why it is not executed."""

@@ -102,6 +102,27 @@ def files(folder: Path, **changes: Any) -> Any:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
+def threads_while_training(folder: Path, **changes: Any) -> Any:
+    """Names of the threads of this process at the last optimizer step."""
+    names = set()
+
+    class Noting(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            names.update(thread.name for thread in threading.enumerate())
+
+    quiet_trainer(folder, given={"callbacks": [Noting()]}, max_steps=2, **changes).train()
+    return sorted(names)
+
+
+def first_step_of_a_second_training(folder: Path, **changes: Any) -> Any:
+    """The optimizer step at which a second call of `train()`, of another Trainer, begins."""
+    saves = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    for _ in range(2):
+        trainer = quiet_trainer(folder, **saves, **changes)
+        trainer.train()
+    return trainer.session.first_step
+
+
 def writing_threads(folder: Path, **changes: Any) -> Any:
     """Names of the threads that wrote the files of checkpoints."""
     names = set()

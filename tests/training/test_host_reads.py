@@ -100,10 +100,18 @@ def reads_by_step(
         (Trainer, {"enable_jit_checkpoint": True}),
         (Trainer, {"on_nonfinite": "stop", "spike_factor": 9.0, "gradient_accumulation_steps": 2}),
         (Trainer, {"log_speed": True, "gradient_accumulation_steps": 2}),
+        (Trainer, {"hang_timeout": 600.0}),
     ],
     ids=[
         *("plain", "own training_step", "accumulating", "bf16", "smoothed labels", "adafactor"),
-        *("unfiltered, with bars", "tokens counted", "checkpoints on a signal", "watched for spikes", "speed logged"),
+        *(
+            "unfiltered, with bars",
+            "tokens counted",
+            "checkpoints on a signal",
+            "watched for spikes",
+            "speed logged",
+            "hangs",
+        ),
     ],
 )
 def test_nothing_is_read_but_where_losses_are_logged(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,10 @@ import pytest
 import torch
 
 from littrainer import Trainer, TrainerCallback
+from littrainer.checkpoint import distributed_resume
 from littrainer.checkpoint.layout import RESUME_RECORD_NAME
 from littrainer.checkpoint.safe_loading import load_tensors
+from littrainer.distributed import environment
 from littrainer.training.resuming import read_resume_record
 from tests.scenarios.data import Stream, vector_rows
 from tests.scenarios.trainers import quiet_trainer
@@ -221,3 +225,43 @@ def test_a_stop_at_the_evaluation_that_was_due_ends_the_training(tmp_path: Path)
     checkpoint = broken_off(tmp_path, 5, **settings)
     trainer = resumed(tmp_path, checkpoint, given={"callbacks": [StopAtEvaluation()]}, **settings)
     assert trainer.state.global_step == 5
+
+
+def test_auto_begins_and_then_goes_on_from_the_newest_intact_checkpoint(tmp_path: Path) -> None:
+    def trained(resume: Any, **changes: Any) -> int:
+        trainer = quiet_trainer(tmp_path / "run", max_steps=3, save_strategy="steps", save_steps=1, **changes)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer.session.first_step
+
+    assert (trained("auto"), trained("auto")) == (0, 3)
+    (tmp_path / "run" / "checkpoint-3" / "optimizer.pt").unlink()
+    assert trained(None, resume_from_checkpoint="auto") == 2
+    # Who says that it begins, begins.
+    assert trained(False, resume_from_checkpoint="auto") == 0
+    assert trained(None, resume_from_checkpoint=True) == 0
+
+
+def test_a_script_that_is_started_again_goes_on_from_what_it_wrote_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*folders: str) -> list[int]:
+        # The script's trainings are numbered in the order in which they begin.
+        monkeypatch.setattr(distributed_resume, "_trainings", itertools.count())
+        first_steps = []
+        for folder in folders:
+            trainer = quiet_trainer(tmp_path / folder, max_steps=2, save_strategy="steps", save_steps=1)
+            trainer.train()
+            first_steps.append(trainer.session.first_step)
+        return first_steps
+
+    # Not what an earlier run has left in the folder.
+    assert started("run") == [0]
+    monkeypatch.setenv(environment.REPORTS, f"{os.getppid()}:{tmp_path}")
+    monkeypatch.setenv(environment.TRAININGS, str(tmp_path / "trainings.json"))
+    assert started("run") == [0]
+    # A folder may be named by the time, and a further training begins.
+    assert started("run at noon", "second") == [2, 0]
+    assert started("run at one", "second") == [2, 2]
+    # A program that the script starts is not started again.
+    monkeypatch.setenv(environment.REPORTS, f"1:{tmp_path}")
+    assert started("run") == [0]

@@ -223,7 +223,7 @@ DESTINATIONS: dict[str, Destination] = {
     "skip_memory_metrics": Destination(Place.LOGS, "Memory use is measured and added to the metrics."),
     **dict.fromkeys(("do_train", "do_eval", "do_predict"), Destination(Place.SCRIPT, "The Trainer does not read it.")),
     "resume_from_checkpoint": Destination(
-        Place.SCRIPT, "The Trainer does not read it; `train()` takes it as a parameter."
+        Place.SCRIPT, "`train()` takes it as a parameter; of the arguments it reads `auto` alone."
     ),
     "local_rank": Destination(Place.SCRIPT, "The Trainer does not read it; ranks come from the environment."),
     # Generation
@@ -254,6 +254,9 @@ DESTINATIONS: dict[str, Destination] = {
         "`gradient_accumulation_steps` is this, divided by `per_device_train_batch_size` and the processes.",
     ),
     "max_minutes": Destination(Place.FLOW, "Looked at after each optimizer step, on the first process's clock."),
+    "hang_timeout": Destination(
+        Place.FLOW, "A thread looks whether steps, evaluation batches and files that are written move on."
+    ),
     "max_tokens_per_batch": Destination(Place.LOADER, "Forms batches by length; results are put back in order."),
     "pack_to_length": Destination(Place.LOADER, "A sampler draws rows, which a collator around `data_collator` joins."),
     "on_nonfinite": Destination(

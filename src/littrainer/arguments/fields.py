@@ -382,7 +382,9 @@ class ScriptFields:
     do_eval: bool = argument(False, "For scripts: whether to evaluate; becomes true when `eval_strategy` is not `no`.")
     do_predict: bool = argument(False, "For scripts: whether to predict on test data. The Trainer does not read it.")
     resume_from_checkpoint: str | None = argument(
-        None, "For scripts: checkpoint to hand to `train(resume_from_checkpoint=...)`. The Trainer does not read it."
+        None,
+        "`auto`: `train()` goes on from the newest intact checkpoint in `output_dir`, or begins if there is none. Any "
+        "other value is for scripts, to hand to `train(resume_from_checkpoint=...)`.",
     )
     local_rank: int = argument(
         -1,
@@ -424,6 +426,11 @@ class AdditionalFields:
     max_minutes: float | None = argument(
         None,
         "End training after so many minutes of this call of `train()`, as at `max_steps`; a resumed one has as many.",
+    )
+    hang_timeout: float | None = argument(
+        None,
+        "End a training that has not moved for so many seconds, with an error, after printing the Python stacks of all "
+        "threads.",
     )
     max_tokens_per_batch: int | None = argument(
         None, "Tokens, with padding, up to which batches of samples of similar length are formed; in evaluation too."

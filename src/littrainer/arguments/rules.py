@@ -89,6 +89,7 @@ RANGES: dict[str, Range] = {
     "save_minutes": FROM_0,
     "eval_minutes": FROM_0,
     "max_minutes": FROM_0,
+    "hang_timeout": FROM_1,
     "max_tokens_per_batch": FROM_1,
     "pack_to_length": Range(low=2),
     "spike_factor": FROM_1,

@@ -49,7 +49,7 @@ STEPS_WITH_EVENTS = 2
 # What the arguments say for the length of a trial; `TrialSteps` asks for evaluations and saves.
 OF_A_TRIAL: dict[str, Any] = {
     **dict.fromkeys(("push_to_hub", "eval_on_start", "enable_jit_checkpoint", "logging_nan_inf_filter"), False),
-    **dict.fromkeys(("save_total_limit", "max_minutes", "save_minutes", "eval_minutes"), None),
+    **dict.fromkeys(("save_total_limit", "max_minutes", "save_minutes", "eval_minutes", "hang_timeout"), None),
     **dict.fromkeys(("disable_tqdm", "skip_memory_metrics"), True),
 }
 # Parts of a training, and functions whose call means that it has come to that part; the outermost one counts.

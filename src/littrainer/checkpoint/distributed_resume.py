@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import json
 import logging
 import os
 import socket
@@ -17,6 +19,7 @@ from littrainer.checkpoint.layout import (
     RANDOM_STATE_NAME,
     SCHEDULER_NAME,
     TRAINER_STATE_NAME,
+    checkpoint_step,
 )
 from littrainer.checkpoint.remote import fetch_checkpoint
 from littrainer.checkpoint.verification import (
@@ -26,6 +29,8 @@ from littrainer.checkpoint.verification import (
     refuse_damage,
 )
 from littrainer.distributed.agreement import are_several, failing_together, from_each, from_first, while_others_wait
+from littrainer.distributed.environment import TRAININGS, rank, reports_folder
+from littrainer.errors.atomic_files import write_whole
 from littrainer.errors.remote_folder import address_of, local_folder
 
 if TYPE_CHECKING:
@@ -39,9 +44,13 @@ READ_BY = {
     "_load_optimizer_and_scheduler": (OPTIMIZER_NAME, SCHEDULER_NAME),
     "_load_rng_state": (RANDOM_STATE_NAME,),
 }
+# What `resume_from_checkpoint` may say: the newest intact checkpoint, or a fresh start if there is none.
+AUTO = "auto"
 # The folder of a pushed checkpoint on the Hub, and in a download of it.
 LAST_CHECKPOINT = "last-checkpoint"
 SEES_NONE = "finds no such folder"
+# Numbers the trainings of this process.
+_trainings = itertools.count()
 
 
 def checkpoint_for_all(
@@ -64,7 +73,7 @@ def checkpoint_for_all(
             f"{', '.join(str(rank) for rank, one in enumerate(resumes) if not one)} is not: give all of them the same "
             "resume_from_checkpoint."
         )
-    takes_the_newest = from_first(resume_from_checkpoint is True or resume_from_checkpoint == LAST_CHECKPOINT)
+    takes_the_newest = from_first(resume_from_checkpoint in (True, LAST_CHECKPOINT, AUTO))
     passed_over: set[str] = set()
     while True:
         found: tuple[Path, tuple[int, int]] | None = None
@@ -103,6 +112,42 @@ def checkpoint_for_all(
         passed_over.add(folder.name)
 
 
+def resumed_after_restart(resume_from_checkpoint: str | bool | None, output_dir: str) -> str | bool | None:
+    """Return what a training resumes from: after a restart by `littrainer run` the newest checkpoint that it wrote.
+
+    Trainings are known by their order in the script, since a script may name its folder by the time. What the folder
+    held before the first start does not count. All processes call this at each training.
+
+    Parameters:
+        resume_from_checkpoint: what the script says, which holds if there is no such checkpoint.
+    """
+    if reports_folder() is None or TRAININGS not in os.environ:
+        return resume_from_checkpoint
+    number = str(next(_trainings))
+    with failing_together("looking for the checkpoint to go on from"):
+        if rank() == 0:
+            file = Path(os.environ[TRAININGS])
+            trainings = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+            # Folder -> the checkpoints that it held when the training first began there.
+            folders: dict[str, dict[str, list[int]]] = trainings.setdefault(number, {})
+            for folder, before in reversed(folders.items()):
+                now = checkpoints_in(folder)
+                earlier = {name for name in before if now.get(name) == before[name]}
+                newest = get_last_checkpoint(folder, earlier) if now else None
+                if newest is not None:
+                    logger.warning("Started again, and goes on from the checkpoint %s.", newest)
+                    resume_from_checkpoint = newest
+                    break
+            folders.setdefault(os.path.abspath(output_dir), checkpoints_in(output_dir))
+            write_whole(file, json.dumps(trainings))
+    return from_first(resume_from_checkpoint)
+
+
+def checkpoints_in(folder: str | Path) -> dict[str, list[int]]:
+    """Return the checkpoints in a folder by name, each with what tells it from another one of the same name."""
+    return {path.name: [*_identity(path)] for path in Path(folder).glob("*") if checkpoint_step(path) is not None}
+
+
 def _identity(folder: Path) -> tuple[int, int]:
     """Return what tells a folder from one of the same name on another disk."""
     status = os.stat(folder)
@@ -133,9 +178,9 @@ def checkpoint_to_resume(
     """Return the folder that `train(resume_from_checkpoint=...)` means; None for a fresh start.
 
     Parameters:
-        resume_from_checkpoint: a folder or its address; True for the newest intact one in `output_dir`; or
-            "last-checkpoint" for the folder of that name there, which a push to the hub makes, and if there is none for
-            the newest one.
+        resume_from_checkpoint: a folder or its address; True for the newest intact one in `output_dir`; "auto" for that
+            one or, if there is none, a fresh start; or "last-checkpoint" for the folder of that name there, which a
+            push to the hub makes, and if there is none for the newest one.
         needed: files without which it cannot be resumed.
         without: names of checkpoints that do not count if the newest one is meant.
 
@@ -148,8 +193,11 @@ def checkpoint_to_resume(
     if given == LAST_CHECKPOINT and not Path(LAST_CHECKPOINT).is_dir():
         pushed = Path(output_dir) / LAST_CHECKPOINT
         given = str(pushed) if pushed.is_dir() else True
-    if given is True:
+    begins_if_none = given == AUTO and not Path(AUTO).is_dir()
+    if given is True or begins_if_none:
         newest = get_last_checkpoint(output_dir, without) if Path(output_dir).is_dir() else None
+        if newest is None and begins_if_none:
+            return None
         if newest is None:
             raise ValueError(
                 f"No valid checkpoint found in output directory ({address_of(output_dir) or output_dir}): "

@@ -26,6 +26,8 @@ WEIGHT_PARTS = ("pytorch_model_fsdp.bin", "pytorch_model_fsdp_0/*", ENGINE_PARTS
 RESUME_RECORD_NAME = "littrainer_resume.pt"
 # Ours, in the run's folder: its arguments as text that `littrainer report` shows.
 RUN_RECORD_NAME = "littrainer_run.json"
+# Ours, in the run's folder: where the processes stood when one of them failed or hung.
+STACKS_NAME = "littrainer_stacks.txt"
 # Ours: the state of a lightning.Trainer that writes folders of this format.
 LIGHTNING_STATE_NAME = "lightning_state.pt"
 # What transformers leaves in checkpoints of FSDP, in one file or in parts, and the index of a folder of parts.

@@ -16,9 +16,11 @@ import sys
 from collections.abc import Sequence
 
 from littrainer.commands.command_line import CommandParser, complain
+from littrainer.commands.restarts import Restarts
 from littrainer.distributed.environment import (
     COMMAND,
     FALSE_WORDS,
+    HANG_TIMEOUT,
     SECONDS_TO_SAVE,
     TRUE_WORDS,
     USE_DEEPSPEED,
@@ -54,17 +56,21 @@ RUN_OPTIONS: dict[str, tuple[str, type, str]] = {
     "--devices": (
         "N",
         str,
-        "number of processes on this machine (default: one for each GPU, `all`, or one on the CPU)",
+        "number of processes on this machine (default: one for each GPU, `all`, or one on the CPU); MIN:MAX starts "
+        "MAX, and fewer if one dies again and again",
     ),
     "--nodes": ("M", int, "number of machines that train together"),
     "--node-rank": ("R", int, "number of this machine, counted from 0"),
     "--main-address": ("HOST", str, "address of machine 0"),
     "--main-port": ("P", int, "free port on machine 0; one machine finds one by itself"),
     "--grace": ("SECONDS", int, f"time to save and end after Ctrl-C or SIGTERM (default: {SECONDS_TO_SAVE})"),
+    "--restarts": ("N", int, "start all again from the newest checkpoint, up to N times, if a process fails or hangs"),
+    "--hang-timeout": ("SECONDS", float, "end the processes if their training has not moved for so many seconds"),
     "--strategy": ("NAME", str, f"how the model is spread over the processes: {', '.join(STRATEGIES)}"),
 }
 
-
+# Of these `littrainer run` alone: a check that finds something is not started again.
+ABOUT_FAILURES = ("--restarts", "--hang-timeout")
 DESCRIPTION = "Run a script or a module as Python does, with littrainer's Trainer in place of transformers'."
 
 
@@ -72,7 +78,10 @@ def build_parser(command: str = "littrainer run", description: str = DESCRIPTION
     """Return the parser of the options of a command that starts a program, and of the program's name."""
     usage = f"{command} [-h] [OPTIONS] SCRIPT [ARGS ...]\n       {command} [-h] [OPTIONS] -m MODULE [ARGS ...]"
     parser = CommandParser(command, description=description, usage=usage)
+    parser.set_defaults(restarts=None, hang_timeout=None)
     for name, (metavar, kind, about) in RUN_OPTIONS.items():
+        if name in ABOUT_FAILURES and description is not DESCRIPTION:
+            continue
         choices = list(STRATEGIES) if name == "--strategy" else None
         parser.add_argument(name, metavar=metavar, type=kind, choices=choices, help=about)
     program = parser.add_mutually_exclusive_group()
@@ -155,20 +164,23 @@ def _run(program: list[str], options: argparse.Namespace, words: Sequence[str]) 
     command = [sys.executable, *interpreter_options, *program]
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
+    if options.hang_timeout is not None:
+        environment[HANG_TIMEOUT] = str(options.hang_timeout)
+    watches = options.restarts is not None or (options.hang_timeout is not None and not _is_started_by_launcher())
     is_asked_for = any(getattr(options, name) is not None for name in ("devices", "nodes", "strategy"))
-    if is_asked_for or (not _is_started_by_launcher() and _count_gpus(program) > 1):
+    if is_asked_for or watches or (not _is_started_by_launcher() and _count_gpus(program) > 1):
         launch = _launch(options, program)
-        if launch.world_size > 1:
+        if launch.world_size > 1 or launch.is_watched:
             if program[0] == STANDARD_INPUT:
                 raise LaunchError(
-                    "several processes cannot read one script from standard input; write it to a file, or "
-                    "give --devices 1"
+                    "several processes, and those that are started again, cannot read one script from standard input; "
+                    "write it to a file, or give --devices 1 alone"
                 )
-            if not is_asked_for:
+            if not is_asked_for and launch.devices > 1:
                 started = f"starting {launch.devices} processes, one for each GPU; --devices 1 starts one"
                 print(f"littrainer: {started}", file=sys.stderr)
             os.environ.update(environment)
-            return run_processes(launch, command)
+            return run_processes(launch, command, Restarts(launch))
     elif options.node_rank or options.main_address or options.main_port:
         raise LaunchError("--node-rank, --main-address and --main-port are about several machines; give --nodes too")
     elif options.grace is not None:
@@ -192,11 +204,16 @@ def _wait_for(command: list[str], environment: dict[str, str]) -> int:
 def _launch(options: argparse.Namespace, program: list[str]) -> Launch:
     """Return what to start, from the options of the command line."""
     gpus = _count_gpus(program)
-    devices = max(gpus, 1)
+    devices, fewest = max(gpus, 1), None
     if options.devices not in (None, ALL):
-        if not options.devices.lstrip("-").isdecimal():
-            raise LaunchError(f"--devices {options.devices}: give the number of processes on this node, or `{ALL}`")
-        devices = int(options.devices)
+        least, _, most = options.devices.rpartition(":")
+        if not all(word.lstrip("-").isdecimal() for word in (least or "1", most)):
+            raise LaunchError(
+                f"--devices {options.devices}: give the number of processes on this node, or `{ALL}`, or MIN:MAX"
+            )
+        devices, fewest = int(most), int(least) if least else None
+        if fewest is not None and fewest <= gpus < devices:
+            devices = gpus
     if gpus and devices > gpus:
         raise LaunchError(
             f"--devices {devices}, and this node has {gpus} GPU{'' if gpus == 1 else 's'}: give at most {gpus}. For "
@@ -204,11 +221,19 @@ def _launch(options: argparse.Namespace, program: list[str]) -> Launch:
         )
     if is_launched():
         raise LaunchError(
-            "--devices, --nodes and --strategy start processes, and this one was started by a launcher (RANK, "
-            "WORLD_SIZE or LOCAL_RANK is set); give them to one of the two"
+            "--devices, --nodes, --strategy and --restarts start processes, and this one was started by a launcher "
+            "(RANK, WORLD_SIZE or LOCAL_RANK is set); give them to one of the two"
         )
     launch = Launch(
-        devices, options.nodes or 1, options.node_rank or 0, options.main_address, options.main_port, options.grace
+        devices,
+        options.nodes or 1,
+        options.node_rank or 0,
+        options.main_address,
+        options.main_port,
+        options.grace,
+        fewest_devices=fewest,
+        restarts=options.restarts or 0,
+        hang_seconds=options.hang_timeout,
     )
     check(launch)
     return launch

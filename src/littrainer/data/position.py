@@ -319,6 +319,7 @@ class DataProgress:
         self._latest_before_ahead: dict[int, HostStates] | None = None
         self._common_end = CommonEnd()
         self._batches_watched = self._batches_in_hand = 0
+        self.batches_skipped = 0
         self.data_has_ended = False
         self._drawn_from: set[str] = set()
         # Whether the order follows the seed of the training that wrote the checkpoint, and not of this one.
@@ -550,12 +551,17 @@ class DataProgress:
             if self._reads:
                 batch_sampler.skip()
         elif not self._goes_on_from_state(self._loader, kept):
+            batches = self._counted(batches)
             if self._dispatch is not None:
                 self._dispatch.skip(batches, number)
             else:
                 next(islice(batches, number, number), None)
         if kept.get("before_ahead") is not None:
             set_host_states(kept["before_ahead"])
+
+    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for self.batches_skipped, batch in enumerate(batches, 1):
+            yield batch
 
     def before_batch_ahead(self) -> None:
         """A batch has been drawn, and the one after it is about to be collated."""

@@ -6,6 +6,7 @@ With one process, or without a process group, nothing is done.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import socket
@@ -259,6 +260,21 @@ def _connected() -> _HostGroup:
 
 def _new_host_group(world: Any) -> Any:
     return dist.new_group(backend="gloo", timeout=_timeout_of(world))
+
+
+def last_collective() -> str | None:
+    """Return what this process did last together with others, for a report; None if that is not known."""
+    # torch has no public name for its flight recorder.
+    dump = getattr(getattr(torch._C, "_distributed_c10d", None), "_dump_fr_trace_json", None)
+    if dump is None or not are_several():
+        return None
+    entries = json.loads(dump(True, False)).get("entries", [])
+    if not entries:
+        return None
+    last = max(entries, key=lambda entry: entry["time_created_ns"])
+    group, *_ = last["process_group"]
+    number = f"number {last['collective_seq_id']} of group {group}"
+    return f"{last['profiling_name']} of {last['input_sizes']}, {number}{f', {_doing[-1]}' if _doing else ''}"
 
 
 def longest_wait() -> timedelta:

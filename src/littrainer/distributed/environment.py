@@ -12,6 +12,7 @@ import copy
 import json
 import os
 from collections.abc import Callable, Mapping, MutableMapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 # Names of torchrun's variables.
@@ -37,6 +38,10 @@ GRACE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 SECONDS_TO_SAVE = 600
 # `littrainer run` says in it how it was called.
 COMMAND = "LITTRAINER_COMMAND"
+
+# `littrainer run --restarts` and `--hang-timeout` say in them: a folder in which the processes of one start leave where
+# they stood, with the launcher's process number before it; a file about the trainings; the seconds.
+REPORTS, TRAININGS, HANG_TIMEOUT = "LITTRAINER_REPORTS", "LITTRAINER_TRAININGS", "LITTRAINER_HANG_TIMEOUT"
 
 USE_FSDP, USE_DEEPSPEED = "ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"
 TRUE_WORDS = ("1", "true", "yes", "on", "y", "t")
@@ -91,6 +96,13 @@ def local_world_size() -> int:
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether a launcher has started this process, be it the only one, by torchrun's variables."""
     return any(environment.get(name) for name in (RANK, WORLD_SIZE, LOCAL_RANK))
+
+
+def reports_folder() -> Path | None:
+    """Return where `littrainer run` collects the reports of this process; None if it has not started this very one."""
+    launcher, _, folder = os.environ.get(REPORTS, "").partition(":")
+    # A program that the script starts inherits the variable.
+    return Path(folder) if folder and launcher == str(os.getppid()) else None
 
 
 def meeting_point() -> MeetingPoint | None:

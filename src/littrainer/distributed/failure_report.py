@@ -6,21 +6,37 @@ into the store that all share, and for torchrun's agent. Loads no torch, since a
 
 from __future__ import annotations
 
+import faulthandler
+import functools
 import json
+import multiprocessing
 import os
+import signal
 import socket
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
+
+from littrainer.distributed.environment import rank, reports_folder
 
 # Where torchrun's agent looks for the error of a process.
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 # In what a process reports of its error: whether another process had failed before.
 CONSEQUENCE = "is_consequence"
+# The same: the optimizer step at which it came; and set on an error, the step.
+STEP, AT_STEP = "step", "_littrainer_optimizer_step"
+# Files of a process in `reports_folder`: where its threads stood; what it touches as long as it answers, and what that
+# is named when the process ends since its training hangs.
+STACKS, ANSWERS = "stacks", "answers"
+ENDING = f"{ANSWERS}-ending"
+# How long loader processes may take to write where they stand.
+SECONDS_FOR_WORKERS = 0.5
 # How long the system may take to say of a process that it has ended, after its connections have.
 SECONDS_UNTIL_AN_END_IS_SEEN = 1.0
 # How long the error that ended another process may take to arrive after the end of its connections.
@@ -72,6 +88,8 @@ _places: list[ProcessPlace] = []
 # What this process has left as its word.
 _own_words: str | None = None
 _reports_errors = False
+# Where the stacks of this process go.
+_stacks: IO[str] | None = None
 
 
 # ---- Errors of this process ------------------------------------------------------------------------------------------
@@ -81,6 +99,8 @@ def report_errors_to_agent() -> None:
     """From now on, report the error that ends this process to the agent that has started it, if there is one."""
     if os.environ.get(ERROR_FILE):
         _report_errors()
+    if (folder := reports_folder()) is not None:
+        open_stacks(folder / f"{STACKS}-{rank()}.txt")
 
 
 def report_errors(store: Any, rank: int, world_size: int) -> None:
@@ -98,11 +118,25 @@ def _report_errors() -> None:
     earlier_hook = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        leave_word(error)
-        _tell_agent(error)
+        report_error(error)
+        if _stacks is not None:
+            traceback.print_exception(error, file=_stacks)
+            _stacks.flush()
         earlier_hook(kind, error, trace)
 
     sys.excepthook = hook
+
+
+def report_error(error: BaseException) -> None:
+    """Let the other processes, and the agent, know of the error that ends this one."""
+    leave_word(error)
+    _tell_agent(error)
+
+
+def note_step(error: BaseException, step: int) -> None:
+    """Note the optimizer step at which an error came: at the same step it would come again."""
+    with suppress(AttributeError):
+        setattr(error, AT_STEP, step)
 
 
 def leave_word(error: BaseException) -> None:
@@ -132,7 +166,8 @@ def _tell_agent(error: BaseException) -> None:
     # A connection that is gone says of itself that another process is; both may fail within one second.
     follows = is_consequence(error) or (isinstance(error, RuntimeError) and is_of_a_library(error))
     with suppress(OSError), open(path, "w", encoding="utf-8") as file:
-        json.dump({"message": message, CONSEQUENCE: follows}, file)
+        step = next((one.__dict__[AT_STEP] for one in causes_of(error) if AT_STEP in one.__dict__), None)
+        json.dump({"message": message, CONSEQUENCE: follows, STEP: step}, file)
 
 
 def causes_of(error: BaseException | None) -> Iterator[BaseException]:
@@ -145,6 +180,58 @@ def causes_of(error: BaseException | None) -> Iterator[BaseException]:
 def is_consequence(error: BaseException) -> bool:
     """Return whether an error comes of the failure of another process."""
     return any(isinstance(one, (FailedElsewhere, LostProcess)) for one in causes_of(error))
+
+
+# ---- Where this process stands ---------------------------------------------------------------------------------------
+
+
+def open_stacks(path: Path | None = None) -> IO[str]:
+    """Return the file in which this process leaves where all its threads stand if SIGTERM, or an error in C, ends it.
+
+    Loader processes that are forked from now on leave it there too, if `stacks_of_all_threads` ends them.
+
+    Parameters:
+        path: the file; by default one that is gone with the process.
+    """
+    global _stacks
+    if _stacks is None:
+        # Open as long as the process, since signals write into it.
+        make = functools.partial(open, path) if path else tempfile.TemporaryFile
+        _stacks = make("a+", encoding="utf-8")
+        if not faulthandler.is_enabled():
+            faulthandler.enable(_stacks)
+        if hasattr(faulthandler, "register") and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            faulthandler.register(signal.SIGTERM, _stacks, chain=True)
+    return _stacks
+
+
+def stacks_of_all_threads(heading: str, further: Callable[[], str]) -> str:
+    """Write, and return, where all threads of this process and its loader processes stand, and end the latter.
+
+    Parameters:
+        heading: lines to put before them.
+        further: returns lines to put behind them; may fail.
+    """
+    file = open_stacks()
+    beginning = file.seek(0, os.SEEK_END)
+    print(heading, file=file, flush=True)
+    faulthandler.dump_traceback(file)
+    workers = multiprocessing.active_children()
+    for worker in workers:
+        with suppress(OSError):
+            if sys.platform == "linux":
+                import resource
+
+                # It leaves no file of its memory.
+                resource.prlimit(worker.pid or 0, resource.RLIMIT_CORE, (0, 0))
+            # The one that faulthandler answers with stacks and torch leaves alone.
+            os.kill(worker.pid or 0, signal.SIGABRT)
+    if workers:
+        time.sleep(SECONDS_FOR_WORKERS)
+    with suppress(Exception):
+        print(further(), file=file, flush=True)
+    file.seek(beginning)
+    return file.read()
 
 
 # ---- Errors of connections -------------------------------------------------------------------------------------------

@@ -10,19 +10,25 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
+import time
 import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from littrainer.distributed.environment import (
     GRACE,
     HIGHEST_PORT,
     LOCAL_ADDRESS,
+    REPORTS,
     SECONDS_TO_SAVE,
+    TRAININGS,
     USUAL_PORT,
     whole_number,
 )
-from littrainer.distributed.failure_report import CONSEQUENCE
+from littrainer.distributed.failure_report import ANSWERS, CONSEQUENCE, ENDING, STACKS, STEP, is_running
 
 # A shell reports a program that a signal has ended by this number and the signal's.
 ENDED_BY_SIGNAL = 128
@@ -30,6 +36,10 @@ ENDED_BY_SIGNAL = 128
 AGENT_LOG_LEVEL = "LOGLEVEL"
 THREADS = "OMP_NUM_THREADS"
 LONGEST_MESSAGE = 500
+# In which a process that does not answer may write where its threads stand, before it is killed.
+SECONDS_FOR_STACKS = 2.0
+# In which a process may end that has seen by itself that its training hangs.
+SECONDS_TO_END = 30.0
 
 
 class LaunchError(Exception):
@@ -48,6 +58,9 @@ class Launch:
         main_port: port there; None takes a free one on one node, and torchrun's on several.
         grace_seconds: how long processes may take to end after a signal that asks for it, before they are killed; None
             leaves it to the environment, or takes ten minutes. After the failure of one the others have less.
+        fewest_devices: processes that are enough after failures; None is as many as at first.
+        restarts: how often they may be started again.
+        hang_seconds: after so many seconds a process that does not answer is ended; None never ends one.
     """
 
     devices: int
@@ -56,11 +69,40 @@ class Launch:
     main_address: str | None = None
     main_port: int | None = None
     grace_seconds: int | None = None
+    fewest_devices: int | None = None
+    restarts: int = 0
+    hang_seconds: float | None = None
 
     @property
     def world_size(self) -> int:
         """Number of all processes."""
         return self.devices * self.nodes
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the processes report where they stood when one has failed, and may be started again."""
+        return bool(self.restarts) or self.hang_seconds is not None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why processes that were started together have ended.
+
+    Parameters:
+        words: one line about the process that failed first.
+        status: exit status for the command.
+        was_killed: it ended by a signal, or because it did not answer.
+        error: type and message of its exception; empty if it reported none.
+        step: the optimizer step at which that came, if it came in a training.
+        stacks: where the threads of the processes stood, as far as they have left it.
+    """
+
+    words: str
+    status: int
+    was_killed: bool = False
+    error: str = ""
+    step: int | None = None
+    stacks: str = ""
 
 
 def check(launch: Launch) -> None:
@@ -78,6 +120,17 @@ def check(launch: Launch) -> None:
             f"--node-rank {launch.node_rank}: with --nodes {launch.nodes} the machines are numbered from 0 to "
             f"{launch.nodes - 1}"
         )
+    fewest = launch.fewest_devices
+    if fewest is not None and not 0 < fewest <= launch.devices:
+        raise LaunchError(f"--devices {fewest}:{launch.devices}: give MIN:MAX, both 1 or more, and MIN not above MAX")
+    if launch.restarts < 0 or not (launch.hang_seconds is None or launch.hang_seconds >= 1):
+        raise LaunchError("--restarts takes a number from 0 up, and --hang-timeout seconds from 1 up")
+    if launch.nodes > 1 and (launch.is_watched or fewest is not None):
+        raise LaunchError(
+            "--restarts, --hang-timeout and --devices MIN:MAX are about the processes of one machine, and --nodes "
+            f"{launch.nodes} asks for several; let the scheduler start the job again, and the script call "
+            'train(resume_from_checkpoint="auto")'
+        )
     port = launch.main_port
     if port is not None and not 0 < port <= HIGHEST_PORT:
         raise LaunchError(f"--main-port {port} is no port; it has to be from 1 to {HIGHEST_PORT}")
@@ -94,7 +147,9 @@ def check(launch: Launch) -> None:
         )
 
 
-def run_processes(launch: Launch, command: list[str]) -> int:
+def run_processes(
+    launch: Launch, command: list[str], restart: Callable[[Failure], Launch | None] = lambda failure: None
+) -> int:
     """Run one command in several processes until all have ended.
 
     Each gets torchrun's variables. When one fails the others are ended, and a line on stderr says which it was. Signals
@@ -102,6 +157,7 @@ def run_processes(launch: Launch, command: list[str]) -> int:
 
     Parameters:
         command: the python interpreter, and what it runs.
+        restart: is called after a failure, and returns what to start next; None ends it.
 
     Returns:
         0, or the exit status of the process that failed first; 128 and the signal's number if a signal ended it.
@@ -109,15 +165,42 @@ def run_processes(launch: Launch, command: list[str]) -> int:
     Raises:
         LaunchError: the processes of several nodes have not found each other.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher import LaunchConfig, elastic_launch
+    from torch.distributed.elastic.multiprocessing import SignalException
 
     if AGENT_LOG_LEVEL not in os.environ:
         logging.disable()
     os.environ[GRACE] = str(_grace_seconds(launch))
-    os.environ.setdefault(THREADS, str(max(1, (os.cpu_count() or 1) // launch.devices)))
+    if launch.devices > 1:
+        os.environ.setdefault(THREADS, str(max(1, (os.cpu_count() or 1) // launch.devices)))
     folder = tempfile.mkdtemp(prefix="littrainer-")
+    if launch.is_watched:
+        os.environ[TRAININGS] = os.path.join(folder, "trainings.json")
+    following: Launch | None = launch
+    status = 0
+    try:
+        while following is not None:
+            failure = _run_once(following, command, tempfile.mkdtemp(dir=folder))
+            if failure is None:
+                return 0
+            print(f"littrainer: {failure.words}", file=sys.stderr, flush=True)
+            status, following = failure.status, restart(failure)
+    except SignalException as error:
+        # The processes have ended by then. Whoever started this one sees that a signal has ended it.
+        signal.signal(error.sigval, signal.SIG_DFL)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.kill(os.getpid(), error.sigval)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return status
+
+
+def _run_once(launch: Launch, command: list[str], folder: str) -> Failure | None:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher import LaunchConfig, elastic_launch
+
+    if launch.is_watched:
+        os.environ[REPORTS] = f"{os.getpid()}:{folder}"
     config = LaunchConfig(
         min_nodes=launch.nodes,
         max_nodes=launch.nodes,
@@ -128,26 +211,75 @@ def run_processes(launch: Launch, command: list[str]) -> int:
     )
     # The agent replaces names after a dollar sign.
     arguments = [argument.replace("$", "$$") for argument in command[1:]]
+    failures: dict[int, Any] = {}
+    with _ending_what_does_not_answer(Path(folder), launch.hang_seconds) as ended:
+        try:
+            elastic_launch(config, command[0])(*arguments)
+        except ChildFailedError as error:
+            failures = error.failures
+        except SignalException:
+            raise
+        except (RuntimeError, OSError) as error:
+            raise LaunchError(
+                f"the launchers of {launch.nodes} machine{'' if launch.nodes == 1 else 's'} have not found each other "
+                f"at {launch.main_address or LOCAL_ADDRESS}:{launch.main_port or USUAL_PORT}: "
+                f"{_in_one_line(error)}; start the same command on each machine, with another --node-rank"
+            ) from error
+    files = sorted(Path(folder).glob(f"{STACKS}-*"))
+    stacks = "".join(f"---- process {file.stem.rpartition('-')[2]} ----\n{file.read_text()}" for file in files)
+    if ended:
+        number = ", ".join(map(str, sorted(ended)))
+        words = f"pid {number} has not answered for {launch.hang_seconds:g} s (--hang-timeout) and was ended"
+        return Failure(words, ENDED_BY_SIGNAL + signal.SIGTERM, was_killed=True, stacks=stacks)
+    if not failures:
+        return None
+    rank, failure = _root_cause(failures)
+    was_killed = failure.exitcode < 0
+    return Failure(
+        _failure_in_words(rank, launch, failure),
+        ENDED_BY_SIGNAL - failure.exitcode if was_killed else failure.exitcode,
+        was_killed,
+        "" if was_killed else _reported(failure),
+        failure.error_file_data.get(STEP),
+        stacks,
+    )
+
+
+@contextlib.contextmanager
+def _ending_what_does_not_answer(folder: Path, seconds: float | None) -> Iterator[set[int]]:
+    """End processes that have touched their file and do so no more; yields their numbers."""
+    ended: set[int] = set()
+    is_over = threading.Event()
+    # File -> its time, and when this process saw it first.
+    seen: dict[Path, tuple[int, float]] = {}
+
+    def look(longest: float) -> None:
+        while not is_over.wait(min(1.0, longest / 4)):
+            for path in folder.glob(f"{ANSWERS}-*"):
+                with contextlib.suppress(OSError):
+                    time_of_file, now = path.stat().st_mtime_ns, time.monotonic()
+                    if path not in seen or seen[path][0] != time_of_file:
+                        seen[path] = time_of_file, now
+                        continue
+                    number = int(path.name.rpartition("-")[2])
+                    limit = max(longest, SECONDS_TO_END) if path.name.startswith(ENDING) else longest
+                    if now - seen[path][1] >= limit and is_running(number):
+                        ended.add(number)
+                        # One that was stopped has to go on to write where it stands.
+                        for name in ("SIGTERM", "SIGCONT"):
+                            os.kill(number, getattr(signal, name, signal.SIGTERM))
+                        if not is_over.wait(SECONDS_FOR_STACKS) and is_running(number):
+                            os.kill(number, getattr(signal, "SIGKILL", signal.SIGTERM))
+
+    thread = threading.Thread(target=look, args=[seconds], daemon=True)
+    if seconds is not None:
+        thread.start()
     try:
-        elastic_launch(config, command[0])(*arguments)
-    except ChildFailedError as error:
-        rank, failure = _root_cause(error.failures)
-        print(f"littrainer: {_failure_in_words(rank, launch, failure)}", file=sys.stderr)
-        return failure.exitcode if failure.exitcode > 0 else ENDED_BY_SIGNAL - failure.exitcode
-    except SignalException as error:
-        # The processes have ended by then. Whoever started this one sees that a signal has ended it.
-        signal.signal(error.sigval, signal.SIG_DFL)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.kill(os.getpid(), error.sigval)
-    except (RuntimeError, OSError) as error:
-        raise LaunchError(
-            f"the launchers of {launch.nodes} machine{'' if launch.nodes == 1 else 's'} have not found each other at "
-            f"{launch.main_address or LOCAL_ADDRESS}:{launch.main_port or USUAL_PORT}: "
-            f"{_in_one_line(error)}; start the same command on each machine, with another --node-rank"
-        ) from error
+        yield ended
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return 0
+        is_over.set()
+        if seconds is not None:
+            thread.join()
 
 
 def _grace_seconds(launch: Launch) -> int:
@@ -194,13 +326,18 @@ def _root_cause(failures: dict[int, Any]) -> tuple[int, Any]:
 def _failure_in_words(rank: int, launch: Launch, failure: Any) -> str:
     how = f"was ended by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with status {failure.exitcode}"
     node = f"node {launch.node_rank}, " if launch.nodes > 1 else ""
-    report = failure.error_file_data.get("message")
-    reported = report.get("message", "") if isinstance(report, dict) else ""
+    reported = _reported(failure)
     why = f": {_in_one_line(reported)}" if failure.exitcode > 0 and reported else ""
+    others = f"; the others{' of this machine' if launch.nodes > 1 else ''} were ended too"
     return (
-        f"process {rank} of {launch.world_size} ({node}local rank {failure.local_rank}, pid {failure.pid}) {how}{why}; "
-        f"the others{' of this machine' if launch.nodes > 1 else ''} were ended too"
+        f"process {rank} of {launch.world_size} ({node}local rank {failure.local_rank}, pid {failure.pid}) {how}{why}"
+        f"{others if launch.world_size > 1 else ''}"
     )
+
+
+def _reported(failure: Any) -> str:
+    report = failure.error_file_data.get("message")
+    return str(report.get("message", "")) if isinstance(report, dict) else ""
 
 
 def _in_one_line(message: object) -> str:

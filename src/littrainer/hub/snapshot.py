@@ -24,6 +24,7 @@ from littrainer.checkpoint.layout import (
     RUN_RECORD_NAME,
     SCALER_NAME,
     SCHEDULER_NAME,
+    STACKS_NAME,
     TRAINER_STATE_NAME,
     WEIGHT_PARTS,
 )
@@ -35,7 +36,7 @@ SNAPSHOT_DIR = ".littrainer_push"
 # Of output_dir: what is not the model, belongs to another push, or is being written. The first two are transformers'.
 NEVER_PUSHED = (
     *("_*", f"{PREFIX_CHECKPOINT_DIR}-*", f"*/{PREFIX_CHECKPOINT_DIR}-*/*", f"{LAST_CHECKPOINT}/*"),
-    *(".littrainer_*", "*/.littrainer_*", RUN_RECORD_NAME, f"*/{RUN_RECORD_NAME}"),
+    *(".littrainer_*", "*/.littrainer_*", RUN_RECORD_NAME, f"*/{RUN_RECORD_NAME}", STACKS_NAME),
     *("*.unfinished", "*.unfinished-*", "*.incomplete", "*.lock", "*.tmp", "*~", "*.swp", "*__pycache__/*"),
     *(".unfinished/*", "*/.unfinished/*", ".git/*", "*/.git/*", ".cache/*", "*/.cache/*"),
 )

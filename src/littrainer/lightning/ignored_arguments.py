@@ -92,6 +92,7 @@ LEFT_TO_LIGHTNING: dict[str, str] = {
     "keep_optimizer_states": "a second ModelCheckpoint(save_weights_only=True)",
     "save_minutes": "ModelCheckpoint(train_time_interval=...)",
     "max_minutes": "Trainer(max_time=...)",
+    "hang_timeout": "faulthandler.dump_traceback_later in a callback",
     "on_nonfinite": 'callbacks=[EarlyStopping("train_loss", check_finite=True)]',
     "spike_factor": "a callback with on_before_optimizer_step",
     "save_only_model": "ModelCheckpoint(save_weights_only=True)",

@@ -1,0 +1,183 @@
+"""A training that hangs (`hang_timeout`): a thread sees that nothing moves on, prints where all stands, and ends it.
+
+It reads counts that the training keeps anyway, so that a step costs nothing. While the thread runs it also touches a
+file, from which `littrainer run --hang-timeout` knows that the process as a whole answers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from littrainer.checkpoint.atomic_write import UNFINISHED_DIR
+from littrainer.checkpoint.layout import STACKS_NAME
+from littrainer.distributed.agreement import are_several, last_collective
+from littrainer.distributed.environment import HANG_TIMEOUT, reports_folder
+from littrainer.distributed.failure_report import (
+    ANSWERS,
+    ENDING,
+    note_step,
+    open_stacks,
+    report_error,
+    stacks_of_all_threads,
+)
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.callbacks.state import TrainerState
+    from littrainer.training.run import TrainingRun
+
+LONGEST_BETWEEN_LOOKS = 1.0
+# In which the other processes find out too, and print where they stand.
+SECONDS_FOR_OTHERS = 3.0
+# In which the main thread may end the training, after each of two interruptions.
+SECONDS_TO_END = 5.0
+
+
+class HangError(RuntimeError):
+    """A training has not moved for `hang_timeout` seconds."""
+
+
+class Watchdog(AbstractContextManager["Watchdog"]):
+    """Ends the training in its block if that does not move on.
+
+    Parameters:
+        args: the arguments; what `littrainer run --hang-timeout` says goes before their `hang_timeout`. If neither is
+            set, nothing is done.
+        state: returns the state of the training.
+        looked_at: returns the training, None while it begins or ends; and the pass of an evaluation, if one runs.
+
+    Raises:
+        HangError: when the block is left. If it is not left soon, the process ends.
+    """
+
+    def __init__(
+        self,
+        args: TrainingArguments,
+        state: Callable[[], TrainerState],
+        looked_at: Callable[[], tuple[TrainingRun | None, Any]],
+    ):
+        self.seconds = float(os.environ.get(HANG_TIMEOUT) or args.hang_timeout or 0)
+        self._args, self._state, self._looked_at = args, state, looked_at
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="littrainer watchdog", daemon=True)
+        self._error: HangError | None = None
+        self._earlier_handler: Any = None
+        folder = reports_folder()
+        self._answers = None if folder is None else folder / f"{ANSWERS}-{os.getpid()}"
+
+    def __enter__(self) -> Watchdog:
+        if self.seconds:
+            open_stacks()
+            if threading.current_thread() is threading.main_thread():
+                self._earlier_handler = signal.signal(signal.SIGINT, self._interrupted)
+            self._tell_launcher()
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
+        if not self.seconds:
+            return
+        self._is_over.set()
+        try:
+            # It may be printing: loader processes that it ends make an error come up here.
+            self._thread.join(SECONDS_FOR_OTHERS + SECONDS_TO_END)
+        finally:
+            if signal.getsignal(signal.SIGINT) == self._interrupted:
+                signal.signal(signal.SIGINT, self._earlier_handler or signal.SIG_DFL)
+        if self._error is not None and error not in (None, self._error):
+            raise self._error from error
+        if self._error is None and self._answers is not None:
+            self._answers.unlink(missing_ok=True)
+
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        if self._error is not None:
+            raise self._error
+        if callable(self._earlier_handler):
+            self._earlier_handler(number, frame)
+        elif self._earlier_handler == signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    def _watch(self) -> None:
+        seen, since = None, time.monotonic()
+        while not self._is_over.wait(min(LONGEST_BETWEEN_LOOKS, self.seconds / 4)):
+            self._tell_launcher()
+            found = self._progress()
+            if found is None or found != seen:
+                seen, since = found, time.monotonic()
+            elif time.monotonic() - since >= self.seconds:
+                self._end()
+                return
+
+    def _tell_launcher(self) -> None:
+        if self._answers is not None:
+            with suppress(OSError):
+                self._answers.touch()
+
+    def _progress(self) -> Any:
+        """Return what changes as long as training goes on; None if it is not looked at."""
+        run, evaluation = self._looked_at()
+        if run is None:
+            return None
+        files = []
+        with suppress(OSError):
+            # What a save has written grows.
+            files = [(path, path.stat().st_size) for path in Path(self._args.output_dir, UNFINISHED_DIR).rglob("*")]
+        batches = run.windows.micro_batches_seen, run.windows.progress.batches_skipped
+        return self._state().global_step, batches, None if evaluation is None else evaluation.batches_done, files
+
+    def _end(self) -> None:
+        args, state = self._args, self._state()
+        run, evaluation = self._looked_at()
+        where = f"at optimizer step {state.global_step} of {state.max_steps}"
+        if evaluation is not None:
+            where += f", after {evaluation.batches_done} batches of an evaluation"
+        self._error = HangError(
+            f"Training has not moved for {self.seconds:g} s (hang_timeout), {where}. The stacks of its threads are "
+            "above. If a step, a batch of an evaluation, its metrics or a save may take longer, raise hang_timeout."
+        )
+        note_step(self._error, state.global_step)
+        if self._answers is not None:
+            with suppress(OSError):
+                self._answers.rename(self._answers.with_name(f"{ENDING}-{os.getpid()}"))
+        process = f"process {args.process_index} of {args.world_size} (pid {os.getpid()})"
+        told = stacks_of_all_threads(
+            f"littrainer: {process} has not moved for {self.seconds:g} s, {where}",
+            lambda: f"{_last_batch(run)}\nLast collective operation: {last_collective() or 'not known'}",
+        )
+        print(told, file=sys.stderr, flush=True)
+        if self._answers is None:
+            with suppress(OSError):
+                os.makedirs(args.output_dir, exist_ok=True)
+                # Unbuffered, since other processes may write too.
+                with open(path := os.path.join(args.output_dir, STACKS_NAME), "ab", buffering=0) as file:
+                    file.write(told.encode())
+                print(f"littrainer: the stacks are in {path} too", file=sys.stderr, flush=True)
+        if are_several():
+            time.sleep(SECONDS_FOR_OTHERS)
+        # The first interruption may have to wait, as Ctrl-C does while an optimizer steps.
+        for _ in range(2):
+            if self._earlier_handler is not None and not self._is_over.is_set():
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            if self._is_over.wait(SECONDS_TO_END):
+                return
+        report_error(self._error)
+        os._exit(1)
+
+
+def _last_batch(run: TrainingRun | None) -> str:
+    if run is None or not run.windows.micro_batches_seen:
+        return "No micro-batch has been read."
+    number = run.windows.micro_batches_seen
+    rows = run.windows.rows_of(run.epoch, number - 1)
+    named = "" if rows is None else f", rows {', '.join(map(str, rows))}"
+    return f"Last micro-batch: number {number} of epoch {run.epoch}{named}."

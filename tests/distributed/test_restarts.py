@@ -1,0 +1,97 @@
+"""`littrainer run --restarts --hang-timeout`: real processes that die, stop, raise or hang; more in faults/chaos.py."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from littrainer.checkpoint.layout import STACKS_NAME
+from tests.distributed.starting import run
+from tests.faults.chaos import ROWS, SAVE_STEPS, Schedule, most_lost, rows_of_epochs
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are ended by signals of POSIX")
+
+WATCHED = ("--restarts", "2", "--hang-timeout", "4")
+ALL_ROWS_TWICE = [list(range(ROWS))] * 2
+
+
+def test_after_a_process_is_killed_the_training_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> None:
+    done = Schedule("2", [(1, 1, 5, "kill")]).run(tmp_path / "a")
+    assert done.returncode == 0, done.stderr
+    assert "process 1 of 2 (local rank 1, pid" in done.stderr and "was ended by SIGKILL" in done.stderr
+    assert f"goes on from the checkpoint {tmp_path / 'a' / 'run' / 'checkpoint-3'}" in done.stderr
+    assert rows_of_epochs(tmp_path / "a") == ALL_ROWS_TWICE
+    assert most_lost(tmp_path / "a") <= SAVE_STEPS
+
+
+def test_a_process_that_is_stopped_is_ended_and_started_again(tmp_path: Path) -> None:
+    done = Schedule("1", [(1, 0, 5, "stop")], options=WATCHED).run(tmp_path / "a")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"pid \d+ has not answered for 4 s \(--hang-timeout\) and was ended", done.stderr)
+    # It wrote where it stood before it ended.
+    assert "in on_step_begin" in (tmp_path / "a" / "run" / STACKS_NAME).read_text()
+    assert rows_of_epochs(tmp_path / "a") == ALL_ROWS_TWICE
+
+
+def test_an_error_that_comes_again_at_the_same_step_ends_the_run_with_it(tmp_path: Path) -> None:
+    faults = [(start, 0, 5, "raise the same") for start in (1, 2, 3)]
+    done = Schedule("1", faults).run(tmp_path / "a")
+    assert done.returncode == 1
+    assert done.stderr.count("ended with status 1: ValueError: a fault that comes again\n") == 2
+    assert done.stderr.endswith("would come again: nothing is started again\n")
+
+
+def test_if_a_process_dies_again_at_once_the_rows_that_are_left_are_trained_without_it(tmp_path: Path) -> None:
+    done = Schedule("1:2", [(1, 1, 5, "kill"), (2, 1, 0, "kill")], loses_process=True).run(tmp_path / "a")
+    assert done.returncode == 0, done.stderr
+    assert "restart 2 of 6, in 1 process, from the newest checkpoint" in done.stderr
+    assert rows_of_epochs(tmp_path / "a") == ALL_ROWS_TWICE
+
+
+def test_of_a_hang_in_one_process_the_file_has_the_stacks_of_all(tmp_path: Path) -> None:
+    done = Schedule("2", [(1, 1, 5, "hang")], options=("--hang-timeout", "3")).run(tmp_path / "a")
+    assert done.returncode == 1
+    first, second = (tmp_path / "a" / "run" / STACKS_NAME).read_text().split("---- process 1 ----")
+    assert "in on_step_begin" in second and "Last micro-batch: number 5 of epoch 0, rows" in second
+    assert "in backward" in first and "Last collective operation: gloo:all_reduce" in first
+    assert "HangError: Training has not moved for 3 s (hang_timeout), at optimizer step 4 of 12" in done.stderr
+
+
+LOADER = """
+from littrainer import Trainer, TrainingArguments
+from tests.scenarios.data import Rows, vector_rows
+from tests.scenarios.models import VectorClassifier
+from tests.scenarios.trainers import QUIET_RUN
+
+
+def unpicklable(samples):
+    return {"x": lambda: samples}
+
+
+def main():
+    # What the worker cannot send, the training waits for.
+    args = TrainingArguments("out", dataloader_num_workers=1, hang_timeout=2, **QUIET_RUN)
+    Trainer(VectorClassifier(), args, train_dataset=Rows(vector_rows(8)), data_collator=unpicklable).train()
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_a_data_loader_that_waits_for_ever_ends_a_plain_script_with_an_error(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(LOADER)
+    repository = str(Path(__file__).parents[2])
+    start = (
+        f"import sys; sys.path.append({repository!r}); import runpy; runpy.run_path('script.py', run_name='__main__')"
+    )
+    done = run("-c", start, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "HangError: Training has not moved for 2 s (hang_timeout), at optimizer step 0 of 6" in done.stderr
+    told = (tmp_path / "out" / STACKS_NAME).read_text()
+    # Where the training waits, and where its worker does.
+    assert "in _try_get_data" in told and "in _worker_loop" in told
+    assert "No micro-batch has been read." in told
