@@ -225,7 +225,7 @@ def with_beginnings(samples: list[Any]) -> dict[str, torch.Tensor]:
             "entries of unequal length",
         ),
     ],
-    ids=str,
+    ids=["contrastive", "partly divided", "weighted", "only trains", "training_step", "strategy", "unequal entries"],
 )
 def test_what_cannot_be_split_is_refused_before_the_first_step(
     tmp_path: Path, model: Callable[[], Any], given: dict[str, Any], words: str
