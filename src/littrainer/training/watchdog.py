@@ -171,6 +171,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
             if self._is_over.wait(SECONDS_TO_END):
                 return
         report_error(self._error)
+        print(f"littrainer: the process ends, since it did not answer: {self._error}", file=sys.stderr, flush=True)
         os._exit(1)
 
 
