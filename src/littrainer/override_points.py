@@ -612,11 +612,11 @@ class OverridePoints:
             reader.load_random_states(Path(checkpoint), self.args)
 
     def _load_callback_state(self: Any) -> None:
-        states, restores = self.state.stateful_callbacks, self.args.restore_callback_states_from_checkpoint
-        if restores:
+        states = self.state.stateful_callbacks
+        if self.args.restore_callback_states_from_checkpoint:
             self.control = restore_callbacks(self.callback_handler, states, self.control)
         # A training that goes back forgets what has been counted since.
-        elif restores is None or self.session.health.returns:
+        elif getattr(self.args, "_restores_patience", False) or self.session.health.returns:
             restore_patience(self.callback_handler.callbacks, states)
 
     def _load_best_model(self: Any) -> None:

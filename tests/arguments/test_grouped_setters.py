@@ -60,8 +60,7 @@ def test_a_setter_sets_what_transformers_sets(method: str) -> None:
     keywords = other_values(method)
     ours = values_after(TrainingArguments, method, keywords)
     theirs = values_after(transformers.TrainingArguments, method, keywords)
-    for name in ("accelerator_config", "restore_callback_states_from_checkpoint"):
-        ours.pop(name), theirs.pop(name)
+    ours.pop("accelerator_config"), theirs.pop("accelerator_config")
     assert ours == theirs
 
 

@@ -29,8 +29,6 @@ def values(args: Any) -> dict[str, Any]:
     read["accelerator_config"] = read["accelerator_config"].to_dict()
     # transformers takes this entry out of the config when it sets up the process.
     read["accelerator_config"].pop("use_configured_state", None)
-    # Unset is None here, since an explicit False means something else.
-    read["restore_callback_states_from_checkpoint"] = bool(read["restore_callback_states_from_checkpoint"])
     return read
 
 

@@ -152,6 +152,7 @@ def _normalize_report_to(args: ArgumentFields) -> None:
 
 
 def _normalize_console(args: ArgumentFields) -> None:
+    args.restore_callback_states_from_checkpoint = bool(args.restore_callback_states_from_checkpoint)
     if args.disable_tqdm is None:
         loggers = (logging.getLogger(name) for name in ("littrainer", "transformers"))
         args.disable_tqdm = max(one.getEffectiveLevel() for one in loggers) > logging.WARNING

@@ -58,8 +58,6 @@ class Serialization(ProcessFacts):
         values = self.to_dict()
         values["train_batch_size"] = self.train_batch_size
         values["eval_batch_size"] = self.eval_batch_size
-        # Unset reads as false.
-        values["restore_callback_states_from_checkpoint"] = bool(self.restore_callback_states_from_checkpoint)
         kept = {bool, int, float, str}
         if "torch" in sys.modules:
             kept.add(sys.modules["torch"].Tensor)
@@ -134,6 +132,9 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
         is_copy = was_normalized(self)
         is_of_dict = is_copy and isinstance(self.accelerator_config, dict)
         self._asked_for_bars: bool = self.disable_tqdm is False and not is_copy
+        restores = self.restore_callback_states_from_checkpoint
+        # Left open it reads as False, as in transformers, and early stopping alone goes on.
+        self._restores_patience: bool = vars(self).get("_restores_patience", restores is not False or is_copy)
         normalize(self, [*self._VALID_DICT_FIELDS, "lightning"])
         validate(self)
         # What contradicts itself is refused before a script loads its model.
