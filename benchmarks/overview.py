@@ -67,7 +67,9 @@ IMPORTS = (
     (LIGHTNING.name, "import lightning.pytorch"),
     (RAW.name, "import torch"),
 )
+SCRIPTS = ((OURS.name, "littrainer run text_classification.py"), (THEIRS.name, "python text_classification.py"))
 IN_BACKGROUND = ((OURS.name, "littrainer, async_save"),)
+WITHOUT_FSYNC = ((OURS.name, "littrainer, without fsync"),)
 EVALUATED = ((OURS.name, OURS.name), (STREAMED, STREAMING.name), (THEIRS.name, THEIRS.name))
 MEASURES = (
     Measure("Overhead of an optimizer step", "step", "mlp", "cpu_us", "µs", True, is_drawn=True),
@@ -98,6 +100,7 @@ DETAILED = (
     Measure("Training of a GPT-2 of that size", "throughput", "tiny-gpt2-train", "cpu_samples", "samples/s"),
     Measure("its evaluation", "throughput", "tiny-gpt2-eval", "cpu_samples", "samples/s"),
     Measure("Import of the Trainer, or of torch", "imports", "statements", "cpu_s", "s", names=IMPORTS),
+    Measure("Start of a script to its first step", "imports", "script", "cpu_s", "s", names=SCRIPTS),
     Measure("`train()` to its first step", "startup", "mlp-first", "first_step_cpu_ms", "ms"),
     Measure("the same, later in a process", "startup", "mlp-later", "first_step_cpu_ms", "ms"),
     Measure("Resuming after 10 steps", "resuming", "skipped-10", "cpu_ms", "ms"),
@@ -117,6 +120,10 @@ DETAILED = (
     Measure("Peak of a training of an MLP", "training_memory", "mlp", "peak_mib", "MiB"),
     Measure("Peak of a training of a BERT, width 256", "training_memory", "memory-bert", "peak_mib", "MiB"),
     Measure("Memory after a search of 15 trials", "search_memory", "trials", "last_mib", "MiB"),
+    Measure("Stall of a save, MLP, 600 parameters", "checkpoints", "mlp", "stall_ms", "wall ms"),
+    Measure("the same, without `fsync`", "checkpoints", "mlp", "stall_ms", "wall ms", names=WITHOUT_FSYNC),
+    Measure(f"Stall of a save, {SMALL_BERT}", "checkpoints", "bert", "stall_ms", "wall ms"),
+    Measure("the same, without `fsync`", "checkpoints", "bert", "stall_ms", "wall ms", names=WITHOUT_FSYNC),
     Measure("Stall of a save, MLP, 1 million parameters", "checkpoints", "square-1m", "stall_ms", "wall ms"),
     Measure("the same, `async_save`", "checkpoints", "square-1m", "stall_ms", "wall ms", names=IN_BACKGROUND),
     Measure("Stall of a save, MLP, 17 million", "checkpoints", "square-17m", "stall_ms", "wall ms"),

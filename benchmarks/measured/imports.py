@@ -1,7 +1,8 @@
-"""How long do imports and the start of the command line take?
+"""How long do imports and the start of the command line take, and a script from its start to its first step?
 
 Each statement and each command runs in a process of its own, from its start to its end. How many modules it leaves
-loaded is counted, which no other process disturbs.
+loaded is counted, which no other process disturbs. The script is `examples/text_classification.py`, which ends where
+its first optimizer step would begin: with transformers' Trainer under python, and under `littrainer run`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from ..benchmark import Benchmark, Case, Measured, Processes
 from ..figures import Figures, markdown
 from ..processes import environment_of
-from ..sides import EARLIER, Side
+from ..sides import EARLIER, ROOT, Side
 from ..stopwatch import timed_process
 
 SCRIPT = """
@@ -22,6 +23,15 @@ import argparse
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int)
 parser.parse_args()
+"""
+EXAMPLE = ROOT / "examples" / "text_classification.py"
+TO_FIRST_STEP = f"""
+import os, runpy, sys
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+register_optimizer_step_pre_hook(lambda *_: os._exit(0))
+sys.path.insert(0, {str(EXAMPLE.parent)!r})
+runpy.run_path({str(EXAMPLE)!r}, run_name="__main__")
+sys.exit("no step")
 """
 LOADED = """
 import json, sys
@@ -50,17 +60,23 @@ PLAIN = Side("python script.py --help", "torch", variant="command")
 COMMAND = Side("littrainer run script.py --help", "littrainer", variant="command")
 STATEMENTS = (TORCH, OURS, THEIRS, THEIRS_BEFORE, LIGHTNING)
 COMMANDS = (PLAIN, COMMAND)
+PLAIN_SCRIPT = Side("python text_classification.py", "transformers", variant="script")
+RUN_SCRIPT = Side("littrainer run text_classification.py", "littrainer", variant="script")
+SCRIPTS = (PLAIN_SCRIPT, RUN_SCRIPT)
 
 
 def measure(side: Side) -> Measured:
     """Seconds of a process, and after a statement how many modules are loaded."""
     with tempfile.TemporaryDirectory() as folder:
         environment = environment_of(side)
-        if side.variant == "command":
+        if side.variant in ("command", "script"):
             script = Path(folder) / "script.py"
-            script.write_text(SCRIPT)
-            before = [] if side.library == "torch" else ["-m", "littrainer", "run"]
-            took, _ = timed_process([sys.executable, *before, str(script), "--help"], environment)
+            program, options = (
+                (SCRIPT, ["--help"]) if side.variant == "command" else (TO_FIRST_STEP, ["--output_dir", folder])
+            )
+            script.write_text(program)
+            before = ["-m", "littrainer", "run"] if side.library == "littrainer" else []
+            took, _ = timed_process([sys.executable, *before, str(script), *options], environment)
             return took
         took, output = timed_process([sys.executable, "-c", side.variant + "\n" + LOADED], environment)
     modules, packages = json.loads(output.splitlines()[-1])
@@ -69,7 +85,9 @@ def measure(side: Side) -> Measured:
 
 def table(figures: Figures) -> str:
     rows = []
-    for case, baseline in (("statements", TORCH.name), ("commands", PLAIN.name)):
+    for case, baseline in (("statements", TORCH.name), ("commands", PLAIN.name), ("script", PLAIN_SCRIPT.name)):
+        if case not in figures.cases:
+            continue
         for side in figures.sides(case):
             measured = figures.cases[case]["rounds"][side][0]
             packages = [key.removeprefix("loads_") for key in measured if key.startswith("loads_")]
@@ -109,6 +127,7 @@ BENCHMARK = Benchmark(
     full=(
         Case("statements", "imports", STATEMENTS, processes=Processes.NONE),
         Case("commands", "command line", COMMANDS, processes=Processes.NONE),
+        Case("script", "start of a script to its first step", SCRIPTS, processes=Processes.NONE, rounds=5),
     ),
     short=(
         Case("statements", "imports", (TORCH, OURS), processes=Processes.NONE),

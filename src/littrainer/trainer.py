@@ -47,6 +47,7 @@ from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_key
 from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
 from littrainer.optim.schedules import get_scheduler
 from littrainer.override_points import NO_CONTEXT, OverridePoints
+from littrainer.redirection.redirect import collect_garbage_as_usual
 from littrainer.search import searching
 from littrainer.search.record import BestRun
 from littrainer.session import SessionAttributes
@@ -192,6 +193,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         if config is not None:
             config.use_cache = args.use_cache
         self.session.memory.stop(CONSTRUCTION)
+        collect_garbage_as_usual()
 
     def _validate_args(self) -> None:
         checks.check_construction(self)

@@ -1,9 +1,14 @@
 """The redirection in the processes that a script starts. They only look at the import system, which is quick."""
 
+import gc
 import json
 from pathlib import Path
 
+import pytest
+
+from littrainer.redirection import redirect
 from tests.compat.processes import SOURCE_ROOT, facts_of, run_python
+from tests.scenarios.trainers import quiet_trainer
 
 LOOK = "import sys; print(any(type(finder).__name__ == 'RedirectFinder' for finder in sys.meta_path))"
 LOADED = "; print([name for name in ('torch', 'transformers', 'lightning') if name in sys.modules])"
@@ -27,6 +32,22 @@ if __name__ == "__main__":
 
 def test_spawned_processes_and_subprocesses_are_redirected_and_load_nothing_heavy(tmp_path: Path) -> None:
     assert facts_of(PARENT, tmp_path) == {"spawned": True, "subprocess": "True []"}
+
+
+def test_a_redirected_process_looks_for_garbage_less_often(tmp_path: Path) -> None:
+    done = run_python("-c", "import gc, littrainer.auto; print(gc.get_threshold()[0])", cwd=tmp_path)
+    assert int(done.stdout) == redirect.STARTUP_THRESHOLD, done.stderr
+
+
+@pytest.mark.parametrize(("found", "left"), [(redirect.STARTUP_THRESHOLD, redirect._usual_threshold), (5, 5)])
+def test_with_a_trainer_garbage_is_looked_for_as_usual(tmp_path: Path, found: int, left: int) -> None:
+    before = gc.get_threshold()
+    gc.set_threshold(found, *before[1:])
+    try:
+        quiet_trainer(tmp_path)
+        assert gc.get_threshold() == (left, *before[1:])
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_another_sitecustomize_still_runs_and_still_fails_as_it_would(tmp_path: Path) -> None:
