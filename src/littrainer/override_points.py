@@ -38,7 +38,7 @@ from littrainer.data.limits import overfits
 from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
 from littrainer.data.packing import packed
 from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
-from littrainer.data.token_batches import batches_by_tokens, length_groups_of
+from littrainer.data.token_batches import batches_by_tokens, collated_up_to, length_groups_of
 from littrainer.distributed.agreement import failing_together
 from littrainer.engine import run_lightning
 from littrainer.errors.lazy_isinstance import is_a
@@ -133,6 +133,8 @@ class OverridePoints:
         dataloader_key: str | None = None,
     ) -> LookaheadLoader:
         args, collate = self.args, self.data_collator
+        if args.max_tokens_per_batch is not None and not isinstance(dataset, IterableDataset):
+            collate = partial(collated_up_to, args.max_tokens_per_batch, collate)
         # With a column of lengths that the model does not take.
         whole = dataset
         if is_a(dataset, "datasets.Dataset"):

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
+import datasets
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -12,7 +14,7 @@ from transformers import DataCollatorWithFlattening
 
 from littrainer import Trainer
 from littrainer.data.collators import default_data_collator
-from littrainer.data.packing import PackedCollator, PackedStream, tokens_in_documents
+from littrainer.data.packing import PackedCollator, PackedStream, best_fit, tokens_in_documents
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, Stream, language_rows
 from tests.scenarios.models import tiny_gpt2, tiny_llama
@@ -215,6 +217,35 @@ def test_a_stream_is_packed_without_losing_a_document() -> None:
     )
     tokens = [sum(len(document["input_ids"]) for document in row) for row in rows]
     assert max(tokens) <= size and sum(tokens) / (len(tokens) * size) > 0.96
+
+
+def test_best_fit_fills_rows_and_leaves_no_document_out() -> None:
+    lengths = np.sort(torch.randint(1, 64, (2000,), generator=torch.Generator().manual_seed(0)).numpy())[::-1]
+    rows = best_fit(lengths.tolist(), 128)
+    assert sorted(chain.from_iterable(rows)) == list(range(len(lengths)))
+    assert max(lengths[row].sum() for row in rows) <= 128
+    assert len(rows) == -(-lengths.sum() // 128)
+
+
+@pytest.mark.parametrize("make", [Rows, Stream, datasets.Dataset.from_list], ids=["rows", "stream", "table"])
+def test_documents_that_are_padded_beforehand_are_packed_without_their_padding(tmp_path: Path, make: Any) -> None:
+    gaps = [[0] * (SIZE - len(row["input_ids"])) for row in ROWS]
+    padded = [
+        {
+            "input_ids": row["input_ids"] + gap,
+            "attention_mask": [1] * len(row["input_ids"]) + gap,
+            "labels": row["labels"] + [-100] * len(gap),
+        }
+        for row, gap in zip(ROWS, gaps, strict=True)
+    ]
+    settings: Any = {"pack_to_length": SIZE, "per_device_train_batch_size": 1, "max_steps": 2}
+    loaders = [
+        language_trainer(tmp_path, data, collate=default_data_collator, **settings).get_train_dataloader()
+        for data in (make(padded), Rows(ROWS))
+    ]
+    batches, expected = map(list, loaders)
+    assert tokens_read(batches) == DOCUMENTS
+    assert len(batches) <= len(expected)
 
 
 # What is wrong -> data, collator, and words of the error.

@@ -14,7 +14,7 @@ from littrainer.data.dispatching import NO_BATCH, Dispatch, first_dimension
 from littrainer.data.samplers import EpochSeededSampler, warn_that_a_stream_has_its_own_order
 from littrainer.data.sharding import Share, SharedBatches, SharedStream, length_of, share_of, tell_epoch
 from littrainer.data.stream_end import CommonEnd
-from littrainer.data.token_batches import DrawnGroups, LengthGroups, PackedDocuments, length_groups_of
+from littrainer.data.token_batches import DrawnGroups, LengthGroups, length_groups_of
 from littrainer.data.workers import read_batches, without_reports
 from littrainer.distributed.agreement import from_first
 from littrainer.errors.lazy_isinstance import is_a
@@ -274,7 +274,8 @@ def build_loader(
     if is_training and sampler is None:
         warn_that_a_stream_has_its_own_order(args)
     if not isinstance(dataset, IterableDataset):
-        forms_batches = isinstance(sampler, (LengthGroups, DrawnGroups)) and not isinstance(dataset, PackedDocuments)
+        # With `pack_to_length` groups are rows.
+        forms_batches = isinstance(sampler, (LengthGroups, DrawnGroups)) and args.max_tokens_per_batch is not None
         if forms_batches or is_a(sampler, "rebalancing sampler"):
             del keywords["batch_size"]
             keywords["batch_sampler"] = sampler
