@@ -49,7 +49,7 @@ class AveragedWeights(WeightAveraging):
             # It is read at each step, and the device would be waited for.
             self._average_model.n_averaged = self._average_model.n_averaged.cpu()
 
-    def on_validation_epoch_start(self, *_: Any) -> None:
+    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leave the weights as they are: a validation is a part of an evaluation, which may be a subclass's own."""
 
     on_validation_epoch_end = on_validation_epoch_start
