@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 WEIGHTS = "state_dict"
 # Stands for the weights of the model at the checkpoint, which are in other files.
 THE_MODELS_WEIGHTS = "the weights of the model"
-# Averaged weights were saved as the model's, and those that are trained here.
+# Averaged weights were saved as the model's, and the trained ones with the callback; these count if nobody averages now.
 IS_EXCHANGED = "averaged_weights_are_the_models"
 
 
@@ -100,7 +100,6 @@ def restore_lightning_callbacks(
             callback.on_load_checkpoint(module.trainer, module, checkpoint)
     for key in additions.keys() - {callback.state_key for callback in _callbacks(module)}:
         if module is not None and additions[key].get(IS_EXCHANGED):
-            # Nobody averages them now.
             module.load_state_dict(additions[key][WEIGHTS])
 
 

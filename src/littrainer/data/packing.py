@@ -161,14 +161,14 @@ class PackedStream(IterableDataset[list[Any]]):
             self._stream_state = copy.deepcopy(self.dataset.state_dict()) if self._tells else None
             self._rows_done, self._rows_to_skip = self._rows_to_skip, 0
             rows = self._rows_of(documents)
-            if rows is None:
+            if not rows:
                 return
             for row in rows[self._rows_done :]:
                 self._rows_done += 1
                 yield row
 
-    def _rows_of(self, stream: Iterator[Any]) -> list[list[Any]] | None:
-        documents, tokens, has_ended = [], 0, True
+    def _rows_of(self, stream: Iterator[Any]) -> list[list[Any]]:
+        documents, tokens = [], 0
         for document in stream:
             if "input_ids" not in document:
                 raise ValueError(
@@ -184,11 +184,8 @@ class PackedStream(IterableDataset[list[Any]]):
             if length >= FEWEST_TOKENS:
                 documents.append((length, document))
                 tokens += length
-            has_ended = False
             if tokens >= ROWS_PACKED_TOGETHER * self.size:
                 break
-        if has_ended:
-            return None
         documents.sort(key=lambda one: -one[0])
         rows = best_fit([length for length, _ in documents], self.size)
         return [[documents[number][1] for number in row] for row in rows]

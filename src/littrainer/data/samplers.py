@@ -144,7 +144,7 @@ MASK = "attention_mask"
 
 
 def length_of_sample(sample: Any, name: str, without_padding: bool) -> int:
-    """Return the length of a sample's entry, and without padding only of what its attention mask lets be seen."""
+    """Return the length of a sample's entry; without padding, the number of tokens that its attention mask shows."""
     return int(np.sum(sample[MASK])) if without_padding and MASK in sample else len(sample[name])
 
 
@@ -154,7 +154,7 @@ def sample_lengths(dataset: Any, model_input_name: str | None = None, without_pa
     Parameters:
         dataset: map-style, with mappings as samples.
         model_input_name: the key whose value is measured; `"input_ids"` by default.
-        without_padding: count only what the samples' attention masks let be seen, if they have such.
+        without_padding: count only what the samples' attention masks show, if they have any.
 
     Lengths in a `datasets.Dataset` are read from its table, if that has them: decoding all samples takes as long as
     an epoch of reading them.
@@ -163,7 +163,8 @@ def sample_lengths(dataset: Any, model_input_name: str | None = None, without_pa
         ValueError: samples are no mappings, or have no such key.
     """
     name = "input_ids" if model_input_name is None else model_input_name
-    in_table = _lengths_in_table(dataset, name, without_padding)
+    is_masked = without_padding and MASK in getattr(dataset, "column_names", ())
+    in_table = _lengths_in_table(dataset, MASK if is_masked else name)
     if in_table is not None:
         return in_table
     # Read twice, as transformers does, so that a dataset that draws random numbers in reading stays in step with it.
@@ -180,7 +181,7 @@ def sample_lengths(dataset: Any, model_input_name: str | None = None, without_pa
     return [length_of_sample(sample, name, without_padding) for sample in samples]
 
 
-def _lengths_in_table(dataset: Any, name: str, without_padding: bool) -> list[int] | None:
+def _lengths_in_table(dataset: Any, name: str) -> list[int] | None:
     # A subclass may read otherwise than its table stands.
     if type(dataset) not in known_classes("datasets.Dataset") or not len(dataset):
         return None
@@ -191,13 +192,11 @@ def _lengths_in_table(dataset: Any, name: str, without_padding: bool) -> list[in
         return None
     from pyarrow import ArrowNotImplementedError, compute
 
-    is_mask = without_padding and MASK in dataset.column_names
-    name = MASK if is_mask else name
     lengths: list[Any] = []
     for rows in dataset.with_format("arrow", columns=[name]).iter(ROWS_READ_AT_ONCE):
         try:
             found = compute.list_value_length(rows[name]).to_pylist()
-            if is_mask and None not in found:
+            if name == MASK and None not in found:
                 seen = np.insert(np.cumsum(compute.list_flatten(rows[name])), 0, 0)
                 found = np.diff(seen[np.insert(np.cumsum(found), 0, 0)]).tolist()
             lengths += found

@@ -132,27 +132,19 @@ def batches_by_tokens(
     widths = np.minimum(-(-(-(-widths // step) * step) // multiple) * multiple, limit)
     parts = data_parallel_size(args)
     from_longest = np.sort(widths)[::-1]
-    if is_training:
-        groups = LengthGroups(widths, groups_up_to(from_longest, limit, parts))
-    else:
-        rounds, last = equal_rounds(from_longest, limit, parts)
-        groups = LengthGroups(widths, rounds, last)
-    return drawn_or_fixed(args, groups, sampler, "max_tokens_per_batch")
+    formed = (groups_up_to(from_longest, limit, parts),) if is_training else equal_rounds(from_longest, limit, parts)
+    return drawn_or_fixed(args, LengthGroups(widths, *formed), sampler, "max_tokens_per_batch")
 
 
 def collated_up_to(limit: int, collate: Callable[[list[Any]], Any], samples: list[Any]) -> Any:
-    """Return the batch of samples, once it is known to have at most so many tokens with padding.
-
-    Raises:
-        ValueError: it has more, since it is padded to more than its longest sample, or lengths are not the true ones.
-    """
+    """Return the batch of samples, refused if it has more tokens than that with padding."""
     batch = collate(samples)
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
     if isinstance(ids, torch.Tensor) and ids.numel() > limit:
         raise ValueError(
             f"max_tokens_per_batch={limit}: data_collator made a batch of {' x '.join(map(str, ids.shape))} tokens. "
-            "Let it pad to the longest sample of a batch, correct the dataset's lengths if it gives them, and make a "
-            "new dataset instead of changing the samples of one that has been read."
+            "Let it pad to the longest sample of a batch. If samples are longer than when they were measured, or than "
+            "the lengths that the dataset gives, make a new dataset."
         )
     return batch
 

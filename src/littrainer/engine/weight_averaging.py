@@ -49,10 +49,9 @@ class AveragedWeights(WeightAveraging):
             # It is read at each step, and the device would be waited for.
             self._average_model.n_averaged = self._average_model.n_averaged.cpu()
 
-    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Leave the weights as they are: a validation is a part of an evaluation, which may be a subclass's own."""
-
-    on_validation_epoch_end = on_validation_epoch_start
+    # A validation of Lightning's is a part of an evaluation, which may be a subclass's own.
+    on_validation_epoch_start = pl.Callback.on_validation_epoch_start
+    on_validation_epoch_end = pl.Callback.on_validation_epoch_end
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let the model have the average, if that is saved."""

@@ -80,7 +80,7 @@ class TrainingRun:
             should_stop=self.step.ends_epoch,
             left_out=self.step.health.left_out,
         )
-        self.windows.speed = self.step.speed
+        self.windows.enter_part = self.step.speed.enter
         self.first_epoch = 0
         self.epoch = 0
         self.is_between_epochs = True

@@ -162,9 +162,7 @@ class SpeedLog:
                 real = (tokens != self._padding_id).sum()
             else:
                 continue
-            if self._real_tokens is None:
-                self._real_tokens = torch.zeros((), dtype=torch.long, device=self._args.device)
-            self._real_tokens += real
+            self._real_tokens = real if self._real_tokens is None else self._real_tokens + real
 
     def logs(self, state: TrainerState, control: TrainerControl) -> dict[str, float]:
         """Return what is logged of the time since the last log; all processes call this together.
