@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 WEIGHTS = "state_dict"
 # Stands for the weights of the model at the checkpoint, which are in other files.
 THE_MODELS_WEIGHTS = "the weights of the model"
-# Averaged weights were saved as the model's, and the trained ones with the callback; these count if nobody averages now.
+# The weights of the model are averaged ones; those that were trained are among what the callback adds.
 IS_EXCHANGED = "averaged_weights_are_the_models"
 
 
