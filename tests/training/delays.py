@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from littrainer.callbacks.speed_advice import TIME_PARTS
+from littrainer.callbacks.log_history import TIME_PARTS
 from tests.training import test_speed
 
 # Part of the time -> what is delayed there.

@@ -14,7 +14,7 @@ import transformers
 from torch.utils.data import default_collate
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.callbacks import speed_advice
+from littrainer.callbacks import log_history
 from littrainer.callbacks.progress import ProgressCallback, result_line
 from littrainer.callbacks.state import TrainerState
 from littrainer.engine import fast_training_loop
@@ -256,9 +256,9 @@ def test_one_line_of_advice_is_printed_once(
 def test_the_advice_names_what_to_set(
     monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], args: dict[str, Any], words: str | None
 ) -> None:
-    monkeypatch.setattr(speed_advice.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(log_history.os, "cpu_count", lambda: 8)
     logs = {f"speed/{part}_seconds": value for part, value in seconds.items() if part != "padding"}
-    found = speed_advice.advice_on({**logs, "speed/padding_share": seconds.get("padding", 0) / 10}, args)
+    found = log_history.advice_on({**logs, "speed/padding_share": seconds.get("padding", 0) / 10}, args)
     assert found is None if words is None else words in (found or "")
 
 

@@ -13,8 +13,7 @@ from itertools import chain
 from typing import Any
 
 from littrainer.arguments.shown_arguments import away_from_defaults, default_texts, is_same
-from littrainer.callbacks.log_history import COSTS, EVALUATION, SPEED_PREFIX, TRAINING
-from littrainer.callbacks.speed_advice import advice_on, shares_of_time
+from littrainer.callbacks.log_history import COSTS, EVALUATION, SPEED_PREFIX, TRAINING, advice_on, shares_of_time
 from littrainer.commands.report_charts import (
     ABSENT,
     Chart,

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer.callbacks.log_history import SPEED_PREFIX
-from littrainer.callbacks.speed_advice import TIME_PARTS, advice_on
+from littrainer.callbacks.log_history import SPEED_PREFIX, TIME_PARTS, advice_on
 from littrainer.data.loaders import first_dimension
 from littrainer.data.packing import tokens_in_documents
 from littrainer.distributed.collectives import gathered
