@@ -1,7 +1,8 @@
 """Writes the tables of the documentation from a record: `python -m benchmarks.tables [record.json]`.
 
 A table stands between two comments in a page, `<!-- benchmark: step -->` and `<!-- end -->`, and is replaced whole.
-`<!-- benchmark: the run -->` stands for the sentence that says where the figures are from.
+`<!-- benchmark: the run -->` stands for the sentence that says where the figures are from. A single figure stands
+between such comments within a line. What was not measured leaves the page as it is.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from .catalogue import BENCHMARKS
 from .figures import Figures
 from .sides import ROOT
 
-PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
-MARKED = re.compile(r"(<!-- benchmark: (?P<name>[^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "faster.md", ROOT / "README.md")
+MARKED = re.compile(r"(<!-- benchmark: (?P<name>[^>]+?) -->\n?).*?(<!-- end -->)", re.DOTALL)
 SHOWN_VERSIONS = ("Python", "torch", "lightning", "transformers", "littrainer")
 
 
@@ -63,7 +64,10 @@ def filled(page: str, parts: dict[str, str]) -> str:
         name = marked["name"]
         if name not in parts:
             raise KeyError(f"the record has no {name!r}, which a page asks for; it has {sorted(parts)}")
-        return f"{marked[1]}\n{parts[name].strip()}\n\n{marked[3]}"
+        part = parts[name].strip()
+        if not part:
+            return marked[0]
+        return f"{marked[1]}\n{part}\n\n{marked[3]}" if marked[1].endswith("\n") else f"{marked[1]}{part}{marked[3]}"
 
     return MARKED.sub(replacement, page)
 

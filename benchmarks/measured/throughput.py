@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,16 @@ BY_TOKENS: dict[str, dict[str, Any]] = {
     "tiny-bert": {"max_tokens_per_batch": BATCH_SIZE * LONGEST},
     "tiny-gpt2": {"pack_to_length": LONGEST},
 }
+
+
+def side_by_tokens(job: str) -> str:
+    return f"littrainer, {next(iter(BY_TOKENS[job]))}"
+
+
+def times_as_many(job: str, figures: Figures) -> str:
+    """Samples of a second by tokens, as a multiple of those in random batches; nothing if they were not measured."""
+    case = f"{job}-lengths"
+    return f"{figures.ratio(case, side_by_tokens(job), OURS.name, 'cpu_samples'):.2f}" if case in figures else ""
 
 
 def of_many_lengths(samples: list[dict[str, torch.Tensor]]) -> list[dict[str, Any]]:
@@ -91,10 +102,10 @@ def cases(batches: int, warmup: int) -> tuple[Case, ...]:
         Case(
             f"{job}-lengths",
             f"{JOBS[job].title.replace('64 tokens', '2 to 63 tokens')}: training",
-            (OURS, Side(f"littrainer, {next(iter(changes))}", "littrainer", variant="tokens"), THEIRS),
+            (OURS, Side(side_by_tokens(job), "littrainer", variant="tokens"), THEIRS),
             {"job": job, "mode": "lengths", "batches": 2 * batches},
         )
-        for job, changes in BY_TOKENS.items()
+        for job in BY_TOKENS
     )
     return (
         *(
@@ -136,5 +147,5 @@ BENCHMARK = Benchmark(
     full=cases(batches=20, warmup=4),
     short=cases(batches=3, warmup=1),
     rounds=5,
-    tables={"throughput": table},
+    tables={"throughput": table, **{f"{job}-lengths": partial(times_as_many, job) for job in BY_TOKENS}},
 )

@@ -38,7 +38,7 @@ from littrainer.data.limits import overfits
 from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
 from littrainer.data.packing import packed
 from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
-from littrainer.data.token_batches import batches_by_tokens, length_groups_of
+from littrainer.data.token_batches import batches_by_tokens, collated_up_to, length_groups_of
 from littrainer.distributed.agreement import failing_together
 from littrainer.engine import run_lightning
 from littrainer.errors.lazy_isinstance import is_a
@@ -133,6 +133,8 @@ class OverridePoints:
         dataloader_key: str | None = None,
     ) -> LookaheadLoader:
         args, collate = self.args, self.data_collator
+        if args.max_tokens_per_batch is not None and not isinstance(dataset, IterableDataset):
+            collate = partial(collated_up_to, args.max_tokens_per_batch, collate)
         # With a column of lengths that the model does not take.
         whole = dataset
         if is_a(dataset, "datasets.Dataset"):
@@ -328,11 +330,9 @@ class OverridePoints:
         train_all(model)
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
-        if speed is not None:
-            speed.enter("to_device")
+        speed.enter("to_device")
         inputs = self._prepare_inputs(inputs)
-        if speed is not None:
-            speed.enter("forward")
+        speed.enter("forward")
         step = self.state.global_step
         args = self.args
         # With `auto_micro_batch` processes run as many passes as each needs, and agree at the end of a window.
@@ -420,8 +420,7 @@ class OverridePoints:
             logs = log_eval_save.logs_since_last(summed, tr_loss, state.global_step, grad_norm, rate)
             logs.update(self.session.tracked.take(self.args.device))
             self.store_flos()
-            if speed is not None:
-                logs.update(speed.logs(state, self.control))
+            logs.update(speed.logs(state, self.control))
             self.log(logs, start_time)
         if self.control.should_evaluate and preemption.agreed is None:
             with preemption.breaking_off_evaluation(state):
@@ -432,8 +431,7 @@ class OverridePoints:
         preemption.save_and_stop_if_asked(state, self.control)
         if not self.control.should_save:
             return
-        if speed is not None:
-            speed.enter("save")
+        speed.enter("save")
         saves = self.background_saves
         if saves is not None and saves.can_copy(self._storage()):
             saves.wait()

@@ -50,7 +50,7 @@ from littrainer.training.plan import TrainingPlan
 from littrainer.training.preemption import Preemption
 from littrainer.training.reports import InputTokenCounter, MemoryReport
 from littrainer.training.run import TrainingRun
-from littrainer.training.speed import SpeedLog
+from littrainer.training.speed import NoSpeedLog, SpeedLog
 from littrainer.training.tracked_means import TrackedMeans, tracked_by
 from littrainer.training.watchdog import Watchdog
 
@@ -85,7 +85,7 @@ class TrainingSession:
         micro_batches_in_window: micro-batches of the current optimizer step.
         eval_dataloaders: evaluation loaders with lasting workers, by name.
         deepspeed: DeepSpeed's engine, or None.
-        speed: counts where the time goes; None without `log_speed`.
+        speed: counts where the time goes, with `log_speed`.
         neftune_hook_handle: takes NEFTune's hook off again; None outside of a training with it.
     """
 
@@ -113,7 +113,7 @@ class TrainingSession:
     micro_batches_in_window: int = 1
     eval_dataloaders: dict[str, Any] = field(default_factory=dict)
     deepspeed: Any = None
-    speed: SpeedLog | None = None
+    speed: SpeedLog | NoSpeedLog = field(default_factory=NoSpeedLog)
     neftune_hook_handle: Any = None
 
     def __reduce__(self) -> Any:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
+import datasets
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -12,7 +15,7 @@ from transformers import DataCollatorWithFlattening
 
 from littrainer import Trainer
 from littrainer.data.collators import default_data_collator
-from littrainer.data.packing import PackedCollator, PackedStream, tokens_in_documents
+from littrainer.data.packing import PackedCollator, PackedStream, best_fit, tokens_in_documents
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, Stream, language_rows
 from tests.scenarios.models import tiny_gpt2, tiny_llama
@@ -74,46 +77,47 @@ def attention_by_beginnings(
 FLASH = "flash_attention_on_the_cpu"
 transformers.AttentionInterface.register(FLASH, attention_by_beginnings)
 
+
+def loss_and_weights(folder: Path, data: Any, make: Any, attention: str, **changes: Any) -> tuple[float, Any]:
+    """The loss of a step on all documents, packed or not, and the weights that plain gradient descent makes."""
+    torch.manual_seed(0)
+    model = make()
+    if attention != FLASH:
+        model.set_attn_implementation(attention)
+    elif "pack_to_length" in changes:
+        model.config._attn_implementation = attention
+    steps: Any = {"logging_strategy": "steps", "logging_steps": 1, "optim": "sgd", "learning_rate": 1.0}
+    changes = {"per_device_train_batch_size": len(ROWS), "max_steps": 1, "max_grad_norm": 0, **steps, **changes}
+    trainer = language_trainer(folder, data, model, **changes)
+    trainer.train()
+    return trainer.state.log_history[0]["loss"], trainer.model.state_dict()
+
+
+PACKED: Any = {"pack_to_length": SIZE, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 3}
+tiny_gpt2_without_dropout = functools.partial(tiny_gpt2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+
+
 # Models and attention implementations; GPT-2 has positions that are embedded, Llama rotary ones.
-ATTENTIONS = [
-    (tiny_llama, "eager"),
-    (tiny_llama, "sdpa"),
-    (tiny_llama, FLASH),
-    (tiny_gpt2, "eager"),
-    (tiny_gpt2, "sdpa"),
-]
-
-
-@pytest.mark.parametrize(("make", "attention"), ATTENTIONS)
-def test_loss_and_gradients_are_those_of_unpacked_documents(tmp_path: Path, make: Any, attention: str) -> None:
-    found = []
-    without_dropout: Any = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if make is tiny_gpt2 else {}
-    for changes in ({}, {"pack_to_length": SIZE, "gradient_accumulation_steps": 4}):
-        torch.manual_seed(0)
-        model = make(**without_dropout)
-        if changes or attention != FLASH:
-            model.config._attn_implementation = attention
-        steps: Any = {"logging_strategy": "steps", "logging_steps": 1, "optim": "sgd", "learning_rate": 1.0}
-        size = 3 if changes else len(ROWS)
-        trainer = language_trainer(
-            tmp_path,
-            Rows(ROWS),
-            model,
-            per_device_train_batch_size=size,
-            max_steps=1,
-            max_grad_norm=0,
-            **steps,
-            **changes,
-        )
-        trainer.train()
-        found.append((trainer.state.log_history[0]["loss"], {**trainer.model.state_dict()}))
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
-    for name, value in found[0][1].items():
-        assert torch.allclose(value, found[1][1][name], atol=1e-5), name
+@pytest.mark.parametrize(
+    ("make", "attention", "kind"),
+    [
+        (tiny_llama, "eager", Rows),
+        (tiny_llama, "sdpa", Rows),
+        (tiny_llama, "sdpa", Stream),
+        (tiny_llama, FLASH, Rows),
+        (tiny_gpt2_without_dropout, "eager", Rows),
+        (tiny_gpt2_without_dropout, "sdpa", Rows),
+    ],
+)
+def test_loss_and_gradients_are_those_of_unpacked_documents(
+    tmp_path: Path, make: Any, attention: str, kind: Any
+) -> None:
+    apart, packed = (loss_and_weights(tmp_path, kind(ROWS), make, attention, **changes) for changes in ({}, PACKED))
+    torch.testing.assert_close(packed, apart, rtol=1e-5, atol=1e-5)
 
 
 def test_flex_attention_keeps_documents_apart() -> None:
-    # Its backward pass needs a GPU.
+    # Its backward pass needs a GPU, where tests/gpu compares gradients.
     torch.manual_seed(0)
     model = tiny_llama(attn_implementation="flex_attention", use_cache=False).eval()
     batch = PackedCollator(pad_tokens, SIZE, 0)([ROWS[:2], ROWS[2:3]])
@@ -215,6 +219,35 @@ def test_a_stream_is_packed_without_losing_a_document() -> None:
     )
     tokens = [sum(len(document["input_ids"]) for document in row) for row in rows]
     assert max(tokens) <= size and sum(tokens) / (len(tokens) * size) > 0.96
+
+
+def test_best_fit_fills_rows_and_leaves_no_document_out() -> None:
+    lengths = np.sort(torch.randint(1, 64, (2000,), generator=torch.Generator().manual_seed(0)).numpy())[::-1]
+    rows = best_fit(lengths.tolist(), 128)
+    assert sorted(chain.from_iterable(rows)) == list(range(len(lengths)))
+    assert max(lengths[row].sum() for row in rows) <= 128
+    assert len(rows) == -(-lengths.sum() // 128)
+
+
+@pytest.mark.parametrize("make", [Rows, Stream, datasets.Dataset.from_list], ids=["rows", "stream", "table"])
+def test_documents_that_are_padded_beforehand_are_packed_without_their_padding(tmp_path: Path, make: Any) -> None:
+    gaps = [[0] * (SIZE - len(row["input_ids"])) for row in ROWS]
+    padded = [
+        {
+            "input_ids": row["input_ids"] + gap,
+            "attention_mask": [1] * len(row["input_ids"]) + gap,
+            "labels": row["labels"] + [-100] * len(gap),
+        }
+        for row, gap in zip(ROWS, gaps, strict=True)
+    ]
+    settings: Any = {"pack_to_length": SIZE, "per_device_train_batch_size": 1, "max_steps": 2}
+    loaders = [
+        language_trainer(tmp_path, data, collate=default_data_collator, **settings).get_train_dataloader()
+        for data in (make(padded), Rows(ROWS))
+    ]
+    batches, expected = map(list, loaders)
+    assert tokens_read(batches) == DOCUMENTS
+    assert len(batches) <= len(expected)
 
 
 # What is wrong -> data, collator, and words of the error.

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from littrainer import Trainer
-from littrainer.data.token_batches import best_fit, equal_rounds, groups_up_to
+from littrainer.data.token_batches import equal_rounds, groups_up_to
 from littrainer.evaluation.loop import BatchOutputs, in_datasets_order
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import AugmentedRows, Rows, SizedStream, Stream, token_rows, vector_rows
@@ -68,6 +68,23 @@ def test_padding_to_a_multiple_counts(tmp_path: Path) -> None:
     trainer.data_collator = PadToEight()
     sizes = [batch["input_ids"].numel() for batch in trainer.get_train_dataloader()]
     assert max(sizes) == 64 and sum(sizes) > 0.8 * 64 * len(sizes)
+
+
+@pytest.mark.parametrize("form", ["padded to a fixed length", "measured before"])
+def test_a_batch_that_is_larger_than_lengths_say_is_an_error(tmp_path: Path, form: str) -> None:
+    def padded(rows: list[Any]) -> Any:
+        batch = pad_tokens(rows)
+        gap = 100 - batch["input_ids"].shape[1] if form == "padded to a fixed length" else 0
+        return {"input_ids": torch.nn.functional.pad(batch["input_ids"], (0, gap)), "labels": batch["labels"]}
+
+    data = Rows(ROWS)
+    trainer = trainer_over(tmp_path, data, max_tokens_per_batch=64)
+    trainer.data_collator = padded
+    loader = trainer.get_train_dataloader()
+    if form == "measured before":
+        data.rows = token_rows(60, shortest=40, longest=40)
+    with pytest.raises(ValueError, match=r"max_tokens_per_batch=64: .* a batch of \d+ x (100|40) tokens"):
+        list(loader)
 
 
 def test_overfitting_reads_the_same_batches_in_each_epoch(tmp_path: Path) -> None:
@@ -239,11 +256,3 @@ def test_a_loader_that_a_script_makes_has_its_batches_and_one_warning(
     trainer = trainer_over(tmp_path, Rows(ROWS), kind=OwnLoader, num_train_epochs=1, **{name: 64})
     assert trainer.train().global_step == 2
     assert caplog.text.count(f"{name} has no effect in training: get_train_dataloader returns a DataLoader.") == 1
-
-
-def test_best_fit_fills_rows_and_leaves_no_document_out() -> None:
-    lengths = np.sort(torch.randint(1, 64, (2000,), generator=torch.Generator().manual_seed(0)).numpy())[::-1]
-    rows = best_fit(lengths.tolist(), 128)
-    assert sorted(chain.from_iterable(rows)) == list(range(len(lengths)))
-    assert max(lengths[row].sum() for row in rows) <= 128
-    assert len(rows) == -(-lengths.sum() // 128)

@@ -97,10 +97,16 @@ def test_evaluations_and_checkpoints_have_the_weights_that_ema_use_says_and_trai
 @pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
 @pytest.mark.parametrize(
     ("use", "then", "changes"),
-    [("both", "both", {}), ("evaluate", "save", {}), ("save", "evaluate", {}), ("both", "both", {"async_save": True})],
+    [
+        ("both", "both", {}),
+        ("evaluate", "save", {}),
+        ("save", "evaluate", {}),
+        ("both", "both", {"async_save": True}),
+        ("both", None, {}),
+    ],
 )
 def test_a_resumed_training_ends_as_the_one_in_one_go(
-    tmp_path: Path, kind: Any, use: str, then: str, changes: dict[str, Any]
+    tmp_path: Path, kind: Any, use: str, then: str | None, changes: dict[str, Any]
 ) -> None:
     whole = trained(tmp_path / "whole", then, kind=kind)
     trained(tmp_path / "cut", use, kind=kind, **changes)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import functools
+from pathlib import Path
 
+import pytest
+import torch
+
+from tests.data.test_packing import PACKED, ROWS, loss_and_weights
 from tests.gpu.conftest import needs_gpus
 from tests.gpu.trainings import PRECISIONS, STEPS
+from tests.scenarios.data import Rows
+from tests.scenarios.models import tiny_llama
 
 pytestmark = needs_gpus(1)
 
@@ -49,3 +56,17 @@ def test_nothing_waits_for_the_gpu_in_a_step_without_a_log_nor_where_the_next_ba
 def test_further_evaluations_reserve_no_further_memory(both) -> None:  # type: ignore[no-untyped-def]
     (few, many), _ = both("memory reserved by evaluations")
     assert 0 < many == few
+
+
+@pytest.mark.parametrize("attention", ["flex_attention", "flash_attention_2"])
+def test_loss_and_gradients_of_packed_documents_are_those_of_documents_apart(tmp_path: Path, attention: str) -> None:
+    is_flash = attention == "flash_attention_2"
+    if is_flash:
+        pytest.importorskip("flash_attn")
+    # Both take heads of 16 numbers or more.
+    make = functools.partial(tiny_llama, hidden_size=64, num_attention_heads=4, num_key_value_heads=4)
+    apart, packed = (
+        loss_and_weights(tmp_path, Rows(ROWS), make, attention, bf16=is_flash, **changes) for changes in ({}, PACKED)
+    )
+    rounding = 1e-2 if is_flash else 1e-5
+    torch.testing.assert_close(packed, apart, rtol=rounding, atol=rounding)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import SwinConfig, SwinForImageClassification
 
 from littrainer import TransformersModule
 from littrainer.optim.muon import BY_MUON, MuonWithAdamW
@@ -32,6 +33,10 @@ def test_muon_steps_the_matrices_within_a_model(tmp_path: Path) -> None:
     bert = stepped_by_muon(tmp_path, tiny_bert_classifier())
     assert "bert.encoder.layer.0.attention.self.query.weight" in bert
     assert not any(part in name for name in bert for part in ("embeddings", "classifier", "bias", "LayerNorm"))
+    swin = SwinConfig(image_size=16, patch_size=2, embed_dim=8, depths=[1], num_heads=[2], window_size=4)
+    assert not any("bias" in name for name in stepped_by_muon(tmp_path, SwinForImageClassification(swin)))
+    attention = stepped_by_muon(tmp_path, nn.MultiheadAttention(4, 2))
+    assert attention == {"in_proj_weight", "out_proj.weight"}
     gpt2 = stepped_by_muon(tmp_path, tiny_gpt2())
     assert gpt2 and not any(part in name for name in gpt2 for part in ("wte", "wpe", "lm_head", "ln_", "bias"))
 

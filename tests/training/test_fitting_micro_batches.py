@@ -105,6 +105,20 @@ def test_the_size_found_is_kept_and_told_once_and_buffers_and_generators_are_put
     assert "in optimizer step 1," in told and "2 of 5 rows with 6 elements each fit" in told
 
 
+def test_a_buffer_that_forward_resizes_gets_its_former_shape_back(tmp_path: Path) -> None:
+    class Growing(Room):
+        def __init__(self, room: int) -> None:
+            super().__init__(room)
+            self.register_buffer("rows_seen", torch.zeros(0))
+
+        def logits(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                self.rows_seen.resize_(len(self.rows_seen) + len(x))[-len(x) :] = 1
+            return super().logits(x)
+
+    assert run_out(tmp_path, Growing(2)).model.rows_seen.tolist() == [1] * 15
+
+
 def test_random_streams_go_on_as_if_memory_had_not_run_out(tmp_path: Path) -> None:
     class Dropping(Room):
         def logits(self, x: torch.Tensor) -> torch.Tensor:

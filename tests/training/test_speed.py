@@ -26,7 +26,16 @@ from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 from tests.training.step_calls import CountedCalls, run_side
 
 # What takes how many seconds, each time.
-SECONDS = {"row": 0.25, "to_device": 0.5, "forward": 2.0, "backward": 3.0, "step": 5.0, "callback": 7.0, "save": 11.0}
+SECONDS = {
+    "row": 0.25,
+    "to_device": 0.5,
+    "forward": 2.0,
+    "evaluation": 2.5,
+    "backward": 3.0,
+    "step": 5.0,
+    "callback": 7.0,
+    "save": 11.0,
+}
 BY_STEPS = {"logging_strategy": "steps", "logging_steps": 1, "log_speed": True}
 
 
@@ -62,7 +71,7 @@ class SlowModel(VectorClassifier):
         self.head.weight.register_hook(lambda _: now.passes("backward"))
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
-        self.now.passes("forward")
+        self.now.passes("forward" if self.training else "evaluation")
         return super().forward(x, labels)
 
 
@@ -135,7 +144,7 @@ def test_each_part_has_the_time_that_it_took_in_both_loops(
         "backward": 6 * SECONDS["backward"],
         "step": steps * SECONDS["step"],
         # Three batches each.
-        "evaluation": evaluations * 3 * SECONDS["forward"],
+        "evaluation": evaluations * 3 * SECONDS["evaluation"],
         "save": saves * SECONDS["save"],
         "other": steps * SECONDS["callback"],
     }
@@ -167,6 +176,15 @@ def test_the_seconds_left_hold_the_evaluations_and_saves_to_come(tmp_path: Path,
         assert at + left == pytest.approx(now.seconds, abs=2 * SECONDS["row"])
 
 
+def test_the_seconds_left_at_the_last_step_of_an_epoch_hold_what_is_due_at_its_end(tmp_path: Path, now: Now) -> None:
+    by_epochs = {"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 3}
+    _, callback = train(tmp_path, now, **by_epochs)
+    logs = [(at, one["speed/seconds_left"]) for at, one in callback.logged if "loss" in one]
+    assert len(logs) == 18
+    for at, left in logs[6:]:
+        assert at + left == pytest.approx(now.seconds, abs=4 * SECONDS["row"])
+
+
 def test_tokens_and_padding_are_counted(tmp_path: Path) -> None:
     rows = token_rows(8)
     given = {"train_dataset": Rows(rows), "data_collator": pad_tokens}
@@ -180,12 +198,15 @@ def test_tokens_and_padding_are_counted(tmp_path: Path) -> None:
     assert all(one["speed/tokens_per_second"] > 0 for one in trainer.state.log_history if "loss" in one)
 
 
+# Twenty with one micro-batch on a GPU, where a loader copies between two more boundaries, and each of nine takes a
+# second call.
+@pytest.mark.parametrize(("accumulation", "most"), [(1, 20 - 2 - 9), (4, 20)])
 @pytest.mark.parametrize(
     ("model", "rows", "collate"),
     [(VectorClassifier, vector_rows, default_collate), (tiny_bert_classifier, token_rows, encoded)],
 )
 def test_a_step_has_few_more_python_calls_and_without_log_speed_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any, rows: Any, collate: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any, rows: Any, collate: Any, accumulation: int, most: int
 ) -> None:
     # What is done at times that are no steps'.
     monkeypatch.setattr(clock, "SECONDS_BETWEEN_LOOKS", math.inf)
@@ -195,13 +216,14 @@ def test_a_step_has_few_more_python_calls_and_without_log_speed_none(
         gc.collect()
         gc.disable()
         try:
-            run_side("littrainer", tmp_path, model(), rows(40), counted.step_ended, collate, log_speed=on)
+            arguments = {"log_speed": on, "gradient_accumulation_steps": accumulation}
+            samples = rows(40 * accumulation)
+            run_side("littrainer", tmp_path, model(), samples, counted.step_ended, collate, **arguments)
         finally:
             gc.enable()
         calls[on] = counted
     assert not any("speed" in name.lower() for name in calls[False].of_function)
-    # Twenty on a GPU, where a loader copies between two more boundaries, and each of nine takes a second call.
-    assert 0 < calls[True].in_a_step - calls[False].in_a_step <= 20 - 2 - 9
+    assert 0 < calls[True].in_a_step - calls[False].in_a_step <= most
 
 
 def test_one_line_of_advice_is_printed_once(
@@ -225,8 +247,10 @@ def test_one_line_of_advice_is_printed_once(
         ({"forward": 5, "save": 5}, {"async_save": "True"}, "a larger save_steps"),
         ({"forward": 5, "to_device": 5}, {"dataloader_pin_memory": False}, "dataloader_pin_memory=True"),
         ({"forward": 5, "to_device": 5}, {"dataloader_pin_memory": "True"}, "smaller types of inputs"),
-        ({"forward": 5, "evaluation": 5}, {}, "a larger eval_steps"),
+        ({"forward": 5, "evaluation": 5}, {}, "evaluations: a larger eval_steps"),
+        ({"forward": 5, "evaluation": 5}, {"eval_strategy": "epoch"}, "eval_strategy='steps' and a larger eval_steps"),
         ({"forward": 7, "evaluation": 3, "padding": 5}, {}, "50 % of the tokens are padding"),
+        ({"forward": 9, "padding": 5}, {"max_tokens_per_batch": "64", "pack_to_length": "None"}, None),
     ],
 )
 def test_the_advice_names_what_to_set(
@@ -262,7 +286,7 @@ class Event:
     def __init__(self, enable_timing: bool) -> None:
         self.at = 0.0
 
-    def record(self) -> None:
+    def record(self, stream: Any) -> None:
         self.at = self.now.seconds
         self.recorded.append(self)
 

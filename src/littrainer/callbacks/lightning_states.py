@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 WEIGHTS = "state_dict"
 # Stands for the weights of the model at the checkpoint, which are in other files.
 THE_MODELS_WEIGHTS = "the weights of the model"
+# The weights of the model are averaged ones; those that were trained are among what the callback adds.
+IS_EXCHANGED = "averaged_weights_are_the_models"
 
 
 def states_of_lightning_callbacks(module: pl.LightningModule | None) -> dict[str, Any]:
@@ -96,6 +98,9 @@ def restore_lightning_callbacks(
                 stands_for_weights = isinstance(value, str) and value == THE_MODELS_WEIGHTS
                 checkpoint[name] = weights if stands_for_weights else value
             callback.on_load_checkpoint(module.trainer, module, checkpoint)
+    for key in additions.keys() - {callback.state_key for callback in _callbacks(module)}:
+        if module is not None and additions[key].get(IS_EXCHANGED):
+            module.load_state_dict(additions[key][WEIGHTS])
 
 
 def _lightning_checkpoint(module: pl.LightningModule, global_step: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from littrainer.data.dispatching import NO_BATCH, Dispatch, first_dimension
 from littrainer.data.samplers import EpochSeededSampler, warn_that_a_stream_has_its_own_order
 from littrainer.data.sharding import Share, SharedBatches, SharedStream, length_of, share_of, tell_epoch
 from littrainer.data.stream_end import CommonEnd
-from littrainer.data.token_batches import DrawnGroups, LengthGroups, PackedDocuments, length_groups_of
+from littrainer.data.token_batches import DrawnGroups, LengthGroups, length_groups_of
 from littrainer.data.workers import read_batches, without_reports
 from littrainer.distributed.agreement import from_first
 from littrainer.errors.lazy_isinstance import is_a
@@ -88,8 +88,8 @@ class LookaheadLoader(DataLoader):
     # The accelerator on which batches are handed out; None leaves them on the host.
     destination: torch.device | None = None
     copies_are_waited_for = True
-    # Counts where the time of a training goes.
-    speed: Any = None
+    # Called with the part of a training's time that begins; a builtin does nothing, and costs no Python call.
+    enter_part: Callable[[str], Any] = bool
     # What scripts read of accelerate's loaders: the Trainer's device, and what is never otherwise here.
     device: torch.device | None = None
     gradient_state: Any = None
@@ -204,11 +204,9 @@ class LookaheadLoader(DataLoader):
                 progress.after_batch_ahead(is_one=following is not NO_BATCH)
             self.end_of_dataloader = following is NO_BATCH
             if self.destination is not None:
-                if self.speed is not None:
-                    self.speed.enter("to_device")
+                self.enter_part("to_device")
                 current = on_device(current, self.destination, not self.copies_are_waited_for)
-                if self.speed is not None:
-                    self.speed.enter("data")
+                self.enter_part("data")
             if self.end_of_dataloader:
                 rows = first_dimension(current) if self.dispatch is None else self.dispatch.rows_in_last_round
                 self.rows_in_last_batch = rows or -1
@@ -274,7 +272,7 @@ def build_loader(
     if is_training and sampler is None:
         warn_that_a_stream_has_its_own_order(args)
     if not isinstance(dataset, IterableDataset):
-        forms_batches = isinstance(sampler, (LengthGroups, DrawnGroups)) and not isinstance(dataset, PackedDocuments)
+        forms_batches = isinstance(sampler, (LengthGroups, DrawnGroups)) and args.max_tokens_per_batch is not None
         if forms_batches or is_a(sampler, "rebalancing sampler"):
             del keywords["batch_size"]
             keywords["batch_sampler"] = sampler

@@ -7,18 +7,18 @@ apart; flash attention is handed where each begins.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from littrainer.data.position import holds_samples_back
-from littrainer.data.samplers import known_lengths
+from littrainer.data.samplers import known_lengths, length_of_sample
 from littrainer.data.sharding import tell_epoch
-from littrainer.data.token_batches import LengthGroups, PackedDocuments, best_fit, check_fit, drawn_or_fixed
+from littrainer.data.token_batches import LengthGroups, check_fit, drawn_or_fixed
 from littrainer.data.windows import IGNORED_LABEL
 from littrainer.distributed.layout import data_parallel_size
 
@@ -77,6 +77,54 @@ def packed(
     return PackedDocuments(dataset, documents, len(rows)), groups, collator
 
 
+def best_fit(lengths: Sequence[int], size: int) -> list[list[int]]:
+    """Return rows of documents: each document stands in the row that has the least space left among those it fits in.
+
+    Parameters:
+        lengths: of the documents in tokens, from the longest down, none above the `size` of a row.
+    """
+    rows: list[list[int]] = []
+    # Rows by the space left in them; the bits of a number say which spaces there are.
+    with_space: list[list[int]] = [[] for _ in range(size + 1)]
+    spaces = 0
+    for document, length in enumerate(lengths):
+        if fitting := spaces >> length:
+            space = length + (fitting & -fitting).bit_length() - 1
+            row = with_space[space].pop()
+            if not with_space[space]:
+                spaces ^= 1 << space
+        else:
+            space, row = size, len(rows)
+            rows.append([])
+        rows[row].append(document)
+        if space > length:
+            with_space[space - length].append(row)
+            spaces |= 1 << (space - length)
+    return rows
+
+
+class PackedDocuments(Dataset[list[Any]]):
+    """The documents of a map-style dataset, by rows.
+
+    Parameters:
+        dataset: has the documents.
+        documents: places in it of those that are packed.
+        rows: rows that they fill.
+    """
+
+    def __init__(self, dataset: Any, documents: np.ndarray, rows: int):
+        self.dataset, self.documents, self.rows = dataset, documents, rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, row: Sequence[int]) -> list[Any]:
+        places = self.documents[row].tolist()
+        if hasattr(self.dataset, "__getitems__"):
+            return list(self.dataset.__getitems__(places))
+        return [self.dataset[place] for place in places]
+
+
 class PackedStream(IterableDataset[list[Any]]):
     """The documents of a stream, by rows of up to `size` tokens.
 
@@ -90,17 +138,13 @@ class PackedStream(IterableDataset[list[Any]]):
         self._rows_done = self._rows_to_skip = 0
         self._stream_state: Any = None
         self._tells = callable(getattr(dataset, "state_dict", None)) and not holds_samples_back(dataset)
+        if self._tells:
+            # Their presence says that the stream need not be read again.
+            self.state_dict, self.load_state_dict = self._state, self._load_state
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the stream is read in."""
         tell_epoch(epoch, self.dataset)
-
-    def __getattr__(self, name: str) -> Any:
-        # Methods that say that the stream need not be read again.
-        methods = {"state_dict": "_state", "load_state_dict": "_load_state"}
-        if name in methods and self._tells:
-            return getattr(self, methods[name])
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self)
 
     def _state(self) -> dict[str, Any]:
         return {"stream": self._stream_state, "rows": self._rows_done}
@@ -117,21 +161,21 @@ class PackedStream(IterableDataset[list[Any]]):
             self._stream_state = copy.deepcopy(self.dataset.state_dict()) if self._tells else None
             self._rows_done, self._rows_to_skip = self._rows_to_skip, 0
             rows = self._rows_of(documents)
-            if rows is None:
+            if not rows:
                 return
             for row in rows[self._rows_done :]:
                 self._rows_done += 1
                 yield row
 
-    def _rows_of(self, stream: Iterator[Any]) -> list[list[Any]] | None:
-        documents, tokens, has_ended = [], 0, True
+    def _rows_of(self, stream: Iterator[Any]) -> list[list[Any]]:
+        documents, tokens = [], 0
         for document in stream:
             if "input_ids" not in document:
                 raise ValueError(
                     f"pack_to_length={self.size} packs `input_ids`, and a document of the stream has "
                     f"{', '.join(document)}: tokenize the texts in the dataset."
                 )
-            length = len(document["input_ids"])
+            length = length_of_sample(document, "input_ids", without_padding=True)
             if length > self.size:
                 raise ValueError(
                     f"pack_to_length={self.size}: a document of the stream has {length} tokens. Cut it in the dataset, "
@@ -140,11 +184,8 @@ class PackedStream(IterableDataset[list[Any]]):
             if length >= FEWEST_TOKENS:
                 documents.append((length, document))
                 tokens += length
-            has_ended = False
             if tokens >= ROWS_PACKED_TOGETHER * self.size:
                 break
-        if has_ended:
-            return None
         documents.sort(key=lambda one: -one[0])
         rows = best_fit([length for length, _ in documents], self.size)
         return [[documents[number][1] for number in row] for row in rows]
@@ -183,7 +224,7 @@ class PackedCollator:
         if max(tokens) > self.size:
             raise ValueError(
                 f"pack_to_length={self.size}: documents with {max(tokens)} tokens stand in a row: they are longer than "
-                " their lengths in the dataset say. Correct these, or leave out what data_collator adds."
+                "their lengths in the dataset say. Correct these, or leave out what data_collator adds."
             )
         if self.flattens:
             packed_rows, tokens = [list(chain.from_iterable(packed_rows))], [sum(tokens)]

@@ -140,14 +140,21 @@ class LengthGroupedSampler(Sampler[int]):
 # Formats of a `datasets.Dataset` in which a list of `n` values is something of length `n`.
 FORMATS = (None, "numpy", "torch")
 ROWS_READ_AT_ONCE = 10_000
+MASK = "attention_mask"
 
 
-def sample_lengths(dataset: Any, model_input_name: str | None = None) -> list[int]:
+def length_of_sample(sample: Any, name: str, without_padding: bool) -> int:
+    """Return the length of a sample's entry; without padding, the number of tokens that its attention mask shows."""
+    return int(np.sum(sample[MASK])) if without_padding and MASK in sample else len(sample[name])
+
+
+def sample_lengths(dataset: Any, model_input_name: str | None = None, without_padding: bool = False) -> list[int]:
     """The length of each sample's main input.
 
     Parameters:
         dataset: map-style, with mappings as samples.
         model_input_name: the key whose value is measured; `"input_ids"` by default.
+        without_padding: count only what the samples' attention masks show, if they have any.
 
     Lengths in a `datasets.Dataset` are read from its table, if that has them: decoding all samples takes as long as
     an epoch of reading them.
@@ -156,7 +163,8 @@ def sample_lengths(dataset: Any, model_input_name: str | None = None) -> list[in
         ValueError: samples are no mappings, or have no such key.
     """
     name = "input_ids" if model_input_name is None else model_input_name
-    in_table = _lengths_in_table(dataset, name)
+    is_masked = without_padding and MASK in getattr(dataset, "column_names", ())
+    in_table = _lengths_in_table(dataset, MASK if is_masked else name)
     if in_table is not None:
         return in_table
     # Read twice, as transformers does, so that a dataset that draws random numbers in reading stays in step with it.
@@ -170,7 +178,7 @@ def sample_lengths(dataset: Any, model_input_name: str | None = None) -> list[in
         )
     # One by one, also where batches of samples could be fetched: samples may be padded to the others of their batch.
     samples = dataset if hasattr(type(dataset), "__iter__") else (dataset[index] for index in range(len(dataset)))
-    return [len(sample[name]) for sample in samples]
+    return [length_of_sample(sample, name, without_padding) for sample in samples]
 
 
 def _lengths_in_table(dataset: Any, name: str) -> list[int] | None:
@@ -187,7 +195,11 @@ def _lengths_in_table(dataset: Any, name: str) -> list[int] | None:
     lengths: list[Any] = []
     for rows in dataset.with_format("arrow", columns=[name]).iter(ROWS_READ_AT_ONCE):
         try:
-            lengths += compute.list_value_length(rows[name]).to_pylist()
+            found = compute.list_value_length(rows[name]).to_pylist()
+            if name == MASK and None not in found:
+                seen = np.insert(np.cumsum(compute.list_flatten(rows[name])), 0, 0)
+                found = np.diff(seen[np.insert(np.cumsum(found), 0, 0)]).tolist()
+            lengths += found
         except ArrowNotImplementedError:
             # No column of lists.
             return None
@@ -195,7 +207,7 @@ def _lengths_in_table(dataset: Any, name: str) -> list[int] | None:
 
 
 # Datasets that have been measured, with the names that were read; evaluations ask for them again and again.
-_measured: WeakKeyDictionary[Any, tuple[tuple[str, str | None], np.ndarray]] = WeakKeyDictionary()
+_measured: WeakKeyDictionary[Any, tuple[tuple[str, str | None, bool], np.ndarray]] = WeakKeyDictionary()
 
 
 def known_lengths(args: TrainingArguments, dataset: Any, processing_class: Any, argument: str) -> np.ndarray:
@@ -205,12 +217,12 @@ def known_lengths(args: TrainingArguments, dataset: Any, processing_class: Any, 
     are those of the samples' main input.
 
     Parameters:
-        argument: the name of the one that needs them, for errors.
+        argument: the name of the one that needs them, for errors; `pack_to_length` needs them without padding.
 
     Raises:
         ValueError: the samples have no length, or `lengths` has another number of them.
     """
-    names = args.length_column_name, _main_input_name(processing_class)
+    names = args.length_column_name, _main_input_name(processing_class), argument == "pack_to_length"
     # A list cannot be remembered so, and is measured fast.
     with suppress(TypeError):
         known = _measured.get(dataset)
@@ -221,7 +233,7 @@ def known_lengths(args: TrainingArguments, dataset: Any, processing_class: Any, 
         lengths = getattr(dataset, "lengths", None)
         lengths = None if callable(lengths) else lengths
     try:
-        found = sample_lengths(dataset, names[1]) if lengths is None else whole_numbers(lengths)
+        found = sample_lengths(dataset, *names[1:]) if lengths is None else whole_numbers(lengths)
     except ValueError as error:
         raise ValueError(
             f"{argument}={getattr(args, argument)} needs the length of each sample: add `input_ids` to the samples, or "

@@ -6,12 +6,12 @@ for each epoch, so that the number of groups, and of optimizer steps, is the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from littrainer.data.samplers import EpochSeededSampler, known_lengths
 from littrainer.data.sharding import length_of
@@ -132,12 +132,21 @@ def batches_by_tokens(
     widths = np.minimum(-(-(-(-widths // step) * step) // multiple) * multiple, limit)
     parts = data_parallel_size(args)
     from_longest = np.sort(widths)[::-1]
-    if is_training:
-        groups = LengthGroups(widths, groups_up_to(from_longest, limit, parts))
-    else:
-        rounds, last = equal_rounds(from_longest, limit, parts)
-        groups = LengthGroups(widths, rounds, last)
-    return drawn_or_fixed(args, groups, sampler, "max_tokens_per_batch")
+    formed = (groups_up_to(from_longest, limit, parts),) if is_training else equal_rounds(from_longest, limit, parts)
+    return drawn_or_fixed(args, LengthGroups(widths, *formed), sampler, "max_tokens_per_batch")
+
+
+def collated_up_to(limit: int, collate: Callable[[list[Any]], Any], samples: list[Any]) -> Any:
+    """Return the batch of samples, refused if it has more tokens than that with padding."""
+    batch = collate(samples)
+    ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    if isinstance(ids, torch.Tensor) and ids.numel() > limit:
+        raise ValueError(
+            f"max_tokens_per_batch={limit}: data_collator made a batch of {' x '.join(map(str, ids.shape))} tokens. "
+            "Let it pad to the longest sample of a batch. If samples are longer than when they were measured, or than "
+            "the lengths that the dataset gives, make a new dataset."
+        )
+    return batch
 
 
 def check_fit(lengths: np.ndarray, limit: int, argument: str, what: str) -> None:
@@ -191,51 +200,3 @@ def length_groups_of(loader: Any) -> LengthGroups | None:
     while batches is not None and not isinstance(batches, LengthGroups):
         batches = getattr(batches, "batch_sampler", None)
     return batches
-
-
-def best_fit(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Return rows of documents: each document stands in the row that has the least space left among those it fits in.
-
-    Parameters:
-        lengths: of the documents in tokens, from the longest down, none above the `size` of a row.
-    """
-    rows: list[list[int]] = []
-    # Rows by the space left in them; the bits of a number say which spaces there are.
-    with_space: list[list[int]] = [[] for _ in range(size + 1)]
-    spaces = 0
-    for document, length in enumerate(lengths):
-        if fitting := spaces >> length:
-            space = length + (fitting & -fitting).bit_length() - 1
-            row = with_space[space].pop()
-            if not with_space[space]:
-                spaces ^= 1 << space
-        else:
-            space, row = size, len(rows)
-            rows.append([])
-        rows[row].append(document)
-        if space > length:
-            with_space[space - length].append(row)
-            spaces |= 1 << (space - length)
-    return rows
-
-
-class PackedDocuments(Dataset[list[Any]]):
-    """The documents of a map-style dataset, by rows.
-
-    Parameters:
-        dataset: has the documents.
-        documents: places in it of those that are packed.
-        rows: rows that they fill.
-    """
-
-    def __init__(self, dataset: Any, documents: np.ndarray, rows: int):
-        self.dataset, self.documents, self.rows = dataset, documents, rows
-
-    def __len__(self) -> int:
-        return self.rows
-
-    def __getitem__(self, row: Sequence[int]) -> list[Any]:
-        places = self.documents[row].tolist()
-        if hasattr(self.dataset, "__getitems__"):
-            return list(self.dataset.__getitems__(places))
-        return [self.dataset[place] for place in places]

@@ -76,8 +76,7 @@ class WindowLoader:
         self.lengthen(micro_batches_per_epoch)
         self.draw_window = draw_window
         self.should_stop = should_stop
-        # Counts where the time goes, if somebody wants to know.
-        self.speed: Any = None
+        self.enter_part: Callable[[str], Any] = bool
         self.left_out = left_out
         self.progress = DataProgress(loader)
         self.epoch = 0
@@ -133,8 +132,8 @@ class WindowLoader:
         if getattr(loader, "persistent_workers", False):
             self.loader = loader
         tell_epoch(self.epoch, loader)
-        if hasattr(loader, "speed"):
-            loader.speed = self.speed
+        if hasattr(loader, "enter_part"):
+            loader.enter_part = self.enter_part
         batches = progress.batches(loader)
         accumulation = self.accumulation
         last_window = self.micro_batches_per_epoch % accumulation or accumulation

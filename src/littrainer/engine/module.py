@@ -225,7 +225,7 @@ class TrainerModule(StepsAfterBackward):
         if self.step.fitting is not None:
             # Done together with the forward pass.
             return
-        if not self.automatic_optimization and self.step.speed is not None:
+        if not self.automatic_optimization:
             self.step.speed.enter("backward")
         optimizer = self.follow_optimizer()
         if self._updates_during_backward:

@@ -161,9 +161,8 @@ def _evaluate_with_lightning(
 @contextmanager
 def validation_round(trainer: Any) -> Iterator[None]:
     """What is evaluated within it is one validation to Lightning callbacks that monitor metrics."""
-    speed = trainer.session.speed
     with (
-        nullcontext() if speed is None else speed.during("evaluation"),
+        trainer.session.speed.during("evaluation"),
         trainer.validation_rounds.round(lambda: stop_if_lightning_stops(trainer)),
         weights_to("evaluate", trainer.session.lightning.module),
     ):

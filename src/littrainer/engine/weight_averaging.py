@@ -9,6 +9,8 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
+from littrainer.callbacks.lightning_states import IS_EXCHANGED
+
 try:
     from lightning.pytorch.callbacks import WeightAveraging
 except ImportError as error:
@@ -16,8 +18,6 @@ except ImportError as error:
         f"ema_decay needs Lightning's WeightAveraging, which Lightning {pl.__version__} does not have: run "
         "`pip install 'lightning>=2.6'`, or leave ema_decay unset."
     ) from error
-
-IS_EXCHANGED = "averaged_weights_are_the_models"
 
 
 class AveragedWeights(WeightAveraging):
@@ -41,10 +41,6 @@ class AveragedWeights(WeightAveraging):
         super().__init__(multi_avg_fn=torch.no_grad()(average))
         self._uses = ("evaluate", "save") if use == "both" else (use,)
         self._is_exchanged = False
-        # A validation of Lightning's is a part of an evaluation, which may be a subclass's own.
-        self.on_validation_epoch_start = self.on_validation_epoch_end = lambda *_: None  # type: ignore[method-assign]
-        if use == "evaluate":
-            self.on_train_end = lambda *_: None  # type: ignore[method-assign]
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Copy the model."""
@@ -52,6 +48,15 @@ class AveragedWeights(WeightAveraging):
         if self._average_model is not None:
             # It is read at each step, and the device would be waited for.
             self._average_model.n_averaged = self._average_model.n_averaged.cpu()
+
+    # A validation of Lightning's is a part of an evaluation, which may be a subclass's own.
+    on_validation_epoch_start = pl.Callback.on_validation_epoch_start
+    on_validation_epoch_end = pl.Callback.on_validation_epoch_end
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Let the model have the average, if that is saved."""
+        if "save" in self._uses:
+            super().on_train_end(trainer, pl_module)
 
     @contextmanager
     def weights_to(self, use: str, pl_module: pl.LightningModule) -> Iterator[None]:

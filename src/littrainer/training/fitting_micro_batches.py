@@ -105,7 +105,8 @@ class FittingMicroBatches:
             before = self._gradients.get(parameter)
             parameter.grad = None if before is None else before.clone()
         for module, name, buffer, value in self._buffers:
-            buffer.data.copy_(value)
+            # In its memory, and with its former shape, which a forward pass may have changed.
+            buffer.data = buffer.data.resize_(value.shape).copy_(value)
             module._buffers[name] = buffer
         set_random_states(self._random_states)
         gc.collect()
@@ -137,8 +138,7 @@ class FittingMicroBatches:
             loss = forward(settings.model_wrapped, type(inputs)(part), number)
             if size < rows and not self._head.divides:
                 loss = self._head.weighted(loss, part, self._head.counts(inputs).sum().to(loss.device))
-            if speed is not None:
-                speed.enter("backward")
+            speed.enter("backward")
             settings.accelerator.backward(loss)
             losses.append(loss.detach())
             # With what its graph may still hold.

@@ -195,7 +195,7 @@ class _Trial:
         about = f"loss_normalization={EXACT!r}: the loss of {name}"
         taken = "what it divides by num_items_in_batch" if head.divides else f"a mean over {head.unit}"
         try:
-            with left_as_found(self.model):
+            with model_left_as_found(self.model):
                 if self._undivided_share() == 0:
                     return replace(head, divides=True)
                 unit = self._unit()
@@ -209,7 +209,7 @@ class _Trial:
 
     def of_parts(self) -> LossHead | None:
         """Return how losses of parts make up that of the whole: None if they do not, unknown if it is 0 or nan."""
-        with left_as_found(self.model):
+        with model_left_as_found(self.model):
             whole, *parts = self._halves()
             loss, losses = self._loss(whole)[0].item(), [self._loss(part)[0].item() for part in parts]
             if loss == 0 or not math.isfinite(loss):
@@ -229,7 +229,7 @@ class _Trial:
         factor = steps * processes if takes_number else 1
         share, unit = 0.0, None
         # A rare head fails in evaluation mode.
-        with contextlib.suppress(Exception), left_as_found(self.model):
+        with contextlib.suppress(Exception), model_left_as_found(self.model):
             share = self._undivided_share() if takes_number else 1.0
             if share and factor == 1 and max(ratios.values()) > 1:
                 unit = self._unit()
@@ -365,7 +365,7 @@ def _cross_entropy(logits: torch.Tensor, inputs: Any, labels: torch.Tensor, unit
 
 
 @contextlib.contextmanager
-def left_as_found(model: nn.Module) -> Iterator[None]:
+def model_left_as_found(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode, without gradients; put back modes, buffers and generators afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]

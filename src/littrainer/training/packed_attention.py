@@ -12,7 +12,7 @@ from littrainer.data.loaders import on_device
 from littrainer.data.packing import PackedCollator
 from littrainer.model.facts import base_model, facts_about, predicts_next_token
 from littrainer.strategies.mixed_precision import HALF_TYPES
-from littrainer.training.loss_normalization import left_as_found
+from littrainer.training.loss_normalization import model_left_as_found
 
 TOKENS = 8
 # How much logits may differ, as a share of the largest, in single and in half precision: with another document before,
@@ -62,7 +62,7 @@ def check_packing(args: Any, model: nn.Module, called: nn.Module, loader: Any) -
         return logits(join(rows))[0, TOKENS : 2 * TOKENS]
 
     called = getattr(called, "_orig_mod", called)
-    with left_as_found(called):
+    with model_left_as_found(called):
         one, other, alone = behind(ids[0]), behind(ids[1]), logits({"input_ids": ids[2:]})[0]
     is_half = args.bf16 or args.fp16 or any(part.dtype in HALF_TYPES for part in model.parameters())
     largest, attention = float(alone.abs().max()), getattr(config, "_attn_implementation", None)

@@ -80,7 +80,7 @@ class TrainingRun:
             should_stop=self.step.ends_epoch,
             left_out=self.step.health.left_out,
         )
-        self.windows.speed = self.step.speed
+        self.windows.enter_part = self.step.speed.enter
         self.first_epoch = 0
         self.epoch = 0
         self.is_between_epochs = True
@@ -274,8 +274,7 @@ class TrainingRun:
         health.begin(self.windows, trainer.model, trainer.accelerator, self.folder, self.checkpoint)
         clear_gradients(trainer.model)
         check_packing(trainer.args, trainer.model, trainer.model_wrapped, self.windows.loader)
-        if session.speed is not None:
-            session.speed.begin(state)
+        session.speed.begin(state)
         trainer.control = handler.on_train_begin(trainer.args, trainer.state, trainer.control)
         if trainer.args.eval_on_start:
             trainer._evaluate(self.trial, self.ignore_keys_for_eval, skip_scheduler=True)
@@ -420,8 +419,7 @@ class TrainingRun:
         trainer.store_flos()
         metrics["total_flos"] = state.total_flos
         metrics["train_loss"] = train_loss
-        if session.speed is not None:
-            metrics.update(session.speed.summary(state))
+        metrics.update(session.speed.summary(state))
         session.memory.stop("train", metrics)
         trainer.log(metrics)
         if trainer.args.max_minutes is not None:

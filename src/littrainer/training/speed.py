@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,14 @@ def peak_of(device: torch.device, is_half: bool) -> float | None:
     return next((peaks[kind] for part, peaks in PEAKS.items() if re.search(rf"\b{part}\b", name)), None)
 
 
+class NoSpeedLog:
+    """Stands for a `SpeedLog` without `log_speed`; builtins, which a step calls, cost it no Python call."""
+
+    begin = enter = count = staticmethod(bool)
+    during = staticmethod(nullcontext)
+    logs = summary = staticmethod(lambda *_: {})
+
+
 class SpeedLog:
     """Counts where the time of one training goes.
 
@@ -66,6 +74,8 @@ class SpeedLog:
         self._args, self._padding_id, self._copies = args, padding_id, copies
         self._main_input = getattr(model, "main_input_name", "input_ids")
         self._on_gpu = args.device.type == "cuda"
+        # Asked for at each event it would cost several calls.
+        self._stream = torch.cuda.current_stream(args.device) if self._on_gpu else None
         is_half = args.bf16 or args.fp16 or getattr(model, "dtype", torch.float32) is not torch.float32
         self._peak = peak_of(args.device, is_half)
         self._part, self._since = "other", 0.0
@@ -96,7 +106,7 @@ class SpeedLog:
             if not self._idle_events:
                 self._settle()
             event = self._idle_events.pop()
-            event.record()
+            event.record(self._stream)
             self._events.append((part, event))
         else:
             now = perf_counter()
@@ -129,30 +139,29 @@ class SpeedLog:
         if not self._idle_events:
             self._idle_events = [torch.cuda.Event(enable_timing=True) for _ in range(MOST_EVENTS)]
 
-    def count(self, inputs: Any) -> None:
-        """Count samples and tokens of a micro-batch, without reading them."""
-        # The mapping within a BatchEncoding, whose methods take several calls.
-        fields = inputs if type(inputs) is dict else getattr(inputs, "data", None)
-        fields = fields if type(fields) is dict else {}
-        first: Any = next(iter(fields.values()), None)
-        is_plain = isinstance(first, torch.Tensor) and first.dim()
-        self._samples += first.shape[0] if is_plain else first_dimension(inputs) or 0
-        tokens = fields.get(self._main_input)
-        if not isinstance(tokens, torch.Tensor) or tokens.dtype.is_floating_point:
-            return
-        self._tokens += tokens.numel()
-        mask = fields.get("attention_mask")
-        if self._args.pack_to_length is not None and "position_ids" in fields:
-            real = tokens_in_documents(fields["position_ids"])
-        elif mask is not None and mask.shape == tokens.shape:
-            real = mask.sum(dtype=torch.long)
-        elif self._padding_id is not None:
-            real = (tokens != self._padding_id).sum()
-        else:
-            return
-        if self._real_tokens is None:
-            self._real_tokens = torch.zeros((), dtype=torch.long, device=self._args.device)
-        self._real_tokens += real
+    def count(self, window: list[Any]) -> None:
+        """Count samples and tokens of micro-batches, without reading them."""
+        for inputs in window:
+            # The mapping within a BatchEncoding, whose methods take several calls.
+            fields = inputs if type(inputs) is dict else getattr(inputs, "data", None)
+            fields = fields if type(fields) is dict else {}
+            first: Any = next(iter(fields.values()), None)
+            is_plain = isinstance(first, torch.Tensor) and first.dim()
+            self._samples += first.shape[0] if is_plain else first_dimension(inputs) or 0
+            tokens = fields.get(self._main_input)
+            if not isinstance(tokens, torch.Tensor) or tokens.dtype.is_floating_point:
+                continue
+            self._tokens += tokens.numel()
+            mask = fields.get("attention_mask")
+            if self._args.pack_to_length is not None and "position_ids" in fields:
+                real = tokens_in_documents(fields["position_ids"])
+            elif mask is not None and mask.shape == tokens.shape:
+                real = mask.sum(dtype=torch.long)
+            elif self._padding_id is not None:
+                real = (tokens != self._padding_id).sum()
+            else:
+                continue
+            self._real_tokens = real if self._real_tokens is None else self._real_tokens + real
 
     def logs(self, state: TrainerState, control: TrainerControl) -> dict[str, float]:
         """Return what is logged of the time since the last log; all processes call this together.
@@ -237,7 +246,8 @@ class SpeedLog:
                 begin = max(state.global_step, math.ceil(args.eval_delay) - 1 if part == "evaluation" else 0)
                 number += math.ceil(state.max_steps / steps) - begin // steps if begin < state.max_steps else 0
             elif strategy == "epoch":
-                number += max(state.num_train_epochs - math.floor(state.epoch or 0), 0)
+                # That of an epoch whose last step is done is to come, whether or not the control says so already.
+                number = max(state.num_train_epochs - math.ceil(state.epoch or 0) + 1, number)
             left += number * self._whole[part] / max(self._times[part], 1)
         if args.max_minutes is not None:
             left = min(left, max(60 * args.max_minutes - sum(self._whole[part] for part in TIME_PARTS), 0.0))

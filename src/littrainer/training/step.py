@@ -52,7 +52,7 @@ class TrainingStep:
         grad_norm: norm of the gradients at the last optimizer step; None before the first one of an epoch.
         learning_rate: what the last optimizer step was taken with; None before the first one of an epoch.
         clock: raises flags by the time; None in other processes than the first.
-        speed: counts where the time goes; None without `log_speed`.
+        speed: counts where the time goes, with `log_speed`.
         fitting: runs forward and backward passes in what fits into memory; None without `auto_micro_batch`.
         when_done: called once, when what is due at the optimizer step is done.
         is_refused: whether the health guard leaves the current optimizer step out.
@@ -81,11 +81,10 @@ class TrainingStep:
     def draw(self, batches: Iterator[Any], number: int) -> tuple[list[Any], Any]:
         """Draw the micro-batches of a window, by the Trainer's overridable `get_batch_samples`."""
         trainer, speed = self.trainer, self.speed
-        if speed is not None:
-            speed.enter("data")
+        speed.enter("data")
         drawn: tuple[list[Any], Any] = trainer.get_batch_samples(batches, number, self._device)
-        if speed is not None:
-            speed.enter("other")
+        speed.enter("other")
+        speed.count(drawn[0])
         if not trainer.session.loss_head.is_known:
             trainer.session.loss_head = find_loss_head(trainer, trainer.model_wrapped, drawn[0], self._device)
         window, number = drawn
@@ -116,7 +115,7 @@ class TrainingStep:
             by_training_step: a subclass, or a script, has its own `training_step`, which calls backward too.
         """
         trainer, inputs, speed = self.trainer, micro_batch.inputs, self.speed
-        if speed is not None and by_training_step:
+        if by_training_step:
             speed.enter("forward")
         forward = trainer.training_step if by_training_step else trainer._forward_for_training
         if self.fitting is None:
@@ -128,17 +127,14 @@ class TrainingStep:
         self.health.unread.append((LOSS, place, kept))
         trainer.session.flos += float(trainer.floating_point_ops(inputs))
         trainer._track_num_input_tokens(inputs)
-        if speed is not None:
-            speed.count(inputs)
-            speed.enter("backward")
+        speed.enter("backward")
         steps = trainer.accelerator.gradient_state.plugin_kwargs.get("num_steps", 1)
         # A script may have told its accelerator to divide too.
         return loss if steps == 1 or by_training_step else loss / steps
 
     def clip(self) -> None:
         """Gradients of the window are complete: clip them, note their norm."""
-        if self.speed is not None:
-            self.speed.enter("step")
+        self.speed.enter("step")
         trainer = self.trainer
         clipped = trainer._clip_grad_norm(trainer.model_wrapped) if trainer.args.max_grad_norm > 0 else None
         self.grad_norm = trainer._get_grad_norm(trainer.model_wrapped, grad_norm=clipped)
@@ -167,8 +163,7 @@ class TrainingStep:
         """A micro-batch is done, and with the last one of a window the optimizer step: log, evaluate and save."""
         trainer = self.trainer
         handler = trainer.callback_handler
-        if self.speed is not None:
-            self.speed.enter("other")
+        self.speed.enter("other")
         if not micro_batch.closes_window:
             trainer.control = handler.on_substep_end(trainer.args, trainer.state, trainer.control)
             self.agree_on_flags(STOPPING_FLAGS)
@@ -231,8 +226,7 @@ class TrainingStep:
         )
         if self.clock is not None:
             self.clock.begin_intervals(done)
-        if self.speed is not None:
-            self.speed.enter("other")
+        self.speed.enter("other")
         if calls_events:
             # Callbacks may have decided to stop by what they heard of.
             self.agree_on_flags(STOPPING_FLAGS)
