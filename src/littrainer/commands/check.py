@@ -33,7 +33,7 @@ class TrainingChecked(BaseException):
 def main(words: Sequence[str]) -> int:
     """Run the command on what follows `littrainer check`; returns the exit status, as `run.main` does."""
     # A check that finds something is not started again.
-    parser = run.build_parser("littrainer check", DESCRIPTION, ("--restarts", "--hang-timeout"))
+    parser = run.build_parser("littrainer check", DESCRIPTION, "--restarts", "--hang-timeout")
     return run.start("check", parser, words, ["-m", __spec__.name])
 
 

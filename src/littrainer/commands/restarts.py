@@ -31,7 +31,6 @@ class Restarts:
         self._launch = launch
         self._used = 0
         self._errors: set[tuple[str, int | None]] = set()
-        # The last failure, and the checkpoints that there were.
         self._before: tuple[Failure, list[Any]] | None = None
 
     def __call__(self, failure: Failure) -> Launch | None:
@@ -40,9 +39,8 @@ class Restarts:
         run_dirs = self._run_dirs()
         self._keep_stacks(failure, run_dirs)
         fewer = self._launch.fewer_devices if self._failed_again(failure, run_dirs) else None
-        error = failure.error, failure.step
-        came_before = bool(failure.error) and error in self._errors
-        self._errors.add(error)
+        came_before = bool(failure.error) and (failure.error, failure.step) in self._errors
+        self._errors.add((failure.error, failure.step))
         if came_before and fewer is None:
             _say("the same error has come at the same step before and would come again: nothing is started again")
             return None
@@ -57,7 +55,7 @@ class Restarts:
         return self._launch
 
     def _failed_again(self, failure: Failure, run_dirs: list[str]) -> bool:
-        """Return whether the same process failed before, or any was killed twice, with no new checkpoint since."""
+        """Return whether the same process failed last, or any was killed twice, with no new checkpoint since."""
         # Imported here, since it loads torch.
         from littrainer.checkpoint.distributed_resume import checkpoints_in
 

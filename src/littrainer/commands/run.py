@@ -13,7 +13,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from littrainer.commands.command_line import CommandParser, complain
 from littrainer.commands.restarts import Restarts
@@ -72,16 +72,14 @@ RUN_OPTIONS: dict[str, tuple[str, type, str]] = {
 DESCRIPTION = "Run a script or a module as Python does, with littrainer's Trainer in place of transformers'."
 
 
-def build_parser(
-    command: str = "littrainer run", description: str = DESCRIPTION, left_out: Collection[str] = ()
-) -> CommandParser:
-    """Return the parser of the options of a command that starts a program, and of the program's name."""
+def build_parser(command: str = "littrainer run", description: str = DESCRIPTION, *without: str) -> CommandParser:
+    """Return the parser of the options of a command, without some, and of the name of the program it starts."""
     usage = f"{command} [-h] [OPTIONS] SCRIPT [ARGS ...]\n       {command} [-h] [OPTIONS] -m MODULE [ARGS ...]"
     parser = CommandParser(command, description=description, usage=usage)
     parser.set_defaults(restarts=None, hang_timeout=None)
     for name, (metavar, kind, about) in RUN_OPTIONS.items():
         choices = list(STRATEGIES) if name == "--strategy" else None
-        if name not in left_out:
+        if name not in without:
             parser.add_argument(name, metavar=metavar, type=kind, choices=choices, help=about)
     program = parser.add_mutually_exclusive_group()
     program.add_argument("script", nargs="?", metavar="SCRIPT", help="script to run, or a folder with __main__.py")
@@ -214,8 +212,7 @@ def _launch(options: argparse.Namespace, program: list[str]) -> Launch:
         devices, fewest = int(most), int(least) if least else None
         if 0 < (fewest or 0) < devices and Launch(devices, fewest_devices=fewest).fewer_devices is None:
             raise LaunchError(
-                f"--devices {options.devices}: fewer processes have to divide {devices}, so that they share the same "
-                f"global batch, and none from {fewest} to {devices - 1} does; give a smaller MIN"
+                f"--devices {options.devices}: fewer processes have to divide {devices}; give a lower MIN"
             )
         if fewest is not None and fewest <= gpus < devices:
             devices = gpus

@@ -132,10 +132,7 @@ def check(launch: Launch) -> None:
     if fewest is not None and not 0 < fewest <= launch.devices:
         raise LaunchError(f"--devices {fewest}:{launch.devices}: give MIN:MAX, both 1 or more, and MIN not above MAX")
     if fewest is not None and not launch.restarts:
-        raise LaunchError(
-            f"--devices {fewest}:{launch.devices}: fewer processes start after failures only; give --restarts N too, "
-            f"or --devices {launch.devices}"
-        )
+        raise LaunchError(f"--devices {fewest}:{launch.devices} needs --restarts N; give it too, or one number")
     if launch.restarts < 0 or not (launch.hang_seconds is None or launch.hang_seconds >= 1):
         raise LaunchError("--restarts takes a number from 0 up, and --hang-timeout seconds from 1 up")
     if launch.nodes > 1 and (launch.is_watched or fewest is not None):
@@ -239,7 +236,7 @@ def _run_once(launch: Launch, command: list[str], folder: str) -> Failure | None
     written = {file.stem.rpartition("-")[2]: file.read_text() for file in sorted(Path(folder).glob(f"{STACKS}-*"))}
     stacks = "".join(f"---- process {number} ----\n{text}" for number, text in written.items() if text)
     if ended:
-        words = "; ".join(f"pid {number} {why}, and was ended" for number, why in sorted(ended.items()))
+        words = "; ".join(f"pid {number} {why} and was ended" for number, why in sorted(ended.items()))
         return Failure(words, ENDED_BY_SIGNAL + signal.SIGTERM, was_killed=True, stacks=stacks)
     if not failures:
         return None
@@ -264,11 +261,11 @@ def _ending_what_does_not_answer(folder: Path, seconds: float | None) -> Iterato
     # File -> its time, and when this process saw it first.
     seen: dict[Path, tuple[int, float]] = {}
 
-    def watch(longest: float) -> None:
-        while not is_over.wait(min(1.0, longest / 4)):
+    def watch() -> None:
+        while seconds is not None and not is_over.wait(min(1.0, seconds / 4)):
             for path in folder.glob(f"{ANSWERS}-*"):
                 with contextlib.suppress(OSError):
-                    look(path, longest)
+                    look(path, seconds)
 
     def look(path: Path, longest: float) -> None:
         time_of_file, now = path.stat().st_mtime_ns, time.monotonic()
@@ -288,15 +285,13 @@ def _ending_what_does_not_answer(folder: Path, seconds: float | None) -> Iterato
             if not is_over.wait(SECONDS_FOR_STACKS) and is_running(number):
                 os.kill(number, signal.SIGKILL)
 
-    thread = threading.Thread(target=watch, args=[seconds], daemon=True)
-    if seconds is not None:
-        thread.start()
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
     try:
         yield ended
     finally:
         is_over.set()
-        if seconds is not None:
-            thread.join()
+        thread.join()
 
 
 def _grace_seconds(launch: Launch) -> int:

@@ -159,8 +159,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         os._exit(1)
 
     def _print_stacks(self, where: str, run: TrainingRun | None) -> None:
-        args = self._args
-        process = f"process {args.process_index} of {args.world_size} (pid {os.getpid()})"
+        process = f"process {self._args.process_index} of {self._args.world_size} (pid {os.getpid()})"
         told = stacks_of_all_threads(
             f"littrainer: {process} has not moved for {self.seconds:g} s, {where}",
             lambda: f"{_last_batch(run)}\nLast collective operation: {last_collective() or 'not known'}",
@@ -168,9 +167,9 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         print(told, file=sys.stderr, flush=True)
         if self._answers is None:
             with suppress(OSError):
-                os.makedirs(args.output_dir, exist_ok=True)
+                os.makedirs(self._args.output_dir, exist_ok=True)
                 # Unbuffered, since other processes may write too.
-                with open(path := os.path.join(args.output_dir, STACKS_NAME), "ab", buffering=0) as file:
+                with open(path := os.path.join(self._args.output_dir, STACKS_NAME), "ab", buffering=0) as file:
                     file.write(told.encode())
                 print(f"littrainer: the stacks are in {path} too", file=sys.stderr, flush=True)
 
