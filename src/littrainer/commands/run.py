@@ -57,7 +57,7 @@ RUN_OPTIONS: dict[str, tuple[str, type, str]] = {
         "N",
         str,
         "number of processes on this machine (default: one for each GPU, `all`, or one on the CPU); MIN:MAX starts "
-        "MAX, and fewer if one dies again and again",
+        "MAX, and fewer if one fails again and again (with --restarts)",
     ),
     "--nodes": ("M", int, "number of machines that train together"),
     "--node-rank": ("R", int, "number of this machine, counted from 0"),
