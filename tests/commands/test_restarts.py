@@ -14,11 +14,12 @@ from littrainer.commands.restarts import Restarts
 from littrainer.distributed.environment import TRAININGS
 from littrainer.distributed.launcher import Failure, Launch
 
-KILLED = Failure("process 1 was ended by SIGKILL", 137, was_killed=True)
+KILLED = Failure("process 1 was ended by SIGKILL", 137, rank=1, was_killed=True)
 
 
-def failed(error: str, step: int | None) -> Failure:
-    return Failure(f"process 0 ended: {error}", 1, error=error, step=step, stacks="---- process 0 ----\nin forward\n")
+def failed(error: str, step: int | None, rank: int = 0) -> Failure:
+    stacks = f"---- process {rank} ----\nin forward\n"
+    return Failure(f"process {rank} ended: {error}", 1, rank, error=error, step=step, stacks=stacks)
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +63,11 @@ def test_an_error_that_came_before_at_the_same_step_ends_the_run(
     assert ("would come again: nothing is started again" in capsys.readouterr().err) is not goes_on
 
 
+def test_ends_without_a_reported_error_are_not_taken_for_the_same_error() -> None:
+    unknown = failed("", None)
+    assert devices(Restarts(Launch(1, restarts=2)), unknown, unknown, unknown) == [1, 1, None]
+
+
 def test_a_process_that_dies_again_without_a_checkpoint_is_done_without(run_dir: Path) -> None:
     restarts = Restarts(Launch(8, fewest_devices=2, restarts=9))
     Path(os.environ[TRAININGS]).write_text(json.dumps({"0": {str(run_dir): {}}}))
@@ -72,6 +78,14 @@ def test_a_process_that_dies_again_without_a_checkpoint_is_done_without(run_dir:
     assert devices(restarts, KILLED, KILLED, KILLED) == [4, 2, 2]
     restarts = Restarts(Launch(2, restarts=9))
     assert devices(restarts, KILLED, KILLED, KILLED) == [2, 2, 2]
+
+
+def test_a_process_that_raises_again_as_without_its_device_is_done_without(run_dir: Path) -> None:
+    lost = failed("RuntimeError: invalid device ordinal", None, rank=1)
+    assert devices(Restarts(Launch(2, fewest_devices=1, restarts=5)), lost, lost, lost) == [2, 1, None]
+    # Of another process it is the same error, and no device.
+    other = failed("RuntimeError: invalid device ordinal", None, rank=0)
+    assert devices(Restarts(Launch(2, fewest_devices=1, restarts=5)), lost, other) == [2, None]
 
 
 def test_where_the_processes_stood_is_kept_in_the_folder_of_the_run(
@@ -86,6 +100,7 @@ def test_where_the_processes_stood_is_kept_in_the_folder_of_the_run(
     kept = (run_dir / STACKS_NAME).read_text()
     assert "process 0 ended: ValueError: b ====\n---- process 0 ----\nin forward\n" in kept
     assert f"where all processes stood is in {run_dir / STACKS_NAME}" in capsys.readouterr().err
-    restarts = Restarts(Launch(2))
-    assert devices(restarts, KILLED) == [None]
+    # One that is killed leaves nothing.
+    assert devices(Restarts(Launch(1, hang_seconds=9.0)), KILLED) == [None]
+    assert devices(Restarts(Launch(2)), KILLED) == [None]
     assert capsys.readouterr().err == ""

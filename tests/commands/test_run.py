@@ -126,6 +126,8 @@ SCRIPT = "{folder}/script.py"
         (["--devices", "two", SCRIPT], "--devices two: give the number of processes on this node, or `all`"),
         (["--devices", "2:", SCRIPT], "--devices 2:: give the number of processes on this node, or `all`, or MIN:MAX"),
         (["--devices", "3:2", SCRIPT], "--devices 3:2: give MIN:MAX, both 1 or more, and MIN not above MAX"),
+        (["--devices", "5:8", "--restarts", "1", SCRIPT], "--devices 5:8: fewer processes have to divide 8"),
+        (["--devices", "1:2", SCRIPT], "--devices 1:2 needs --restarts N; give it too, or"),
         (["--restarts", "-1", SCRIPT], "--restarts takes a number from 0 up"),
         (["--hang-timeout", "0.5", SCRIPT], "--hang-timeout seconds from 1 up"),
         (["--restarts", "1", "--nodes", "2", SCRIPT], "--restarts, --hang-timeout and --devices MIN:MAX are about the"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,8 +13,11 @@ import torch.distributed as dist
 
 from littrainer import TrainingArguments
 from littrainer.distributed import agreement, failure_report
+from littrainer.distributed.environment import REPORTS
 from littrainer.distributed.failure_report import (
+    ENDING,
     FailedElsewhere,
+    HangError,
     LostProcess,
     advice_for,
     leave_word,
@@ -154,3 +158,12 @@ def test_the_agent_hears_of_an_error_of_the_arguments_before_the_processes_have_
         sys.excepthook(ValueError, refused.value, None)
     told = json.loads(file.read_text())
     assert told["message"]["message"].startswith("ValueError: ddp_timeout=0") and told["is_consequence"] is False
+
+
+def test_a_process_that_a_hang_ends_is_expected_to_end(
+    speak_as: Speaker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(REPORTS, f"{os.getppid()}:{tmp_path}")
+    speak_as(0)
+    sys.excepthook(HangError, HangError("Training has not moved"), None)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{ENDING}-{os.getpid()}"]

@@ -1,40 +1,56 @@
-"""Runs whose processes are killed, stopped (SIGSTOP), raise, or find the disk full, and that come back by themselves.
+"""Runs whose processes are killed, also in an upload, stopped, raise or find the disk full, and that come back.
 
     python -m tests.faults.chaos                50 schedules
-    python -m tests.faults.chaos --schedules 6
+    python -m tests.faults.chaos --schedules 6 --at-once 2
 
 Each schedule is a training of 12 optimizer steps under `littrainer run --restarts`, in one process, in two, or in two
 of which one is left (`--devices 1:2`), with one to three faults at random steps. It has to end with the weights of a
 run that nothing happened to: bit for bit, or, if a process is lost, within 1e-5; and each row has to be trained once in
-an epoch. Work lost at a fault is counted in optimizer steps; one save interval is the bound. The full disk is injected.
+an epoch. Work lost at a fault is counted in optimizer steps; one save interval is the bound. The full disk is injected,
+and errors name the start, since the same error at the same step ends a run. An upload is cut at an address (file://).
+
+Processes are forked from this one, which has imported all, so that a start takes no seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import importlib
 import itertools
 import json
+import logging
+import multiprocessing
+import os
 import random
+import runpy
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
-from tests.distributed.starting import run
+from littrainer.checkpoint.verification import damage_in
+from littrainer.cli import main as littrainer
+from tests.distributed.starting import plain_environment
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 SCRIPT = "tests.faults.faulty_run"
 REPOSITORY = Path(__file__).parents[2]
 ROWS, STEPS, SAVE_STEPS, GLOBAL_BATCH_SIZE = 24, 12, 3, 4
-KINDS = ("kill", "stop", "raise", "disk")
+AFTER_SAVES = ("disk", "cut upload")
+KINDS = ("kill", "stop", "raise", *AFTER_SAVES)
 # How a schedule is run -> the option, and whether one process is left in the end.
 LAYOUTS = {"1 process": ("1", False), "2 processes": ("2", False), "2 -> 1": ("1:2", True)}
-HANG_TIMEOUT = 4
+EXACT, CLOSE = "the same weights bit for bit", "the same weights within 1e-5 (2 -> 1)"
+HANG_TIMEOUT = 3
 
 
 @dataclass(frozen=True)
@@ -53,32 +69,75 @@ class Schedule:
     loses_process: bool = False
     options: tuple[str, ...] = ("--restarts", "6")
 
-    def run(self, folder: Path) -> subprocess.CompletedProcess[str]:
-        """Run it in a folder."""
+    def words(self, folder: Path) -> list[str]:
+        """What follows `littrainer` on the command line, to run it in a folder."""
         sizes = {"per_device_train_batch_size": 2, "global_batch_size": GLOBAL_BATCH_SIZE}
         plan = {
             "faults": self.faults,
+            "output_dir": f"file://{folder}/there" if self.is_at_an_address else str(folder / "run"),
             "dropout": 0.0 if self.loses_process else 0.2,
             "arguments": {"max_steps": STEPS, "save_steps": SAVE_STEPS, "learning_rate": 0.01, **sizes},
         }
-        options = ["--devices", self.devices, *self.options]
-        words = ["littrainer", "run", *options, "-m", SCRIPT, str(folder), json.dumps(plan)]
-        return run("-m", *words, cwd=REPOSITORY)
+        return ["run", "--devices", self.devices, *self.options, "-m", SCRIPT, str(folder), json.dumps(plan)]
+
+    @property
+    def is_at_an_address(self) -> bool:
+        return any(kind == "cut upload" for *_, kind in self.faults)
 
 
-def undisturbed(schedule: Schedule, folder: Path) -> dict[str, torch.Tensor]:
-    """The final weights of the same training without faults."""
-    done = Schedule(schedule.devices, [], schedule.loses_process).run(folder)
-    assert done.returncode == 0, done.stderr
-    return final_weights(folder)
+class Forked(subprocess.Popen[bytes]):
+    """A process of torch's agent: a fork of this one instead of a fresh interpreter."""
+
+    def _execute_child(self, args: Any, *rest: Any) -> None:
+        self._child_created = True
+        self.pid = os.fork()
+        if self.pid:
+            return
+        os.setsid()
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        logging.disable(logging.NOTSET)
+        os.environ.update(next(one for one in rest if isinstance(one, dict)))
+        sys.argv = list(args[args.index("-m") + 1 :])
+        status = 1
+        try:
+            runpy.run_module(SCRIPT, run_name="__main__", alter_sys=True)
+            status = 0
+        except BaseException as error:
+            sys.excepthook(type(error), error, error.__traceback__)
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os._exit(status)
+
+
+def run_forked(schedule: Schedule, folder: Path) -> tuple[int, str]:
+    """Run a schedule in a folder; return the exit status, and what was said."""
+    folder.mkdir()
+    log = folder / "log.txt"
+
+    def start() -> None:
+        for number in (1, 2):
+            os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+        os.chdir(REPOSITORY)
+        os.environ.clear()
+        os.environ.update(plain_environment(XDG_CACHE_HOME=str(folder / "cache")))
+        handler = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+        with mock.patch(f"{handler}.Popen", Forked):
+            sys.exit(littrainer(schedule.words(folder)))
+
+    agent = multiprocessing.get_context("fork").Process(target=start)
+    agent.start()
+    agent.join(LONGEST_WAIT_SECONDS)
+    if agent.exitcode is None:
+        agent.terminate()
+        agent.join()
+    return agent.exitcode or 0, log.read_text()
 
 
 def final_weights(folder: Path) -> dict[str, torch.Tensor]:
     return torch.load(folder / "final.pt", weights_only=True)
-
-
-def are_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float) -> bool:
-    return all(torch.allclose(one[name], other[name], rtol=0, atol=tolerance) for name in other)
 
 
 def steps_of(folder: Path) -> list[tuple[int, int, list[int]]]:
@@ -111,63 +170,112 @@ def most_lost(folder: Path) -> int:
     return max((last[one] + 1 - first[other] for one, other in pairs), default=0)
 
 
-def random_schedule(generator: random.Random, layout: str) -> Schedule:
+def random_schedule(generator: random.Random, layout: str, kind: str) -> Schedule:
+    """A schedule whose first fault is of a kind, or, in 2 -> 1, a kill or an exception."""
     devices, loses_process = LAYOUTS[layout]
-    faults = []
+    options = ("--restarts", "6", "--hang-timeout", str(HANG_TIMEOUT))
     processes = int(devices[-1])
-    number = generator.randint(1, 3)
-    for start in range(1, number + 1):
-        kind = generator.choice(KINDS)
-        # A start may stand behind the step already; then nothing happens in it, and the training ends.
-        step = generator.randint(2, STEPS - 1)
-        faults.append(
-            (start, generator.randrange(processes), step - step % SAVE_STEPS if kind == "disk" else step, kind)
-        )
     if loses_process:
-        # The second process dies at some step, and again before it has begun.
-        faults = [(1, 1, generator.randint(1, STEPS - 1), "kill"), (2, 1, 0, "kill")]
-    return Schedule(devices, faults, loses_process, ("--restarts", "6", "--hang-timeout", str(HANG_TIMEOUT)))
+        # A process fails at some step, and one again before a new checkpoint, or before it has begun.
+        rank, step = generator.randrange(2), generator.randint(1, STEPS - 1)
+        kind, checkpoint = generator.choice(["kill", "raise"]), newest_checkpoint(step)
+        again = generator.choice([0, *range(checkpoint + 1, checkpoint + SAVE_STEPS + 1)][kind == "raise" :])
+        other = generator.randrange(2) if kind == "kill" else rank
+        return Schedule(devices, [(1, rank, step, kind), (2, other, again, kind)], True, options)
+    faults, checkpoint = [], 0
+    for start in range(1, generator.randint(1, 3) + 1):
+        if checkpoint + SAVE_STEPS > STEPS - 1:
+            break
+        rank, step = generator.randrange(processes), generator.randint(checkpoint + 1, STEPS - 1)
+        if kind in AFTER_SAVES:
+            step = generator.randrange(checkpoint + SAVE_STEPS, STEPS, SAVE_STEPS)
+        # The first process uploads.
+        faults.append((start, 0 if kind == "cut upload" else rank, step, kind))
+        if kind == "cut upload":
+            # The training was ahead of the upload, and nobody knows how far.
+            break
+        checkpoint, kind = newest_checkpoint(step), generator.choice(KINDS)
+    return Schedule(devices, faults, False, options)
 
 
-def outcome_of(schedule: Schedule, folder: Path, expected: dict[str, torch.Tensor]) -> str:
-    """What a schedule ends with."""
-    done = schedule.run(folder)
-    if done.returncode != 0:
-        return f"ended with status {done.returncode}: {done.stderr[-2000:]}"
-    if not are_close(final_weights(folder), expected, 1e-5 if schedule.loses_process else 0.0):
-        return "other weights"
+def newest_checkpoint(step: int) -> int:
+    """The step of the checkpoint that there is while this step is taken."""
+    return (step - 1) // SAVE_STEPS * SAVE_STEPS
+
+
+def outcome_of(schedule: Schedule, folder: Path) -> str:
+    """What a schedule ends with, except for its weights."""
+    status, told = run_forked(schedule, folder)
+    if status != 0:
+        return f"ended with status {status}: {told[-2000:]}"
     if rows_of_epochs(folder) != [list(range(ROWS))] * (STEPS * GLOBAL_BATCH_SIZE // ROWS):
         return "rows lost or doubled"
-    return "exact"
+    if schedule.is_at_an_address and damage_in(folder / "there" / f"checkpoint-{STEPS}"):
+        return "the newest checkpoint at the address is not whole"
+    return "" if told.count("littrainer: restart ") >= len(schedule.faults) else f"a fault did not come: {told}"
+
+
+def compared(folder: Path, whole: Path, loses_process: bool) -> str:
+    """What the weights of a schedule are beside those of an undisturbed run."""
+    ours, theirs = final_weights(folder), final_weights(whole)
+    tolerance = 1e-5 if loses_process else 0.0
+    if not all(torch.allclose(ours[name], theirs[name], rtol=0, atol=tolerance) for name in theirs):
+        return "other weights"
+    return CLOSE if loses_process else EXACT
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedules", type=int, default=50, help="how many (default: 50)")
     parser.add_argument("--seed", type=int, default=0, help="which faults at which moments (default: 0)")
+    parser.add_argument("--at-once", type=int, default=1, help="how many run at the same time (default: 1)")
     options = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in (
+        "littrainer.commands.run",
+        "littrainer.trainer",
+        "safetensors.torch",
+        "torch.distributed.launcher",
+        "fsspec.implementations.local",
+    ):
+        importlib.import_module(name)
+    importlib.import_module("littrainer.engine.run_lightning").import_lightning()
     generator = random.Random(options.seed)
-    expected: dict[str, Any] = {}
+    layouts, kinds = itertools.cycle(LAYOUTS), itertools.cycle(KINDS)
+    schedules = [
+        (layout, random_schedule(generator, layout, kind))
+        for layout, kind in itertools.islice(zip(layouts, kinds, strict=False), options.schedules)
+    ]
     counts: collections.Counter[str] = collections.Counter()
-    lost, starts, began = 0, 0, time.monotonic()
-    with tempfile.TemporaryDirectory() as root:
-        for number in range(options.schedules):
-            layout = [*LAYOUTS][number % len(LAYOUTS)]
-            schedule = random_schedule(generator, layout)
-            if layout not in expected:
-                expected[layout] = undisturbed(schedule, Path(root) / f"whole {layout}")
-            folder = Path(root) / str(number)
-            outcome = outcome_of(schedule, folder, expected[layout])
+    faults: collections.Counter[str] = collections.Counter()
+    began, lost, starts = time.monotonic(), 0, 0
+    with (
+        tempfile.TemporaryDirectory() as root,
+        ProcessPoolExecutor(options.at_once, multiprocessing.get_context("fork")) as pool,
+    ):
+        whole = {layout: Path(root) / f"whole {layout}" for layout in {layout for layout, _ in schedules}}
+        undisturbed = [Schedule(LAYOUTS[layout][0], [], LAYOUTS[layout][1]) for layout in whole]
+        folders = [Path(root) / str(number) for number in range(len(schedules))]
+        ended = [pool.submit(outcome_of, *pair) for pair in zip(undisturbed, whole.values(), strict=True)]
+        running = [
+            pool.submit(outcome_of, schedule, folder) for (_, schedule), folder in zip(schedules, folders, strict=True)
+        ]
+        for one in ended:
+            if wrong := one.result():
+                sys.exit(f"An undisturbed run: {wrong}")
+        for (layout, schedule), folder, one in zip(schedules, folders, running, strict=True):
+            outcome = one.result() or compared(folder, whole[layout], schedule.loses_process)
             counts[outcome.partition(":")[0]] += 1
+            faults.update(kind for *_, kind in schedule.faults)
             lost = max(lost, most_lost(folder))
-            starts += len({start for start, _, _ in steps_of(folder)})
-            if outcome != "exact":
+            starts += 1 + len(schedule.faults)
+            if outcome not in (EXACT, CLOSE):
                 print(f"{layout}, {schedule.faults}: {outcome}", flush=True)
-    print(
-        f"{options.schedules} schedules, {starts} starts, {time.monotonic() - began:.0f} s: {dict(counts)}; at most "
-        f"{lost} optimizer steps lost at a fault, with a checkpoint every {SAVE_STEPS}"
-    )
-    if counts["exact"] < options.schedules or lost > SAVE_STEPS:
+    print(f"{options.schedules} schedules with {dict(faults)}, {starts} starts, {time.monotonic() - began:.0f} s")
+    for outcome, number in counts.items():
+        print(f"{number:4} ended with {outcome}")
+    print(f"{lost:4} optimizer steps lost at a fault, at most; saves are {SAVE_STEPS} apart")
+    if counts[EXACT] + counts[CLOSE] < options.schedules or lost > SAVE_STEPS:
         sys.exit("not all ended with the weights of an undisturbed run, or more than one save interval was lost")
 
 

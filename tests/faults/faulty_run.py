@@ -1,7 +1,9 @@
 """A training script that `littrainer run` starts, with faults at chosen optimizer steps: folder and plan as arguments.
 
-The plan is JSON: `faults`, a list of [start, rank, step, kind], the starts counted from 1; `arguments`; and `dropout`.
-Each process leaves a line for each optimizer step in `steps-<rank>`: the start, the step and the rows trained.
+The plan is JSON: `faults`, a list of [start, rank, step, kind], the starts counted from 1; `output_dir`; `arguments`;
+and `dropout`. Each process leaves a line for each optimizer step in `steps-<rank>`: start, step and rows trained.
+
+Errors name the start, so that two of them are different: the same error at the same step is not started again.
 """
 
 from __future__ import annotations
@@ -38,10 +40,13 @@ def end_by_signals(step: int) -> None:
 # A process that dies before it has begun, as without its device.
 end_by_signals(0)
 
+import fsspec  # noqa: E402
 import torch  # noqa: E402
+from fsspec.implementations.local import LocalFileSystem  # noqa: E402
 from torch import nn  # noqa: E402
 
 from littrainer import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
+from littrainer.checkpoint.layout import checkpoint_step  # noqa: E402
 
 ROWS = 24
 
@@ -87,6 +92,22 @@ class Faults(TrainerCallback):
             file.write(json.dumps([START, state.global_step, self.trainer.rows]) + "\n")
 
 
+class CutFileSystem(LocalFileSystem):
+    """Stands behind file:// addresses; a process is killed when half of a file is there."""
+
+    def put_file(self, path1: Any, path2: Any, **keywords: Any) -> None:
+        step = checkpoint_step(os.path.dirname(path2))
+        if step is not None and path2.endswith("optimizer.pt") and "cut upload" in faults_at(step):
+            content = Path(path1).read_bytes()
+            os.makedirs(os.path.dirname(path2), exist_ok=True)
+            Path(path2).write_bytes(content[: len(content) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().put_file(path1, path2, **keywords)
+
+
+fsspec.register_implementation("file", CutFileSystem, clobber=True)
+
+
 def main() -> None:
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
@@ -95,7 +116,7 @@ def main() -> None:
         for row in range(ROWS)
     ]
     quiet = {"logging_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True}
-    args = TrainingArguments(str(FOLDER / "run"), save_strategy="steps", **quiet, **PLAN["arguments"])
+    args = TrainingArguments(PLAN["output_dir"], save_strategy="steps", **quiet, **PLAN["arguments"])
     callback = Faults()
     trainer = FaultyTrainer(Model(PLAN["dropout"]), args, train_dataset=rows, callbacks=[callback])
     callback.trainer = trainer

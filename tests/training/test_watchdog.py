@@ -14,9 +14,10 @@ import pytest
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint.layout import STACKS_NAME
-from littrainer.distributed.environment import HANG_TIMEOUT
+from littrainer.distributed.environment import HANG_TIMEOUT, REPORTS
+from littrainer.distributed.failure_report import ANSWERS, HangError
 from littrainer.training import watchdog
-from littrainer.training.watchdog import HangError, Watchdog
+from littrainer.training.watchdog import Watchdog
 from tests.scenarios.other_processes import wait_until
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
@@ -91,6 +92,17 @@ def test_a_training_that_waits_for_ever_ends_with_an_error_after_its_stacks_and_
     # It can train again.
     del given["callbacks"][0].on_step_end
     assert trainer.train().global_step == 3
+
+
+def test_a_script_that_catches_the_error_is_no_longer_expected_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (reports := tmp_path / "reports").mkdir()
+    monkeypatch.setenv(REPORTS, f"{os.getppid()}:{reports}")
+    given = {"callbacks": [In(lambda: threading.Event().wait(3600), "on_step_end")]}
+    with pytest.raises(HangError):
+        quiet_trainer(tmp_path, given=given, max_steps=3, hang_timeout=1).train()
+    assert [*reports.glob(f"{ANSWERS}*")] == []
 
 
 def test_ctrl_c_is_the_users_while_a_training_is_watched(tmp_path: Path) -> None:

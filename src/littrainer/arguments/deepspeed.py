@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.json_values import parse_json_object, read_json_object
-from littrainer.distributed.environment import USE_DEEPSPEED, launcher_settings
+from littrainer.distributed.environment import AUTO, USE_DEEPSPEED, launcher_settings
 
 if TYPE_CHECKING:
     import torch
 
 
-AUTO = "auto"
 OFFLOADED_TO = ("cpu", "nvme")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.callbacks.base import TrainerCallback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
-from littrainer.distributed.failure_report import note_step
+from littrainer.distributed.failure_report import note_step_of_error
 from littrainer.errors.lazy_isinstance import is_a, known_classes
 from littrainer.errors.notes import add_note, kind_of
 
@@ -277,7 +277,7 @@ def callbacks_told_of_failure(handler: CallbackHandler, args: Any, state: Callab
     try:
         yield
     except BaseException as error:
-        note_step(error, state().global_step)
+        note_step_of_error(error, state().global_step)
         if not getattr(error, ENDED_FOR_CALLBACKS, False):
             for callback in list(handler.callbacks):
                 try:

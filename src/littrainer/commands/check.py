@@ -32,7 +32,9 @@ class TrainingChecked(BaseException):
 
 def main(words: Sequence[str]) -> int:
     """Run the command on what follows `littrainer check`; returns the exit status, as `run.main` does."""
-    return run.start("check", run.build_parser("littrainer check", DESCRIPTION), words, ["-m", __spec__.name])
+    # A check that finds something is not started again.
+    parser = run.build_parser("littrainer check", DESCRIPTION, "--restarts", "--hang-timeout")
+    return run.start("check", parser, words, ["-m", __spec__.name])
 
 
 def check_program(program: Sequence[str]) -> int:

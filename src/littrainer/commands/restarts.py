@@ -19,8 +19,9 @@ from littrainer.distributed.launcher import Failure, Launch
 class Restarts:
     """Decides after each failure; called by `run_processes`.
 
-    An error that came before, with the same message at the same optimizer step, would come again. A process that is
-    killed twice without a checkpoint in between lacks something, as a device that has failed.
+    A process that fails twice without a checkpoint in between lacks something, as a device that has failed: fewer go
+    on, if that is allowed. Else an exception that came before, with the same message at the same optimizer step, would
+    come again.
 
     Parameters:
         launch: what is started first.
@@ -29,42 +30,39 @@ class Restarts:
     def __init__(self, launch: Launch):
         self._launch = launch
         self._used = 0
-        self._errors: set[tuple[int, str, int | None]] = set()
-        self._was_killed = False
-        self._checkpoints: Any = None
+        self._errors: set[tuple[str, int | None]] = set()
+        self._before: tuple[Failure, list[Any]] | None = None
 
     def __call__(self, failure: Failure) -> Launch | None:
         if not self._launch.is_watched:
             return None
         run_dirs = self._run_dirs()
         self._keep_stacks(failure, run_dirs)
-        error = failure.status, failure.error, failure.step
-        came_before = not failure.was_killed and error in self._errors
-        self._errors.add(error)
-        if self._used == self._launch.restarts or came_before:
-            if came_before:
-                _say("the same error has come at the same step before and would come again: nothing is started again")
-            elif self._used:
+        fewer = self._launch.fewer_devices if self._failed_again(failure, run_dirs) else None
+        came_before = bool(failure.error) and (failure.error, failure.step) in self._errors
+        self._errors.add((failure.error, failure.step))
+        if came_before and fewer is None:
+            _say("the same error has come at the same step before and would come again: nothing is started again")
+            return None
+        if self._used == self._launch.restarts:
+            if self._used:
                 _say(f"all {self._used} restarts are used up")
             return None
         self._used += 1
-        self._choose_devices(failure, run_dirs)
+        self._launch = replace(self._launch, devices=fewer or self._launch.devices)
         processes = "1 process" if self._launch.devices == 1 else f"{self._launch.devices} processes"
         _say(f"restart {self._used} of {self._launch.restarts}, in {processes}, from the newest checkpoint")
         return self._launch
 
-    def _choose_devices(self, failure: Failure, run_dirs: list[str]) -> None:
+    def _failed_again(self, failure: Failure, run_dirs: list[str]) -> bool:
+        """Return whether the same process failed last, or any was killed twice, with no new checkpoint since."""
         # Imported here, since it loads torch.
         from littrainer.checkpoint.distributed_resume import checkpoints_in
 
-        checkpoints = [checkpoints_in(folder) for folder in run_dirs]
-        dies_again = failure.was_killed and self._was_killed and checkpoints == self._checkpoints
-        now, fewest = self._launch.devices, self._launch.fewest_devices
-        if dies_again and fewest is not None:
-            # A global batch size that the processes have shared is shared by these too.
-            fewer = [number for number in range(fewest, now) if now % number == 0]
-            self._launch = replace(self._launch, devices=max(fewer, default=now))
-        self._was_killed, self._checkpoints = failure.was_killed, checkpoints
+        before, self._before = self._before, (failure, [checkpoints_in(folder) for folder in run_dirs])
+        if before is None or before[1] != self._before[1]:
+            return False
+        return failure.rank == before[0].rank or (failure.was_killed and before[0].was_killed)
 
     def _run_dirs(self) -> list[str]:
         """Return the folders in which trainings have begun, the last one last."""
@@ -81,7 +79,8 @@ class Restarts:
             path = os.path.join(folder, STACKS_NAME)
             with suppress(OSError), open(path, "a", encoding="utf-8") as file:
                 file.write(f"==== {when}: {failure.words} ====\n{failure.stacks}\n")
-                _say(f"where all processes stood is in {path}")
+                if failure.stacks:
+                    _say(f"where all processes stood is in {path}")
                 return
 
 

@@ -57,7 +57,7 @@ RUN_OPTIONS: dict[str, tuple[str, type, str]] = {
         "N",
         str,
         "number of processes on this machine (default: one for each GPU, `all`, or one on the CPU); MIN:MAX starts "
-        "MAX, and fewer if one dies again and again",
+        "MAX, and fewer if one fails again and again (with --restarts)",
     ),
     "--nodes": ("M", int, "number of machines that train together"),
     "--node-rank": ("R", int, "number of this machine, counted from 0"),
@@ -69,21 +69,18 @@ RUN_OPTIONS: dict[str, tuple[str, type, str]] = {
     "--strategy": ("NAME", str, f"how the model is spread over the processes: {', '.join(STRATEGIES)}"),
 }
 
-# Of these `littrainer run` alone: a check that finds something is not started again.
-ABOUT_FAILURES = ("--restarts", "--hang-timeout")
 DESCRIPTION = "Run a script or a module as Python does, with littrainer's Trainer in place of transformers'."
 
 
-def build_parser(command: str = "littrainer run", description: str = DESCRIPTION) -> CommandParser:
-    """Return the parser of the options of a command that starts a program, and of the program's name."""
+def build_parser(command: str = "littrainer run", description: str = DESCRIPTION, *without: str) -> CommandParser:
+    """Return the parser of the options of a command, without some, and of the name of the program it starts."""
     usage = f"{command} [-h] [OPTIONS] SCRIPT [ARGS ...]\n       {command} [-h] [OPTIONS] -m MODULE [ARGS ...]"
     parser = CommandParser(command, description=description, usage=usage)
     parser.set_defaults(restarts=None, hang_timeout=None)
     for name, (metavar, kind, about) in RUN_OPTIONS.items():
-        if name in ABOUT_FAILURES and description is not DESCRIPTION:
-            continue
         choices = list(STRATEGIES) if name == "--strategy" else None
-        parser.add_argument(name, metavar=metavar, type=kind, choices=choices, help=about)
+        if name not in without:
+            parser.add_argument(name, metavar=metavar, type=kind, choices=choices, help=about)
     program = parser.add_mutually_exclusive_group()
     program.add_argument("script", nargs="?", metavar="SCRIPT", help="script to run, or a folder with __main__.py")
     program.add_argument("-m", dest="module", metavar="MODULE", help="module to run, as in python -m")
@@ -166,9 +163,10 @@ def _run(program: list[str], options: argparse.Namespace, words: Sequence[str]) 
         stream.flush()
     if options.hang_timeout is not None:
         environment[HANG_TIMEOUT] = str(options.hang_timeout)
-    watches = options.restarts is not None or (options.hang_timeout is not None and not _is_started_by_launcher())
     is_asked_for = any(getattr(options, name) is not None for name in ("devices", "nodes", "strategy"))
-    if is_asked_for or watches or (not _is_started_by_launcher() and _count_gpus(program) > 1):
+    if (is_asked_for or options.restarts is not None) or (
+        not _is_started_by_launcher() and (options.hang_timeout is not None or _count_gpus(program) > 1)
+    ):
         launch = _launch(options, program)
         if launch.world_size > 1 or launch.is_watched:
             if program[0] == STANDARD_INPUT:
@@ -212,6 +210,10 @@ def _launch(options: argparse.Namespace, program: list[str]) -> Launch:
                 f"--devices {options.devices}: give the number of processes on this node, or `{ALL}`, or MIN:MAX"
             )
         devices, fewest = int(most), int(least) if least else None
+        if 0 < (fewest or 0) < devices and Launch(devices, fewest_devices=fewest).fewer_devices is None:
+            raise LaunchError(
+                f"--devices {options.devices}: fewer processes have to divide {devices}; give a lower MIN"
+            )
         if fewest is not None and fewest <= gpus < devices:
             devices = gpus
     if gpus and devices > gpus:

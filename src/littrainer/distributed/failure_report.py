@@ -69,6 +69,10 @@ class LostProcess(RuntimeError):
     """Another process can no longer be reached: it has ended, or it hangs."""
 
 
+class HangError(RuntimeError):
+    """A training has not moved for `hang_timeout` seconds."""
+
+
 class ProcessPlace(NamedTuple):
     """Where a process runs, and its number there."""
 
@@ -122,6 +126,9 @@ def _report_errors() -> None:
         if _stacks is not None:
             traceback.print_exception(error, file=_stacks)
             _stacks.flush()
+        if isinstance(error, HangError) and (folder := reports_folder()) is not None:
+            # Not caught by the script, so the process ends now.
+            (folder / f"{ENDING}-{os.getpid()}").touch()
         earlier_hook(kind, error, trace)
 
     sys.excepthook = hook
@@ -133,7 +140,7 @@ def report_error(error: BaseException) -> None:
     _tell_agent(error)
 
 
-def note_step(error: BaseException, step: int) -> None:
+def note_step_of_error(error: BaseException, step: int) -> None:
     """Note the optimizer step at which an error came: at the same step it would come again."""
     with suppress(AttributeError):
         setattr(error, AT_STEP, step)

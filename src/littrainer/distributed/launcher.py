@@ -79,6 +79,12 @@ class Launch:
         return self.devices * self.nodes
 
     @property
+    def fewer_devices(self) -> int | None:
+        """The next smaller number of processes that may share the same global batch; None if there is none."""
+        numbers = range(self.fewest_devices or self.devices, self.devices)
+        return max((number for number in numbers if self.devices % number == 0), default=None)
+
+    @property
     def is_watched(self) -> bool:
         """Whether the processes report where they stood when one has failed, and may be started again."""
         return bool(self.restarts) or self.hang_seconds is not None
@@ -91,6 +97,7 @@ class Failure:
     Parameters:
         words: one line about the process that failed first.
         status: exit status for the command.
+        rank: of that process; None if it did not answer.
         was_killed: it ended by a signal, or because it did not answer.
         error: type and message of its exception; empty if it reported none.
         step: the optimizer step at which that came, if it came in a training.
@@ -99,6 +106,7 @@ class Failure:
 
     words: str
     status: int
+    rank: int | None = None
     was_killed: bool = False
     error: str = ""
     step: int | None = None
@@ -123,6 +131,8 @@ def check(launch: Launch) -> None:
     fewest = launch.fewest_devices
     if fewest is not None and not 0 < fewest <= launch.devices:
         raise LaunchError(f"--devices {fewest}:{launch.devices}: give MIN:MAX, both 1 or more, and MIN not above MAX")
+    if fewest is not None and not launch.restarts:
+        raise LaunchError(f"--devices {fewest}:{launch.devices} needs --restarts N; give it too, or one number")
     if launch.restarts < 0 or not (launch.hang_seconds is None or launch.hang_seconds >= 1):
         raise LaunchError("--restarts takes a number from 0 up, and --hang-timeout seconds from 1 up")
     if launch.nodes > 1 and (launch.is_watched or fewest is not None):
@@ -195,7 +205,7 @@ def run_processes(
 
 
 def _run_once(launch: Launch, command: list[str], folder: str) -> Failure | None:
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher import LaunchConfig, elastic_launch
 
@@ -217,19 +227,16 @@ def _run_once(launch: Launch, command: list[str], folder: str) -> Failure | None
             elastic_launch(config, command[0])(*arguments)
         except ChildFailedError as error:
             failures = error.failures
-        except SignalException:
-            raise
         except (RuntimeError, OSError) as error:
             raise LaunchError(
                 f"the launchers of {launch.nodes} machine{'' if launch.nodes == 1 else 's'} have not found each other "
                 f"at {launch.main_address or LOCAL_ADDRESS}:{launch.main_port or USUAL_PORT}: "
                 f"{_in_one_line(error)}; start the same command on each machine, with another --node-rank"
             ) from error
-    files = sorted(Path(folder).glob(f"{STACKS}-*"))
-    stacks = "".join(f"---- process {file.stem.rpartition('-')[2]} ----\n{file.read_text()}" for file in files)
+    written = {file.stem.rpartition("-")[2]: file.read_text() for file in sorted(Path(folder).glob(f"{STACKS}-*"))}
+    stacks = "".join(f"---- process {number} ----\n{text}" for number, text in written.items() if text)
     if ended:
-        number = ", ".join(map(str, sorted(ended)))
-        words = f"pid {number} has not answered for {launch.hang_seconds:g} s (--hang-timeout) and was ended"
+        words = "; ".join(f"pid {number} {why} and was ended" for number, why in sorted(ended.items()))
         return Failure(words, ENDED_BY_SIGNAL + signal.SIGTERM, was_killed=True, stacks=stacks)
     if not failures:
         return None
@@ -238,6 +245,7 @@ def _run_once(launch: Launch, command: list[str], folder: str) -> Failure | None
     return Failure(
         _failure_in_words(rank, launch, failure),
         ENDED_BY_SIGNAL - failure.exitcode if was_killed else failure.exitcode,
+        rank,
         was_killed,
         "" if was_killed else _reported(failure),
         failure.error_file_data.get(STEP),
@@ -246,40 +254,44 @@ def _run_once(launch: Launch, command: list[str], folder: str) -> Failure | None
 
 
 @contextlib.contextmanager
-def _ending_what_does_not_answer(folder: Path, seconds: float | None) -> Iterator[set[int]]:
-    """End processes that have touched their file and do so no more; yields their numbers."""
-    ended: set[int] = set()
+def _ending_what_does_not_answer(folder: Path, seconds: float | None) -> Iterator[dict[int, str]]:
+    """End processes that have touched their file and do so no more; yields their numbers, and why."""
+    ended: dict[int, str] = {}
     is_over = threading.Event()
     # File -> its time, and when this process saw it first.
     seen: dict[Path, tuple[int, float]] = {}
 
-    def look(longest: float) -> None:
-        while not is_over.wait(min(1.0, longest / 4)):
+    def watch() -> None:
+        while seconds is not None and not is_over.wait(min(1.0, seconds / 4)):
             for path in folder.glob(f"{ANSWERS}-*"):
                 with contextlib.suppress(OSError):
-                    time_of_file, now = path.stat().st_mtime_ns, time.monotonic()
-                    if path not in seen or seen[path][0] != time_of_file:
-                        seen[path] = time_of_file, now
-                        continue
-                    number = int(path.name.rpartition("-")[2])
-                    limit = max(longest, SECONDS_TO_END) if path.name.startswith(ENDING) else longest
-                    if now - seen[path][1] >= limit and is_running(number):
-                        ended.add(number)
-                        # One that was stopped has to go on to write where it stands.
-                        for name in ("SIGTERM", "SIGCONT"):
-                            os.kill(number, getattr(signal, name, signal.SIGTERM))
-                        if not is_over.wait(SECONDS_FOR_STACKS) and is_running(number):
-                            os.kill(number, getattr(signal, "SIGKILL", signal.SIGTERM))
+                    look(path, seconds)
 
-    thread = threading.Thread(target=look, args=[seconds], daemon=True)
-    if seconds is not None:
-        thread.start()
+    def look(path: Path, longest: float) -> None:
+        time_of_file, now = path.stat().st_mtime_ns, time.monotonic()
+        if path not in seen or seen[path][0] != time_of_file:
+            seen[path] = time_of_file, now
+        number, why = int(path.name.rpartition("-")[2]), f"has not answered for {longest:g} s (--hang-timeout)"
+        if path.name.startswith(ENDING):
+            longest = max(longest, SECONDS_TO_END)
+            why = f"has not ended in {longest:g} s after its training hung"
+        if now - seen[path][1] < longest or not is_running(number):
+            return
+        ended[number] = why
+        os.kill(number, signal.SIGTERM)
+        if sys.platform != "win32":
+            # One that was stopped has to go on to write where it stands.
+            os.kill(number, signal.SIGCONT)
+            if not is_over.wait(SECONDS_FOR_STACKS) and is_running(number):
+                os.kill(number, signal.SIGKILL)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
     try:
         yield ended
     finally:
         is_over.set()
-        if seconds is not None:
-            thread.join()
+        thread.join()
 
 
 def _grace_seconds(launch: Launch) -> int:

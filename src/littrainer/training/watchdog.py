@@ -24,7 +24,8 @@ from littrainer.distributed.environment import HANG_TIMEOUT, reports_folder
 from littrainer.distributed.failure_report import (
     ANSWERS,
     ENDING,
-    note_step,
+    HangError,
+    note_step_of_error,
     open_stacks,
     report_error,
     stacks_of_all_threads,
@@ -40,10 +41,6 @@ LONGEST_BETWEEN_LOOKS = 1.0
 SECONDS_FOR_OTHERS = 3.0
 # In which the main thread may end the training, after each of two interruptions.
 SECONDS_TO_END = 5.0
-
-
-class HangError(RuntimeError):
-    """A training has not moved for `hang_timeout` seconds."""
 
 
 class Watchdog(AbstractContextManager["Watchdog"]):
@@ -93,10 +90,10 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         finally:
             if signal.getsignal(signal.SIGINT) == self._interrupted:
                 signal.signal(signal.SIGINT, self._earlier_handler or signal.SIG_DFL)
+        if self._answers is not None:
+            self._answers.unlink(missing_ok=True)
         if self._error is not None and error not in (None, self._error):
             raise self._error from error
-        if self._error is None and self._answers is not None:
-            self._answers.unlink(missing_ok=True)
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
         if self._error is not None:
@@ -136,8 +133,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         return self._state().global_step, batches, None if evaluation is None else evaluation.batches_done, files
 
     def _end(self) -> None:
-        args, state = self._args, self._state()
-        run, evaluation = self._looked_at()
+        state, (run, evaluation) = self._state(), self._looked_at()
         where = f"at optimizer step {state.global_step} of {state.max_steps}"
         if evaluation is not None:
             where += f", after {evaluation.batches_done} batches of an evaluation"
@@ -145,23 +141,11 @@ class Watchdog(AbstractContextManager["Watchdog"]):
             f"Training has not moved for {self.seconds:g} s (hang_timeout), {where}. The stacks of its threads are "
             "above. If a step, a batch of an evaluation, its metrics or a save may take longer, raise hang_timeout."
         )
-        note_step(self._error, state.global_step)
+        note_step_of_error(self._error, state.global_step)
         if self._answers is not None:
             with suppress(OSError):
-                self._answers.rename(self._answers.with_name(f"{ENDING}-{os.getpid()}"))
-        process = f"process {args.process_index} of {args.world_size} (pid {os.getpid()})"
-        told = stacks_of_all_threads(
-            f"littrainer: {process} has not moved for {self.seconds:g} s, {where}",
-            lambda: f"{_last_batch(run)}\nLast collective operation: {last_collective() or 'not known'}",
-        )
-        print(told, file=sys.stderr, flush=True)
-        if self._answers is None:
-            with suppress(OSError):
-                os.makedirs(args.output_dir, exist_ok=True)
-                # Unbuffered, since other processes may write too.
-                with open(path := os.path.join(args.output_dir, STACKS_NAME), "ab", buffering=0) as file:
-                    file.write(told.encode())
-                print(f"littrainer: the stacks are in {path} too", file=sys.stderr, flush=True)
+                self._answers = self._answers.rename(self._answers.with_name(f"{ENDING}-{os.getpid()}"))
+        self._print_stacks(where, run)
         if are_several():
             time.sleep(SECONDS_FOR_OTHERS)
         # The first interruption may have to wait, as Ctrl-C does while an optimizer steps.
@@ -173,6 +157,21 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         report_error(self._error)
         print(f"littrainer: the process ends, since it did not answer: {self._error}", file=sys.stderr, flush=True)
         os._exit(1)
+
+    def _print_stacks(self, where: str, run: TrainingRun | None) -> None:
+        process = f"process {self._args.process_index} of {self._args.world_size} (pid {os.getpid()})"
+        told = stacks_of_all_threads(
+            f"littrainer: {process} has not moved for {self.seconds:g} s, {where}",
+            lambda: f"{_last_batch(run)}\nLast collective operation: {last_collective() or 'not known'}",
+        )
+        print(told, file=sys.stderr, flush=True)
+        if self._answers is None:
+            with suppress(OSError):
+                os.makedirs(self._args.output_dir, exist_ok=True)
+                # Unbuffered, since other processes may write too.
+                with open(path := os.path.join(self._args.output_dir, STACKS_NAME), "ab", buffering=0) as file:
+                    file.write(told.encode())
+                print(f"littrainer: the stacks are in {path} too", file=sys.stderr, flush=True)
 
 
 def _last_batch(run: TrainingRun | None) -> str:
