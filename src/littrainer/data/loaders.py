@@ -89,7 +89,7 @@ class LookaheadLoader(DataLoader):
     destination: torch.device | None = None
     copies_are_waited_for = True
     # Called with the part of a training's time that begins; a builtin does nothing, and costs no Python call.
-    enter_part: Callable[[str], Any] = bool
+    enter_part: Callable[[str], Any] = id
     # What scripts read of accelerate's loaders: the Trainer's device, and what is never otherwise here.
     device: torch.device | None = None
     gradient_state: Any = None

@@ -76,7 +76,7 @@ class WindowLoader:
         self.lengthen(micro_batches_per_epoch)
         self.draw_window = draw_window
         self.should_stop = should_stop
-        self.enter_part: Callable[[str], Any] = bool
+        self.enter_part: Callable[[str], Any] = id
         self.left_out = left_out
         self.progress = DataProgress(loader)
         self.epoch = 0
