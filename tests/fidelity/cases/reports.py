@@ -234,6 +234,7 @@ def what_watches_a_healthy_run_changes_nothing(side: Side) -> Record:
             model=VectorClassifier(),
             args=side.arguments(save_strategy="steps", save_steps=2, gradient_accumulation_steps=2, **watching),
             train_dataset=Rows(vector_rows(18)),
+            eval_dataset=Rows(vector_rows(5, seed=1)),
             callbacks=[side.watcher],
         )
         outputs.append(trainer.train())
