@@ -32,9 +32,10 @@ JOBS: dict[str, tuple[Callable[[], Any], Callable[[int], list[Any]]]] = {
 }
 
 
-# Job, micro-batches, and the most calls over a raw loop, as a share of those of transformers; Lightning's own loop brings
-# more than transformers'.
-@pytest.mark.parametrize(("job", "accumulation", "most"), [("vectors", 1, 0.22), ("vectors", 4, 0.35), ("BERT", 2, 0.1)])
+# Job, micro-batches, and the most calls over a raw loop, as a share of those of transformers.
+@pytest.mark.parametrize(
+    ("job", "accumulation", "most"), [("vectors", 1, 0.22), ("vectors", 4, 0.35), ("BERT", 2, 0.1)]
+)
 def test_a_step_calls_far_fewer_functions_than_transformers_does(
     tmp_path: Path, job: str, accumulation: int, most: float
 ) -> None:

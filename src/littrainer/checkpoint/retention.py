@@ -41,7 +41,6 @@ def tidy_checkpoints(
         in_background: free the room of what is deleted wholly while this returns.
     """
     limit, best, also_kept = args.save_total_limit, state.best_model_checkpoint, []
-    # With a limit of 0 or below all are kept.
     if args.save_total_limit_best is not None and (limit is None or limit > 0):
         # The limit counts the newest ones alone.
         also_kept = [*best_checkpoints(args, state, run_dir), str(Path(best or ""))]

@@ -395,8 +395,7 @@ def check_before_training(trainer: Any) -> None:
             "take num_items_in_batch: add that parameter, and divide the sum of the micro-batch's losses by it."
         )
     check_settled(trainer.args, trainer.is_deepspeed_enabled)
-    plan = sharding_plan(trainer.args)
-    is_version_1 = plan is not None and plan.version == 1
+    is_version_1 = getattr(sharding_plan(trainer.args), "version", None) == 1
     check_health_arguments(trainer.args, splits_weights=is_version_1 or tensor_parallel_size(trainer.args) > 1)
     if trainer.args.auto_micro_batch:
         is_split = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.get_tp_size() > 1

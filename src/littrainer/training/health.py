@@ -194,11 +194,10 @@ class HealthGuard:
         self._known.clear()
         if self._empty_windows and not self._has_told_of_labels:
             self._has_told_of_labels = True
-            share = f"{self._empty_windows} of {self._windows} optimizer steps so far"
             self._warn(
-                f"{share} ({self._empty_windows / self._windows:.1%}) have no label that counts: all are "
-                f"{IGNORED_LABEL}. Their loss is divided by 0. Leave such samples out of the data, or cut them off "
-                "less early."
+                f"{self._empty_windows} of {self._windows} optimizer steps so far "
+                f"({self._empty_windows / self._windows:.1%}) have no label that counts: all are {IGNORED_LABEL}. "
+                "Their loss is divided by 0. Leave such samples out of the data, or cut them off less early."
             )
         looks_at_weights = is_end or (comes_save and self.way == "stop")
         is_healthy = all(map(math.isfinite, [one.value for one in known])) and {one.usual for one in known} <= {None}
@@ -287,8 +286,9 @@ class HealthGuard:
             words += f" Process {process_rank()} has it."
         if sick_weights and not weights_are_as_then:
             words += f" By now these weights are not finite: {sick_weights}."
-        norm_value = None if norm is None else norm.value
-        return Fault(step, epoch, micro_batch, loss, norm_value, rows, first, f"Optimizer step {step}: {words}")
+        return Fault(
+            step, epoch, micro_batch, loss, norm and norm.value, rows, first, f"Optimizer step {step}: {words}"
+        )
 
     def _fault_of_weights(self, known: list[_Number]) -> Fault | None:
         step, sick_weights = known[-1].step if known else 0, listed(names_of_sick(self._model))

@@ -85,8 +85,8 @@ def find_loss_head(
 ) -> LossHead:
     """Find out how a head normalises its loss, and warn if its loss would depend on the layout of the batch.
 
-    There are forward passes only if nothing else tells, and none with a loss function of the script's; of its own
-    `compute_loss` it is only tried whether it returns a mean, if the loss has to be exact.
+    There are forward passes only if nothing else tells, and none with a loss function of the script's. Of the script's
+    `compute_loss` is only tried whether it returns a mean, if the loss has to be exact.
 
     Parameters:
         model: as it is wrapped for several processes.
@@ -99,8 +99,7 @@ def find_loss_head(
     if not window:
         return UNKNOWN
     args, is_exact = settings.args, settings.args.loss_normalization == EXACT
-    is_own_of_trainer = bool(own_methods(settings, ["compute_loss"]))
-    is_own = is_own or is_own_of_trainer
+    is_own = is_own or bool(own_methods(settings, ["compute_loss"]))
     is_other = settings.compute_loss_func is not None or settings.loss_is_scaled_for_ga is not None
     # An own `compute_loss` may call the one of the Trainer, whose loss is to be exact.
     is_other = is_other or returns_the_mean(settings) or (is_own and not is_exact)
@@ -112,12 +111,13 @@ def find_loss_head(
     head = _by_type(settings, model, window[0])
     can_be_tried, trial = _can_be_tried(model), functools.partial(_Trial, settings, model, window, head, device)
     if is_exact:
-        is_mean = is_own_of_trainer and can_be_tried and trial().is_own_mean()
+        is_mean = is_own and can_be_tried and trial().is_own_mean()
         if can_be_tried and not is_own and not (head.divides and settings.label_smoother is not None):
             head = trial().outcome()
         # Counts are summed over the processes.
         head, is_mean = from_first((head, is_mean))
         if is_mean:
+            settings.session.loss_head = UNKNOWN
             raise ValueError(
                 f"loss_normalization={EXACT!r} and {type(settings).__name__}, whose compute_loss takes "
                 "num_items_in_batch and returns a mean: divide the sum of the micro-batch's losses by it."
@@ -226,14 +226,14 @@ class _Trial:
 
     def is_own_mean(self) -> bool:
         """Whether the script's own `compute_loss` returns a mean: as much for a row as for the same row twice."""
-        settings, counts = self.settings, self.head.counts(self.inputs)
+        settings: Any = self.settings
+        counts, losses = self.head.counts(self.inputs), [0.0, 1.0]
         rows = [rows_of(self.inputs, len(counts), [int(counts.argmax())] * number) for number in (1, 2)]
-        self.loss_of = functools.partial(settings.compute_loss, return_outputs=True)
-        # It may call the Trainer's. What it needs may be there in training only.
-        settings.session.loss_head, losses = self.head, [0.0, 1.0]
+        # What it needs may be there in training only. It may call the Trainer's.
         with contextlib.suppress(Exception), left_as_found(self.model), settings.session.tracked.paused():
+            self.loss_of = functools.partial(settings.compute_loss, return_outputs=True)
+            settings.session.loss_head = self.head
             losses = [self._loss(inputs, counts.sum().to(self.device))[0].item() for inputs in rows]
-        settings.session.loss_head = UNKNOWN
         return losses[0] != 0 and math.isclose(*losses, rel_tol=max(TOLERANCES.values()))
 
     def of_parts(self) -> LossHead | None:

@@ -184,8 +184,7 @@ def read_resume_record(folder: Path, rank: int = 0) -> dict[str, Any] | None:
     if record is not None and record.get("rank", 0) != rank:
         own = _read(folder, resume_record_name(rank)) if rank else None
         # Rows are counted where they are read.
-        of_all = {"rows": (record["data"] or {}).get("rows")}
-        record["data"] = None if own is None or own["data"] is None else {**own["data"], **of_all}
+        record["data"] = own and own["data"] and {**own["data"], "rows": record["data"].get("rows")}
     return record
 
 
