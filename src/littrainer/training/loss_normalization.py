@@ -117,7 +117,6 @@ def find_loss_head(
         # Counts are summed over the processes.
         head, is_mean = from_first((head, is_mean))
         if is_mean:
-            settings.session.loss_head = UNKNOWN
             raise ValueError(
                 f"loss_normalization={EXACT!r} and {type(settings).__name__}, whose compute_loss takes "
                 "num_items_in_batch and returns a mean: divide the sum of the micro-batch's losses by it."
@@ -234,6 +233,7 @@ class _Trial:
             self.loss_of = functools.partial(settings.compute_loss, return_outputs=True)
             settings.session.loss_head = self.head
             losses = [self._loss(inputs, counts.sum().to(self.device))[0].item() for inputs in rows]
+            settings.session.loss_head = UNKNOWN
         return losses[0] != 0 and math.isclose(*losses, rel_tol=max(TOLERANCES.values()))
 
     def of_parts(self) -> LossHead | None:
