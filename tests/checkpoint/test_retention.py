@@ -75,6 +75,7 @@ SCORES = (0.5, 0.9, 0.1, 0.8, 0.2, 0.3)
 KEPT: dict[str, tuple[dict[str, Any], list[int]]] = {
     "beside the newest": ({}, [2, 4, 6]),
     "beside as many of the newest as the limit says": ({"save_total_limit": 3}, [2, 4, 5, 6]),
+    "with all, if that is what the limit says": ({"save_total_limit": -1}, [1, 2, 3, 4, 5, 6]),
     "in the background": ({"async_save": True, "save_total_limit": 1}, [2, 4, 6]),
     "with the smallest value": ({"greater_is_better": False}, [3, 5, 6]),
     "with the best model, which no limit deletes": ({"save_total_limit": 1, "load_best_model_at_end": True}, [2, 4, 6]),

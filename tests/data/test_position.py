@@ -10,7 +10,6 @@ from littrainer.data.loaders import LookaheadLoader
 from littrainer.data.position import (
     DataProgress,
     ResumePoint,
-    rows_in,
     skips_by_index,
     without_first_batches,
     without_first_rows,
@@ -118,13 +117,17 @@ def test_batches_are_formed_of_the_rows_that_are_left() -> None:
     assert batches_of(10, 4, None, 10) == []
 
 
+def rows_after(loader: Any, batches: int) -> Any:
+    return DataProgress(loader).state(batches, epoch_is_over=False)["rows"]
+
+
 def test_the_rows_of_some_batches_are_counted_over_all_processes_and_for_each_worker_that_reads_a_stream() -> None:
     loader = LookaheadLoader(Numbers(40), 3)
     loader.processes = 4
-    assert rows_in(loader, 2) == [24]
+    assert rows_after(loader, 2) == [24]
     # Three workers take turns: five batches are two, two and one.
-    assert rows_in(DataLoader(Stream([]), 4, num_workers=3), 5) == [8, 8, 4]
-    assert rows_in(["no loader"], 2) is None
+    assert rows_after(DataLoader(Stream([]), 4, num_workers=3), 5) == [8, 8, 4]
+    assert rows_after(["no loader"], 2) is None
 
 
 def test_a_stream_that_is_read_in_other_parts_cannot_leave_rows_out() -> None:

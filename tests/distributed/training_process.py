@@ -475,6 +475,56 @@ def muon_trains_alike_and_resumes(folder: Path) -> None:
     assert alike(weights_of(whole)) == weights_of(resumed)
 
 
+class TracksItsRank(Trainer):
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        self.track("rank", RANK)
+        if RANK:
+            self.track("second only", torch.tensor(3.0))
+        return super().compute_loss(*args, **kwargs)
+
+
+class AsksByFiles(TrainerCallback):
+    """The first process asks for a checkpoint, and for the end once there is one; each step takes a while."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        time.sleep(0.3)
+        if RANK == 0:
+            self.folder.joinpath("STOP" if any(self.folder.glob("checkpoint-*")) else "SAVE").touch()
+
+
+def files_of_the_clock_tracked_means_and_the_patience_of_a_resume_are_those_of_all_processes(folder: Path) -> None:
+    patience = 30
+    steps = []
+    for asks in ([AsksByFiles(folder)], []):
+        stopping = littrainer.EarlyStoppingCallback(early_stopping_patience=patience)
+        given = {"callbacks": [*asks, stopping], "compute_metrics": lambda _: {"score": 0.5}}
+        trainer = quiet_trainer(
+            folder,
+            kind=TracksItsRank,
+            given=given,
+            ddp_backend="gloo",
+            max_steps=100,
+            logging_strategy="steps",
+            logging_steps=1,
+            eval_strategy="steps",
+            eval_steps=1,
+            save_strategy="steps",
+            save_steps=1000,
+            metric_for_best_model="score",
+        )
+        trainer.train(resume_from_checkpoint=not asks)
+        steps.append(trainer.state.global_step)
+        tracked = [(one["rank"], one["second only"]) for one in trainer.state.log_history if "rank" in one]
+        assert set(alike(tracked)) == {(0.5, 3.0)}
+    first, last = alike(steps)
+    # The first evaluation is the best one, and those of both parts count.
+    assert first < last == patience + 1
+    assert (folder / f"checkpoint-{first}").is_dir()
+
+
 CHECKS = (
     an_exact_loss_is_that_of_the_whole_batch_in_one_process,
     beside_gradients_nothing_is_waited_for_between_two_steps_that_do_not_log,
@@ -492,6 +542,7 @@ CHECKS = (
     speed_is_that_of_all_processes_and_the_first_ones_times,
     averaged_weights_are_evaluated_saved_and_resumed_alike,
     muon_trains_alike_and_resumes,
+    files_of_the_clock_tracked_means_and_the_patience_of_a_resume_are_those_of_all_processes,
 )
 
 

@@ -66,7 +66,7 @@ class Fault(NamedTuple):
     def drawn(cls, source: random.Random, number: int) -> Fault:
         kind, way = list(KINDS)[number % len(KINDS)], WAYS[number // len(KINDS) % len(WAYS)]
         # A spike is one that is compared with at least 20 norms.
-        step = source.randint(23 if kind == "spike" else 3, STEPS - 1)
+        step = source.randint(21 if kind == "spike" else 3, STEPS - 1)
         accumulation = source.choice((1, 2, 3))
         at = source.randrange(accumulation), source.randrange(PROCESSES)
         return cls(kind, way, step, accumulation, *at, source.random() < 0.25)

@@ -15,8 +15,6 @@ from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 from tests.training.step_calls import BATCH_SIZE, SIDES, CountedCalls, run_side
 
 STEPS, FIRST, LAST = 12, 3, 9
-# Of what transformers calls over a raw loop; it is 0.3 to 0.45. Lightning's own loop brings more than transformers'.
-MOST = 0.5
 # torch notes at each seeding who called it, which takes the longer the deeper a test lies.
 STACK = ("traceback.py", "linecache.py")
 
@@ -28,15 +26,20 @@ def bert_rows(count: int) -> list[Any]:
     ]
 
 
-JOBS: dict[str, tuple[Callable[[], Any], Callable[[int], list[Any]], int]] = {
-    "vectors": (VectorClassifier, vector_rows, 4),
-    "BERT": (tiny_bert_classifier, bert_rows, 2),
+JOBS: dict[str, tuple[Callable[[], Any], Callable[[int], list[Any]]]] = {
+    "vectors": (VectorClassifier, vector_rows),
+    "BERT": (tiny_bert_classifier, bert_rows),
 }
 
 
-@pytest.mark.parametrize("job", JOBS)
-def test_a_step_calls_far_fewer_functions_than_transformers_does(tmp_path: Path, job: str) -> None:
-    make_model, make_rows, accumulation = JOBS[job]
+# Job, micro-batches, and the most calls over a raw loop, as a share of those of transformers.
+@pytest.mark.parametrize(
+    ("job", "accumulation", "most"), [("vectors", 1, 0.22), ("vectors", 4, 0.35), ("BERT", 2, 0.1)]
+)
+def test_a_step_calls_far_fewer_functions_than_transformers_does(
+    tmp_path: Path, job: str, accumulation: int, most: float
+) -> None:
+    make_model, make_rows = JOBS[job]
     settings = {"gradient_accumulation_steps": accumulation, "disable_tqdm": False}
     settings |= {"logging_strategy": "steps", "logging_steps": 6}
     counted = {}
@@ -49,12 +52,12 @@ def test_a_step_calls_far_fewer_functions_than_transformers_does(tmp_path: Path,
         counted[side] = calls.in_a_step
     ours, theirs = counted["littrainer"] - counted["raw"], counted["transformers"] - counted["raw"]
     assert theirs > 300
-    assert ours <= MOST * theirs, counted
+    assert ours <= most * theirs, counted
 
 
 def calls_of_a_training(side: str, folder: Path, job: str) -> int:
     """Python functions that are called for one training of one step, which is not the first in the process."""
-    make_model, make_rows, _ = JOBS[job]
+    make_model, make_rows = JOBS[job]
     calls = 0
 
     def count(frame: Any, event: str, _: Any) -> None:

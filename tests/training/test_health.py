@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import lightning.pytorch
 import pytest
 import torch
 from torch.utils.data import IterableDataset
@@ -131,15 +133,16 @@ def test_of_a_stream_the_number_of_the_micro_batch_is_told(tmp_path: Path, caplo
     assert "Not finite first: the loss or the data or the weights. It is micro-batch 4 of epoch 1." in told
 
 
+@pytest.mark.parametrize("way", ["warn", "skip"])
 def test_optimizer_steps_without_a_single_label_are_told_with_their_share(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, way: str
 ) -> None:
     rows = [{"input_ids": row["input_ids"], "labels": [-100] * len(row["labels"])} for row in language_rows(2)]
     rows = [{"input_ids": [6, 7, 8], "labels": [6, 7, 8]} for _ in range(6)] + [
         {"input_ids": row["input_ids"][:3], "labels": row["labels"][:3]} for row in rows
     ]
-    changes = {"per_device_train_batch_size": 2, "train_sampling_strategy": "sequential"}
-    quiet_trainer(tmp_path, tiny_gpt2(), given={"train_dataset": Rows(rows)}, max_steps=8, **changes, **LOGGING).train()
+    changes = {"per_device_train_batch_size": 2, "train_sampling_strategy": "sequential", "on_nonfinite": way}
+    quiet_trainer(tmp_path, tiny_gpt2(), given={"train_dataset": Rows(rows)}, max_steps=7, **changes, **LOGGING).train()
     shares = [text for text in warnings_in(caplog) if "no label that counts" in text]
     assert len(shares) == 1 and shares[0].startswith("1 of 6 optimizer steps so far (16.7%)")
     others = [text for text in warnings_in(caplog) if text not in shares]
@@ -183,7 +186,8 @@ def test_stop_saves_nothing_sick_and_its_error_has_the_facts(tmp_path: Path) -> 
     )
     with pytest.raises(UnhealthyTrainingError, match="To resume") as raised:
         trainer.train()
-    error = raised.value
+    error = pickle.loads(pickle.dumps(raised.value))
+    assert str(error) == str(raised.value)
     assert (error.step, error.rows, error.checkpoint) == (4, [12, 13, 14, 15], tmp_path / "checkpoint-3")
     assert error.loss is not None and math.isnan(error.loss)
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
@@ -363,6 +367,24 @@ def test_checkpoints_of_an_earlier_training_in_the_folder_are_not_gone_back_to(t
     assert are_equal(weights(trainer), weights(expected))
 
 
+def test_going_back_is_no_exception_to_lightning_callbacks_and_another_layout_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Hears(lightning.pytorch.Callback):
+        heard: ClassVar[list[BaseException]] = []
+
+        def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+            self.heard.append(exception)
+
+    changes = {"train_sampling_strategy": "sequential", "on_nonfinite": "rollback"}
+    numbered_trainer(tmp_path, max_steps=2, **changes, **SAVING).train()
+    changes |= {"max_steps": 8, "save_strategy": "steps", "save_steps": 50, "per_device_train_batch_size": 2}
+    trainer = numbered_trainer(tmp_path, given={"callbacks": [Hears()]}, **changes)
+    trainer.train(resume_from_checkpoint=True)
+    assert len(trainer.session.health.left_out) == 1 and not Hears.heard
+    assert caplog.text.count("which was written by another training") == 1
+
+
 def test_going_back_again_and_again_ends_with_an_error(tmp_path: Path) -> None:
     rows = vector_rows(80)
     for row in rows[8:]:
@@ -445,12 +467,13 @@ def test_early_stopping_forgets_what_it_has_counted_in_the_part_that_is_left_out
 # ---- Spikes ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["warn", "skip"])
+@pytest.mark.parametrize("way", ["warn", "skip", "rollback"])
 def test_a_spike_is_told_with_the_median_it_is_compared_with(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, way: str
 ) -> None:
+    # The first 20 norms are only collected, so that the spike of step 20 is not told.
     rows = vector_rows(120)
-    for row, label in zip(rows[100:104], (0, 1, 2, 0), strict=True):
+    for row, label in zip(rows[76:84], (0, 1, 2, 0) * 2, strict=True):
         row.update(x=row["x"] * 0 + 1e6, labels=label)
 
     class Linear(torch.nn.Module):
@@ -461,12 +484,18 @@ def test_a_spike_is_told_with_the_median_it_is_compared_with(
         def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
             return {"loss": torch.nn.functional.cross_entropy(self.layer(x), labels)}
 
-    changes = {"train_sampling_strategy": "sequential", "max_steps": 28, "spike_factor": 100, "on_nonfinite": way}
+    changes = {
+        "train_sampling_strategy": "sequential",
+        "max_steps": 28,
+        "spike_factor": 100,
+        "on_nonfinite": way,
+        **SAVING,
+    }
     trainer = quiet_trainer(tmp_path, Linear(), given={"train_dataset": Rows(rows)}, **changes, **LOGGING)
     trainer.train()
     (told,) = warnings_in(caplog)
-    assert "Optimizer step 26: the gradient norm is" in told
-    assert "above spike_factor=100 times the median of those before" in told and "100, 101, 102, 103" in told
+    assert "Optimizer step 21: the gradient norm is" in told
+    assert "above spike_factor=100 times the median of those before" in told and "80, 81, 82, 83" in told
 
 
 # ---- Bad input -------------------------------------------------------------------------------------------------------
@@ -479,6 +508,7 @@ def test_a_spike_is_told_with_the_median_it_is_compared_with(
         ({"spike_factor": 0.5}, "spike_factor=0.5 is out of range; give a number from 1 up"),
         ({"on_nonfinite": "rollback"}, 'save_strategy="no" saves none. Change that, or choose on_nonfinite="warn"'),
         ({"on_nonfinite": "rollback", "save_only_model": True, **SAVING}, "save_only_model=True does not save them"),
+        ({"on_nonfinite": "rollback", "ignore_data_skip": True, **SAVING}, "ignore_data_skip=True begins again"),
         ({"on_nonfinite": "skip", "optim": "lomo"}, "optim='lomo' updates weights in the backward pass"),
         ({"on_nonfinite": "skip", "optim": "galore_adamw_layerwise"}, "updates weights in the backward pass"),
     ],

@@ -3,11 +3,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from littrainer import Trainer
@@ -22,6 +23,7 @@ from tests.scenarios.models import (
     NoisyClassifier,
     VectorClassifier,
     tiny_bert_classifier,
+    tiny_bert_config,
     tiny_bert_for_masked_tokens,
     tiny_bert_tagger,
     tiny_gpt2,
@@ -114,7 +116,7 @@ def trained(
     **changes: Any,
 ) -> Trainer:
     given: dict[str, Any] = {"train_dataset": Rows(rows)}
-    if "input_ids" in rows[0]:
+    if {"input_ids", "labels"} <= rows[0].keys():
         given["data_collator"] = pad_tokens
     size, accumulation = layout
     layout_arguments = {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulation}
@@ -277,22 +279,46 @@ def test_finding_out_changes_no_number(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(map(torch.equal, state, same_state))
 
 
-@pytest.mark.parametrize("normalization", ["transformers", "exact"])
-def test_a_loss_of_the_scripts_is_not_tried(tmp_path: Path, normalization: str) -> None:
-    class OwnLoss(Trainer):
-        counts: list[float]
+class OwnLoss(Trainer):
+    counts: ClassVar[list[float]] = []
+    reduction = "sum"
 
-        def compute_loss(
-            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-        ) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        if model.training:
             self.counts.append(num_items_in_batch)
-            labels = inputs.pop("labels")
-            return nn.functional.cross_entropy(model(**inputs)["logits"], labels, reduction="sum") / 8
+        outputs = model(x=inputs["x"])
+        loss = nn.functional.cross_entropy(outputs["logits"], inputs["labels"], reduction=self.reduction) / 8
+        return (loss, outputs) if return_outputs else loss
 
-    OwnLoss.counts = []
+
+@pytest.mark.parametrize("normalization", ["transformers", "exact"])
+def test_a_loss_of_the_scripts_decides_by_itself(tmp_path: Path, normalization: str) -> None:
+    OwnLoss.counts.clear()
     rows, model = vector_rows(16), Draws()
     assert not warnings_of(tmp_path, model, rows, kind=OwnLoss, normalization=normalization, max_steps=2)
-    assert all(model.passes) and len(model.passes) == 8 and set(map(float, OwnLoss.counts)) == {8.0}
+    # With "exact" it is tried whether it is a mean.
+    assert model.passes == [False] * (2 if normalization == "exact" else 0) + [True] * 8
+    assert set(map(float, OwnLoss.counts)) == {8.0}
+
+
+def test_a_loss_that_takes_the_count_and_returns_a_mean_is_refused_too(tmp_path: Path) -> None:
+    class Mean(OwnLoss):
+        reduction = "mean"
+
+    with pytest.raises(ValueError, match="Mean, whose compute_loss takes num_items_in_batch and returns a mean"):
+        trained(tmp_path, KeywordClassifier(), vector_rows(ROWS), (2, 4), kind=Mean)
+
+
+def test_questions_whose_answers_lie_behind_the_tokens_do_not_count(tmp_path: Path) -> None:
+    def model() -> Any:
+        return transformers.BertForQuestionAnswering(tiny_bert_config(**WITHOUT_DROPOUT, num_labels=2))
+
+    places = (0, 9, 9, 9, 2, 0, 1, 2)
+    rows = [{"input_ids": torch.arange(3), "start_positions": at, "end_positions": at} for at in places]
+    found = [seen_of(trained(tmp_path, seeded(model), rows, one, max_steps=1)) for one in ((8, 1), (2, 4))]
+    torch.testing.assert_close(*found, rtol=2e-5, atol=1e-6)
 
 
 def test_a_loss_that_takes_no_count_is_refused_before_training(tmp_path: Path) -> None:

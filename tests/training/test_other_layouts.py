@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Sampler, get_worker_info
 
 from littrainer import Trainer, TrainerCallback
 from tests.faults.layouts import CutAfter, NotingTrainer
@@ -220,6 +220,29 @@ def test_a_stream_goes_on_behind_the_rows_that_were_trained(tmp_path: Path, kind
     if kind is StreamWithState and not workers:
         # Three batches and the one that is collated ahead.
         assert stream.rows_read == 20
+
+
+class UnequalFiles(Stream):
+    """The second worker has the last five rows."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from (self.rows[:-5], self.rows[-5:])[get_worker_info().id]
+
+
+def test_of_workers_with_unequal_parts_of_a_stream_each_goes_on_behind_its_own_rows(tmp_path: Path) -> None:
+    # The second worker ends with its second batch, which is short, and the first one goes on alone.
+    parts = [
+        part(
+            tmp_path,
+            steps,
+            UnequalFiles(numbered(21)),
+            max_steps=8,
+            dataloader_num_workers=2,
+            per_device_train_batch_size=size,
+        )
+        for steps, size in ((5, 3), (2, 2), (0, 3))
+    ]
+    assert sorted(indices(*parts)) == list(range(21))
 
 
 def test_another_number_of_workers_that_read_a_stream_is_warned_of(

@@ -83,6 +83,8 @@ def test_sums_are_taken_on_the_device_and_no_gradient_is_kept() -> None:
     ("name", "value", "error", "match"),
     [
         ("loss", 1.0, ValueError, "choose another name"),
+        ("train_loss", 1.0, ValueError, "choose another name"),
+        ("speed/data", 1.0, ValueError, "choose another name"),
         ("eval_part", 1.0, ValueError, "choose another name"),
         ("part", torch.ones(2), TypeError, r"a Tensor, and takes one number: its mean\(\)"),
         ("part", "much", TypeError, "takes one number"),

@@ -401,11 +401,12 @@ def _check_best_model(args: ArgumentFields) -> None:
         )
 
 
-def check_health_arguments(args: Any, optimizer: Any = None) -> None:
+def check_health_arguments(args: Any, optimizer: Any = None, splits_weights: bool = False) -> None:
     """Refuse an `on_nonfinite`, and checkpoints to keep, that other arguments leave no room for; also in `train()`.
 
     Parameters:
         optimizer: the one that will step, if it is known.
+        splits_weights: tensor parallelism or the first version of FSDP splits them.
 
     Raises:
         ValueError: names the arguments and what to change.
@@ -417,6 +418,8 @@ def check_health_arguments(args: Any, optimizer: Any = None) -> None:
     refused = (
         (("rollback",), saves_none, 'needs checkpoints, and save_strategy="no" saves none'),
         (("rollback",), args.save_only_model, "needs optimizer states, and save_only_model=True does not save them"),
+        (("rollback",), args.ignore_data_skip, "reads on from its checkpoint, and ignore_data_skip=True begins again"),
+        (("rollback",), splits_weights, "does not go with tp_size nor with version 1 of FSDP"),
         (("skip", "rollback"), args.deepspeed, "looks at gradients before the step, and DeepSpeed's engine hides them"),
         (("skip",), in_backward, f"leaves out steps, and {named} updates weights in the backward pass"),
     )

@@ -104,9 +104,10 @@ COUNTER = "early_stopping_patience_counter"
 
 def restore_patience(callbacks: Iterable[Any], saved_states: dict[str, Any]) -> None:
     """Let those callbacks that stop early count on from what `TrainerState.stateful_callbacks` holds."""
-    for callback in callbacks:
-        saved = saved_states.get(type(callback).__name__)
-        # Two of one class have a list of states, with more at each save.
-        state = saved[-1] if isinstance(saved, list) else saved
-        if hasattr(callback, COUNTER) and state is not None and COUNTER in state.get("attributes", {}):
-            setattr(callback, COUNTER, state["attributes"][COUNTER])
+    # Two of one class have a list of states, with more at each save: the last ones are theirs, in their order.
+    left = {name: [*saved] if isinstance(saved, list) else [saved] for name, saved in saved_states.items()}
+    for callback in reversed([*callbacks]):
+        states = left.get(type(callback).__name__)
+        counted = states.pop().get("attributes", {}) if states else {}
+        if hasattr(callback, COUNTER) and COUNTER in counted:
+            setattr(callback, COUNTER, counted[COUNTER])

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from littrainer.errors.notes import listed
+
 TRAINING = "training"
 EVALUATION = "evaluation"
 # The entry at the end of a training has this metric and describes the whole training.
@@ -98,12 +100,14 @@ def read_history(entries: list[Any]) -> History:
     # Several of one step stay in the order in which they were logged.
     history.curves = {key: sorted(points, key=lambda point: point.step) for key, points in found.items()}
     if no_numbers:
-        history.notes.append(f"Not drawn, since they hold no number: {_listed(no_numbers)}.")
+        history.notes.append(f"Not drawn, since they hold no number: {listed(no_numbers, MOST_NAMED)}.")
     for (metric, source), points in history.curves.items():
         steps = [point.step for point in points if not math.isfinite(point.value)]
         if steps:
             times = f"{len(steps)} of {len(points)} values"
-            history.notes.append(f"{metric} ({source}): {times} are nan or infinite, at step {_listed(steps)}.")
+            history.notes.append(
+                f"{metric} ({source}): {times} are nan or infinite, at step {listed(steps, MOST_NAMED)}."
+            )
     return history
 
 
@@ -143,12 +147,6 @@ def _key_of(name: str, sources: dict[str, str]) -> tuple[str, str]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _listed(items: Iterable[Any]) -> str:
-    texts = [str(item) for item in items]
-    rest = len(texts) - MOST_NAMED
-    return ", ".join(texts[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 # ---- Where the time goes ---------------------------------------------------------------------------------------------

@@ -112,8 +112,8 @@ def room_on_disk(args: TrainingArguments, checkpoint: Path, saves: int) -> Findi
     sizes = {path.relative_to(checkpoint): path.stat().st_size for path in checkpoint.rglob("*") if path.is_file()}
     of_resumes = sum(size for path, size in sizes.items() if OF_A_RESUME.fullmatch(path.parts[0]))
     whole, limit, best = sum(sizes.values()), args.save_total_limit or 0, int(bool(args.load_best_model_at_end))
-    if args.save_total_limit_best is not None:
-        limit, best = max(limit, 1), args.save_total_limit_best
+    if args.save_total_limit_best is not None and (args.save_total_limit is None or limit > 0):
+        limit, best = limit or 1, args.save_total_limit_best
     # The oldest one is deleted, or thinned, when the newest is written, and the best ones stay besides.
     most = min(saves, limit + 1 + best) if limit > 0 else saves
     complete = saves if args.keep_optimizer_states is None else args.keep_optimizer_states + 1

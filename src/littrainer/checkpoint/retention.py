@@ -41,10 +41,10 @@ def tidy_checkpoints(
         in_background: free the room of what is deleted wholly while this returns.
     """
     limit, best, also_kept = args.save_total_limit, state.best_model_checkpoint, []
-    if args.save_total_limit_best is not None:
+    if args.save_total_limit_best is not None and (limit is None or limit > 0):
         # The limit counts the newest ones alone.
         also_kept = [*best_checkpoints(args, state, run_dir), str(Path(best or ""))]
-        limit, best = max(limit or 1, 1), None
+        limit, best = limit or 1, None
     rotate_checkpoints(
         run_dir, limit, best, use_mtime=True, newest=newest, in_background=in_background, also_kept=also_kept
     )

@@ -34,6 +34,7 @@ from littrainer.checkpoint.safe_loading import (
     refuse_unsafe,
 )
 from littrainer.errors.lazy_isinstance import is_a
+from littrainer.errors.notes import listed
 from littrainer.model.facts import users_model
 
 logger = logging.getLogger(__name__)
@@ -123,8 +124,8 @@ def _write_plain(model: nn.Module, folder: Path, given: Mapping[str, Any] | None
     without_values = [name for name, tensor in tensors.items() if tensor.is_meta]
     if without_values:
         raise ValueError(
-            f"The model's weights cannot be written to {folder}: {_listed(without_values)} have no values (device "
-            "meta). Give them values, for instance with to_empty() and an initialisation, before saving."
+            f"The model's weights cannot be written to {folder}: {listed(without_values, LONGEST_LIST)} have no values "
+            "(device meta). Give them values, for instance with to_empty() and an initialisation, before saving."
         )
     extras = {name: value for name, value in state.items() if name not in tensors}
     extras_path = folder / EXTRA_STATE_NAME
@@ -247,7 +248,7 @@ class Differences:
             "the model does not have": self.unexpected,
             "shapes differ:": self.shapes,
         }
-        return "; ".join(f"{text} {_listed(names)}" for text, names in parts.items() if names)
+        return "; ".join(f"{text} {listed(names, LONGEST_LIST)}" for text, names in parts.items() if names)
 
 
 def load_weights(
@@ -270,7 +271,7 @@ def load_weights(
     if carries_adapters(inner) and not (has_whole or (holds_fsdp_weights(folder) and not adapter_folders(folder))):
         complaints = load_adapters(inner, folder, is_trainable=to_resume) or load_left_out(inner, folder)
         if complaints:
-            raise RuntimeError(_another_model(folder, _listed(complaints)))
+            raise RuntimeError(_another_model(folder, listed(complaints, LONGEST_LIST)))
         return
     state, differences = fitted(inner, read_weights(folder))
     names = set(state)
@@ -415,12 +416,6 @@ def _plain_name(name: str) -> str:
 def _not_ignored(names: Iterable[str], model: Any, *attributes: str) -> list[str]:
     patterns = [pattern for attribute in attributes for pattern in getattr(model, attribute, None) or ()]
     return [name for name in names if not any(re.search(pattern, name) for pattern in patterns)]
-
-
-def _listed(names: Iterable[str]) -> str:
-    shown = [*names]
-    more = len(shown) - LONGEST_LIST
-    return ", ".join(shown[:LONGEST_LIST]) + (f" and {more} more" if more > 0 else "")
 
 
 # ---- Whether they are finite: no step of training heals a weight that is infinite or not a number --------------------
@@ -573,7 +568,7 @@ def load_left_out(model: Any, folder: Path) -> list[str]:
             "%s does not hold %s, which is trained: PEFT does not save it. It stays as it is, and numbers differ from "
             "those of an uninterrupted training.",
             folder,
-            _listed(absent),
+            listed(absent, LONGEST_LIST),
         )
     model.load_state_dict(stored, strict=False)
     return []

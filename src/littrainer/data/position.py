@@ -194,21 +194,11 @@ def parts_read(loader: Any) -> int:
     return max(1, min(loader.num_workers, getattr(dataset, "n_shards", loader.num_workers)))
 
 
-def rows_in(loader: Any, batches: int) -> list[int] | None:
-    """Rows that a number of batches of each process take, for each of the `parts_read`; None if nobody knows."""
-    size = rows_of_round(loader)
-    if size is None:
-        return None
-    dispatch, parts = getattr(loader, "dispatch", None), parts_read(loader)
-    units = 1 if dispatch is None else dispatch.batches_of_round
-    return [len(range(part, batches * units, parts)) * size // units for part in range(parts)]
-
-
 def without_first_rows(loader: Any, rows: list[int]) -> DataLoader | None:
     """The same loader without the first rows of its next iteration, whose batches are formed of the rows after them.
 
     Parameters:
-        rows: what `rows_in` returned, also for a loader with other batches or another number of processes.
+        rows: rows trained for each of the `parts_read`, also with other batches or in another number of processes.
 
     Returns:
         None if the batches are not formed of rows in an order, or a stream is read in another number of parts.
@@ -261,7 +251,7 @@ class LayoutChange:
     """Where an epoch goes on with other batches, optimizer steps or processes than it began with.
 
     Parameters:
-        rows: rows trained before, as of `rows_in`; none if only the micro-batches of an optimizer step are others.
+        rows: rows trained before, for each of the `parts_read`; none if only the accumulation is another.
         batches, share: micro-batches of the new size that they stand for, and their share of the epoch.
         window: the micro-batch, counted from the epoch's beginning, at which the first optimizer step begins.
     """
@@ -422,9 +412,21 @@ class DataProgress:
                 tell_epoch(epoch_then, sampler)
 
     def _rows_trained(self, batches_done: int) -> list[int] | None:
-        change = self._change or LayoutChange([], 0, 0, 0.0)
-        rows = rows_in(self._loader, batches_done - change.batches)
-        return [sum(pair) for pair in zip(change.rows, rows, strict=True)] if rows and change.rows else rows
+        """Return the rows that all processes have trained, for each of the `parts_read`; None if nobody knows."""
+        change, loader, dispatch = self._change or LayoutChange([], 0, 0, 0.0), self._loader, self._dispatch
+        size, parts = rows_of_round(loader), range(parts_read(loader))
+        if size is None:
+            return None
+        units = 1 if dispatch is None else dispatch.batches_of_round
+        batches = (batches_done - change.batches) * units
+        rows = [len(range(part, batches, len(parts))) * size // units for part in parts]
+        if len(parts) > 1 and workers_report(loader) and self._reads:
+            # A worker that has read all of its part leaves its turns to the others.
+            given = self.workers.given[: 2 * batches]
+            pairs = [*zip(given[::2], given[1::2], strict=True)]
+            shares = loader.processes if dispatch is None else 1
+            rows = [shares * sum(number for worker, number in pairs if worker == part) for part in parts]
+        return [sum(pair) for pair in zip(change.rows, rows, strict=True)] if change.rows else rows
 
     @property
     def _dispatch(self) -> Any:

@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import traceback
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -244,11 +245,13 @@ class Report(NamedTuple):
         states: its generators after the batch, pickled: torch would hand each tensor over in its own shared memory.
             None where they stand as at its last report.
         is_padding: there is no batch; it only moves the turn on to the next worker.
+        rows: samples of the batch.
     """
 
     worker: int
     states: bytes | None = None
     is_padding: bool = False
+    rows: int = 0
 
 
 class ReportingCollate:
@@ -266,12 +269,13 @@ class ReportingCollate:
         worker = getattr(get_worker_info(), "id", 0)
         if not samples:
             return None, Report(worker, is_padding=True)
+        rows = len(samples) if isinstance(samples, list) else 0
         batch = self.collate(samples)
         states = host_states()
         if self.reported is not None and not drawn_from(self.reported, states):
-            return batch, Report(worker)
+            return batch, Report(worker, rows=rows)
         self.reported = states
-        return batch, Report(worker, pickle.dumps(states))
+        return batch, Report(worker, pickle.dumps(states), rows=rows)
 
 
 class ContinuingInit:
@@ -305,19 +309,23 @@ class WorkerStates:
     Parameters:
         latest: each worker's generators after its last batch; nothing for one whose generators nobody drew from.
         before_last: the worker that gave the last batch, and its generators before that; None if there is none.
+        given: the worker and the number of samples of each batch since the iteration began, one after the other.
     """
 
     latest: dict[int, HostStates] = field(default_factory=dict)
     before_last: tuple[int, HostStates | None] | None = None
+    given: array[int] = field(default_factory=lambda: array("I"))
 
     def batches(self, reporting: Iterator[Any]) -> Iterator[Any]:
         """The batches of a loader whose workers report, without their reports."""
+        self.given = array("I")
         for answer in reporting:
             report = _report_in(answer)
             if report is None:
                 yield answer
             elif not report.is_padding:
                 self.before_last = report.worker, self.latest.get(report.worker)
+                self.given.extend((report.worker, report.rows))
                 if report.states is not None:
                     self.latest[report.worker] = pickle.loads(report.states)
                 yield answer[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -26,3 +27,9 @@ def kind_of(value: Any) -> str:
     """The type of a value with its article: "a list", "an int"."""
     name = type(value).__name__
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def listed(items: Iterable[Any], most: int = 20) -> str:
+    """Items in one line, with how many more there are than are named."""
+    texts = [str(item) for item in items]
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")

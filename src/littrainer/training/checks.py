@@ -395,7 +395,8 @@ def check_before_training(trainer: Any) -> None:
             "take num_items_in_batch: add that parameter, and divide the sum of the micro-batch's losses by it."
         )
     check_settled(trainer.args, trainer.is_deepspeed_enabled)
-    check_health_arguments(trainer.args)
+    is_version_1 = getattr(sharding_plan(trainer.args), "version", None) == 1
+    check_health_arguments(trainer.args, splits_weights=is_version_1 or tensor_parallel_size(trainer.args) > 1)
     if trainer.args.auto_micro_batch:
         is_split = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.get_tp_size() > 1
         reasons = {
@@ -405,13 +406,6 @@ def check_before_training(trainer: Any) -> None:
         }
         for reason in (reason for reason, is_so in reasons.items() if is_so):
             raise ValueError(f"auto_micro_batch does passes again, and {reason}: lower per_device_train_batch_size.")
-    if trainer.args.on_nonfinite == "rollback":
-        plan = sharding_plan(trainer.args)
-        if tensor_parallel_size(trainer.args) > 1 or (plan is not None and plan.version == 1):
-            raise ValueError(
-                'on_nonfinite="rollback" does not go with tp_size nor with version 1 of FSDP: choose "stop", and '
-                "resume from the checkpoint that its error names."
-            )
     if trainer.args.ema_decay is not None and (
         trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.get_tp_size() > 1
     ):

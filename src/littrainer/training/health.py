@@ -10,7 +10,7 @@ import logging
 import math
 import statistics
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,6 +24,7 @@ from littrainer.data.windows import IGNORED_LABEL
 from littrainer.data.workers import host_states, set_host_states
 from littrainer.distributed.agreement import agreed, from_each, from_first
 from littrainer.distributed.collectives import process_count, process_rank
+from littrainer.errors.notes import listed
 from littrainer.training.interruption_report import command
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ logger = logging.getLogger(__name__)
 NORMS_COMPARED, FEWEST_NORMS = 100, 20
 # Batches left out at one optimizer step, after which going back is no progress.
 MOST_LEFT_OUT = 10
-MOST_NAMED = 20
 # Numbers that wait to be read: more are read without a log, since each takes half a kilobyte on a GPU.
 MOST_UNREAD = 16_384
 LABELS, LOSS, NORM = "labels", "loss", "norm"
@@ -77,7 +77,10 @@ class UnhealthyTrainingError(RuntimeError):
     def __init__(self, message: str, fault: Fault, checkpoint: Path | None):
         super().__init__(message)
         self.step, self.loss, self.grad_norm, self.rows = fault.step, fault.loss, fault.grad_norm, fault.rows
-        self.checkpoint = checkpoint
+        self._fault, self.checkpoint = fault, checkpoint
+
+    def __reduce__(self) -> Any:
+        return type(self), (str(self), self._fault, self.checkpoint)
 
 
 class GoingBack(Exception):
@@ -90,6 +93,12 @@ class _Number(NamedTuple):
     epoch: int
     micro_batch: int
     value: float
+    # Of a gradient norm that is a spike: the median that it was compared with.
+    usual: float | None = None
+
+    @property
+    def is_bad(self) -> bool:
+        return self.usual is not None or not math.isfinite(self.value)
 
     @property
     def is_bad_loss(self) -> bool:
@@ -104,7 +113,7 @@ class HealthGuard:
 
     Attributes:
         left_out: windows that are not trained on, each as its epoch and the number of its first micro-batch.
-        recent_norms: healthy norms, of which the median is the usual one.
+        recent_norms: the last norms that are finite, of which the median is the usual one.
         returns: how often the training has gone back, by the optimizer step at which it did.
         losses: by optimizer step, the sum of the losses when its checkpoint was saved.
         unread: losses, norms and numbers of labels that wait to be read: kind, place, tensor or number.
@@ -115,11 +124,10 @@ class HealthGuard:
         self.left_out: list[tuple[int, int]] = []
         self.recent_norms: deque[float] = deque(maxlen=NORMS_COMPARED)
         self.unread: list[tuple[str, tuple[int, int, int], Any]] = []
-        self._known: list[_Number] = []
-        # By optimizer step, of spikes: the median that the norm was compared with.
-        self._usual_norms: dict[int, float] = {}
-        self._left_to_loss_scaling = self._is_told = False
-        self._windows, self._has_told_of_labels = 0, False
+        self._known: deque[_Number] = deque(maxlen=MOST_UNREAD)
+        self._left_to_loss_scaling = self._is_told = self._has_told_of_labels = False
+        # Optimizer steps whose labels were counted, and those of them without any.
+        self._windows = self._empty_windows = 0
         self.returns: Counter[int] = Counter()
         self.losses: dict[int, float] = {}
         # Checkpoints of earlier trainings in the same folder.
@@ -132,7 +140,8 @@ class HealthGuard:
         self._windows_read, self._model, self._run_dir, self._resumed_from = windows, model, run_dir, checkpoint
         # It leaves out steps whose gradients overflow, which belongs to finding the scale.
         self._left_to_loss_scaling = accelerator.scaler is not None
-        self.unread, self._known, self._is_told = [], [], False
+        self.unread, self._is_told = [], False
+        self._known.clear()
         if self._of_others is None:
             resumed = {} if checkpoint is None else _checkpoints_in(checkpoint.parent)
             self._of_others = {*_checkpoints_in(run_dir).values()} - {resumed.get(str(checkpoint))}
@@ -160,7 +169,7 @@ class HealthGuard:
         # Losses are those of this process.
         has_bad_loss = agreed(any(one.is_bad_loss for one in of_step))
         is_left_to_scaling = self._left_to_loss_scaling and not math.isfinite(norm.value)
-        if not has_bad_loss and (self._is_healthy(norm) or is_left_to_scaling):
+        if not has_bad_loss and (not norm.is_bad or is_left_to_scaling):
             self._known += of_step
             return False
         fault = _first(from_each(self._fault(of_step, weights_are_as_then=True)))
@@ -181,17 +190,23 @@ class HealthGuard:
         Raises:
             UnhealthyTrainingError: something is not, and `on_nonfinite` is "stop".
         """
-        known, self._known = [*self._known, *self._read()], []
-        values = [one.value for one in known]
-        self._tell_of_windows_without_labels([one.value for one in known if one.kind == LABELS])
+        known = [*self._known, *self._read()]
+        self._known.clear()
+        if self._empty_windows and not self._has_told_of_labels:
+            self._has_told_of_labels = True
+            self._warn(
+                f"{self._empty_windows} of {self._windows} optimizer steps so far "
+                f"({self._empty_windows / self._windows:.1%}) have no label that counts: all are {IGNORED_LABEL}. "
+                "Their loss is divided by 0. Leave such samples out of the data, or cut them off less early."
+            )
         looks_at_weights = is_end or (comes_save and self.way == "stop")
-        is_usual = all(map(math.isfinite, values)) and self.spike_factor is None and self.way != "stop"
-        if is_usual and not looks_at_weights:
+        is_healthy = all(map(math.isfinite, [one.value for one in known])) and {one.usual for one in known} <= {None}
+        if is_healthy and self.way != "stop" and not looks_at_weights:
             # The usual answer.
             self._is_told = False
             return
         norms = [one for one in known if one.kind == NORM]
-        unhealthy = [one for one in norms if not self._is_healthy(one)]
+        unhealthy = [one for one in norms if one.is_bad]
         # Norms are the same in all processes, losses are not.
         is_common = bool(unhealthy) or self.way == "stop"
         if self._left_to_loss_scaling and not FEWEST_NORMS <= len(unhealthy) == len(norms):
@@ -219,29 +234,19 @@ class HealthGuard:
             return []
         numbers = [torch.as_tensor(value).detach().reshape(()).float() for _, _, value in unread]
         values = torch.stack([one.to(numbers[0].device) for one in numbers]).cpu().tolist()
-        return [_Number(kind, *place, value) for (kind, place, _), value in zip(unread, values, strict=True)]
+        read = [_Number(kind, *place, value) for (kind, place, _), value in zip(unread, values, strict=True)]
+        labels = [one.value for one in read if one.kind == LABELS]
+        self._windows, self._empty_windows = self._windows + len(labels), self._empty_windows + labels.count(0)
+        return read if self.spike_factor is None else [one._replace(usual=self._exceeded(one)) for one in read]
 
-    def _is_healthy(self, norm: _Number) -> bool:
-        if self.spike_factor is None or not math.isfinite(norm.value):
-            return math.isfinite(norm.value)
+    def _exceeded(self, number: _Number) -> float | None:
+        """Return the median that a gradient norm is too many times of; each norm is asked about once."""
+        if self.spike_factor is None or number.kind != NORM or not math.isfinite(number.value):
+            return None
         usual = statistics.median(self.recent_norms) if len(self.recent_norms) >= FEWEST_NORMS else math.inf
         # Spikes too: if gradients stay as large, they are the usual ones after a while.
-        self.recent_norms.append(norm.value)
-        if norm.value <= self.spike_factor * usual:
-            return True
-        self._usual_norms[norm.step] = usual
-        return False
-
-    def _tell_of_windows_without_labels(self, labels: list[float]) -> None:
-        self._windows += len(labels)
-        empty = labels.count(0)
-        if empty and not self._has_told_of_labels:
-            self._has_told_of_labels = True
-            self._warn(
-                f"{empty} of {self._windows} optimizer steps so far ({empty / self._windows:.1%}) have no label "
-                f"that counts: all are {IGNORED_LABEL}. Their loss is divided by 0. Leave such samples out of the "
-                "data, or cut them off less early."
-            )
+        self.recent_norms.append(number.value)
+        return usual if number.value > self.spike_factor * usual else None
 
     def _warn(self, text: str, everywhere: bool = False) -> None:
         if everywhere or process_rank() == 0:
@@ -251,42 +256,42 @@ class HealthGuard:
 
     def _fault(self, of_step: list[_Number], weights_are_as_then: bool = False) -> Fault:
         # What was not finite first in an optimizer step, of which these are all numbers, and with which rows.
-        norm = next((one.value for one in of_step if one.kind == NORM), None)
+        norm = next((one for one in of_step if one.kind == NORM), None)
         losses = {one.micro_batch: one.value for one in of_step if one.kind == LOSS}
         bad = [one.micro_batch for one in of_step if one.is_bad_loss]
         micro_batches = bad[:1] or list(losses)
         loss = losses[bad[0]] if bad else sum(losses.values()) if losses else None
-        _, step, epoch, micro_batch, _ = of_step[0]
+        _, step, epoch, micro_batch, *_ = of_step[0]
         found = [self._windows_read.rows_of(epoch, one) for one in micro_batches]
         rows = None if None in found else [row for one in found if one is not None for row in one]
-        sick_weights = _listed(names_of_sick(self._model))
-        is_spike = not bad and norm is not None and math.isfinite(norm)
-        first = SPIKE if is_spike else self._first_in_data(of_step, rows)
-        if not first and weights_are_as_then and sick_weights:
-            first = f"the weights ({sick_weights})"
-        if not first and bad:
-            first = "the loss" + (" or the data" if rows is None else "")
-            # nan weights do not heal.
-            first += " or the weights" if sick_weights and not weights_are_as_then else ""
-        first = first or "the gradients"
-        if is_spike:
-            words = f"the gradient norm is {norm:.4g}, above spike_factor={self.spike_factor:g} times "
-            words += f"the median of those before, {self._usual_norms[step]:.4g}."
+        sick_weights = listed(names_of_sick(self._model))
+        if norm is not None and norm.usual is not None and not bad:
+            first = SPIKE
+            words = f"the gradient norm is {norm.value:.4g}, above spike_factor={self.spike_factor:g} times the median "
+            words += f"of those before, {norm.usual:.4g}."
         else:
-            of_norm = "" if norm is None else f" and the gradient norm {norm:.4g}"
+            first = self._first_in_data(of_step, rows)
+            if not first and weights_are_as_then and sick_weights:
+                first = f"the weights ({sick_weights})"
+            # nan weights do not heal.
+            of_loss = ("the loss", "the data" * (rows is None), "the weights" * bool(sick_weights))
+            first = first or (" or ".join(filter(None, of_loss)) if bad else "the gradients")
+            of_norm = "" if norm is None else f" and the gradient norm {norm.value:.4g}"
             words = f"the loss is {math.nan if loss is None else loss:.4g}{of_norm}. Not finite first: {first}."
         if rows is not None:
-            words += f" The rows of {'this batch' if bad else 'its batches'} are {_listed(rows)} of the train_dataset."
+            words += f" The rows of {'this batch' if bad else 'its batches'} are {listed(rows)} of the train_dataset."
         elif micro_batches:
             words += f" It is micro-batch {micro_batches[0] + 1} of epoch {epoch + 1}."
         if process_count() > 1 and bad:
             words += f" Process {process_rank()} has it."
         if sick_weights and not weights_are_as_then:
             words += f" By now these weights are not finite: {sick_weights}."
-        return Fault(step, epoch, micro_batch, loss, norm, rows, first, f"Optimizer step {step}: {words}")
+        return Fault(
+            step, epoch, micro_batch, loss, norm and norm.value, rows, first, f"Optimizer step {step}: {words}"
+        )
 
     def _fault_of_weights(self, known: list[_Number]) -> Fault | None:
-        step, sick_weights = known[-1].step if known else 0, _listed(names_of_sick(self._model))
+        step, sick_weights = known[-1].step if known else 0, listed(names_of_sick(self._model))
         words = f"After optimizer step {step} these weights are not finite: {sick_weights}."
         return Fault(step, 0, 0, None, None, None, f"the weights ({sick_weights})", words) if sick_weights else None
 
@@ -305,7 +310,7 @@ class HealthGuard:
         for row, sample in samples.items():
             parts = sample if isinstance(sample, Mapping) else {"it": sample}
             if sick := [str(name) for name, value in parts.items() if _has_sick_number(value)]:
-                return f"the data, row {row} in {_listed(sick)}"
+                return f"the data, row {row} in {listed(sick)}"
         return ""
 
     def _where_to_go_on(self) -> str:
@@ -351,12 +356,6 @@ def _first(faults: list[Fault | None]) -> Any:
     found = [one for one in faults if one is not None]
     # Of the processes with a loss that is not finite the first one.
     return min(found, key=lambda one: (one.step, math.isfinite(one.loss or 0)), default=None)
-
-
-def _listed(names: Iterable[Any]) -> str:
-    texts = [str(name) for name in names]
-    further = f" and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
-    return ", ".join(texts[:MOST_NAMED]) + further
 
 
 def _has_sick_number(value: Any) -> bool:

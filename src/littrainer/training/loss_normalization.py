@@ -56,7 +56,7 @@ class LossHead:
 
     def counts(self, inputs: Any) -> torch.Tensor:
         """Return for each row of a micro-batch how many samples or labels of it count."""
-        labels = inputs.get(self.label_name)
+        labels, tokens = inputs.get(self.label_name), inputs.get("input_ids")
         if not isinstance(labels, torch.Tensor) or not labels.dim():
             tensors = (value for value in inputs.values() if isinstance(value, torch.Tensor) and value.dim())
             return torch.ones(next((len(tensor) for tensor in tensors), 1))
@@ -64,7 +64,11 @@ class LossHead:
             return labels.new_ones(len(labels))
         if self.unit == SHIFTED_LABELS:
             labels = inputs["shift_labels"] if "shift_labels" in inputs else labels[..., 1:]
-        return labels.ne(IGNORED_LABEL).reshape(len(labels), -1).sum(1)
+        counted = labels.ne(IGNORED_LABEL)
+        if self.label_name == "start_positions" and isinstance(tokens, torch.Tensor):
+            # Heads for questions pass over answers that begin behind the tokens.
+            counted = labels.lt(tokens.shape[-1])
+        return counted.reshape(len(labels), -1).sum(1)
 
     def weighted(self, loss: torch.Tensor, inputs: Any, number: torch.Tensor | int) -> torch.Tensor:
         """Return the part of a micro-batch's mean loss in that of its window, whose counts sum up to a number."""
@@ -81,12 +85,16 @@ def find_loss_head(
 ) -> LossHead:
     """Find out how a head normalises its loss, and warn if its loss would depend on the layout of the batch.
 
-    There are forward passes only if nothing else tells, and none with a loss function of the script's.
+    There are forward passes only if nothing else tells, and none with a loss function of the script's. Of the script's
+    `compute_loss` is only tried whether it returns a mean, if the loss has to be exact.
 
     Parameters:
         model: as it is wrapped for several processes.
         window: the micro-batches of an optimizer step.
         is_own: the script has its own `compute_loss`, as a subclass of the Trainer may have too.
+
+    Raises:
+        ValueError: that `compute_loss` takes `num_items_in_batch`, and returns the mean of its micro-batch.
     """
     if not window:
         return UNKNOWN
@@ -100,15 +108,22 @@ def find_loss_head(
     base = base_model(users_model(model))
     if settings.model_accepts_loss_kwargs and "num_items_in_batch" in inspect.signature(base.forward).parameters:
         return LossHead(is_exact=is_exact)
-    label_name = next((name for name in ("labels", *settings.label_names) if name in window[0]), "labels")
+    head = _by_type(settings, model, window[0])
+    can_be_tried, trial = _can_be_tried(model), functools.partial(_Trial, settings, model, window, head, device)
     if is_exact:
-        head = _by_type(settings, model, window[0], label_name)
-        if not (head.divides and settings.label_smoother is not None) and _can_be_tried(model) and not is_own:
-            head = _Trial(settings, model, window, head, device).outcome()
+        is_mean = is_own and can_be_tried and trial().is_own_mean()
+        if can_be_tried and not is_own and not (head.divides and settings.label_smoother is not None):
+            head = trial().outcome()
         # Counts are summed over the processes.
-        return from_first(head)
-    if isinstance(window[0].get(label_name), torch.Tensor) and _can_be_tried(model):
-        _Trial(settings, model, window, _by_type(settings, model, window[0], label_name), device).warn_of_layout()
+        head, is_mean = from_first((head, is_mean))
+        if is_mean:
+            raise ValueError(
+                f"loss_normalization={EXACT!r} and {type(settings).__name__}, whose compute_loss takes "
+                "num_items_in_batch and returns a mean: divide the sum of the micro-batch's losses by it."
+            )
+        return head
+    if isinstance(window[0].get(head.label_name), torch.Tensor) and can_be_tried:
+        trial().warn_of_layout()
     return LossHead()
 
 
@@ -126,8 +141,8 @@ def find_head_of_parts(settings: Any, inputs: Any, number: torch.Tensor | int | 
     Raises:
         ValueError: it is neither, as that of a loss which compares the rows, or it cannot be computed.
     """
-    args, model, names = settings.args, settings.model, ("labels", *settings.label_names)
-    head = _by_type(settings, model, inputs, next((name for name in names if name in inputs), "labels"))
+    args, model = settings.args, settings.model
+    head = _by_type(settings, model, inputs)
     counts = head.counts(inputs)
     rows = counts.nonzero().flatten().tolist()
     found: LossHead | None = UNKNOWN
@@ -156,7 +171,8 @@ def find_head_of_parts(settings: Any, inputs: Any, number: torch.Tensor | int | 
     return found
 
 
-def _by_type(settings: LossSettings, model: Any, inputs: Any, label_name: str) -> LossHead:
+def _by_type(settings: LossSettings, model: Any, inputs: Any) -> LossHead:
+    label_name = next((name for name in ("labels", *settings.label_names) if name in inputs), "labels")
     base = base_model(users_model(model))
     code = getattr(inspect.unwrap(type(base).forward), "__code__", None)
     # Heads that hand further keywords to transformers' loss functions.
@@ -206,6 +222,19 @@ class _Trial:
         if unit is None:
             self._warn(f"{about} is neither a mean over samples nor one over labels. It is taken for {taken}.")
         return replace(head, divides=False, unit=unit or head.unit)
+
+    def is_own_mean(self) -> bool:
+        """Whether the script's own `compute_loss` returns a mean: as much for a row as for the same row twice."""
+        settings: Any = self.settings
+        counts, losses = self.head.counts(self.inputs), [0.0, 1.0]
+        rows = [rows_of(self.inputs, len(counts), [int(counts.argmax())] * number) for number in (1, 2)]
+        # What it needs may be there in training only. It may call the Trainer's.
+        with contextlib.suppress(Exception), left_as_found(self.model), settings.session.tracked.paused():
+            self.loss_of = functools.partial(settings.compute_loss, return_outputs=True)
+            settings.session.loss_head = self.head
+            losses = [self._loss(inputs, counts.sum().to(self.device))[0].item() for inputs in rows]
+            settings.session.loss_head = UNKNOWN
+        return losses[0] != 0 and math.isclose(*losses, rel_tol=max(TOLERANCES.values()))
 
     def of_parts(self) -> LossHead | None:
         """Return how losses of parts make up that of the whole: None if they do not, unknown if it is 0 or nan."""

@@ -183,7 +183,8 @@ def read_resume_record(folder: Path, rank: int = 0) -> dict[str, Any] | None:
         record["data_of_first"] = record["data"]
     if record is not None and record.get("rank", 0) != rank:
         own = _read(folder, resume_record_name(rank)) if rank else None
-        record["data"] = None if own is None else own["data"]
+        # Rows are counted where they are read.
+        record["data"] = own and own["data"] and {**own["data"], "rows": record["data"].get("rows")}
     return record
 
 

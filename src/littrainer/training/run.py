@@ -150,8 +150,8 @@ class TrainingRun:
         training = ResumedTraining(trainer.args, trainer.state, plan, size)
         loader = self.windows.loader
         place = place_to_resume(self.record, training, loader)
-        # A search means to change what it changes.
-        if self.trial is None:
+        # A search means to change what it changes, and one that goes back has warned.
+        if self.trial is None and not self.step.health.returns:
             warn_of_differences(checkpoint, self.record, training, place, loader)
         self.steps_ahead, self._is_other_layout = place.steps_ahead, place.words is not None
         self.plan = plan.behind(self.steps_ahead, trainer.args)

@@ -30,7 +30,7 @@ from littrainer.distributed.agreement import FlagsRaisedTogether
 from littrainer.model.traversal import clear_gradients
 from littrainer.training.clock import Clock
 from littrainer.training.fitting_micro_batches import FittingMicroBatches
-from littrainer.training.health import LABELS, LOSS, MOST_UNREAD, NORM
+from littrainer.training.health import LABELS, LOSS, MOST_UNREAD, NORM, GoingBack
 from littrainer.training.loss import mean_over_processes
 from littrainer.training.loss_normalization import find_loss_head
 from littrainer.training.overrides import own_methods
@@ -140,7 +140,12 @@ class TrainingStep:
         self.grad_norm = trainer._get_grad_norm(trainer.model_wrapped, grad_norm=clipped)
         self.health.unread.append((NORM, self._window, self.grad_norm))
         if self.health.way in ("skip", "rollback"):
-            self.is_refused = self.health.refuses()
+            try:
+                self.is_refused = self.health.refuses()
+            except GoingBack:
+                # Lightning ends its loop as after an error, of which its callbacks need not hear.
+                trainer.session.lightning.trainer.callbacks = []
+                raise
         if len(self.health.unread) >= MOST_UNREAD:
             self.health.look()
         trainer.control = trainer.callback_handler.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)

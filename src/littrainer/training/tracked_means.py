@@ -11,7 +11,10 @@ import torch
 from littrainer.distributed.collectives import gathered_objects, process_count, reduced
 from littrainer.errors.notes import kind_of
 
-LOGGED_BY_TRAINER = ("loss", "grad_norm", "learning_rate", "epoch", "step")
+LOGGED_BY_TRAINER = (
+    *("loss", "grad_norm", "learning_rate", "epoch", "step", "num_input_tokens_seen", "total_flos", "ended_by"),
+    *("train_loss", "train_runtime", "train_samples_per_second", "train_steps_per_second", "train_tokens_per_second"),
+)
 
 
 class TrackedMeans:
@@ -28,7 +31,7 @@ class TrackedMeans:
 
     def add(self, name: str, value: torch.Tensor | float) -> None:
         """Count a value; see `track` for what it raises."""
-        if name in LOGGED_BY_TRAINER or name.startswith("eval_"):
+        if name in LOGGED_BY_TRAINER or name.startswith(("eval_", "speed/")):
             raise ValueError(f"track() cannot log {name!r}, which the Trainer logs itself: choose another name.")
         if self.is_paused:
             return

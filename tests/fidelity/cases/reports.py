@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.fidelity.record import Record
 from tests.fidelity.registry import scenario
-from tests.fidelity.side import Side
+from tests.fidelity.side import ORACLE, Side
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, Stream, language_rows, tiny_tokenizer, token_rows, vector_rows
 from tests.scenarios.metrics import accuracy
@@ -208,3 +208,34 @@ def what_is_told_at_level_info(side: Side) -> Record:
         )
         stream.train()
     return side.record(trainer, output, predictions=predictions, extra={"told": lines})
+
+
+@scenario(saves=True)
+def what_watches_a_healthy_run_changes_nothing(side: Side) -> Record:
+    """Ways of the health guard, tracked values and the clock, none of which transformers has."""
+    is_oracle = side.name == ORACLE
+
+    class Tracking(side.Trainer):  # type: ignore[misc, name-defined]
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any:
+            if not is_oracle:
+                self.track("part", 1.0)
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+        def log(self, logs: dict[str, float], *args: Any) -> None:
+            super().log({name: value for name, value in logs.items() if name != "part"}, *args)
+
+    clock = {"save_minutes": 100.0, "eval_minutes": 100.0, "max_minutes": 100.0}
+    outputs = []
+    for way in ("warn", "skip", "stop"):
+        watching = {} if is_oracle else {"on_nonfinite": way, "spike_factor": 1e6, **clock}
+        trainer = Tracking(
+            model=VectorClassifier(),
+            args=side.arguments(save_strategy="steps", save_steps=2, gradient_accumulation_steps=2, **watching),
+            train_dataset=Rows(vector_rows(18)),
+            eval_dataset=Rows(vector_rows(5, seed=1)),
+            callbacks=[side.watcher],
+        )
+        outputs.append(trainer.train())
+    return side.record(trainer, *outputs)
