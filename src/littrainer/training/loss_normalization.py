@@ -229,7 +229,7 @@ class _Trial:
         counts, losses = self.head.counts(self.inputs), [0.0, 1.0]
         rows = [rows_of(self.inputs, len(counts), [int(counts.argmax())] * number) for number in (1, 2)]
         # What it needs may be there in training only. It may call the Trainer's.
-        with contextlib.suppress(Exception), left_as_found(self.model), settings.session.tracked.paused():
+        with contextlib.suppress(Exception), model_left_as_found(self.model), settings.session.tracked.paused():
             self.loss_of = functools.partial(settings.compute_loss, return_outputs=True)
             settings.session.loss_head = self.head
             losses = [self._loss(inputs, counts.sum().to(self.device))[0].item() for inputs in rows]
