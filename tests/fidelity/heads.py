@@ -298,7 +298,8 @@ def tried_in(dtype: torch.dtype, precision: float, name: str, task: str) -> Outc
 
 def main(names: list[str]) -> int:
     torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
+    # Not by its verbosity, which littrainer follows: its warnings are what is looked for.
+    transformers.logging.disable_default_handler()
     began, listed = time.monotonic(), heads()
     outcomes: list[Outcome] = []
     not_built: dict[str, str] = {}
