@@ -35,9 +35,9 @@ DELETED = ".deleted"
 PART = ".process"
 # Freeing the room of large files takes the system as long as a part of writing them.
 _deletions: list[Future[None]] = []
-# Checkpoints that a thread reads, and whether they are to be deleted after that.
-_in_use: dict[str, bool] = {}
-_in_use_lock = threading.Lock()
+# Checkpoints that are not safe elsewhere yet, and whether they are to be deleted after that.
+_held: dict[str, bool] = {}
+_held_lock = threading.Lock()
 FAILED_WRITES_OF_TORCH = ("iostream error", "inline_container.cc", "file write failed")
 # Deleted first: nobody takes for whole what has neither of them.
 TELLING_FILES = (MANIFEST_NAME, TRAINER_STATE_NAME)
@@ -384,25 +384,25 @@ def newest_healthy_of(ordered: Sequence[str]) -> str | None:
     return None
 
 
-@contextlib.contextmanager
-def in_use(path: Path) -> Iterator[None]:
-    """Let a checkpoint stay during the block; if it is deleted meanwhile, it goes at the end."""
-    with _in_use_lock:
-        _in_use[str(path)] = False
-    try:
-        yield
-    finally:
-        with _in_use_lock:
-            is_to_go = _in_use.pop(str(path))
-        if is_to_go:
-            delete_checkpoint(str(path))
+def hold(path: Path) -> None:
+    """Let a checkpoint stay until `release`."""
+    with _held_lock:
+        _held.setdefault(str(path), False)
+
+
+def release(path: Path, is_safe: bool = True) -> None:
+    """Stop holding a checkpoint; if it is safe, it goes now if it was deleted meanwhile."""
+    with _held_lock:
+        was_deleted = _held.pop(str(path), False)
+    if was_deleted and is_safe:
+        delete_checkpoint(str(path))
 
 
 def delete_checkpoint(path: str, in_background: bool = False) -> None:
     """Delete one checkpoint directory; what cannot be deleted is named in a warning, and training goes on."""
-    with _in_use_lock:
-        if path in _in_use:
-            _in_use[path] = True
+    with _held_lock:
+        if path in _held:
+            _held[path] = True
             return
     logger.info(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
     try:

@@ -1,6 +1,6 @@
 """A run whose output_dir is an address: its local folder is uploaded behind the training, and fetched for a resume.
 
-A checkpoint's manifest is uploaded last and deleted first, so a checkpoint is complete at the address or not there.
+A checkpoint's manifest is uploaded last and emptied first, so a checkpoint is complete at the address or not there.
 Neither a listing nor a time decides: what has a readable manifest exists, and the highest step is the newest.
 """
 
@@ -12,14 +12,15 @@ import logging
 import os
 import shutil
 import socket
+import threading
 import uuid
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any
 
-from littrainer.checkpoint.atomic_write import PART, UNFINISHED_DIR, delete_checkpoint, delete_folder, in_use
+from littrainer.checkpoint.atomic_write import PART, UNFINISHED_DIR, delete_checkpoint, delete_folder, hold, release
 from littrainer.checkpoint.checksums import MANIFEST_NAME, DamagedManifest, Manifest, parsed_manifest
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
 from littrainer.checkpoint.verification import damage_in, readable_manifest
@@ -33,6 +34,8 @@ MARKER_NAME = ".littrainer_running.json"
 # In the local folder: the sums of the manifests that were uploaded from it, by the checkpoints' names.
 UPLOADED_NAME = ".littrainer_uploaded.json"
 SECONDS_BETWEEN_LINES = 30.0
+# In the manifest of a checkpoint at the address that is being uploaded or deleted.
+UNFINISHED = b""
 
 
 def _highest_first(paths: Iterable[object]) -> list[str]:
@@ -42,67 +45,64 @@ def _highest_first(paths: Iterable[object]) -> list[str]:
 
 
 class RemoteRun:
-    """A run at an address, and the local folder that stands for it.
+    """A run at an address, and the local folder that stands for it; nothing is changed at the address.
 
     Attributes:
-        complete: the manifests of the checkpoints that are complete at the address, by name.
+        manifests: what they hold at the address, by the checkpoints' names; UNFINISHED if one is not complete.
+        foreign: names of checkpoints at the address without a manifest, such as those of transformers.
+        gone: names of local ones that were uploaded from here and are no longer at the address.
     """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.remote = folder, RemoteFolder(str(address_of(folder)))
-        self.complete: dict[str, bytes] = {}
-        self._identity = {"run": uuid.uuid4().hex, "holder": f"process {os.getpid()} on {socket.gethostname()}"}
-        self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix=f"uploading to {self.remote.address}")
-        self._work: futures.Future[None] | None = None
+        self.manifests: dict[str, bytes] = {}
+        self.foreign: set[str] = set()
+        self.gone: set[str] = set()
 
     def local_checkpoints(self) -> list[str]:
         """Return the names of the checkpoints in the local folder, the highest step first."""
         return _highest_first(entry for entry in self.folder.iterdir() if entry.is_dir())
 
     def survey(self) -> None:
-        """Find out what is complete at the address, and bring the local folder into line with it.
-
-        A checkpoint that is only there gets a local folder with its manifest, so that it counts when older ones are
-        rotated. One that was uploaded from here and is no longer there is deleted, or set aside if there is no other.
-        """
-        local, absent, self.complete = self.local_checkpoints(), [], {}
-        for name in _highest_first([*self.remote.listed(), *self._marker().get("checkpoints", []), *local]):
-            content = self.remote.read(f"{name}/{MANIFEST_NAME}")
-            if content is None:
-                absent.append(self.folder / name)
-            elif _parsed(content) is not None:
-                self.complete[name] = content
-            else:
-                logger.warning("%s/%s does not count: its %s is torn.", self.remote.address, name, MANIFEST_NAME)
+        """Find out what is at the address."""
+        listed, local = _highest_first(self.remote.listed()), self.local_checkpoints()
         uploaded = _fields_of(_content_of(self.folder / UPLOADED_NAME))
-        for folder in absent:
-            if uploaded.get(folder.name) == zlib.crc32(_content_of(folder / MANIFEST_NAME) or b""):
-                logger.warning("%s/%s was deleted there, so %s goes too.", self.remote.address, folder.name, folder)
-                if self.complete:
-                    delete_checkpoint(str(folder))
-                    continue
-                # Another process of this machine may look at the same time.
-                with contextlib.suppress(OSError):
-                    delete_folder(aside := folder.with_name(f".deleted-{folder.name}"))
-                    folder.rename(aside)
-        for name in self.complete.keys() - local:
-            (self.folder / name).mkdir(exist_ok=True)
-            write_whole(self.folder / name / MANIFEST_NAME, self.complete[name])
+        for name in _highest_first([*listed, *self._marker().get("checkpoints", []), *local]):
+            content = self.remote.read(f"{name}/{MANIFEST_NAME}")
+            if content == UNFINISHED or _parsed(content) is not None:
+                self.manifests[name] = content or UNFINISHED
+            elif content is not None:
+                logger.warning("%s/%s does not count: its %s is torn.", self.remote.address, name, MANIFEST_NAME)
+            elif name in local and uploaded.get(name) == zlib.crc32(self._local_manifest(name) or b""):
+                self.gone.add(name)
+            elif name in listed:
+                self.foreign.add(name)
+
+    def _marker(self) -> dict[str, Any]:
+        return _fields_of(self.remote.read(MARKER_NAME))
+
+    def _local_manifest(self, name: str) -> bytes | None:
+        return _content_of(self.folder / name / MANIFEST_NAME)
 
     def bring(self, name: str) -> bool:
         """Download a checkpoint unless it is here; return whether it is here, and intact."""
-        local, expected = self.folder / name, self.complete.get(name)
-        if expected is None or _content_of(local / MANIFEST_NAME) == expected:
+        local, expected = self.folder / name, self.manifests.get(name) or None
+        if expected is None or self._local_manifest(name) == expected:
             is_intact = not damage_in(local)
-            if is_intact or expected is None:
+            if is_intact or (expected is None and name not in self.foreign):
                 return is_intact
+        files = self.remote.below(name) if expected is None else [*parsed_manifest(expected).files]
+        # Our own files without the manifest are what is left of a deleted one.
+        if expected is None and (_lead_outside(files) or any(file.startswith("littrainer_") for file in files)):
+            return False
         part = self.folder / UNFINISHED_DIR / f"{name}{PART}{os.getpid()}"
         logger.info("Downloading %s/%s to %s", self.remote.address, name, local)
         try:
-            for file in parsed_manifest(expected).files:
+            for file in files:
                 self.remote.fetch(f"{name}/{file}", part / file)
-            (part / MANIFEST_NAME).write_bytes(expected)
+            if expected is not None:
+                (part / MANIFEST_NAME).write_bytes(expected)
             if damage := damage_in(part):
                 logger.warning("Passing over %s/%s, which is damaged: %s", self.remote.address, name, " ".join(damage))
                 return False
@@ -110,52 +110,115 @@ class RemoteRun:
             with contextlib.suppress(OSError):
                 delete_folder(local)
                 part.rename(local)
-            return _content_of(local / MANIFEST_NAME) == expected
+            return self._local_manifest(name) == expected
         finally:
             shutil.rmtree(part, ignore_errors=True)
             with contextlib.suppress(OSError):
                 part.parent.rmdir()
 
+
+class UploadedRun(RemoteRun):
+    """A run that this process uploads.
+
+    Parameters:
+        hang_timeout: seconds without an uploaded object after which `finish` fails; 0 for any time.
+    """
+
+    def __init__(self, folder: Path, hang_timeout: float = 0) -> None:
+        super().__init__(folder)
+        self._identity = {"run": uuid.uuid4().hex, "holder": f"process {os.getpid()} on {socket.gethostname()}"}
+        self._hang_timeout, self._objects = hang_timeout, 0
+        self._work: futures.Future[None] | None = None
+
     def claim(self) -> None:
-        """Begin to be the run that uploads there; whether another one is alive cannot be known without locks."""
+        """Begin to be the run that uploads there; whether another one is alive cannot be known without locks.
+
+        A checkpoint that is only there gets a local folder with its manifest, so that it counts when older ones are
+        rotated. One that was uploaded from here and is no longer there is deleted, or set aside if there is no other.
+        """
         if holder := self._marker().get("holder"):
             logger.warning("%s is taken over from %s, which has not said that it ended.", self.remote.address, holder)
         self.survey()
+        for folder in (self.folder / name for name in self.gone):
+            logger.warning("%s/%s was deleted there, so %s goes too.", self.remote.address, folder.name, folder)
+            if any(self.manifests.values()):
+                delete_checkpoint(str(folder))
+            else:
+                delete_folder(aside := folder.with_name(f".deleted-{folder.name}"))
+                folder.rename(aside)
+        if self.foreign:
+            logger.warning(
+                "At %s these have no %s, so they are not deleted or counted, and a new checkpoint of the same name "
+                "replaces their files: %s.",
+                self.remote.address,
+                MANIFEST_NAME,
+                ", ".join(sorted(self.foreign)),
+            )
+        for name, content in self.manifests.items():
+            if content and not (self.folder / name).is_dir():
+                (self.folder / name).mkdir()
+                write_whole(self.folder / name / MANIFEST_NAME, content)
         self._note()
         self._refuse_if_taken_over()
+        self._to_upload()
 
     def end(self) -> None:
         """Stop being the run that uploads there."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        with contextlib.suppress(RemoteFolderError):
-            self._refuse_if_taken_over()
-            self._identity["holder"] = ""
-            self._note()
+        for name in self.local_checkpoints():
+            release(self.folder / name, is_safe=False)
+        # What hangs would hang here too.
+        if self._work is None or self._work.done():
+            with contextlib.suppress(RemoteFolderError):
+                self._refuse_if_taken_over()
+                self._identity["holder"] = ""
+                self._note()
 
     def begin(self) -> None:
         """Begin to upload what has changed, or do it after what is on its way."""
+        self._to_upload()
         # What has not begun uploads this too.
         if self._work is None or self._work.running() or self._work.done():
-            self._work = self._thread.submit(self._upload_or_warn)
+            self._in_thread(self._upload_or_warn)
 
     def finish(self) -> None:
         """Wait for what is on its way, and upload what is left.
 
         Raises:
-            RemoteFolderError: not all could be uploaded, tried twice.
+            RemoteFolderError: not all could be uploaded, tried twice, or nothing was for `hang_timeout`.
         """
-        while self._work is not None and futures.wait([self._work], SECONDS_BETWEEN_LINES).not_done:
-            logger.warning("Waiting for the upload of %s to %s.", self.folder, self.remote.address)
+        seconds = min(SECONDS_BETWEEN_LINES, self._hang_timeout or SECONDS_BETWEEN_LINES)
         for is_last in (False, True):
+            work, waited, objects = self._in_thread(self._upload_all), 0.0, self._objects
             try:
-                return self._upload_all()
+                while futures.wait([work], seconds).not_done:
+                    waited, objects = waited + seconds if objects == self._objects else 0.0, self._objects
+                    if 0 < self._hang_timeout <= waited:
+                        raise RemoteFolderError(f"No object was uploaded for {waited:g} s (hang_timeout).")
+                    logger.warning("Waiting for the upload of %s to %s.", self.folder, self.remote.address)
+                return work.result()
             except Exception as error:
-                if is_last:
+                if is_last or not work.done():
                     raise RemoteFolderError(
                         f"{error} Not all of this run is at {self.remote.address}. All of it is in {self.folder}, and "
                         "the next training on this machine with the same output_dir uploads it."
                     ) from error
                 logger.warning("%s It is tried once more.", error)
+
+    def _in_thread(self, work: Callable[[], None]) -> futures.Future[None]:
+        """Do it after what is on its way; a process that ends does not wait for the thread, which may hang."""
+        earlier, future = self._work, futures.Future[None]()
+
+        def do() -> None:
+            futures.wait([] if earlier is None else [earlier])
+            future.set_running_or_notify_cancel()
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._work = future
+        threading.Thread(target=do, name=f"uploading to {self.remote.address}", daemon=True).start()
+        return future
 
     def _upload_or_warn(self) -> None:
         try:
@@ -165,54 +228,59 @@ class RemoteRun:
 
     def _upload_all(self) -> None:
         self._refuse_if_taken_over()
-        while (name := self._next_to_upload()) is not None:
-            # It may be thinned meanwhile.
-            with contextlib.suppress(FileNotFoundError), in_use(self.folder / name):
-                self._upload(name)
+        while names := self._to_upload():
+            # It may be thinned or deleted meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                self._upload(names[0])
         send_files(self.folder)
         # Nothing older is deleted before the newest one is safe.
         local = self.local_checkpoints()
-        if local and local[0] in self.complete:
-            for name in {*_highest_first(self.remote.listed()), *self.complete}.difference(local):
+        if local and self.manifests.get(local[0]):
+            for name in self.manifests.keys() - local:
                 self._refuse_if_taken_over()
-                self.complete.pop(name, None)
-                # The rest of it is no checkpoint without this.
-                self.remote.delete(f"{name}/{MANIFEST_NAME}")
+                self._make_unfinished(name)
                 self.remote.delete(name)
+                del self.manifests[name]
                 self._note()
 
-    def _next_to_upload(self) -> str | None:
+    def _to_upload(self) -> list[str]:
+        """Return the local checkpoints to upload, the highest step first; hold each until it or a newer one is safe."""
+        names, is_safe = [], False
         for name in self.local_checkpoints():
-            content = _content_of(self.folder / name / MANIFEST_NAME)
-            manifest = _parsed(content)
-            if manifest is None or self.complete.get(name) == content:
-                continue
+            content = self._local_manifest(name)
+            is_there = content is not None and self.manifests.get(name) == content
+            is_safe = is_safe or is_there
+            manifest = None if is_there else _parsed(content)
             # Of one that is at the address alone the manifest is here.
-            if all((self.folder / name / file).is_file() for file in manifest.files):
-                return name
-        return None
+            if manifest is not None and all((self.folder / name / file).is_file() for file in manifest.files):
+                names.append(name)
+            (release if is_safe else hold)(self.folder / name)
+        return names
+
+    def _make_unfinished(self, name: str) -> None:
+        self.manifests[name] = UNFINISHED
+        self.remote.write(f"{name}/{MANIFEST_NAME}", UNFINISHED)
 
     def _upload(self, name: str) -> None:
         content = (self.folder / name / MANIFEST_NAME).read_bytes()
-        now, before = parsed_manifest(content).files, _parsed(self.complete.get(name))
+        now, before = parsed_manifest(content).files, _parsed(self.manifests.get(name))
         there = {} if before is None else before.files
-        changed = [file for file in now if there.get(file) != now[file]]
-        if changed:
-            self.complete.pop(name, None)
-            self.remote.delete(f"{name}/{MANIFEST_NAME}")
+        if changed := [file for file in now if there.get(file) != now[file]]:
+            self._make_unfinished(name)
         try:
             for file in changed:
                 self.remote.write(f"{name}/{file}", self.folder / name / file)
+                self._objects += 1
         except RemoteFolderError:
-            if _content_of(self.folder / name / MANIFEST_NAME) == content:
+            if self._local_manifest(name) == content:
                 raise
-        if _content_of(self.folder / name / MANIFEST_NAME) != content:
+        if self._local_manifest(name) != content:
             return
         self._refuse_if_taken_over()
         self.remote.write(f"{name}/{MANIFEST_NAME}", content)
         for file in there.keys() - now.keys():
             self.remote.delete(f"{name}/{file}")
-        self.complete[name] = content
+        self.manifests[name] = content
         self._note()
         logger.info("Uploaded %s to %s", self.folder / name, self.remote.address)
 
@@ -224,18 +292,18 @@ class RemoteRun:
                 "there. Two runs there would delete each other's checkpoints, so this one uploads nothing more."
             )
 
-    def _marker(self) -> dict[str, Any]:
-        return _fields_of(self.remote.read(MARKER_NAME))
-
     def _note(self) -> None:
-        marker = {**self._identity, "checkpoints": _highest_first(self.complete)}
+        marker = {**self._identity, "checkpoints": _highest_first(self.manifests)}
         self.remote.write(MARKER_NAME, json.dumps(marker, indent=1).encode())
-        sums = {name: zlib.crc32(content) for name, content in self.complete.items()}
+        sums = {name: zlib.crc32(content) for name, content in self.manifests.items() if content}
         write_whole(self.folder / UPLOADED_NAME, json.dumps(sums, indent=1))
 
 
 def _content_of(path: Path) -> bytes | None:
-    return path.read_bytes() if path.is_file() else None
+    # Another thread may delete it.
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_bytes()
+    return None
 
 
 def _parsed(content: bytes | None) -> Manifest | None:
@@ -244,8 +312,11 @@ def _parsed(content: bytes | None) -> Manifest | None:
         manifest = None if content is None else parsed_manifest(content)
     except DamagedManifest:
         return None
-    names = () if manifest is None else manifest.files
-    return None if any(name.startswith("/") or ".." in name.split("/") for name in names) else manifest
+    return None if manifest is None or _lead_outside(manifest.files) else manifest
+
+
+def _lead_outside(files: Iterable[str]) -> bool:
+    return any(file.startswith("/") or ".." in file.split("/") for file in files)
 
 
 def _fields_of(content: bytes | None) -> dict[str, Any]:
@@ -259,13 +330,13 @@ def _fields_of(content: bytes | None) -> dict[str, Any]:
 # ---- What a training, a resume and a report call ---------------------------------------------------------------------
 
 # The runs that this process uploads, by their local folders.
-_uploaded: dict[Path, RemoteRun] = {}
+_uploaded: dict[Path, UploadedRun] = {}
 # Size and modification time of files outside of checkpoints when this process uploaded them last.
 _sent: dict[Path, tuple[int, int]] = {}
 
 
 @contextlib.contextmanager
-def uploaded_run(folder: Path) -> Iterator[RemoteRun | None]:
+def uploaded_run(folder: Path, hang_timeout: float) -> Iterator[UploadedRun | None]:
     """Upload what is saved in the local folder of a run at an address during the block.
 
     A block that ends without an error ends with `finish` of what it is given.
@@ -277,7 +348,7 @@ def uploaded_run(folder: Path) -> Iterator[RemoteRun | None]:
     if folder.resolve() in _uploaded:
         yield None
         return
-    run = RemoteRun(folder)
+    run = UploadedRun(folder, hang_timeout)
     logger.info("Checkpoints are written to %s and uploaded to %s", folder, run.remote.address)
     run.claim()
     _uploaded[folder.resolve()] = run
@@ -322,21 +393,28 @@ def send_files(folder: Path | str) -> None:
                     _sent[path.resolve()] = stamp
 
 
-def fetch_newest(folder: Path | str) -> None:
+def fetch_newest(folder: Path | str, without: Collection[str] = ()) -> set[str]:
     """Bring the newest checkpoint at an address, and the best one that it names, to the folder that stands for it.
+
+    Returns the names of local ones that do not count, since they were deleted at the address.
+
+    Parameters:
+        without: names of checkpoints that do not count either.
 
     Raises:
         RemoteFolderError: an object could not be read.
     """
     run = RemoteRun(Path(folder))
     run.survey()
-    for name in _highest_first([*run.complete, *run.local_checkpoints()]):
-        manifest = _parsed(run.complete.get(name)) or readable_manifest(run.folder / name)
+    names = {*run.manifests, *run.foreign, *run.local_checkpoints()}.difference(run.gone, without)
+    for name in _highest_first(names):
+        manifest = _parsed(run.manifests.get(name)) or readable_manifest(run.folder / name)
         if not manifest.is_thinned and manifest.weights_are_finite is not False and run.bring(name):
             state = _fields_of(_content_of(run.folder / name / TRAINER_STATE_NAME))
-            if (best := Path(state.get("best_model_checkpoint") or "").name) in run.complete:
+            if (best := Path(state.get("best_model_checkpoint") or "").name) in run.manifests:
                 run.bring(best)
-            return
+            break
+    return run.gone
 
 
 def fetch_checkpoint(folder: Path) -> None:
@@ -349,9 +427,11 @@ def fetch_checkpoint(folder: Path) -> None:
         return
     run = RemoteRun(folder.parent)
     content = run.remote.read(f"{folder.name}/{MANIFEST_NAME}")
-    if content is not None and _parsed(content) is not None:
-        run.complete[folder.name] = content
-        run.bring(folder.name)
+    if content is None:
+        run.foreign.add(folder.name)
+    elif _parsed(content) is not None:
+        run.manifests[folder.name] = content
+    run.bring(folder.name)
 
 
 def fetch_small_files(folder: Path, names: Collection[str]) -> None:
@@ -362,6 +442,7 @@ def fetch_small_files(folder: Path, names: Collection[str]) -> None:
     """
     run = RemoteRun(folder)
     run.survey()
-    for place in ["", *(f"{name}/" for name in _highest_first(run.complete)[:1])]:
+    complete = _highest_first(name for name, content in run.manifests.items() if content)
+    for place in ["", *(f"{name}/" for name in complete[:1])]:
         for name in names:
             run.remote.fetch(f"{place}{name}", folder / place / name)

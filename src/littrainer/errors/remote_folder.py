@@ -13,6 +13,8 @@ from urllib.parse import quote, unquote
 
 # As fsspec writes addresses, chained ones too.
 ADDRESS = re.compile(r"([A-Za-z][\w+.:-]*)://(.*)", re.DOTALL)
+# What pathlib makes of one; C:/ is a drive.
+ADDRESS_AS_PATH = re.compile(r"\w{2,}:/[^/].*", re.DOTALL)
 ADVICE = "Give an address whose client is installed, such as s3://bucket/run (pip install s3fs), or a folder's path."
 
 
@@ -23,6 +25,8 @@ def local_folder(path: str) -> str:
         ImportError: the package that reads and writes such addresses is not installed.
         ValueError: it is no address of a folder.
     """
+    if ADDRESS_AS_PATH.fullmatch(path):
+        raise ValueError(f"{path!r} is an address of which pathlib took a slash: give it as text, not as a Path.")
     match = ADDRESS.fullmatch(path)
     if match is None:
         return path
@@ -116,6 +120,12 @@ class RemoteFolder:
         """Return the names that a listing shows, of objects and folders."""
         with self._naming("", "listed", FileNotFoundError):
             return [path.rstrip("/").rpartition("/")[2] for path in self._files.ls(self._root, detail=False)]
+        return []
+
+    def below(self, name: str) -> list[str]:
+        """Return the names of the objects below one, relative to it."""
+        with self._naming(name, "listed", FileNotFoundError):
+            return [path.rpartition(f"/{name}/")[2] for path in self._files.find(f"{self._root}/{name}")]
         return []
 
     @contextlib.contextmanager
