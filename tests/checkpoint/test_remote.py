@@ -6,7 +6,6 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
-from concurrent import futures
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,7 +18,7 @@ from safetensors.torch import load_file
 from littrainer import Trainer, TrainerCallback, get_last_checkpoint
 from littrainer.checkpoint import remote
 from littrainer.checkpoint.checksums import MANIFEST_NAME, FileRecord, write_manifest
-from littrainer.checkpoint.remote import MARKER_NAME, UploadedRun
+from littrainer.checkpoint.remote import MARKER_NAME, RemoteRun
 from littrainer.cli import main
 from littrainer.errors.remote_folder import RemoteFolder, RemoteFolderError, address_of, local_folder
 from tests.scenarios.trainers import quiet_trainer
@@ -77,7 +76,8 @@ class At(TrainerCallback):
 def wait_for_uploads(trainer: Trainer) -> None:
     """Return when what was begun has ended."""
     work = remote._uploaded[Path(trainer.args.output_dir).resolve()]._work
-    assert work is not None and not futures.wait([work], 60).not_done
+    assert work is not None
+    work.join(60)
 
 
 def stop() -> None:
@@ -299,7 +299,7 @@ def test_a_run_that_another_one_takes_over_from_ends_with_an_error_that_names_th
     def begin_another() -> None:
         wait_for_uploads(trainer)
         move("two")
-        UploadedRun(Path(local_folder(address))).claim()
+        RemoteRun(Path(local_folder(address))).claim()
         move("one")
 
     trainer.add_callback(At(5, begin_another))

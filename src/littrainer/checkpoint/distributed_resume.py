@@ -146,10 +146,7 @@ def resumed_after_restart(resume_from_checkpoint: str | bool | None, output_dir:
 
 
 def checkpoints_in(folder: str | Path) -> dict[str, list[int]]:
-    """Return the checkpoints in a folder by name, each with what tells it from another one of the same name.
-
-    That is its manifest, which stays as it is if the checkpoint is uploaded, downloaded or gets a note.
-    """
+    """Return the checkpoints in a folder by name, each with what tells it from another one: its manifest, if any."""
     manifests = {path: path / MANIFEST_NAME for path in Path(folder).glob("*") if checkpoint_step(path) is not None}
     return {
         path.name: [zlib.crc32(manifest.read_bytes())] if manifest.is_file() else [*_identity(path)]

@@ -15,8 +15,7 @@ import socket
 import threading
 import uuid
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent import futures
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +44,24 @@ def _highest_first(paths: Iterable[object]) -> list[str]:
 
 
 class RemoteRun:
-    """A run at an address, and the local folder that stands for it; nothing is changed at the address.
+    """A run at an address, and the local folder that stands for it.
 
     Attributes:
+        hang_timeout: seconds without an uploaded object after which `finish` fails; 0 if none.
         manifests: what they hold at the address, by the checkpoints' names; UNFINISHED if one is not complete.
         foreign: names of checkpoints at the address without a manifest, such as those of transformers.
         gone: names of local ones that were uploaded from here and are no longer at the address.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, hang_timeout: float = 0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.remote = folder, RemoteFolder(str(address_of(folder)))
         self.manifests: dict[str, bytes] = {}
-        self.foreign: set[str] = set()
-        self.gone: set[str] = set()
+        self.foreign, self.gone = set[str](), set[str]()
+        self._identity = {"run": uuid.uuid4().hex, "holder": f"process {os.getpid()} on {socket.gethostname()}"}
+        self.hang_timeout, self._is_asked = hang_timeout, False
+        self._work: threading.Thread | None = None
+        self._error: Exception | None = None
 
     def local_checkpoints(self) -> list[str]:
         """Return the names of the checkpoints in the local folder, the highest step first."""
@@ -66,43 +69,37 @@ class RemoteRun:
 
     def survey(self) -> None:
         """Find out what is at the address."""
-        listed, local = _highest_first(self.remote.listed()), self.local_checkpoints()
+        listed = _highest_first(self.remote.listed())
         uploaded = _fields_of(_content_of(self.folder / UPLOADED_NAME))
-        for name in _highest_first([*listed, *self._marker().get("checkpoints", []), *local]):
+        noted = _fields_of(self.remote.read(MARKER_NAME)).get("checkpoints", [])
+        for name in _highest_first([*listed, *noted, *self.local_checkpoints()]):
             content = self.remote.read(f"{name}/{MANIFEST_NAME}")
             if content == UNFINISHED or _parsed(content) is not None:
                 self.manifests[name] = content or UNFINISHED
             elif content is not None:
                 logger.warning("%s/%s does not count: its %s is torn.", self.remote.address, name, MANIFEST_NAME)
-            elif name in local and uploaded.get(name) == zlib.crc32(self._local_manifest(name) or b""):
+            elif (own := _content_of(self.folder / name / MANIFEST_NAME)) and uploaded.get(name) == zlib.crc32(own):
                 self.gone.add(name)
             elif name in listed:
                 self.foreign.add(name)
 
-    def _marker(self) -> dict[str, Any]:
-        return _fields_of(self.remote.read(MARKER_NAME))
-
-    def _local_manifest(self, name: str) -> bytes | None:
-        return _content_of(self.folder / name / MANIFEST_NAME)
-
     def bring(self, name: str) -> bool:
         """Download a checkpoint unless it is here; return whether it is here, and intact."""
-        local, expected = self.folder / name, self.manifests.get(name) or None
-        if expected is None or self._local_manifest(name) == expected:
-            is_intact = not damage_in(local)
-            if is_intact or (expected is None and name not in self.foreign):
-                return is_intact
-        files = self.remote.below(name) if expected is None else [*parsed_manifest(expected).files]
-        # Our own files without the manifest are what is left of a deleted one.
-        if expected is None and (_lead_outside(files) or any(file.startswith("littrainer_") for file in files)):
+        local, content = self.folder / name, self.remote.read(f"{name}/{MANIFEST_NAME}")
+        manifest = _parsed(content)
+        if (manifest is None or _content_of(local / MANIFEST_NAME) == content) and not damage_in(local):
+            return True
+        files = self.remote.below(name) if manifest is None else [*manifest.files]
+        # Our own files without a whole manifest are a part of a checkpoint.
+        if not files or (manifest is None and any(file.startswith("littrainer_") for file in files)):
             return False
         part = self.folder / UNFINISHED_DIR / f"{name}{PART}{os.getpid()}"
         logger.info("Downloading %s/%s to %s", self.remote.address, name, local)
         try:
             for file in files:
                 self.remote.fetch(f"{name}/{file}", part / file)
-            if expected is not None:
-                (part / MANIFEST_NAME).write_bytes(expected)
+            if content is not None:
+                (part / MANIFEST_NAME).write_bytes(content)
             if damage := damage_in(part):
                 logger.warning("Passing over %s/%s, which is damaged: %s", self.remote.address, name, " ".join(damage))
                 return False
@@ -110,25 +107,11 @@ class RemoteRun:
             with contextlib.suppress(OSError):
                 delete_folder(local)
                 part.rename(local)
-            return self._local_manifest(name) == expected
+            return _content_of(local / MANIFEST_NAME) == content
         finally:
             shutil.rmtree(part, ignore_errors=True)
             with contextlib.suppress(OSError):
                 part.parent.rmdir()
-
-
-class UploadedRun(RemoteRun):
-    """A run that this process uploads.
-
-    Parameters:
-        hang_timeout: seconds without an uploaded object after which `finish` fails; 0 for any time.
-    """
-
-    def __init__(self, folder: Path, hang_timeout: float = 0) -> None:
-        super().__init__(folder)
-        self._identity = {"run": uuid.uuid4().hex, "holder": f"process {os.getpid()} on {socket.gethostname()}"}
-        self._hang_timeout, self._objects = hang_timeout, 0
-        self._work: futures.Future[None] | None = None
 
     def claim(self) -> None:
         """Begin to be the run that uploads there; whether another one is alive cannot be known without locks.
@@ -136,7 +119,7 @@ class UploadedRun(RemoteRun):
         A checkpoint that is only there gets a local folder with its manifest, so that it counts when older ones are
         rotated. One that was uploaded from here and is no longer there is deleted, or set aside if there is no other.
         """
-        if holder := self._marker().get("holder"):
+        if holder := _fields_of(self.remote.read(MARKER_NAME)).get("holder"):
             logger.warning("%s is taken over from %s, which has not said that it ended.", self.remote.address, holder)
         self.survey()
         for folder in (self.folder / name for name in self.gone):
@@ -147,13 +130,8 @@ class UploadedRun(RemoteRun):
                 delete_folder(aside := folder.with_name(f".deleted-{folder.name}"))
                 folder.rename(aside)
         if self.foreign:
-            logger.warning(
-                "At %s these have no %s, so they are not deleted or counted, and a new checkpoint of the same name "
-                "replaces their files: %s.",
-                self.remote.address,
-                MANIFEST_NAME,
-                ", ".join(sorted(self.foreign)),
-            )
+            names, effect = ", ".join(sorted(self.foreign)), "a new checkpoint of the same name replaces its files"
+            logger.warning("%s: never deleted without a manifest: %s; %s.", self.remote.address, names, effect)
         for name, content in self.manifests.items():
             if content and not (self.folder / name).is_dir():
                 (self.folder / name).mkdir()
@@ -167,18 +145,21 @@ class UploadedRun(RemoteRun):
         for name in self.local_checkpoints():
             release(self.folder / name, is_safe=False)
         # What hangs would hang here too.
-        if self._work is None or self._work.done():
+        if self._work is None or not self._work.is_alive():
             with contextlib.suppress(RemoteFolderError):
                 self._refuse_if_taken_over()
                 self._identity["holder"] = ""
                 self._note()
 
-    def begin(self) -> None:
+    def begin(self) -> threading.Thread:
         """Begin to upload what has changed, or do it after what is on its way."""
         self._to_upload()
-        # What has not begun uploads this too.
-        if self._work is None or self._work.running() or self._work.done():
-            self._in_thread(self._upload_or_warn)
+        self._is_asked = True
+        if self._work is None or not self._work.is_alive():
+            # It may hang, and a process that ends does not wait for a daemon.
+            self._work = threading.Thread(target=self._upload_as_asked, name="littrainer uploads", daemon=True)
+            self._work.start()
+        return self._work
 
     def finish(self) -> None:
         """Wait for what is on its way, and upload what is left.
@@ -186,45 +167,33 @@ class UploadedRun(RemoteRun):
         Raises:
             RemoteFolderError: not all could be uploaded, tried twice, or nothing was for `hang_timeout`.
         """
-        seconds = min(SECONDS_BETWEEN_LINES, self._hang_timeout or SECONDS_BETWEEN_LINES)
-        for is_last in (False, True):
-            work, waited, objects = self._in_thread(self._upload_all), 0.0, self._objects
+        seconds = self.hang_timeout or SECONDS_BETWEEN_LINES
+        for _ in range(2):
+            work, written = self.begin(), RemoteFolder.written
+            work.join(seconds)
+            while work.is_alive():
+                if self.hang_timeout and written == RemoteFolder.written:
+                    self._error = TimeoutError(f"No object was uploaded for {seconds:g} s (hang_timeout).")
+                    break
+                logger.warning("Waiting for the upload of %s to %s.", self.folder, self.remote.address)
+                written = RemoteFolder.written
+                work.join(seconds)
+            # The thread may have ended just when it was asked.
+            if self._error is None and not self._is_asked:
+                return
+        raise RemoteFolderError(
+            f"{self._error} Not all of this run is at {self.remote.address}. All of it is in {self.folder}, and the "
+            "next training on this machine with the same output_dir uploads it."
+        ) from self._error
+
+    def _upload_as_asked(self) -> None:
+        while self._is_asked:
+            self._is_asked, self._error = False, None
             try:
-                while futures.wait([work], seconds).not_done:
-                    waited, objects = waited + seconds if objects == self._objects else 0.0, self._objects
-                    if 0 < self._hang_timeout <= waited:
-                        raise RemoteFolderError(f"No object was uploaded for {waited:g} s (hang_timeout).")
-                    logger.warning("Waiting for the upload of %s to %s.", self.folder, self.remote.address)
-                return work.result()
+                self._upload_all()
             except Exception as error:
-                if is_last or not work.done():
-                    raise RemoteFolderError(
-                        f"{error} Not all of this run is at {self.remote.address}. All of it is in {self.folder}, and "
-                        "the next training on this machine with the same output_dir uploads it."
-                    ) from error
-                logger.warning("%s It is tried once more.", error)
-
-    def _in_thread(self, work: Callable[[], None]) -> futures.Future[None]:
-        """Do it after what is on its way; a process that ends does not wait for the thread, which may hang."""
-        earlier, future = self._work, futures.Future[None]()
-
-        def do() -> None:
-            futures.wait([] if earlier is None else [earlier])
-            future.set_running_or_notify_cancel()
-            try:
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
-
-        self._work = future
-        threading.Thread(target=do, name=f"uploading to {self.remote.address}", daemon=True).start()
-        return future
-
-    def _upload_or_warn(self) -> None:
-        try:
-            self._upload_all()
-        except Exception as error:
-            logger.warning("%s Training goes on, and the next save uploads it again.", error)
+                self._error = error
+                logger.warning("%s It is tried again at the next save, or at the end of training.", error)
 
     def _upload_all(self) -> None:
         self._refuse_if_taken_over()
@@ -238,7 +207,8 @@ class UploadedRun(RemoteRun):
         if local and self.manifests.get(local[0]):
             for name in self.manifests.keys() - local:
                 self._refuse_if_taken_over()
-                self._make_unfinished(name)
+                self.manifests[name] = UNFINISHED
+                self.remote.write(f"{name}/{MANIFEST_NAME}", UNFINISHED)
                 self.remote.delete(name)
                 del self.manifests[name]
                 self._note()
@@ -247,34 +217,31 @@ class UploadedRun(RemoteRun):
         """Return the local checkpoints to upload, the highest step first; hold each until it or a newer one is safe."""
         names, is_safe = [], False
         for name in self.local_checkpoints():
-            content = self._local_manifest(name)
-            is_there = content is not None and self.manifests.get(name) == content
-            is_safe = is_safe or is_there
-            manifest = None if is_there else _parsed(content)
+            content = _content_of(self.folder / name / MANIFEST_NAME)
+            if content is not None and self.manifests.get(name) == content:
+                is_safe = True
             # Of one that is at the address alone the manifest is here.
-            if manifest is not None and all((self.folder / name / file).is_file() for file in manifest.files):
+            elif (manifest := _parsed(content)) and all(
+                (self.folder / name / file).is_file() for file in manifest.files
+            ):
                 names.append(name)
             (release if is_safe else hold)(self.folder / name)
         return names
-
-    def _make_unfinished(self, name: str) -> None:
-        self.manifests[name] = UNFINISHED
-        self.remote.write(f"{name}/{MANIFEST_NAME}", UNFINISHED)
 
     def _upload(self, name: str) -> None:
         content = (self.folder / name / MANIFEST_NAME).read_bytes()
         now, before = parsed_manifest(content).files, _parsed(self.manifests.get(name))
         there = {} if before is None else before.files
         if changed := [file for file in now if there.get(file) != now[file]]:
-            self._make_unfinished(name)
+            self.manifests[name] = UNFINISHED
+            self.remote.write(f"{name}/{MANIFEST_NAME}", UNFINISHED)
         try:
             for file in changed:
                 self.remote.write(f"{name}/{file}", self.folder / name / file)
-                self._objects += 1
         except RemoteFolderError:
-            if self._local_manifest(name) == content:
+            if _content_of(self.folder / name / MANIFEST_NAME) == content:
                 raise
-        if self._local_manifest(name) != content:
+        if _content_of(self.folder / name / MANIFEST_NAME) != content:
             return
         self._refuse_if_taken_over()
         self.remote.write(f"{name}/{MANIFEST_NAME}", content)
@@ -285,7 +252,7 @@ class UploadedRun(RemoteRun):
         logger.info("Uploaded %s to %s", self.folder / name, self.remote.address)
 
     def _refuse_if_taken_over(self) -> None:
-        marker = self._marker()
+        marker = _fields_of(self.remote.read(MARKER_NAME))
         if marker.get("run", self._identity["run"]) != self._identity["run"]:
             raise RemoteFolderError(
                 f"{self.remote.address}/{MARKER_NAME} says that another run, {marker.get('holder')}, began to upload "
@@ -312,11 +279,8 @@ def _parsed(content: bytes | None) -> Manifest | None:
         manifest = None if content is None else parsed_manifest(content)
     except DamagedManifest:
         return None
-    return None if manifest is None or _lead_outside(manifest.files) else manifest
-
-
-def _lead_outside(files: Iterable[str]) -> bool:
-    return any(file.startswith("/") or ".." in file.split("/") for file in files)
+    names = () if manifest is None else manifest.files
+    return None if any(name.startswith("/") or ".." in name.split("/") for name in names) else manifest
 
 
 def _fields_of(content: bytes | None) -> dict[str, Any]:
@@ -330,13 +294,13 @@ def _fields_of(content: bytes | None) -> dict[str, Any]:
 # ---- What a training, a resume and a report call ---------------------------------------------------------------------
 
 # The runs that this process uploads, by their local folders.
-_uploaded: dict[Path, UploadedRun] = {}
+_uploaded: dict[Path, RemoteRun] = {}
 # Size and modification time of files outside of checkpoints when this process uploaded them last.
 _sent: dict[Path, tuple[int, int]] = {}
 
 
 @contextlib.contextmanager
-def uploaded_run(folder: Path, hang_timeout: float) -> Iterator[UploadedRun | None]:
+def uploaded_run(folder: Path, hang_timeout: float) -> Iterator[RemoteRun | None]:
     """Upload what is saved in the local folder of a run at an address during the block.
 
     A block that ends without an error ends with `finish` of what it is given.
@@ -348,7 +312,7 @@ def uploaded_run(folder: Path, hang_timeout: float) -> Iterator[UploadedRun | No
     if folder.resolve() in _uploaded:
         yield None
         return
-    run = UploadedRun(folder, hang_timeout)
+    run = RemoteRun(folder, hang_timeout)
     logger.info("Checkpoints are written to %s and uploaded to %s", folder, run.remote.address)
     run.claim()
     _uploaded[folder.resolve()] = run
@@ -396,10 +360,7 @@ def send_files(folder: Path | str) -> None:
 def fetch_newest(folder: Path | str, without: Collection[str] = ()) -> set[str]:
     """Bring the newest checkpoint at an address, and the best one that it names, to the folder that stands for it.
 
-    Returns the names of local ones that do not count, since they were deleted at the address.
-
-    Parameters:
-        without: names of checkpoints that do not count either.
+    Those in `without` do not count, and those that this returns: they are here, and were deleted at the address.
 
     Raises:
         RemoteFolderError: an object could not be read.
@@ -423,15 +384,8 @@ def fetch_checkpoint(folder: Path) -> None:
     Raises:
         RemoteFolderError: an object could not be read.
     """
-    if folder.is_dir() and not damage_in(folder):
-        return
-    run = RemoteRun(folder.parent)
-    content = run.remote.read(f"{folder.name}/{MANIFEST_NAME}")
-    if content is None:
-        run.foreign.add(folder.name)
-    elif _parsed(content) is not None:
-        run.manifests[folder.name] = content
-    run.bring(folder.name)
+    if damage_in(folder):
+        RemoteRun(folder.parent).bring(folder.name)
 
 
 def fetch_small_files(folder: Path, names: Collection[str]) -> None:
@@ -442,7 +396,6 @@ def fetch_small_files(folder: Path, names: Collection[str]) -> None:
     """
     run = RemoteRun(folder)
     run.survey()
-    complete = _highest_first(name for name, content in run.manifests.items() if content)
-    for place in ["", *(f"{name}/" for name in complete[:1])]:
+    for place in ["", *(f"{name}/" for name in _highest_first(filter(run.manifests.get, run.manifests))[:1])]:
         for name in names:
             run.remote.fetch(f"{place}{name}", folder / place / name)

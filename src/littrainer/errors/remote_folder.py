@@ -13,8 +13,6 @@ from urllib.parse import quote, unquote
 
 # As fsspec writes addresses, chained ones too.
 ADDRESS = re.compile(r"([A-Za-z][\w+.:-]*)://(.*)", re.DOTALL)
-# What pathlib makes of one; C:/ is a drive.
-ADDRESS_AS_PATH = re.compile(r"\w{2,}:/[^/].*", re.DOTALL)
 ADVICE = "Give an address whose client is installed, such as s3://bucket/run (pip install s3fs), or a folder's path."
 
 
@@ -25,7 +23,8 @@ def local_folder(path: str) -> str:
         ImportError: the package that reads and writes such addresses is not installed.
         ValueError: it is no address of a folder.
     """
-    if ADDRESS_AS_PATH.fullmatch(path):
+    # C:/ is a drive.
+    if re.match(r"\w{2,}:/[^/]", path):
         raise ValueError(f"{path!r} is an address of which pathlib took a slash: give it as text, not as a Path.")
     match = ADDRESS.fullmatch(path)
     if match is None:
@@ -65,6 +64,8 @@ class RemoteFolder:
 
     Each method raises RemoteFolderError, with the name of the object, if the address does not do what it is asked for.
     """
+
+    written = 0  # Objects, by this process.
 
     def __init__(self, address: str) -> None:
         import fsspec
@@ -110,6 +111,7 @@ class RemoteFolder:
             size = self._files.info(path).get("size")
         if size is not None and size < written:
             raise RemoteFolderError(f"{self.address}/{name} has {size:,} bytes after {written:,} were written to it.")
+        RemoteFolder.written += 1
 
     def delete(self, name: str) -> None:
         """Delete an object, or all below a name, if there is any."""
@@ -125,7 +127,8 @@ class RemoteFolder:
     def below(self, name: str) -> list[str]:
         """Return the names of the objects below one, relative to it."""
         with self._naming(name, "listed", FileNotFoundError):
-            return [path.rpartition(f"/{name}/")[2] for path in self._files.find(f"{self._root}/{name}")]
+            paths = self._files.find(f"{self._root}/{name}")
+            return [path.rpartition(f"/{name}/")[2] for path in paths if "/../" not in path]
         return []
 
     @contextlib.contextmanager
