@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import shutil
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,9 +34,8 @@ DELETED = ".deleted"
 PART = ".process"
 # Freeing the room of large files takes the system as long as a part of writing them.
 _deletions: list[Future[None]] = []
-# Checkpoints that are not safe elsewhere yet, and whether they are to be deleted after that.
-_held: dict[str, bool] = {}
-_held_lock = threading.Lock()
+# Asked before a checkpoint is deleted: each may say that it stays, and deletes it later.
+keepers: list[Callable[[str], bool]] = []
 FAILED_WRITES_OF_TORCH = ("iostream error", "inline_container.cc", "file write failed")
 # Deleted first: nobody takes for whole what has neither of them.
 TELLING_FILES = (MANIFEST_NAME, TRAINER_STATE_NAME)
@@ -384,26 +382,10 @@ def newest_healthy_of(ordered: Sequence[str]) -> str | None:
     return None
 
 
-def hold(path: Path) -> None:
-    """Let a checkpoint stay until `release`."""
-    with _held_lock:
-        _held.setdefault(str(path), False)
-
-
-def release(path: Path, is_safe: bool = True) -> None:
-    """Stop holding a checkpoint; if it is safe, it goes now if it was deleted meanwhile."""
-    with _held_lock:
-        was_deleted = _held.pop(str(path), False)
-    if was_deleted and is_safe:
-        delete_checkpoint(str(path))
-
-
 def delete_checkpoint(path: str, in_background: bool = False) -> None:
     """Delete one checkpoint directory; what cannot be deleted is named in a warning, and training goes on."""
-    with _held_lock:
-        if path in _held:
-            _held[path] = True
-            return
+    if any(keeps(path) for keeps in keepers):
+        return
     logger.info(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
     try:
         set_aside_and_delete(Path(path), in_background)

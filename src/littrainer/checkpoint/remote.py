@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from littrainer.checkpoint.atomic_write import PART, UNFINISHED_DIR, delete_checkpoint, delete_folder, hold, release
+from littrainer.checkpoint.atomic_write import PART, UNFINISHED_DIR, delete_checkpoint, delete_folder, keepers
 from littrainer.checkpoint.checksums import MANIFEST_NAME, DamagedManifest, Manifest, parsed_manifest
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
 from littrainer.checkpoint.verification import damage_in, readable_manifest
@@ -57,7 +57,7 @@ class RemoteRun:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.remote = folder, RemoteFolder(str(address_of(folder)))
         self.manifests: dict[str, bytes] = {}
-        self.foreign, self.gone = set[str](), set[str]()
+        self.foreign, self.gone, self._to_delete = set[str](), set[str](), set[str]()
         self._identity = {"run": uuid.uuid4().hex, "holder": f"process {os.getpid()} on {socket.gethostname()}"}
         self.hang_timeout, self._is_asked = hang_timeout, False
         self._work: threading.Thread | None = None
@@ -89,15 +89,17 @@ class RemoteRun:
         manifest = _parsed(content)
         if (manifest is None or _content_of(local / MANIFEST_NAME) == content) and not damage_in(local):
             return True
-        files = self.remote.below(name) if manifest is None else [*manifest.files]
-        # Our own files without a whole manifest are a part of a checkpoint.
-        if not files or (manifest is None and any(file.startswith("littrainer_") for file in files)):
+        # It is being uploaded or deleted.
+        if manifest is None and content is not None:
             return False
         part = self.folder / UNFINISHED_DIR / f"{name}{PART}{os.getpid()}"
         logger.info("Downloading %s/%s to %s", self.remote.address, name, local)
         try:
-            for file in files:
+            for file in [""] if manifest is None else manifest.files:
                 self.remote.fetch(f"{name}/{file}", part / file)
+            # Our own files without the manifest are a part of a checkpoint.
+            if not part.is_dir() or (content is None and any(part.glob("littrainer_*"))):
+                return False
             if content is not None:
                 (part / MANIFEST_NAME).write_bytes(content)
             if damage := damage_in(part):
@@ -122,28 +124,24 @@ class RemoteRun:
         if holder := _fields_of(self.remote.read(MARKER_NAME)).get("holder"):
             logger.warning("%s is taken over from %s, which has not said that it ended.", self.remote.address, holder)
         self.survey()
-        for folder in (self.folder / name for name in self.gone):
-            logger.warning("%s/%s was deleted there, so %s goes too.", self.remote.address, folder.name, folder)
+        for name in self.gone:
+            logger.warning("%s/%s was deleted there, so it goes from %s too.", self.remote.address, name, self.folder)
+            delete_folder(aside := self.folder / f".deleted-{name}")
+            (self.folder / name).rename(aside)
             if any(self.manifests.values()):
-                delete_checkpoint(str(folder))
-            else:
-                delete_folder(aside := folder.with_name(f".deleted-{folder.name}"))
-                folder.rename(aside)
+                delete_folder(aside)
         if self.foreign:
-            names, effect = ", ".join(sorted(self.foreign)), "a new checkpoint of the same name replaces its files"
-            logger.warning("%s: never deleted without a manifest: %s; %s.", self.remote.address, names, effect)
+            effect = "They are never deleted, and a new checkpoint of the same name replaces their files"
+            logger.warning("%s: no manifest in %s. %s.", self.remote.address, ", ".join(sorted(self.foreign)), effect)
         for name, content in self.manifests.items():
             if content and not (self.folder / name).is_dir():
                 (self.folder / name).mkdir()
                 write_whole(self.folder / name / MANIFEST_NAME, content)
         self._note()
         self._refuse_if_taken_over()
-        self._to_upload()
 
     def end(self) -> None:
         """Stop being the run that uploads there."""
-        for name in self.local_checkpoints():
-            release(self.folder / name, is_safe=False)
         # What hangs would hang here too.
         if self._work is None or not self._work.is_alive():
             with contextlib.suppress(RemoteFolderError):
@@ -153,7 +151,6 @@ class RemoteRun:
 
     def begin(self) -> threading.Thread:
         """Begin to upload what has changed, or do it after what is on its way."""
-        self._to_upload()
         self._is_asked = True
         if self._work is None or not self._work.is_alive():
             # It may hang, and a process that ends does not wait for a daemon.
@@ -169,17 +166,16 @@ class RemoteRun:
         """
         seconds = self.hang_timeout or SECONDS_BETWEEN_LINES
         for _ in range(2):
-            work, written = self.begin(), RemoteFolder.written
-            work.join(seconds)
-            while work.is_alive():
-                if self.hang_timeout and written == RemoteFolder.written:
-                    self._error = TimeoutError(f"No object was uploaded for {seconds:g} s (hang_timeout).")
-                    break
-                logger.warning("Waiting for the upload of %s to %s.", self.folder, self.remote.address)
+            work, written = self.begin(), -1
+            while work.is_alive() and not (self.hang_timeout and written == RemoteFolder.written):
                 written = RemoteFolder.written
                 work.join(seconds)
+                if work.is_alive():
+                    logger.warning("Waiting for the upload of %s to %s.", self.folder, self.remote.address)
+            if work.is_alive():
+                self._error = TimeoutError(f"No object was uploaded for {seconds:g} s (hang_timeout).")
             # The thread may have ended just when it was asked.
-            if self._error is None and not self._is_asked:
+            elif self._error is None and not self._is_asked:
                 return
         raise RemoteFolderError(
             f"{self._error} Not all of this run is at {self.remote.address}. All of it is in {self.folder}, and the "
@@ -197,10 +193,10 @@ class RemoteRun:
 
     def _upload_all(self) -> None:
         self._refuse_if_taken_over()
-        while names := self._to_upload():
+        while (name := self._next_to_upload()) is not None:
             # It may be thinned or deleted meanwhile.
             with contextlib.suppress(FileNotFoundError):
-                self._upload(names[0])
+                self._upload(name)
         send_files(self.folder)
         # Nothing older is deleted before the newest one is safe.
         local = self.local_checkpoints()
@@ -213,20 +209,28 @@ class RemoteRun:
                 del self.manifests[name]
                 self._note()
 
-    def _to_upload(self) -> list[str]:
-        """Return the local checkpoints to upload, the highest step first; hold each until it or a newer one is safe."""
-        names, is_safe = [], False
+    def keeps(self, path: str) -> bool:
+        """Return whether a checkpoint stays, since neither it nor a newer one is safe yet; it is deleted after that."""
+        names = self.local_checkpoints() if Path(path).parent == self.folder else []
+        if (name := Path(path).name) not in names or any(map(self._is_there, names[: names.index(name) + 1])):
+            return False
+        self._to_delete.add(path)
+        return True
+
+    def _is_there(self, name: str) -> bool:
+        content = self.manifests.get(name)
+        return bool(content) and content == _content_of(self.folder / name / MANIFEST_NAME)
+
+    def _next_to_upload(self) -> str | None:
+        for path in {*self._to_delete}:
+            self._to_delete.discard(path)
+            delete_checkpoint(path)
         for name in self.local_checkpoints():
-            content = _content_of(self.folder / name / MANIFEST_NAME)
-            if content is not None and self.manifests.get(name) == content:
-                is_safe = True
+            manifest = None if self._is_there(name) else _parsed(_content_of(self.folder / name / MANIFEST_NAME))
             # Of one that is at the address alone the manifest is here.
-            elif (manifest := _parsed(content)) and all(
-                (self.folder / name / file).is_file() for file in manifest.files
-            ):
-                names.append(name)
-            (release if is_safe else hold)(self.folder / name)
-        return names
+            if manifest is not None and all((self.folder / name / file).is_file() for file in manifest.files):
+                return name
+        return None
 
     def _upload(self, name: str) -> None:
         content = (self.folder / name / MANIFEST_NAME).read_bytes()
@@ -276,11 +280,10 @@ def _content_of(path: Path) -> bytes | None:
 def _parsed(content: bytes | None) -> Manifest | None:
     """Return a manifest; None if there is none, it is torn, or it names files outside of the checkpoint."""
     try:
-        manifest = None if content is None else parsed_manifest(content)
+        manifest = parsed_manifest(content or b"")
     except DamagedManifest:
         return None
-    names = () if manifest is None else manifest.files
-    return None if any(name.startswith("/") or ".." in name.split("/") for name in names) else manifest
+    return None if any(name.startswith("/") or ".." in name.split("/") for name in manifest.files) else manifest
 
 
 def _fields_of(content: bytes | None) -> dict[str, Any]:
@@ -316,17 +319,17 @@ def uploaded_run(folder: Path, hang_timeout: float) -> Iterator[RemoteRun | None
     logger.info("Checkpoints are written to %s and uploaded to %s", folder, run.remote.address)
     run.claim()
     _uploaded[folder.resolve()] = run
+    keepers.append(run.keeps)
     try:
         yield run
     except BaseException as error:
         if not isinstance(error, RemoteFolderError):
-            logger.warning("Uploading what is left to %s before the error ends this run.", run.remote.address)
-            try:
+            logger.warning("Uploading what is left of %s before the error ends this run.", folder)
+            with contextlib.suppress(RemoteFolderError):
                 run.finish()
-            except RemoteFolderError as failure:
-                logger.error("%s", failure)
         raise
     finally:
+        keepers.remove(run.keeps)
         del _uploaded[folder.resolve()]
         run.end()
 

@@ -82,10 +82,11 @@ class RemoteFolder:
         return None
 
     def fetch(self, name: str, target: Path) -> None:
-        """Download an object into a file, if it exists."""
+        """Download an object into a file, or all below a name that ends in a slash into a folder, if it exists."""
         target.parent.mkdir(parents=True, exist_ok=True)
+        get = functools.partial(self._files.get, recursive=True) if name.endswith("/") else self._files.get_file
         with self._naming(name, "read", FileNotFoundError):
-            self._files.get_file(f"{self._root}/{name}", str(target))
+            get(f"{self._root}/{name}", str(target))
 
     def write(self, name: str, content: bytes | Path) -> None:
         """Write an object, of bytes or of a local file, and compare its size; a log may grow meanwhile.
@@ -122,13 +123,6 @@ class RemoteFolder:
         """Return the names that a listing shows, of objects and folders."""
         with self._naming("", "listed", FileNotFoundError):
             return [path.rstrip("/").rpartition("/")[2] for path in self._files.ls(self._root, detail=False)]
-        return []
-
-    def below(self, name: str) -> list[str]:
-        """Return the names of the objects below one, relative to it."""
-        with self._naming(name, "listed", FileNotFoundError):
-            paths = self._files.find(f"{self._root}/{name}")
-            return [path.rpartition(f"/{name}/")[2] for path in paths if "/../" not in path]
         return []
 
     @contextlib.contextmanager
