@@ -23,13 +23,7 @@ from littrainer.checkpoint.layout import (
     checkpoint_step,
 )
 from littrainer.checkpoint.remote import fetch_checkpoint
-from littrainer.checkpoint.verification import (
-    damage_in,
-    get_last_checkpoint,
-    missing_from,
-    newest_intact,
-    refuse_damage,
-)
+from littrainer.checkpoint.verification import damage_in, get_last_checkpoint, last_intact, missing_from, refuse_damage
 from littrainer.distributed.agreement import are_several, failing_together, from_each, from_first, while_others_wait
 from littrainer.distributed.environment import TRAININGS, rank, reports_folder
 from littrainer.errors.atomic_files import write_whole
@@ -135,7 +129,7 @@ def resumed_after_restart(resume_from_checkpoint: str | bool | None, output_dir:
             for folder, before in reversed(folders.items()):
                 now = checkpoints_in(folder)
                 earlier = {name for name in before if now.get(name) == before[name]}
-                newest = newest_intact(folder, earlier) if now else None
+                newest = last_intact(folder, earlier) if now else None
                 if newest is not None:
                     logger.warning("Started again, and goes on from the checkpoint %s.", newest)
                     resume_from_checkpoint = newest

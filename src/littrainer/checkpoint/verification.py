@@ -304,10 +304,10 @@ def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> st
         from littrainer.checkpoint.remote import fetch_newest
 
         without = {*without, *fetch_newest(folder, without)}
-    return newest_intact(folder, without)
+    return last_intact(folder, without)
 
 
-def newest_intact(folder: str | Path, without: Collection[str] = ()) -> str | None:
+def last_intact(folder: str | Path, without: Collection[str] = ()) -> str | None:
     """Do what `get_last_checkpoint` does with what is on this disk alone."""
     folders = (entry for entry in Path(folder).iterdir() if entry.is_dir() and entry.name not in without)
     steps = {step: entry.name for entry in folders if (step := checkpoint_step(entry)) is not None}
