@@ -355,6 +355,7 @@ def test_what_was_deleted_at_the_address_is_not_resumed(address: str, caplog: py
     make(address, max_steps=5, save_strategy="no").train(resume_from_checkpoint="auto")
     # Nothing is left at the address, perhaps not on purpose.
     assert (folder / ".deleted-checkpoint-4" / "model.safetensors").is_file()
+    assert names_at(address, "littrainer_*.json"), "uploaded without checkpoints too"
 
 
 def test_an_address_that_cannot_be_used_is_refused_before_training(
