@@ -399,6 +399,7 @@ def fetch_small_files(folder: Path, names: Collection[str]) -> None:
     """
     run = RemoteRun(folder)
     run.survey()
-    for place in ["", *(f"{name}/" for name in _highest_first(filter(run.manifests.get, run.manifests))[:1])]:
+    complete = [name for name, content in run.manifests.items() if content]
+    for place in ["", *(f"{name}/" for name in _highest_first(complete)[:1])]:
         for name in names:
             run.remote.fetch(f"{place}{name}", folder / place / name)
