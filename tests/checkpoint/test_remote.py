@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -51,7 +52,9 @@ def names_at(address: str, pattern: str = "checkpoint-*/" + MANIFEST_NAME) -> li
     files, root = fsspec.url_to_fs(address)
     files.invalidate_cache()
     return sorted(
-        path.removeprefix(f"{root}/").removesuffix(f"/{MANIFEST_NAME}") for path in files.glob(f"{root}/{pattern}")
+        path.removeprefix(f"{root}/").removesuffix(f"/{MANIFEST_NAME}")
+        for path, found in files.glob(f"{root}/{pattern}", detail=True).items()
+        if found["size"] or found["type"] == "directory"
     )
 
 
@@ -72,7 +75,9 @@ class At(TrainerCallback):
 
 def wait_for_uploads(trainer: Trainer) -> None:
     """Return when what was begun has ended."""
-    remote._uploaded[Path(trainer.args.output_dir).resolve()]._thread.submit(lambda: None).result()
+    work = remote._uploaded[Path(trainer.args.output_dir).resolve()]._work
+    assert work is not None
+    work.join(60)
 
 
 def stop() -> None:
@@ -188,6 +193,75 @@ def test_a_failed_upload_is_told_tried_at_the_next_save_and_an_error_at_the_end(
     assert names_at(address) == ["checkpoint-4", "checkpoint-6", "checkpoint-7"]
 
 
+def test_no_checkpoint_is_deleted_here_before_a_newer_one_is_safe(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, refused = RemoteFolder.write, ["checkpoint-4/", "checkpoint-6/"]
+
+    def write(self: RemoteFolder, name: str, content: Any) -> None:
+        if name.startswith(tuple(refused)):
+            raise RemoteFolderError(f"{self.address}/{name} could not be written (no network).")
+        original(self, name, content)
+
+    monkeypatch.setattr(RemoteFolder, "write", write)
+    trainer = make(address, max_steps=8, save_total_limit=1)
+    found: list[list[str]] = []
+
+    def look() -> None:
+        wait_for_uploads(trainer)
+        found.append(sorted(name for name in os.listdir(trainer.args.output_dir) if name.startswith("checkpoint")))
+
+    for step, then in {3: list, 5: list, 7: refused.clear}.items():
+        trainer.add_callback(At(step, look))
+        trainer.add_callback(At(step, then))
+    trainer.train()
+    assert found == [["checkpoint-2"], ["checkpoint-4"], ["checkpoint-4", "checkpoint-6"]]
+    assert names_at(address) == ["checkpoint-8"] and not os.path.exists(f"{trainer.args.output_dir}/checkpoint-4")
+
+
+def test_an_upload_that_hangs_is_an_error_after_hang_timeout(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, ended = RemoteFolder.write, threading.Event()
+
+    def write(self: RemoteFolder, name: str, content: Any) -> None:
+        if name == "checkpoint-4/optimizer.pt":
+            assert ended.wait(60)
+        original(self, name, content)
+
+    monkeypatch.setattr(RemoteFolder, "write", write)
+    trainer = make(address, max_steps=4, hang_timeout=1)
+    with pytest.raises(RemoteFolderError, match=f"hang_timeout.*at {address}.*in {trainer.args.output_dir}"):
+        trainer.train()
+    ended.set()
+
+
+@pytest.mark.parametrize("by", ["auto", "address"])
+def test_what_has_no_manifest_is_resumed_named_and_never_deleted(
+    tmp_path: Path, move: Move, caplog: pytest.LogCaptureFixture, by: str
+) -> None:
+    there = tmp_path / "there" / "run"
+    make(str(tmp_path / "plain"), max_steps=4).train()
+    for name, step in {"checkpoint-3": 2, "checkpoint-4": 4}.items():
+        shutil.copytree(
+            tmp_path / "plain" / f"checkpoint-{step}", there / name, ignore=shutil.ignore_patterns("littrainer_*")
+        )
+    (there / "checkpoint-9").mkdir()
+    (there / "checkpoint-9" / "notes.txt").write_text("mine")
+    trainer, begun = make(f"file://{there}", max_steps=8, save_total_limit=1), []
+    trainer.add_callback(At(0, lambda: begun.append(0)))
+    trainer.train(resume_from_checkpoint="auto" if by == "auto" else f"file://{there}/checkpoint-4")
+    assert begun == [] and trainer.state.global_step == 8
+    assert names_at(f"file://{there}", "checkpoint-*") == [
+        "checkpoint-3",
+        "checkpoint-4",
+        "checkpoint-8",
+        "checkpoint-9",
+    ]
+    assert (there / "checkpoint-9" / "notes.txt").read_text() == "mine"
+    assert any(
+        "no manifest in checkpoint-3, checkpoint-4, checkpoint-9. They are never" in text for text in caplog.messages
+    )
+
+
 def test_a_checkpoint_on_its_way_is_not_deleted(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     original, begun, go_on = RemoteFolder.write, threading.Event(), threading.Event()
 
@@ -273,11 +347,15 @@ def test_what_was_deleted_at_the_address_is_not_resumed(address: str, caplog: py
     files, root = fsspec.url_to_fs(address)
     files.rm(f"{root}/checkpoint-6", recursive=True)
     folder = Path(local_folder(address))
-    assert get_last_checkpoint(folder) == str(folder / "checkpoint-4") and not (folder / "checkpoint-6").exists()
+    assert get_last_checkpoint(address) == str(folder / "checkpoint-4")
+    assert (folder / "checkpoint-6").is_dir(), "a question deletes nothing"
+    make(address, max_steps=5, save_strategy="no").train(resume_from_checkpoint=True)
+    assert not (folder / "checkpoint-6").exists()
     files.rm(root, recursive=True)
-    assert get_last_checkpoint(folder) is None
+    make(address, max_steps=5, save_strategy="no").train(resume_from_checkpoint="auto")
     # Nothing is left at the address, perhaps not on purpose.
     assert (folder / ".deleted-checkpoint-4" / "model.safetensors").is_file()
+    assert names_at(address, "littrainer_*.json"), "uploaded without checkpoints too"
 
 
 def test_an_address_that_cannot_be_used_is_refused_before_training(
@@ -290,6 +368,7 @@ def test_an_address_that_cannot_be_used_is_refused_before_training(
         "s4://bucket/run": "Protocol not known: s4",
         "s3://": "no address",
         "gs://a/../b": "no address",
+        Path("s3://bucket/run"): "give it as text, not as a Path",
     }.items():
         with pytest.raises(ValueError, match=words):
             make(wrong)
@@ -301,7 +380,7 @@ def test_an_address_that_cannot_be_used_is_refused_before_training(
     monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "async_impl", True)
     for error in (PermissionError("Access Denied"), FileNotFoundError("bucket does not exist")):
         monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "pipe_file", mock.Mock(side_effect=error))
-        trainer = make(address)
+        trainer = make(address, save_strategy="no")
         with pytest.raises(RemoteFolderError, match=f"{address}/{MARKER_NAME} could not be written .*{error}"):
             trainer.train()
         assert trainer.state.global_step == 0

@@ -9,6 +9,10 @@ address. A machine begins with an empty disk or with that of the one before, on 
 machine without faults trains to the end: the weights have to be those of a run that was never stopped, bit for bit.
 After each machine every checkpoint that has a manifest at the address has to be whole, and the next machine has to find
 the newest of them or a newer one.
+
+A part of the schedules begins with what is at the address already: the checkpoint-1 of an older run, whose checkpoints
+are not limited here, and a checkpoint-9 without a manifest, which somebody copied there. Both have to be there in the
+end. In a part a second run begins to upload to the address in the middle of the first machine's training.
 """
 
 from __future__ import annotations
@@ -32,9 +36,11 @@ import fsspec
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
-from littrainer import get_last_checkpoint
+from littrainer import TrainerCallback, get_last_checkpoint
 from littrainer.checkpoint.checksums import MANIFEST_NAME, parsed_manifest
 from littrainer.checkpoint.layout import checkpoint_step
+from littrainer.checkpoint.remote import RemoteRun
+from littrainer.errors.remote_folder import local_folder
 from tests.faults.damage import STEPS, build_trainer, is_equal, quiet, stop_at, weights_of
 
 LIBRARY = "littrainer"
@@ -156,6 +162,30 @@ def machine(disk: Path) -> Iterator[None]:
         yield
 
 
+OLDER, COPIED = "checkpoint-1", "checkpoint-9"
+
+
+def put_what_is_there(address: str, older: Path) -> dict[str, bytes]:
+    """Upload the checkpoint of an older run, and a copied folder; return these objects."""
+    files, path = fsspec.url_to_fs(address)
+    for file in (older / OLDER).iterdir():
+        files.put_file(file, f"{path}/{OLDER}/{file.name}")
+    files.pipe_file(f"{path}/{COPIED}/optimizer.pt", b"copied")
+    return {name: file.getvalue() for name, file in LyingFileSystem.store.items()}
+
+
+class SecondRun(TrainerCallback):
+    """Begins to upload to the address from another machine, at some step."""
+
+    def __init__(self, step: int, address: str, disk: Path) -> None:
+        self.step, self.address, self.disk = step, address, disk
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(self.disk)}):
+                RemoteRun(Path(local_folder(self.address))).claim()
+
+
 def outcome_of(number: int, seed: int, root: Path, expected: dict[str, torch.Tensor]) -> collections.Counter[str]:
     """Count what the machines of a schedule end with."""
     moments, cls, address = random.Random(f"{seed} {number}"), LyingFileSystem, f"lying://bucket/{seed}/{number}"
@@ -163,7 +193,10 @@ def outcome_of(number: int, seed: int, root: Path, expected: dict[str, torch.Ten
     for kept in (cls.store, cls.listings):
         kept.clear()
     counts: collections.Counter[str] = collections.Counter()
-    disk, safe = root / f"{number}-0", 0
+    disk, safe, second = root / f"{number}-0", 0, moments.randrange(3 * STEPS)
+    # Of each kind of fault, every second schedule.
+    cls.kind = None
+    there = put_what_is_there(address, root / "older") if number // len(KINDS) % 2 else {}
     for attempt in range(MACHINES + 1):
         if attempt == MACHINES or moments.random() < 0.5:
             disk = root / f"{number}-{attempt}"
@@ -171,11 +204,14 @@ def outcome_of(number: int, seed: int, root: Path, expected: dict[str, torch.Ten
         cls.chance = moments.choice([0.02, 0.1, 0.4])
         cls.calls_left = moments.randrange(120)
         stopped_at = STEPS if attempt == MACHINES else moments.randrange(2, STEPS + 2)
-        saves = {"save_total_limit": moments.choice([1, 2, None]), "async_save": moments.random() < 0.5}
+        limit = None if there else moments.choice([1, 2, None])
+        saves = {"save_total_limit": limit, "async_save": moments.random() < 0.5}
         try:
             with machine(disk):
                 trainer = build_trainer(LIBRARY, address, **saves)  # type: ignore[arg-type]
                 trainer.add_callback(stop_at(LIBRARY, stopped_at))
+                if attempt == 0 and second < STEPS:
+                    trainer.add_callback(SecondRun(second, address, root / f"{number}-second"))
                 found = get_last_checkpoint(trainer.args.output_dir)
                 if found is None or (checkpoint_step(found) or 0) < safe:
                     counts["a checkpoint lost"] += safe > 0
@@ -187,6 +223,9 @@ def outcome_of(number: int, seed: int, root: Path, expected: dict[str, torch.Ten
         safe, torn = checked_checkpoints()
         if torn:
             counts[f"torn, with a manifest: {torn}"] += 1
+    store = {name: file.getvalue() for name, file in cls.store.items()}
+    counts["deleted or changed what was there"] += not there.items() <= store.items()
+    counts["schedules with an older run's and a copied checkpoint"] += bool(there)
     counts["exact" if is_equal(weights_of(trainer), expected) else "different"] += 1
     return counts
 
@@ -199,6 +238,7 @@ def run_schedules(schedules: int, seed: int) -> dict[str, collections.Counter[st
         with quiet():
             whole = build_trainer(LIBRARY, root / "whole")
             whole.train()
+            build_trainer(LIBRARY, root / "older", save_steps=1).train()
         for number in range(schedules):
             LyingFileSystem.faults = 0
             counts = outcome_of(number, seed, root, weights_of(whole))
@@ -207,7 +247,13 @@ def run_schedules(schedules: int, seed: int) -> dict[str, collections.Counter[st
 
 
 # Everything else is a failure.
-FINE = {"exact", "faults", "machines that resumed", "error that names the address"}
+FINE = {
+    "exact",
+    "faults",
+    "machines that resumed",
+    "error that names the address",
+    "schedules with an older run's and a copied checkpoint",
+}
 
 
 def main() -> None:

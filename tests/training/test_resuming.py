@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from littrainer import Trainer, TrainerCallback
+from littrainer import Trainer, TrainerCallback, get_last_checkpoint
 from littrainer.checkpoint import distributed_resume
 from littrainer.checkpoint.layout import RESUME_RECORD_NAME
 from littrainer.checkpoint.safe_loading import load_tensors
@@ -265,3 +265,36 @@ def test_a_script_that_is_started_again_goes_on_from_what_it_wrote_itself(
     # A program that the script starts is not started again.
     monkeypatch.setenv(environment.REPORTS, f"1:{tmp_path}")
     assert started("run") == [0]
+
+
+@pytest.mark.parametrize("is_at_address", [False, True])
+def test_a_script_that_is_started_again_does_not_take_an_older_run_for_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_at_address: bool
+) -> None:
+    place = f"file://{tmp_path}/there" if is_at_address else str(tmp_path / "run")
+
+    def started(is_interrupted: bool = False) -> int:
+        monkeypatch.setattr(distributed_resume, "_trainings", itertools.count())
+        trainer = quiet_trainer(place, max_steps=2, save_strategy="steps", save_steps=1)
+        if is_interrupted:
+            trainer.add_callback(Interrupted())
+        trainer.train()
+        return trainer.session.first_step
+
+    class Interrupted(TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            raise InterruptedError
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "one"))
+    assert started() == 0
+    # An empty disk.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "two"))
+    monkeypatch.setenv(environment.REPORTS, f"{os.getppid()}:{tmp_path}")
+    monkeypatch.setenv(environment.TRAININGS, str(tmp_path / "trainings.json"))
+    with pytest.raises(InterruptedError):
+        started(is_interrupted=True)
+    # Somebody looks at it, and makes a note.
+    newest = get_last_checkpoint(place)
+    assert newest is not None
+    (Path(newest) / "README.md").write_text("from yesterday")
+    assert (started(), started()) == (0, 2)

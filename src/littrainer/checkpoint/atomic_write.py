@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import shutil
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,9 +34,8 @@ DELETED = ".deleted"
 PART = ".process"
 # Freeing the room of large files takes the system as long as a part of writing them.
 _deletions: list[Future[None]] = []
-# Checkpoints that a thread reads, and whether they are to be deleted after that.
-_in_use: dict[str, bool] = {}
-_in_use_lock = threading.Lock()
+# Asked before a checkpoint is deleted: each may say that it stays, and deletes it later.
+keepers: list[Callable[[str], bool]] = []
 FAILED_WRITES_OF_TORCH = ("iostream error", "inline_container.cc", "file write failed")
 # Deleted first: nobody takes for whole what has neither of them.
 TELLING_FILES = (MANIFEST_NAME, TRAINER_STATE_NAME)
@@ -384,26 +382,10 @@ def newest_healthy_of(ordered: Sequence[str]) -> str | None:
     return None
 
 
-@contextlib.contextmanager
-def in_use(path: Path) -> Iterator[None]:
-    """Let a checkpoint stay during the block; if it is deleted meanwhile, it goes at the end."""
-    with _in_use_lock:
-        _in_use[str(path)] = False
-    try:
-        yield
-    finally:
-        with _in_use_lock:
-            is_to_go = _in_use.pop(str(path))
-        if is_to_go:
-            delete_checkpoint(str(path))
-
-
 def delete_checkpoint(path: str, in_background: bool = False) -> None:
     """Delete one checkpoint directory; what cannot be deleted is named in a warning, and training goes on."""
-    with _in_use_lock:
-        if path in _in_use:
-            _in_use[path] = True
-            return
+    if any(keeps(path) for keeps in keepers):
+        return
     logger.info(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
     try:
         set_aside_and_delete(Path(path), in_background)

@@ -8,11 +8,12 @@ import json
 import logging
 import os
 import socket
+import zlib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from littrainer.checkpoint.checksums import files_in, readable_manifest
+from littrainer.checkpoint.checksums import MANIFEST_NAME, files_in, readable_manifest
 from littrainer.checkpoint.layout import (
     OPTIMIZER_NAME,
     PREFIX_CHECKPOINT_DIR,
@@ -22,12 +23,7 @@ from littrainer.checkpoint.layout import (
     checkpoint_step,
 )
 from littrainer.checkpoint.remote import fetch_checkpoint
-from littrainer.checkpoint.verification import (
-    damage_in,
-    get_last_checkpoint,
-    missing_from,
-    refuse_damage,
-)
+from littrainer.checkpoint.verification import damage_in, get_last_checkpoint, last_intact, missing_from, refuse_damage
 from littrainer.distributed.agreement import are_several, failing_together, from_each, from_first, while_others_wait
 from littrainer.distributed.environment import TRAININGS, rank, reports_folder
 from littrainer.errors.atomic_files import write_whole
@@ -133,7 +129,7 @@ def resumed_after_restart(resume_from_checkpoint: str | bool | None, output_dir:
             for folder, before in reversed(folders.items()):
                 now = checkpoints_in(folder)
                 earlier = {name for name in before if now.get(name) == before[name]}
-                newest = get_last_checkpoint(folder, earlier) if now else None
+                newest = last_intact(folder, earlier) if now else None
                 if newest is not None:
                     logger.warning("Started again, and goes on from the checkpoint %s.", newest)
                     resume_from_checkpoint = newest
@@ -144,8 +140,12 @@ def resumed_after_restart(resume_from_checkpoint: str | bool | None, output_dir:
 
 
 def checkpoints_in(folder: str | Path) -> dict[str, list[int]]:
-    """Return the checkpoints in a folder by name, each with what tells it from another one of the same name."""
-    return {path.name: [*_identity(path)] for path in Path(folder).glob("*") if checkpoint_step(path) is not None}
+    """Return the checkpoints in a folder by name, each with what tells it from another one: its manifest, if any."""
+    manifests = {path: path / MANIFEST_NAME for path in Path(folder).glob("*") if checkpoint_step(path) is not None}
+    return {
+        path.name: [zlib.crc32(manifest.read_bytes())] if manifest.is_file() else [*_identity(path)]
+        for path, manifest in manifests.items()
+    }
 
 
 def _identity(folder: Path) -> tuple[int, int]:

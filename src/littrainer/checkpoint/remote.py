@@ -1,6 +1,6 @@
 """A run whose output_dir is an address: its local folder is uploaded behind the training, and fetched for a resume.
 
-A checkpoint's manifest is uploaded last and deleted first, so a checkpoint is complete at the address or not there.
+A checkpoint's manifest is uploaded last and emptied first, so a checkpoint is complete at the address or not there.
 Neither a listing nor a time decides: what has a readable manifest exists, and the highest step is the newest.
 """
 
@@ -12,14 +12,14 @@ import logging
 import os
 import shutil
 import socket
+import threading
 import uuid
 import zlib
 from collections.abc import Collection, Iterable, Iterator
-from concurrent import futures
 from pathlib import Path
 from typing import Any
 
-from littrainer.checkpoint.atomic_write import PART, UNFINISHED_DIR, delete_checkpoint, delete_folder, in_use
+from littrainer.checkpoint.atomic_write import PART, UNFINISHED_DIR, delete_checkpoint, delete_folder, keepers
 from littrainer.checkpoint.checksums import MANIFEST_NAME, DamagedManifest, Manifest, parsed_manifest
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
 from littrainer.checkpoint.verification import damage_in, readable_manifest
@@ -33,6 +33,8 @@ MARKER_NAME = ".littrainer_running.json"
 # In the local folder: the sums of the manifests that were uploaded from it, by the checkpoints' names.
 UPLOADED_NAME = ".littrainer_uploaded.json"
 SECONDS_BETWEEN_LINES = 30.0
+# In the manifest of a checkpoint at the address that is being uploaded or deleted.
+UNFINISHED = b""
 
 
 def _highest_first(paths: Iterable[object]) -> list[str]:
@@ -45,64 +47,61 @@ class RemoteRun:
     """A run at an address, and the local folder that stands for it.
 
     Attributes:
-        complete: the manifests of the checkpoints that are complete at the address, by name.
+        hang_timeout: seconds without an uploaded object after which `finish` fails; 0 if none.
+        manifests: what they hold at the address, by the checkpoints' names; UNFINISHED if one is not complete.
+        foreign: names of checkpoints at the address without a manifest, such as those of transformers.
+        gone: names of local ones that were uploaded from here and are no longer at the address.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, hang_timeout: float = 0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.remote = folder, RemoteFolder(str(address_of(folder)))
-        self.complete: dict[str, bytes] = {}
+        self.manifests: dict[str, bytes] = {}
+        self.foreign, self.gone, self._to_delete = set[str](), set[str](), set[str]()
         self._identity = {"run": uuid.uuid4().hex, "holder": f"process {os.getpid()} on {socket.gethostname()}"}
-        self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix=f"uploading to {self.remote.address}")
-        self._work: futures.Future[None] | None = None
+        self.hang_timeout, self._is_asked = hang_timeout, False
+        self._work: threading.Thread | None = None
+        self._error: Exception | None = None
 
     def local_checkpoints(self) -> list[str]:
         """Return the names of the checkpoints in the local folder, the highest step first."""
         return _highest_first(entry for entry in self.folder.iterdir() if entry.is_dir())
 
     def survey(self) -> None:
-        """Find out what is complete at the address, and bring the local folder into line with it.
-
-        A checkpoint that is only there gets a local folder with its manifest, so that it counts when older ones are
-        rotated. One that was uploaded from here and is no longer there is deleted, or set aside if there is no other.
-        """
-        local, absent, self.complete = self.local_checkpoints(), [], {}
-        for name in _highest_first([*self.remote.listed(), *self._marker().get("checkpoints", []), *local]):
-            content = self.remote.read(f"{name}/{MANIFEST_NAME}")
-            if content is None:
-                absent.append(self.folder / name)
-            elif _parsed(content) is not None:
-                self.complete[name] = content
-            else:
-                logger.warning("%s/%s does not count: its %s is torn.", self.remote.address, name, MANIFEST_NAME)
+        """Find out what is at the address."""
+        listed = _highest_first(self.remote.listed())
         uploaded = _fields_of(_content_of(self.folder / UPLOADED_NAME))
-        for folder in absent:
-            if uploaded.get(folder.name) == zlib.crc32(_content_of(folder / MANIFEST_NAME) or b""):
-                logger.warning("%s/%s was deleted there, so %s goes too.", self.remote.address, folder.name, folder)
-                if self.complete:
-                    delete_checkpoint(str(folder))
-                    continue
-                # Another process of this machine may look at the same time.
-                with contextlib.suppress(OSError):
-                    delete_folder(aside := folder.with_name(f".deleted-{folder.name}"))
-                    folder.rename(aside)
-        for name in self.complete.keys() - local:
-            (self.folder / name).mkdir(exist_ok=True)
-            write_whole(self.folder / name / MANIFEST_NAME, self.complete[name])
+        noted = _fields_of(self.remote.read(MARKER_NAME)).get("checkpoints", [])
+        for name in _highest_first([*listed, *noted, *self.local_checkpoints()]):
+            content = self.remote.read(f"{name}/{MANIFEST_NAME}")
+            if content == UNFINISHED or _parsed(content) is not None:
+                self.manifests[name] = content or UNFINISHED
+            elif content is not None:
+                logger.warning("%s/%s does not count: its %s is torn.", self.remote.address, name, MANIFEST_NAME)
+            elif (own := _content_of(self.folder / name / MANIFEST_NAME)) and uploaded.get(name) == zlib.crc32(own):
+                self.gone.add(name)
+            elif name in listed:
+                self.foreign.add(name)
 
     def bring(self, name: str) -> bool:
         """Download a checkpoint unless it is here; return whether it is here, and intact."""
-        local, expected = self.folder / name, self.complete.get(name)
-        if expected is None or _content_of(local / MANIFEST_NAME) == expected:
-            is_intact = not damage_in(local)
-            if is_intact or expected is None:
-                return is_intact
+        local, content = self.folder / name, self.remote.read(f"{name}/{MANIFEST_NAME}")
+        manifest = _parsed(content)
+        if (manifest is None or _content_of(local / MANIFEST_NAME) == content) and not damage_in(local):
+            return True
+        # It is being uploaded or deleted.
+        if manifest is None and content is not None:
+            return False
         part = self.folder / UNFINISHED_DIR / f"{name}{PART}{os.getpid()}"
         logger.info("Downloading %s/%s to %s", self.remote.address, name, local)
         try:
-            for file in parsed_manifest(expected).files:
+            for file in [""] if manifest is None else manifest.files:
                 self.remote.fetch(f"{name}/{file}", part / file)
-            (part / MANIFEST_NAME).write_bytes(expected)
+            # Our own files without the manifest are a part of a checkpoint.
+            if not part.is_dir() or (content is None and any(part.glob("littrainer_*"))):
+                return False
+            if content is not None:
+                (part / MANIFEST_NAME).write_bytes(content)
             if damage := damage_in(part):
                 logger.warning("Passing over %s/%s, which is damaged: %s", self.remote.address, name, " ".join(damage))
                 return False
@@ -110,96 +109,136 @@ class RemoteRun:
             with contextlib.suppress(OSError):
                 delete_folder(local)
                 part.rename(local)
-            return _content_of(local / MANIFEST_NAME) == expected
+            return _content_of(local / MANIFEST_NAME) == content
         finally:
             shutil.rmtree(part, ignore_errors=True)
             with contextlib.suppress(OSError):
                 part.parent.rmdir()
 
     def claim(self) -> None:
-        """Begin to be the run that uploads there; whether another one is alive cannot be known without locks."""
-        if holder := self._marker().get("holder"):
+        """Begin to be the run that uploads there; whether another one is alive cannot be known without locks.
+
+        A checkpoint that is only there gets a local folder with its manifest, so that it counts when older ones are
+        rotated. One that was uploaded from here and is no longer there is deleted, or set aside if there is no other.
+        """
+        if holder := _fields_of(self.remote.read(MARKER_NAME)).get("holder"):
             logger.warning("%s is taken over from %s, which has not said that it ended.", self.remote.address, holder)
         self.survey()
+        for name in self.gone:
+            logger.warning("%s/%s was deleted there, so it goes from %s too.", self.remote.address, name, self.folder)
+            delete_folder(aside := self.folder / f".deleted-{name}")
+            (self.folder / name).rename(aside)
+            if any(self.manifests.values()):
+                delete_folder(aside)
+        if self.foreign:
+            effect = "They are never deleted, and a new checkpoint of the same name replaces their files"
+            logger.warning("%s: no manifest in %s. %s.", self.remote.address, ", ".join(sorted(self.foreign)), effect)
+        for name, content in self.manifests.items():
+            if content and not (self.folder / name).is_dir():
+                (self.folder / name).mkdir()
+                write_whole(self.folder / name / MANIFEST_NAME, content)
         self._note()
         self._refuse_if_taken_over()
 
     def end(self) -> None:
         """Stop being the run that uploads there."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        with contextlib.suppress(RemoteFolderError):
-            self._refuse_if_taken_over()
-            self._identity["holder"] = ""
-            self._note()
+        # What hangs would hang here too.
+        if self._work is None or not self._work.is_alive():
+            with contextlib.suppress(RemoteFolderError):
+                self._refuse_if_taken_over()
+                self._identity["holder"] = ""
+                self._note()
 
-    def begin(self) -> None:
+    def begin(self) -> threading.Thread:
         """Begin to upload what has changed, or do it after what is on its way."""
-        # What has not begun uploads this too.
-        if self._work is None or self._work.running() or self._work.done():
-            self._work = self._thread.submit(self._upload_or_warn)
+        self._is_asked = True
+        if self._work is None or not self._work.is_alive():
+            # It may hang, and a process that ends does not wait for a daemon.
+            self._work = threading.Thread(target=self._upload_as_asked, name="littrainer uploads", daemon=True)
+            self._work.start()
+        return self._work
 
     def finish(self) -> None:
         """Wait for what is on its way, and upload what is left.
 
         Raises:
-            RemoteFolderError: not all could be uploaded, tried twice.
+            RemoteFolderError: not all could be uploaded, tried twice, or nothing was for `hang_timeout`.
         """
-        while self._work is not None and futures.wait([self._work], SECONDS_BETWEEN_LINES).not_done:
-            logger.warning("Waiting for the upload of %s to %s.", self.folder, self.remote.address)
-        for is_last in (False, True):
-            try:
-                return self._upload_all()
-            except Exception as error:
-                if is_last:
-                    raise RemoteFolderError(
-                        f"{error} Not all of this run is at {self.remote.address}. All of it is in {self.folder}, and "
-                        "the next training on this machine with the same output_dir uploads it."
-                    ) from error
-                logger.warning("%s It is tried once more.", error)
+        seconds = self.hang_timeout or SECONDS_BETWEEN_LINES
+        for _ in range(2):
+            work, written = self.begin(), -1
+            while work.is_alive() and not (self.hang_timeout and written == RemoteFolder.written):
+                written = RemoteFolder.written
+                work.join(seconds)
+                if work.is_alive():
+                    logger.warning("Waiting for the upload of %s to %s.", self.folder, self.remote.address)
+            if work.is_alive():
+                self._error = TimeoutError(f"No object was uploaded for {seconds:g} s (hang_timeout).")
+            # The thread may have ended just when it was asked.
+            elif self._error is None and not self._is_asked:
+                return
+        raise RemoteFolderError(
+            f"{self._error} Not all of this run is at {self.remote.address}. All of it is in {self.folder}, and the "
+            "next training on this machine with the same output_dir uploads it."
+        ) from self._error
 
-    def _upload_or_warn(self) -> None:
-        try:
-            self._upload_all()
-        except Exception as error:
-            logger.warning("%s Training goes on, and the next save uploads it again.", error)
+    def _upload_as_asked(self) -> None:
+        while self._is_asked:
+            self._is_asked, self._error = False, None
+            try:
+                self._upload_all()
+            except Exception as error:
+                self._error = error
+                logger.warning("%s It is tried again at the next save, or at the end of training.", error)
 
     def _upload_all(self) -> None:
         self._refuse_if_taken_over()
         while (name := self._next_to_upload()) is not None:
-            # It may be thinned meanwhile.
-            with contextlib.suppress(FileNotFoundError), in_use(self.folder / name):
+            # It may be thinned or deleted meanwhile.
+            with contextlib.suppress(FileNotFoundError):
                 self._upload(name)
         send_files(self.folder)
         # Nothing older is deleted before the newest one is safe.
         local = self.local_checkpoints()
-        if local and local[0] in self.complete:
-            for name in {*_highest_first(self.remote.listed()), *self.complete}.difference(local):
+        if local and self.manifests.get(local[0]):
+            for name in self.manifests.keys() - local:
                 self._refuse_if_taken_over()
-                self.complete.pop(name, None)
-                # The rest of it is no checkpoint without this.
-                self.remote.delete(f"{name}/{MANIFEST_NAME}")
+                self.manifests[name] = UNFINISHED
+                self.remote.write(f"{name}/{MANIFEST_NAME}", UNFINISHED)
                 self.remote.delete(name)
+                del self.manifests[name]
                 self._note()
 
+    def keeps(self, path: str) -> bool:
+        """Return whether a checkpoint stays, since neither it nor a newer one is safe yet; it is deleted after that."""
+        names = self.local_checkpoints() if Path(path).parent == self.folder else []
+        if (name := Path(path).name) not in names or any(map(self._is_there, names[: names.index(name) + 1])):
+            return False
+        self._to_delete.add(path)
+        return True
+
+    def _is_there(self, name: str) -> bool:
+        content = self.manifests.get(name)
+        return bool(content) and content == _content_of(self.folder / name / MANIFEST_NAME)
+
     def _next_to_upload(self) -> str | None:
+        for path in {*self._to_delete}:
+            self._to_delete.discard(path)
+            delete_checkpoint(path)
         for name in self.local_checkpoints():
-            content = _content_of(self.folder / name / MANIFEST_NAME)
-            manifest = _parsed(content)
-            if manifest is None or self.complete.get(name) == content:
-                continue
+            manifest = None if self._is_there(name) else _parsed(_content_of(self.folder / name / MANIFEST_NAME))
             # Of one that is at the address alone the manifest is here.
-            if all((self.folder / name / file).is_file() for file in manifest.files):
+            if manifest is not None and all((self.folder / name / file).is_file() for file in manifest.files):
                 return name
         return None
 
     def _upload(self, name: str) -> None:
         content = (self.folder / name / MANIFEST_NAME).read_bytes()
-        now, before = parsed_manifest(content).files, _parsed(self.complete.get(name))
+        now, before = parsed_manifest(content).files, _parsed(self.manifests.get(name))
         there = {} if before is None else before.files
-        changed = [file for file in now if there.get(file) != now[file]]
-        if changed:
-            self.complete.pop(name, None)
-            self.remote.delete(f"{name}/{MANIFEST_NAME}")
+        if changed := [file for file in now if there.get(file) != now[file]]:
+            self.manifests[name] = UNFINISHED
+            self.remote.write(f"{name}/{MANIFEST_NAME}", UNFINISHED)
         try:
             for file in changed:
                 self.remote.write(f"{name}/{file}", self.folder / name / file)
@@ -212,40 +251,39 @@ class RemoteRun:
         self.remote.write(f"{name}/{MANIFEST_NAME}", content)
         for file in there.keys() - now.keys():
             self.remote.delete(f"{name}/{file}")
-        self.complete[name] = content
+        self.manifests[name] = content
         self._note()
         logger.info("Uploaded %s to %s", self.folder / name, self.remote.address)
 
     def _refuse_if_taken_over(self) -> None:
-        marker = self._marker()
+        marker = _fields_of(self.remote.read(MARKER_NAME))
         if marker.get("run", self._identity["run"]) != self._identity["run"]:
             raise RemoteFolderError(
                 f"{self.remote.address}/{MARKER_NAME} says that another run, {marker.get('holder')}, began to upload "
                 "there. Two runs there would delete each other's checkpoints, so this one uploads nothing more."
             )
 
-    def _marker(self) -> dict[str, Any]:
-        return _fields_of(self.remote.read(MARKER_NAME))
-
     def _note(self) -> None:
-        marker = {**self._identity, "checkpoints": _highest_first(self.complete)}
+        marker = {**self._identity, "checkpoints": _highest_first(self.manifests)}
         self.remote.write(MARKER_NAME, json.dumps(marker, indent=1).encode())
-        sums = {name: zlib.crc32(content) for name, content in self.complete.items()}
+        sums = {name: zlib.crc32(content) for name, content in self.manifests.items() if content}
         write_whole(self.folder / UPLOADED_NAME, json.dumps(sums, indent=1))
 
 
 def _content_of(path: Path) -> bytes | None:
-    return path.read_bytes() if path.is_file() else None
+    # Another thread may delete it.
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_bytes()
+    return None
 
 
 def _parsed(content: bytes | None) -> Manifest | None:
     """Return a manifest; None if there is none, it is torn, or it names files outside of the checkpoint."""
     try:
-        manifest = None if content is None else parsed_manifest(content)
+        manifest = parsed_manifest(content or b"")
     except DamagedManifest:
         return None
-    names = () if manifest is None else manifest.files
-    return None if any(name.startswith("/") or ".." in name.split("/") for name in names) else manifest
+    return None if any(name.startswith("/") or ".." in name.split("/") for name in manifest.files) else manifest
 
 
 def _fields_of(content: bytes | None) -> dict[str, Any]:
@@ -265,7 +303,7 @@ _sent: dict[Path, tuple[int, int]] = {}
 
 
 @contextlib.contextmanager
-def uploaded_run(folder: Path) -> Iterator[RemoteRun | None]:
+def uploaded_run(folder: Path, hang_timeout: float) -> Iterator[RemoteRun | None]:
     """Upload what is saved in the local folder of a run at an address during the block.
 
     A block that ends without an error ends with `finish` of what it is given.
@@ -277,21 +315,21 @@ def uploaded_run(folder: Path) -> Iterator[RemoteRun | None]:
     if folder.resolve() in _uploaded:
         yield None
         return
-    run = RemoteRun(folder)
+    run = RemoteRun(folder, hang_timeout)
     logger.info("Checkpoints are written to %s and uploaded to %s", folder, run.remote.address)
     run.claim()
     _uploaded[folder.resolve()] = run
+    keepers.append(run.keeps)
     try:
         yield run
     except BaseException as error:
         if not isinstance(error, RemoteFolderError):
-            logger.warning("Uploading what is left to %s before the error ends this run.", run.remote.address)
-            try:
+            logger.warning("Uploading what is left of %s before the error ends this run.", folder)
+            with contextlib.suppress(RemoteFolderError):
                 run.finish()
-            except RemoteFolderError as failure:
-                logger.error("%s", failure)
         raise
     finally:
+        keepers.remove(run.keeps)
         del _uploaded[folder.resolve()]
         run.end()
 
@@ -322,21 +360,25 @@ def send_files(folder: Path | str) -> None:
                     _sent[path.resolve()] = stamp
 
 
-def fetch_newest(folder: Path | str) -> None:
+def fetch_newest(folder: Path | str, without: Collection[str] = ()) -> set[str]:
     """Bring the newest checkpoint at an address, and the best one that it names, to the folder that stands for it.
+
+    Those in `without` do not count, and those that this returns: they are here, and were deleted at the address.
 
     Raises:
         RemoteFolderError: an object could not be read.
     """
     run = RemoteRun(Path(folder))
     run.survey()
-    for name in _highest_first([*run.complete, *run.local_checkpoints()]):
-        manifest = _parsed(run.complete.get(name)) or readable_manifest(run.folder / name)
+    names = {*run.manifests, *run.foreign, *run.local_checkpoints()}.difference(run.gone, without)
+    for name in _highest_first(names):
+        manifest = _parsed(run.manifests.get(name)) or readable_manifest(run.folder / name)
         if not manifest.is_thinned and manifest.weights_are_finite is not False and run.bring(name):
             state = _fields_of(_content_of(run.folder / name / TRAINER_STATE_NAME))
-            if (best := Path(state.get("best_model_checkpoint") or "").name) in run.complete:
+            if (best := Path(state.get("best_model_checkpoint") or "").name) in run.manifests:
                 run.bring(best)
-            return
+            break
+    return run.gone
 
 
 def fetch_checkpoint(folder: Path) -> None:
@@ -345,13 +387,8 @@ def fetch_checkpoint(folder: Path) -> None:
     Raises:
         RemoteFolderError: an object could not be read.
     """
-    if folder.is_dir() and not damage_in(folder):
-        return
-    run = RemoteRun(folder.parent)
-    content = run.remote.read(f"{folder.name}/{MANIFEST_NAME}")
-    if content is not None and _parsed(content) is not None:
-        run.complete[folder.name] = content
-        run.bring(folder.name)
+    if damage_in(folder):
+        RemoteRun(folder.parent).bring(folder.name)
 
 
 def fetch_small_files(folder: Path, names: Collection[str]) -> None:
@@ -362,6 +399,7 @@ def fetch_small_files(folder: Path, names: Collection[str]) -> None:
     """
     run = RemoteRun(folder)
     run.survey()
-    for place in ["", *(f"{name}/" for name in _highest_first(run.complete)[:1])]:
+    complete = [name for name, content in run.manifests.items() if content]
+    for place in ["", *(f"{name}/" for name in _highest_first(complete)[:1])]:
         for name in names:
             run.remote.fetch(f"{place}{name}", folder / place / name)

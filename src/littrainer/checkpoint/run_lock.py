@@ -21,6 +21,7 @@ from littrainer.checkpoint.atomic_write import clean_unfinished, wait_for_deleti
 from littrainer.checkpoint.distributed_save import leads, not_writable
 from littrainer.checkpoint.remote import uploaded_run
 from littrainer.distributed.agreement import failing_together, while_others_wait
+from littrainer.distributed.environment import HANG_TIMEOUT
 from littrainer.errors.remote_folder import address_of
 
 if TYPE_CHECKING:
@@ -51,23 +52,25 @@ os.register_at_fork(after_in_child=_forget_in_child)
 def claimed_for_training(
     args: TrainingArguments, run_dir: Callable[[], str], write_record: Callable[[Path], None]
 ) -> Iterator[None]:
-    """`claimed` for the length of a training that will save checkpoints, by the process that writes them.
+    """`claimed` for the length of a training that saves checkpoints or uploads, by the process that writes them.
 
     Parameters:
-        run_dir: gives the folder; it is only asked if checkpoints will be saved.
+        run_dir: gives the folder; it is only asked if something is saved.
         write_record: writes what the run begins with into the folder.
     """
-    if args.save_strategy == SaveStrategy.NO and args.save_minutes is None and not args.enable_jit_checkpoint:
+    saves = args.save_strategy != SaveStrategy.NO or args.save_minutes is not None or args.enable_jit_checkpoint
+    is_at_address = address_of(args.output_dir) is not None
+    if not saves and not is_at_address:
         yield
         return
-    folder = Path(run_dir())
+    folder, remote = Path(run_dir()), None
+    hang_timeout = float(os.environ.get(HANG_TIMEOUT) or args.hang_timeout or 0)
     with contextlib.ExitStack() as claims:
-        remote, is_at_address = None, address_of(folder) is not None
         with failing_together(f"claiming {folder} for checkpoints"):
             if leads(args, folder):
                 claims.enter_context(claimed(folder))
                 if is_at_address:
-                    remote = claims.enter_context(uploaded_run(folder))
+                    remote = claims.enter_context(uploaded_run(folder, hang_timeout))
                 write_record(folder)
         yield
         if is_at_address:

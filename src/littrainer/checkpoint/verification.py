@@ -37,7 +37,7 @@ from littrainer.checkpoint.layout import (
     checkpoint_step,
     shards_of,
 )
-from littrainer.errors.remote_folder import address_of
+from littrainer.errors.remote_folder import address_of, local_folder
 
 logger = logging.getLogger(__name__)
 
@@ -292,17 +292,23 @@ def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> st
     checkpoint there is downloaded first.
 
     Parameters:
-        folder: an output folder, which holds the `checkpoint-<step>` folders.
+        folder: an output folder, which holds the `checkpoint-<step>` folders, or its address.
         without: names of checkpoints that do not count.
 
     Raises:
         FileNotFoundError: there is no such folder.
         RemoteFolderError: an object at the address could not be read.
     """
+    folder = local_folder(os.fspath(folder))
     if address_of(folder) is not None:
         from littrainer.checkpoint.remote import fetch_newest
 
-        fetch_newest(folder)
+        without = {*without, *fetch_newest(folder, without)}
+    return last_intact(folder, without)
+
+
+def last_intact(folder: str | Path, without: Collection[str] = ()) -> str | None:
+    """Do what `get_last_checkpoint` does with what is on this disk alone."""
     folders = (entry for entry in Path(folder).iterdir() if entry.is_dir() and entry.name not in without)
     steps = {step: entry.name for entry in folders if (step := checkpoint_step(entry)) is not None}
     found, damaged, sick = None, {}, []

@@ -23,6 +23,9 @@ def local_folder(path: str) -> str:
         ImportError: the package that reads and writes such addresses is not installed.
         ValueError: it is no address of a folder.
     """
+    # C:/ is a drive.
+    if re.match(r"\w{2,}:/[^/]", path):
+        raise ValueError(f"{path!r} is an address of which pathlib took a slash: give it as text, not as a Path.")
     match = ADDRESS.fullmatch(path)
     if match is None:
         return path
@@ -62,6 +65,8 @@ class RemoteFolder:
     Each method raises RemoteFolderError, with the name of the object, if the address does not do what it is asked for.
     """
 
+    written = 0  # Objects, by this process.
+
     def __init__(self, address: str) -> None:
         import fsspec
 
@@ -77,10 +82,11 @@ class RemoteFolder:
         return None
 
     def fetch(self, name: str, target: Path) -> None:
-        """Download an object into a file, if it exists."""
+        """Download an object into a file, or all below a name that ends in a slash into a folder, if it exists."""
         target.parent.mkdir(parents=True, exist_ok=True)
+        get = functools.partial(self._files.get, recursive=True) if name.endswith("/") else self._files.get_file
         with self._naming(name, "read", FileNotFoundError):
-            self._files.get_file(f"{self._root}/{name}", str(target))
+            get(f"{self._root}/{name}", str(target))
 
     def write(self, name: str, content: bytes | Path) -> None:
         """Write an object, of bytes or of a local file, and compare its size; a log may grow meanwhile.
@@ -106,6 +112,7 @@ class RemoteFolder:
             size = self._files.info(path).get("size")
         if size is not None and size < written:
             raise RemoteFolderError(f"{self.address}/{name} has {size:,} bytes after {written:,} were written to it.")
+        RemoteFolder.written += 1
 
     def delete(self, name: str) -> None:
         """Delete an object, or all below a name, if there is any."""
