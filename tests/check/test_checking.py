@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
-from littrainer import TrainerCallback
+from littrainer import Trainer, TrainerCallback
 from littrainer.check import checking
 from littrainer.check.findings import FAILS, NOTE, PASSED, CheckReport
 from littrainer.tracking.base import TrackerCallback
@@ -23,16 +24,26 @@ def failures(report: CheckReport) -> list[str]:
 
 
 class Counts(TrainerCallback):
-    """Counts what it hears of, and keeps the folders that it is told of."""
+    """Counts what it hears of, in a list of its own and in one within a dict."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
+        self.counts: dict[str, list[int]] = {"saves": []}
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.heard.append("on_evaluate")
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.heard.append("on_save")
+        self.counts["saves"].append(state.global_step)
+
+
+class DrawnRows(Rows):
+    """Rows that an augmentation changes."""
+
+    def __getitem__(self, index: int) -> Any:
+        row = super().__getitem__(index)
+        return {**row, "x": row["x"] + torch.rand(())}
 
 
 @pytest.mark.parametrize("optimizer", [False, True], ids=["by the arguments", "given"])
@@ -41,7 +52,7 @@ def test_a_training_after_a_check_has_the_numbers_and_files_of_one_without(tmp_p
     for name in ("without", "with"):
         torch.manual_seed(0)
         model, callback = NoisyClassifier(), Counts()
-        given: dict[str, Any] = {"callbacks": [callback]}
+        given: dict[str, Any] = {"callbacks": [callback], "train_dataset": DrawnRows(vector_rows(12))}
         if optimizer:
             given["optimizers"] = (torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), None)
         trainer = quiet_trainer(
@@ -51,7 +62,7 @@ def test_a_training_after_a_check_has_the_numbers_and_files_of_one_without(tmp_p
         if name == "with":
             report = trainer.check()
             assert report.ok, report
-            assert vars(trainer.args) == before and callback.heard == []
+            assert vars(trainer.args) == before and callback.heard == callback.counts["saves"] == []
             assert {path.name for path in tmp_path.iterdir()} == {"without", "with"}
             assert [*(tmp_path / "with").iterdir()] == []
         trainer.train()
@@ -77,6 +88,22 @@ def test_the_page_says_what_passed_and_forecasts_time_and_memory(tmp_path: Path)
         assert line in page, (line, page)
     assert report.forecast_seconds is not None and report.forecast_seconds > 0
     assert report.forecast_bytes is not None and report.forecast_bytes > 1e7
+
+
+def test_a_callback_that_stops_early_does_not_end_the_forecast(tmp_path: Path) -> None:
+    class Stops(TrainerCallback):
+        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = True
+
+        on_train_begin = on_epoch_end = on_evaluate
+
+    report = quiet_trainer(tmp_path, rows=41, given={"callbacks": [Stops()]}, **SAVES).check()
+    assert "33 steps, 3 evaluations and 3 saves take" in str(report)
+
+
+def test_a_training_without_a_step_is_told_so(tmp_path: Path) -> None:
+    report = quiet_trainer(tmp_path, num_train_epochs=0).check()
+    assert report.ok and "the training ends before the first one" in str(report)
 
 
 def test_minutes_count_in_what_is_tried_and_forecast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,11 +161,43 @@ def test_each_part_that_fails_is_named_with_its_moment(tmp_path: Path) -> None:
     arguments = {**SAVES, "metric_for_best_model": "f1", "load_best_model_at_end": True, "num_train_epochs": 2}
     report = quiet_trainer(tmp_path / "run", given={"callbacks": [Breaks()]}, **arguments).check()
     assert [(one.about, one.when) for one in report.findings if one.status == FAILS] == [
-        ("evaluation", "at the end of epoch 1 (optimizer step 3 of 6)"),
-        ("save", "at the end of epoch 1 (optimizer step 3 of 6)"),
+        ("evaluation", "at optimizer step 3 of 6"),
+        ("save", "at optimizer step 3 of 6"),
         ("end of training", "when all steps are done"),
     ]
     assert not report.ok and "Would fail: 3." in str(report)
+
+
+def test_the_best_model_counts_as_loaded_if_there_is_one(tmp_path: Path) -> None:
+    arguments = {**SAVES, "load_best_model_at_end": True}
+    assert "the best model was loaded" in str(quiet_trainer(tmp_path / "a", **arguments).check())
+    report = quiet_trainer(tmp_path / "b", metric_for_best_model="f1", **arguments).check()
+    assert not report.ok and "the best model was loaded" not in str(report)
+
+
+def test_a_function_of_the_script_with_the_name_of_a_part_is_a_step(tmp_path: Path) -> None:
+    def evaluate(outputs: Any, labels: Any, **kwargs: Any) -> Any:
+        raise ValueError("a penalty that fails")
+
+    (found,) = failures(quiet_trainer(tmp_path, given={"compute_loss_func": evaluate}, **SAVES).check())
+    assert found.startswith("optimizer step: ValueError: a penalty that fails")
+
+
+def test_what_train_refuses_is_found(tmp_path: Path) -> None:
+    given = {"eval_dataset": {"news": vector_rows(9), "mail": vector_rows(9)}}
+    arguments = {**SAVES, "load_best_model_at_end": True, "metric_for_best_model": "eval_acc"}
+    (found,) = failures(quiet_trainer(tmp_path, given=given, **arguments).check())
+    assert found.startswith("arguments: KeyError: ") and "'eval_news_acc'" in found
+
+
+def test_a_model_that_the_script_saves_itself_is_saved(tmp_path: Path) -> None:
+    class Unsaved:
+        def save_pretrained(self, folder: str, **kwargs: Any) -> None:
+            raise TypeError("a part that JSON has no word for")
+
+    report = quiet_trainer(tmp_path, given={"processing_class": Unsaved()}, save_strategy="no").check()
+    (found,) = report.failures
+    assert found.about == "save" and found.when == "at a call of save_model()"
 
 
 def test_a_check_within_a_training_is_refused(tmp_path: Path) -> None:
@@ -151,10 +210,21 @@ def test_a_check_within_a_training_is_refused(tmp_path: Path) -> None:
         trainer.train()
 
 
-def test_a_stream_and_a_loader_of_the_script_are_read_as_far_as_they_can_be(tmp_path: Path) -> None:
+def test_of_a_stream_and_a_loader_of_the_script_notes_say_what_was_not_tried(tmp_path: Path) -> None:
     from tests.scenarios.data import Stream
 
-    given = {"train_dataset": Stream(vector_rows(40)), "eval_dataset": Stream(vector_rows(9, seed=1))}
-    report = quiet_trainer(tmp_path, VectorClassifier(), given=given, max_steps=8, **SAVES).check()
-    assert report.ok, report
-    assert [one.about for one in report.findings if one.status == NOTE] == ["train_dataset", "eval_dataset"]
+    class OwnLoaders(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return DataLoader(self.train_dataset, batch_size=4)
+
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            return DataLoader(self.eval_dataset, batch_size=4)
+
+    streams = {"train_dataset": Stream(vector_rows(40)), "eval_dataset": Stream(vector_rows(9, seed=1))}
+    for kind, given, notes in (
+        (Trainer, streams, ["train_dataset", "eval_dataset", "evaluation"]),
+        (OwnLoaders, {}, ["evaluation", "longest batch"]),
+    ):
+        report = quiet_trainer(tmp_path, VectorClassifier(), given=given, kind=kind, max_steps=8, **SAVES).check()
+        assert report.ok, report
+        assert [one.about for one in report.findings if one.status == NOTE] == notes

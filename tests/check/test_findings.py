@@ -87,6 +87,17 @@ def test_the_disk_has_to_hold_the_checkpoints_that_lie_there_at_a_time(
     assert (found.status, found.when) == expected
 
 
+def test_room_is_looked_for_where_output_dir_leads_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "run").symlink_to("/")
+    places: list[Any] = []
+    monkeypatch.setattr(
+        findings.shutil, "disk_usage", lambda path: places.append(os.path.realpath(path)) or SimpleNamespace(free=1)
+    )
+    for folder in ("run", "not there yet"):
+        room_on_disk(TrainingArguments(tmp_path / folder), tmp_path, 1)
+    assert places == ["/", str(tmp_path.resolve())]
+
+
 def test_logins_of_trackers_are_looked_for_and_no_run_is_started(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""Some of the scripts that fail late; `make soak` checks all of them."""
+"""Some of the scripts that fail late, and an example; `make soak` checks all of them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ SAMPLE = (
     "generates_beyond_positions",
     "state_that_is_not_saved",
     "nan_in_a_late_row",
+    "digits.py",
 )
 
 
-def test_a_sample_of_what_fails_late_is_found() -> None:
+def test_a_sample_of_what_fails_late_is_found_and_an_example_is_good() -> None:
     done = run_python("-m", "tests.check.late_failures", *SAMPLE, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].startswith("late failures: 8 of 8 found"), done.stdout
+    assert "\nexamples: 1 of 1 are called good\nlate failures: 8 of 8 found" in done.stdout, done.stdout
 
 
 def test_there_are_forty_scripts_and_each_says_what_has_to_be_found() -> None:

@@ -161,9 +161,10 @@ def transformers() -> Iterator[None]:
 @pytest.mark.usefixtures("transformers")
 def test_a_script_is_equal_bit_for_bit_and_leaves_the_users_folder_alone(tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text(
-        SCRIPT.replace("trainer.train()", "trainer.train(resume_from_checkpoint=True)").replace(
-            "#BEFORE", "import littrainer.auto, os\nos.makedirs('user', exist_ok=True); args.output_dir = 'user'"
-        )
+        SCRIPT.replace(
+            "trainer.train()",
+            "try:\n    trainer.train(resume_from_checkpoint=True)\nfinally:\n    open('results', 'w').close()",
+        ).replace("#BEFORE", "import littrainer.auto, os\nos.makedirs('user', exist_ok=True); args.output_dir = 'user'")
     )
     done = run_verify(tmp_path, Path("-m"), "module")
     assert is_equal(done), done.stdout + done.stderr

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from littrainer.data.fingerprint import MOST_ITEMS, described, described_model, fingerprint
+from littrainer.data.fingerprint import MOST_ITEMS, described, described_model, fingerprints
 from tests.scenarios.data import vector_rows
 from tests.scenarios.models import VectorClassifier
 
@@ -77,26 +77,35 @@ def test_no_random_number_is_drawn_and_no_transform_runs() -> None:
     assert torch.equal(before[2], torch.get_rng_state())
 
 
+def test_a_time_or_a_temporary_folder_is_no_data_and_is_told_apart_from_it() -> None:
+    found = []
+    for folder in ("/tmp/a", "/tmp/b"):
+        dataset = Subset(Rows(texts()), [1, 2])
+        dataset.dataset.cache = folder  # type: ignore[attr-defined]
+        found.append(described(dataset))
+    assert found[0]["fingerprint"] == found[1]["fingerprint"] and found[0]["attributes"] != found[1]["attributes"]
+
+
 def test_a_stream_is_not_read() -> None:
-    assert described(Stream()) == {"class": "Stream", "rows": None, "fingerprint": None}
+    assert described(Stream()) == {"class": "Stream", "rows": None, "fingerprint": None, "attributes": None}
 
 
 def test_tensors_of_any_kind_count_and_those_without_numbers_do_not_fail() -> None:
     kinds = [torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.complex64]
-    found = {fingerprint(TensorDataset(torch.ones(3, 2).to(kind))) for kind in kinds}
+    found = {fingerprints(TensorDataset(torch.ones(3, 2).to(kind))) for kind in kinds}
     assert len(found) == len(kinds)
-    assert fingerprint(torch.zeros(3).expand(4, 3)) == fingerprint(torch.zeros(4, 3))
+    assert fingerprints(torch.zeros(3).expand(4, 3)) == fingerprints(torch.zeros(4, 3))
     for without in (torch.empty(3, device="meta"), torch.eye(3).to_sparse(), torch.empty(0), np.array([{}, None])):
-        assert len(fingerprint(without)) == 12
+        assert len(fingerprints(without)[0]) == 12
 
 
 def test_much_data_and_data_that_holds_itself_is_read_in_part_and_up_to_its_end() -> None:
     loop: dict[str, Any] = {"rows": [1]}
     loop["itself"] = loop
-    assert len(fingerprint(loop)) == 12
+    assert len(fingerprints(loop)[0]) == 12
     rows = [{"text": "x" * 4000, "ids": [*range(500)], "image": torch.zeros(100_000)}] * (MOST_ITEMS - 1)
-    found = {fingerprint([*rows, {**rows[0], **last}]) for last in ({}, {"text": "y"}, {"ids": []})}
-    assert len(found) == 3 and fingerprint(rows * 2) == fingerprint([*rows, *rows])
+    found = {fingerprints([*rows, {**rows[0], **last}]) for last in ({}, {"text": "y"}, {"ids": []})}
+    assert len(found) == 3 and fingerprints(rows * 2) == fingerprints([*rows, *rows])
 
 
 def test_a_model_is_known_by_its_weights() -> None:

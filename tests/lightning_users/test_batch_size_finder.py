@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ class Bounded(VectorClassifier):
     def __init__(self, most: int) -> None:
         super().__init__()
         self.most = most
-        # What stands in a plain list is put back too.
-        self.sizes: deque[int] = deque()
+        # What stands in a list or a deque is put back too.
+        self.sizes = array("l")
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
         self.sizes.append(len(x))

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,39 +24,38 @@ from littrainer.callbacks.base import TrainerCallback
 from littrainer.callbacks.handler import DefaultFlowCallback
 from littrainer.callbacks.lightning_callbacks import is_one_of
 from littrainer.callbacks.progress import PrinterCallback, ProgressCallback, default_progress_callback
-from littrainer.callbacks.state import TrainerState
 from littrainer.check import findings
 from littrainer.check.findings import NOTE, CheckReport, Finding, judged, shown_seconds, words_of
 from littrainer.check.rows import LABELS, RowLook, can_select, look_at_rows, selected
 from littrainer.checkpoint.verification import damage_in
 from littrainer.data.columns import accepted_columns
-from littrainer.distributed.agreement import failing_together, from_first, wait_for_each_other
+from littrainer.distributed.agreement import all_arrive, failing_together, from_first, wait_for_each_other
 from littrainer.distributed.layout import data_parallel_size
 from littrainer.errors.tracebacks import ShortTraceback
-from littrainer.lightning.trial_steps import OF_THE_TRAINING, check_can_try, left_as_found
+from littrainer.lightning.trial_steps import check_can_try, keep_steps_only, left_as_found
 from littrainer.tracking.base import TrackerCallback
 from littrainer.training.overrides import own_methods
 
 # How long steps, and batches of an evaluation, are taken to forecast the whole; and how long an evaluation of all rows
-# may take if its metrics fail on few.
-SECONDS_TO_MEASURE, LONGEST_EVALUATION_SECONDS = 5.0, 120.0
+# may take if its metrics fail on few; and how much later than the first of several processes the last one may fail.
+SECONDS_TO_MEASURE, LONGEST_EVALUATION_SECONDS, SECONDS_UNTIL_ALL_FAIL = 5.0, 120.0, 10.0
 MOST_BATCHES, MOST_ROWS = 12, 32
 # Of losses with and without a resume, on the CPU and elsewhere, where kernels may add in another order each time.
 TOLERANCE, TOLERANCE_OF_GPUS = 1e-6, 1e-3
 TRAINING_DATA = "train_dataset"
 # First optimizer steps, at which a trial evaluates and saves: twice, since the first time takes longer.
 STEPS_WITH_EVENTS = 2
-# What the arguments say for the length of a trial; `TrialSteps` asks for evaluations and saves.
+# What else the arguments say for the length of a trial; `TrialSteps` asks for evaluations and saves.
 OF_A_TRIAL: dict[str, Any] = {
-    **dict.fromkeys(("push_to_hub", "eval_on_start", "enable_jit_checkpoint", "logging_nan_inf_filter"), False),
-    **dict.fromkeys(("save_total_limit", "max_minutes", "save_minutes", "eval_minutes", "hang_timeout"), None),
+    **dict.fromkeys(("save_total_limit", "max_minutes", "save_minutes", "eval_minutes", "hang_timeout")),
     **dict.fromkeys(("disable_tqdm", "skip_memory_metrics"), True),
+    "push_to_hub": False,
 }
 # Parts of a training, and functions whose call means that it has come to that part; the outermost one counts.
 EVALUATION, SAVE, END, STEP = "evaluation", "save", "end of training", "optimizer step"
 PARTS = {
     **dict.fromkeys(("_evaluate", "_determine_best_metric", "evaluate"), EVALUATION),
-    **dict.fromkeys(("_save_checkpoint", "on_save", "note_what_callbacks_did"), SAVE),
+    **dict.fromkeys(("_save_checkpoint", "on_save", "note_what_callbacks_did", "save_model"), SAVE),
     "_finalize_training": END,
 }
 
@@ -66,66 +65,67 @@ class TrialSteps(TrainerCallback):
 
     Parameters:
         seconds: how long it goes on after the first steps; a training to the end logs each step.
-        last_step: the optimizer step after which it ends at the latest.
     """
 
-    def __init__(self, evaluates: bool, saves: bool, seconds: float = 0.0, last_step: float = math.inf):
-        self.evaluates, self.saves, self.seconds, self.last_step = evaluates, saves, seconds, last_step
-        self.state: TrainerState | None = None
+    def __init__(self, evaluates: bool = False, saves: bool = False, seconds: float = 0.0):
+        self.evaluates, self.saves, self.seconds = evaluates, saves, seconds
+        self.state: Any = None
         self.began = self.last_event = time.perf_counter()
         self.step_ends: list[float] = []
-        self.save_seconds = 0.0
+        self.save_seconds, self.is_over = 0.0, False
 
     @property
     def losses(self) -> dict[int, float]:
         """The losses that were logged, by optimizer step."""
-        entries = self.state.log_history if self.state is not None else []
-        return {int(entry["step"]): entry["loss"] for entry in entries if "loss" in entry}
+        return {int(entry["step"]): entry["loss"] for entry in self.state.log_history if "loss" in entry}
 
-    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self.state, self.last_event = state, time.perf_counter()
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.last_event = time.perf_counter()
         self.step_ends.append(self.last_event)
-        step, has_events = state.global_step, state.global_step <= STEPS_WITH_EVENTS
+        has_events = state.global_step <= STEPS_WITH_EVENTS
         control.should_log = control.should_log or has_events or self.seconds == math.inf
         control.should_evaluate, control.should_save = has_events and self.evaluates, has_events and self.saves
-        is_over = not has_events and self.last_event - self.step_ends[STEPS_WITH_EVENTS] >= self.seconds
-        control.should_training_stop = control.should_training_stop or is_over or step >= self.last_step
+        # A resume begins later.
+        seconds = self.last_event - self.step_ends[: STEPS_WITH_EVENTS + 1][-1]
+        self.is_over = state.global_step >= state.max_steps or (not has_events and seconds >= self.seconds)
+        control.should_training_stop = self.is_over
 
-    def on_log(self, *_: Any, **__: Any) -> None:
-        self.last_event = time.perf_counter()
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.state, self.last_event = state, time.perf_counter()
+        # If a callback stops, too little is measured for a forecast.
+        control.should_training_stop = self.is_over
 
-    on_evaluate = on_log
+    on_train_begin = on_evaluate = on_log
 
     def on_save(self, *_: Any, **__: Any) -> None:
         self.save_seconds = time.perf_counter() - self.last_event
 
-    def on_epoch_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         control.should_evaluate = control.should_save = False
+        control.should_training_stop = self.is_over
 
 
-def part_of(error: BaseException) -> str:
-    """Return the part of a training that an error came from, by its traceback."""
-    names = (frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__))
-    return next((PARTS[name] for name in names if name in PARTS), STEP)
-
-
-def times_and_first(part: str, args: Any, steps: TrialSteps) -> tuple[int, str]:
-    """Return how often a training comes to a part by its strategies, and when first; `no` leaves it to the script."""
-    state = steps.state
-    if state is None or part in (STEP, END):
-        return 1, "when all steps are done" if part == END else f"at optimizer step {len(steps.step_ends) + 1:,}"
+def schedule_of(part: str, args: Any, state: Any) -> tuple[int, float | None]:
+    """Return after how many optimizer steps, and minutes, a training comes to a part again and again; 0 for never."""
     strategy, interval, minutes = args.eval_strategy, state.eval_steps, args.eval_minutes
     if part == SAVE and args.save_strategy != SaveStrategy.BEST:
         strategy, interval, minutes = args.save_strategy, state.save_steps, args.save_minutes
     if strategy in (None, IntervalStrategy.NO):
-        return 0, f"after {minutes:g} minutes" if minutes else "at a call of evaluate()"
-    if strategy == IntervalStrategy.STEPS:
-        first = f"at optimizer step {min(interval, state.max_steps):,} of {state.max_steps:,}"
-        return math.ceil(state.max_steps / max(interval, 1)), first
+        return 0, minutes
     # The length of a stream's epochs is not known.
     epochs = 1 if state.num_train_epochs == sys.maxsize else state.num_train_epochs
-    steps_of_one = math.ceil(state.max_steps / epochs)
-    return epochs, f"at the end of epoch 1 (optimizer step {steps_of_one:,} of {state.max_steps:,})"
+    return interval if strategy == IntervalStrategy.STEPS else math.ceil(state.max_steps / epochs), minutes
+
+
+def first_time(part: str, args: Any, steps: TrialSteps) -> str:
+    """Return when a training first comes to a part; one that no strategy asks for is left to the script."""
+    state = steps.state
+    if state is None or part in (STEP, END):
+        return "when all steps are done" if part == END else f"at optimizer step {len(steps.step_ends) + 1:,}"
+    every, minutes = schedule_of(part, args, state)
+    if every:
+        return f"at optimizer step {min(every, state.max_steps):,} of {state.max_steps:,}"
+    return f"after {minutes:g} minutes" if minutes else f"at a call of {'save_model' if part == SAVE else 'evaluate'}()"
 
 
 class TrainingCheck:
@@ -138,6 +138,7 @@ class TrainingCheck:
     def __init__(self, trainer: Any, training: str = "train()"):
         self.trainer, self.args = trainer, trainer.args
         self.report = CheckReport(f"{training}, output_dir={str(self.args.output_dir)!r}")
+        self.findings = self.report.findings
         self.callbacks = list(trainer.callback_handler.callbacks)
         given = trainer.eval_dataset
         self.eval_datasets: dict[str, Any] = given if isinstance(given, dict) else {} if given is None else {"": given}
@@ -148,6 +149,7 @@ class TrainingCheck:
         # Of a stream, and of a loader of the script's own, the first batches alone can be had; metrics may need all.
         self.limits_evaluation = self.evaluates_all = False
         self.puts_model_back, self.folder = True, ""
+        self.saves_itself = self.args.save_strategy != SaveStrategy.NO or self.args.save_minutes is not None
         # The first one of the trial that saves.
         self.checkpoint: Path | None = None
         self.peak_at_start = self._peak()
@@ -164,6 +166,9 @@ class TrainingCheck:
             if not ends_afterwards:
                 raise
             self.puts_model_back = False
+        except (LookupError, TypeError, ValueError) as error:
+            self._fail("arguments", error, "when train() begins")
+            return self.report
         is_first, output = self.args.process_index == 0, Path(self.args.output_dir).absolute()
         with failing_together("making a temporary folder"):
             # Next to output_dir: on its disk, and where all processes see it.
@@ -171,32 +176,28 @@ class TrainingCheck:
             self.folder = tempfile.mkdtemp(prefix=".littrainer_check_", dir=near) if is_first else ""
         self.folder = from_first(self.folder)
         try:
-            self._look_at_rows()
+            with left_as_found(self.trainer, with_model=False):
+                self.findings += self._look_at_rows()
             steps = self._train_and_save()
             if steps is not None:
                 peak = self._peak()
                 self._try_rows()
                 self._forecast(steps, peak)
                 self._resume(steps)
-            self.report.findings += [findings.rights_on_hub(self.args)] if self.args.push_to_hub else []
-            self.report.findings += findings.starts_of_trackers(self.callbacks)
+            self.findings += [findings.rights_on_hub(self.args)] if self.args.push_to_hub else []
+            self.findings += findings.starts_of_trackers(self.callbacks)
             if not self.report.is_broken_off:
                 wait_for_each_other()
         finally:
-            # The first process may be ended while it waits for one that has failed.
-            if is_first or self.report.is_broken_off:
-                shutil.rmtree(self.folder, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
         return self.report
 
-    def _judge(self, about: str, passed: str, problem: str = "", when: str = "") -> None:
-        self.report.findings.append(judged(about, passed, problem, when))
-
     def _fail(self, about: str, error: Exception, when: str) -> None:
-        self._judge(about, "", words_of(error), when)
-        # The other processes wait for this one.
-        self.report.is_broken_off = self.args.world_size > 1
+        self.findings.append(judged(about, "", words_of(error), when))
+        # Others may wait for this process at what it has not come to.
+        self.report.is_broken_off |= not all_arrive(SECONDS_UNTIL_ALL_FAIL)
 
-    def _look_at_rows(self) -> None:
+    def _look_at_rows(self) -> Iterator[Finding]:
         trainer, model, is_first = self.trainer, self.trainer.model, self.args.process_index == 0
         columns = accepted_columns(model, trainer.label_names) if self.args.remove_unused_columns else None
         own_loss = trainer.compute_loss_func is not None or bool(own_methods(trainer, ("compute_loss",)))
@@ -204,16 +205,15 @@ class TrainingCheck:
         for name, dataset in {TRAINING_DATA: trainer.train_dataset, **self.eval_datasets}.items():
             about = name if name == TRAINING_DATA else f"eval_dataset {name!r}".removesuffix(" ''")
             if not can_select(dataset):
-                text = "its rows were not looked at, since single ones cannot be read"
-                self.report.findings.append(Finding(NOTE, about, text))
+                yield Finding(NOTE, about, "its rows were not looked at, since single ones cannot be read")
                 continue
             own: Any = look_at_rows(dataset, columns, model, own_loss, labels) if is_first else None
             look = self.looks[name] = from_first(own)
-            self._judge(about, str(look))
+            yield judged(about, str(look))
             when = "in epoch 1, when a batch has this row" if name == TRAINING_DATA else "in the evaluation"
             for column, rows in look.failing.items():
                 others = f" ({len(rows):,} such rows)" if len(rows) > 1 else ""
-                self._judge(about, "", f"row {min(rows):,}: {column}: {rows[min(rows)]}{others}", when)
+                yield judged(about, "", f"row {min(rows):,}: {column}: {rows[min(rows)]}{others}", when)
 
     # ---- Trial trainings ---------------------------------------------------------------------------------------------
 
@@ -226,19 +226,15 @@ class TrainingCheck:
             rows: a dataset to train on instead, of which the script's callbacks do not hear.
             changed: arguments.
         """
-        trainer, args, callbacks = self.trainer, self.args, self.callbacks
+        trainer, callbacks = self.trainer, self.callbacks
         with left_as_found(trainer, [*callbacks, *trainer.lightning_callbacks], self.puts_model_back), ShortTraceback():
-            data = {"eval_dataset": self._few_rows()} if rows is None else {TRAINING_DATA: rows}
-            lightning = {name: value for name, value in (args.lightning or {}).items() if name not in OF_THE_TRAINING}
-            places = {"output_dir": self.folder, "logging_dir": f"{self.folder}/runs", "lightning": lightning}
-            vars(args).update(OF_A_TRIAL | places | changed)
-            vars(trainer).update(data)
-            for name in OF_THE_TRAINING:
-                trainer.lightning_keywords.pop(name, None)
+            vars(trainer).update({"eval_dataset": self._few_rows()} if rows is None else {TRAINING_DATA: rows})
+            places = {"output_dir": self.folder, "logging_dir": f"{self.folder}/runs"}
+            keep_steps_only(self.args, trainer.lightning_keywords, **(OF_A_TRIAL | places | changed))
             if self.limits_evaluation:
                 trainer.lightning_keywords["limit_val_batches"] = MOST_BATCHES
-            kept = [one for one in trainer.lightning_callbacks if rows is None and not is_one_of(one, "Checkpoint")]
-            trainer.lightning_callbacks[:] = kept
+            kept = trainer.lightning_callbacks if rows is None else []
+            trainer.lightning_callbacks[:] = [one for one in kept if not is_one_of(one, "Checkpoint")]
             others = (TrackerCallback, PrinterCallback, ProgressCallback, default_progress_callback())
             users = [one for one in callbacks if not isinstance(one, others)]
             trainer.callback_handler.callbacks = [*(users if rows is None else [DefaultFlowCallback()]), last]
@@ -266,59 +262,77 @@ class TrainingCheck:
     def _train_and_save(self) -> TrialSteps | None:
         """Train some steps, with evaluation and save; a part that fails is left out of the next attempt."""
         args = self.args
-        wanted = {STEP: True, EVALUATION: bool(self.eval_datasets), END: bool(args.load_best_model_at_end)}
-        wanted[SAVE] = args.save_strategy != SaveStrategy.NO or args.save_minutes is not None
+        wanted = {STEP: True, EVALUATION: bool(self.eval_datasets), SAVE: True, END: bool(args.load_best_model_at_end)}
         # An evaluation that the script calls for looks for no best model.
         evaluates = args.eval_strategy not in (None, "no") or args.eval_minutes is not None
         changed: dict[str, Any] = {} if evaluates else {"metric_for_best_model": None}
         while True:
-            # A step that fails is most often one of a batch with a rare row, which is looked for afterwards.
-            steps = TrialSteps(wanted[EVALUATION], wanted[SAVE], SECONDS_TO_MEASURE if wanted[STEP] else 0.0)
+            seconds = SECONDS_TO_MEASURE if wanted[STEP] else 0.0
+            steps = TrialSteps(wanted[EVALUATION], wanted[SAVE] and self.saves_itself, seconds)
             try:
                 with self._trial(steps, **changed, load_best_model_at_end=wanted[END]):
                     self.trainer.train()
+                    if wanted[SAVE] and not self.saves_itself:
+                        self.trainer.save_model()
                 break
             except Exception as error:
-                part, (few, every) = part_of(error), map(sum, zip((0, 0), *self.batches.values(), strict=True))
+                part, (few, every) = self._part_of(error), map(sum, zip((0, 0), *self.batches.values(), strict=True))
                 is_quick = (time.perf_counter() - steps.last_event) * every <= LONGEST_EVALUATION_SECONDS * few
                 # Metrics may compare with rows that the script keeps itself, and need all.
-                if part == EVALUATION and few < every and is_quick and args.world_size == 1:
+                if part == EVALUATION and few < every and all_arrive(SECONDS_UNTIL_ALL_FAIL) and from_first(is_quick):
                     self.evaluates_all = True
                     continue
-                self._fail(part, error, times_and_first(part, args, steps)[1])
+                self._fail(part, error, first_time(part, args, steps))
+                # A step that fails is most often one of a batch with a rare row, which is looked for afterwards.
                 is_early = part == STEP and len(steps.step_ends) <= STEPS_WITH_EVENTS
                 if self.report.is_broken_off or is_early or not (wanted[part] or part == END):
                     return None
                 wanted[part] = False
                 if part == END:
                     break
-        self._judge_parts(wanted, steps)
+        if not steps.step_ends:
+            self.findings.append(Finding(NOTE, STEP, "the training ends before the first one"))
+            return None
+        self.findings += self._judge({part for part in wanted if wanted[part]}, steps)
         return steps
 
-    def _judge_parts(self, wanted: dict[str, bool], steps: TrialSteps) -> None:
-        state = steps.state
-        assert state is not None
-        checkpoint = self.checkpoint = next(iter(sorted(Path(self.folder).rglob("checkpoint-1"))), None)
+    def _part_of(self, error: BaseException) -> str:
+        """Return the part of a training that an error came from, by its traceback."""
+        objects, names = (self.trainer, *self.callbacks), []
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            first = next(iter(frame.f_locals.values()), None)
+            # A function of the script may have the name of a part too.
+            if frame.f_globals.get("__name__", "").startswith("littrainer.") or any(one is first for one in objects):
+                names.append(frame.f_code.co_name)
+        return next((PARTS[name] for name in names if name in PARTS), STEP)
+
+    def _judge(self, parts: Collection[str], steps: TrialSteps) -> Iterator[Finding]:
+        """Say what the last attempt shows of the parts that were in it."""
         odd = {step: f"the loss is {loss}" for step, loss in steps.losses.items() if not math.isfinite(loss)}
-        names = sorted({name for entry in state.log_history for name in entry if name.startswith("eval_")})
-        best = f"metric_for_best_model={self.args.metric_for_best_model!r} gives {state.best_metric!r}"
-        damage = f"no checkpoint was written after an evaluation: {best}"
-        if checkpoint is not None:
-            damage = " ".join(damage_in(checkpoint))
-        trained = f"{len(steps.step_ends):,} optimizer steps with forward, backward and update"
-        wanted[END] &= checkpoint is not None
-        for part, passed, problem, when in (
-            (STEP, trained, odd.get(min(odd, default=0), ""), f"by optimizer step {min(odd, default=0):,}"),
-            (EVALUATION, f"it gives {', '.join(names)}", "", ""),
-            (SAVE, "a checkpoint was written and verified", damage, times_and_first(SAVE, self.args, steps)[1]),
-            (END, "the best model was loaded", "", ""),
-        ):
-            if wanted[part]:
-                self._judge(part, passed, problem, when)
+        state, first = steps.state, min(odd, default=0)
+        if STEP in parts:
+            passed = f"{len(steps.step_ends):,} optimizer steps with forward, backward and update"
+            yield judged(STEP, passed, odd.get(first, ""), f"by optimizer step {first:,}")
+        if EVALUATION in parts:
+            names = sorted({name for entry in state.log_history for name in entry if name.startswith("eval_")})
+            yield judged(EVALUATION, f"it gives {', '.join(names)}")
+            if self.limits_evaluation:
+                yield Finding(NOTE, EVALUATION, f"the first {MOST_BATCHES} batches were tried, and no shorter last one")
+        if SAVE in parts and self.saves_itself:
+            best = f"metric_for_best_model={self.args.metric_for_best_model!r} gives {state.best_metric!r}"
+            problem = f"no checkpoint was written after an evaluation: {best}"
+            self.checkpoint = next(iter(sorted(Path(self.folder).rglob("checkpoint-1"))), None)
+            if self.checkpoint is not None:
+                problem = " ".join(damage_in(self.checkpoint))
+            yield judged(SAVE, "a checkpoint was written and verified", problem, first_time(SAVE, self.args, steps))
+        elif SAVE in parts:
+            yield judged(SAVE, "save_model() wrote the model")
+        if END in parts and state.best_model_checkpoint is not None:
+            yield judged(END, "the best model was loaded")
 
     def _resume(self, before: TrialSteps) -> None:
         """Go on from the first checkpoint: the next loss has to be the same."""
-        checkpoint, args, steps = self.checkpoint, self.args, TrialSteps(False, False, last_step=2)
+        checkpoint, args, steps = self.checkpoint, self.args, TrialSteps()
         if checkpoint is None or args.save_only_model or args.ignore_data_skip or self.report.is_broken_off:
             return
         when = "when a training that was killed is resumed"
@@ -327,7 +341,7 @@ class TrainingCheck:
                 self.trainer.train(resume_from_checkpoint=str(checkpoint))
         except Exception as error:
             # The end, which comes after all steps, has been tried before.
-            if part_of(error) != END:
+            if self._part_of(error) != END:
                 self._fail("resume", error, when)
                 return
         expected, again = before.losses.get(2), steps.losses.get(2)
@@ -338,7 +352,7 @@ class TrainingCheck:
             if not math.isclose(expected, again, rel_tol=tolerance):
                 problem = f"the next loss is {again:.6g} after a resume, and {expected:.6g} without one: part of the "
                 problem += "model, of the data's order or of the loss is not in the checkpoint"
-        self._judge("resume", passed, problem, when)
+        self.findings.append(judged("resume", passed, problem, when))
 
     # ---- Rows that stand out, and the longest batch ------------------------------------------------------------------
 
@@ -347,6 +361,8 @@ class TrainingCheck:
         look, trainer = self.looks.get(TRAINING_DATA, RowLook(0)), self.trainer
         chosen_by_script = own_methods(trainer, ("get_train_dataloader", "_get_train_sampler", "_get_dataloader"))
         longest = look.longest(trainer.get_total_train_batch_size(self.args))
+        if longest and chosen_by_script:
+            self.findings.append(Finding(NOTE, "longest batch", "it was not tried, since the script makes its batches"))
         if not longest or chosen_by_script or self.report.is_broken_off:
             return
         size = self.args.train_batch_size * data_parallel_size(self.args)
@@ -366,11 +382,11 @@ class TrainingCheck:
                 which = f"row{'s' * (len(few) > 1)} {', '.join(named)}{' and others' * (len(few) > 4)}"
                 self._fail(f"{about.partition(',')[0]}, {which}", error, "in epoch 1, at a batch of such rows")
                 return
-            self._judge(about, f"{len(rows)} rows, with forward, backward and update")
+            self.findings.append(judged(about, f"{len(rows)} rows, with forward, backward and update"))
 
     def _failure_on(self, rows: list[int], epochs: int = 1) -> Exception | None:
         """Train on some rows alone; return the error, also for a loss that is no number."""
-        steps, dataset = TrialSteps(False, False, math.inf), selected(self.trainer.train_dataset, rows)
+        steps, dataset = TrialSteps(seconds=math.inf), selected(self.trainer.train_dataset, rows)
         try:
             with self._trial(steps, dataset, max_steps=-1, num_train_epochs=epochs, load_best_model_at_end=False):
                 self.trainer.train()
@@ -402,11 +418,11 @@ class TrainingCheck:
 
     def _forecast(self, steps: TrialSteps, peak_before: int) -> None:
         report, state, args = self.report, steps.state, self.args
-        assert state is not None
         peak = report.forecast_bytes = self._peak()
         sizes = [tqdm.format_sizeof(number, "B") for number in (peak_before, peak)]
         report.forecast["memory"] = f"{sizes[0]} so far, {sizes[1]} with the longest batch"
-        evaluations, saves = (times_and_first(part, args, steps)[0] for part in (EVALUATION, SAVE))
+        intervals = (schedule_of(part, args, state)[0] for part in (EVALUATION, SAVE))
+        evaluations, saves = (math.ceil(state.max_steps / every) if every else 0 for every in intervals)
         logged = {name: value for entry in state.log_history for name, value in entry.items()}
         names = {name: f"eval_{name}_runtime" if name else "eval_runtime" for name in self.batches}
         evaluation: float | None = None
@@ -422,7 +438,7 @@ class TrainingCheck:
         evaluations += bool(args.eval_on_start) + int(seconds / 60 / (args.eval_minutes or math.inf))
         saves += int(seconds / 60 / (args.save_minutes or math.inf))
         if self.checkpoint is not None and saves:
-            report.findings.append(findings.room_on_disk(args, self.checkpoint, saves))
+            self.findings.append(findings.room_on_disk(args, self.checkpoint, saves))
         if step is None or (evaluations and evaluation is None):
             return
         seconds += saves * save + evaluations * (evaluation or 0)

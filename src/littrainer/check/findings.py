@@ -118,7 +118,8 @@ def room_on_disk(args: TrainingArguments, checkpoint: Path, saves: int) -> Findi
     most = min(saves, limit + 1 + best) if limit > 0 else saves
     complete = saves if args.keep_optimizer_states is None else args.keep_optimizer_states + 1
     needed = [number * whole - max(number - complete, 0) * of_resumes for number in range(most + 1)]
-    free = shutil.disk_usage(checkpoint).free
+    # It may be a link to another disk.
+    free = shutil.disk_usage(args.output_dir if os.path.exists(args.output_dir) else checkpoint).free
     words = [tqdm.format_sizeof(number, "B") for number in (whole, needed[-1], free)]
     text = f"{most} checkpoints of {words[0]} need {words[1]}, and {words[2]} are free"
     first = next((number for number, size in enumerate(needed) if size > free), None)

@@ -6,28 +6,21 @@ It starts processes as `littrainer run` does; in each of them this module runs t
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-import runpy
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from littrainer.commands import run
 from littrainer.commands.command_line import complain
+from littrainer.commands.recorded_training import end_process, run_program
 
 DESCRIPTION = """\
 Run a script up to its first train(), and check that training in a temporary folder: rows, the longest batch, an
 evaluation, a save, a resume. Prints what passed, what would fail and when, and what time and memory the whole takes."""
 WOULD_FAIL = 1
-# What a script may call in a `finally`, or after an `except` for all errors: each ends it again.
-WAYS_ON = ("train", "check", "evaluate", "predict", "save_model", "save_state", "save_metrics", "push_to_hub")
-
-
-class TrainingChecked(BaseException):
-    """Ends the script, past its `except Exception`; its argument is what the check has found."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -38,54 +31,23 @@ def main(words: Sequence[str]) -> int:
 
 
 def check_program(program: Sequence[str]) -> int:
-    """Run a script, or `-m` and a module, with its arguments, up to its first `train()`, and check that.
+    """Run a script, or `-m` and a module, with its arguments, up to its first `train()`; check that, and end.
 
     Returns:
-        0 if nothing would fail, 1 if something would, 2 if nothing could be checked.
+        2, if the script has ended without a training.
     """
-    from littrainer.redirection.redirect import install
-
-    install()
-    is_module = program[0] == "-m"
-    name, *_ = sys.argv = list(program[is_module:])
-    if not is_module:
-        sys.path[0] = os.path.dirname(os.path.abspath(name))
-    made = _replace_training_by_check(name)
-    start = functools.partial(runpy.run_module, alter_sys=True) if is_module else runpy.run_path
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            start(name, run_name="__main__")
-    except TrainingChecked as checked:
-        (report,) = checked.args
-    else:
-        return complain("check", f"{name} ended without a call of train(), so there is nothing to check")
-    finally:
-        for folder in made:
-            # What the script itself has put there stays.
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-    if isinstance(report, Exception):
-        return complain("check", f"this training cannot be checked: {type(report).__name__}: {report}")
-    if os.environ.get("RANK", "0") == "0":
-        print(report, flush=True)
-    elif report.is_broken_off:
-        print(f"process {os.environ['RANK']}:", *report.failures, sep="\n", flush=True)
-    if report.is_broken_off:
-        # Other processes wait in a collective call, and so would the end of this one.
-        os._exit(WOULD_FAIL)
-    return 0 if report.ok else WOULD_FAIL
-
-
-def _replace_training_by_check(name: str) -> list[Path]:
-    """Let the first `train()` be a check, which ends the script; return the list of folders that Trainers make."""
     from littrainer import trainer as module
     from littrainer.check.checking import TrainingCheck
+    from littrainer.redirection.redirect import install
+    from littrainer.tracking.base import TrackerCallback
 
+    install()
     kind: Any = module.Trainer
-    train, make_output_dir, made = kind.train, module.make_output_dir, list[Path]()
+    name, train, make_output_dir = program[program[0] == "-m"], kind.train, module.make_output_dir
+    page, made = sys.stdout, list[Path]()
 
-    def check_instead(self: Any, *given: Any, trial: Any = None, **keywords: Any) -> NoReturn:
-        kind.train = train
+    def check_instead(self: Any, *given: Any, trial: Any = None, **keywords: Any) -> None:
+        kind.train, is_broken_off = train, False
         stack, script = traceback.walk_stack(sys._getframe()), os.path.abspath(name)
         lines = [f", line {line}," for frame, line in stack if os.path.abspath(frame.f_code.co_filename) == script]
         training = f"the training that {os.path.basename(name)}{''.join(lines[:1])} begins"
@@ -94,25 +56,40 @@ def _replace_training_by_check(name: str) -> list[Path]:
         try:
             if trial is not None:
                 raise NotImplementedError("it is a trial of a search; let the script call train().")
-            found: Any = TrainingCheck(self, f"{training}; what the script does after it was not run").run(True)
+            report = TrainingCheck(self, f"{training}; what the script does after it was not run").run(True)
         except Exception as error:
-            found = error
-
-        def end_script(*_: Any, **__: Any) -> NoReturn:
-            raise TrainingChecked(found)
-
-        for method in WAYS_ON:
-            setattr(kind, method, end_script)
-        end_script()
+            status = complain("check", f"this training cannot be checked: {type(error).__name__}: {error}")
+        else:
+            status, is_broken_off = 0 if report.ok else WOULD_FAIL, report.is_broken_off
+            if self.args.process_index == 0:
+                print(report, file=page, flush=True)
+            elif is_broken_off:
+                print(f"process {self.args.process_index}:", *report.failures, sep="\n", file=page, flush=True)
+        remove_folders()
+        # Other processes may wait in a collective call, and so would functions that end this one.
+        (os._exit if is_broken_off else end_process)(status)
 
     def note_output_dir(folder: Any) -> None:
         path = Path(folder).absolute()
         made.extend(one for one in (path, *path.parents) if not one.exists())
         make_output_dir(folder)
 
+    def remove_folders() -> None:
+        for folder in made:
+            # What the script itself has put there stays.
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
     kind.train = kind.check = check_instead
     kind.init_hf_repo, module.make_output_dir = lambda *_, **__: None, note_output_dir
-    return made
+    # An evaluation before the training starts none either.
+    TrackerCallback.has_failed = True
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            run_program(program)
+    finally:
+        remove_folders()
+    return complain("check", f"{name} ended without a call of train(), so there is nothing to check")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ transformers' Trainer has nothing else; and it changes classes when the script i
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib
 import os
@@ -15,8 +16,8 @@ import random
 import runpy
 import sys
 import types
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 TRANSFORMERS, LITTRAINER = "transformers", "littrainer"
 # Side -> the modules of its arguments, its Trainer and its callbacks.
@@ -27,6 +28,25 @@ MODULES = {
 # Of what a script draws before it seeds its generators, in both processes.
 SEED = 0
 TRACKERS = ("transformers.integrations.", "littrainer.tracking.")
+
+
+def run_program(program: Sequence[str]) -> None:
+    """Run a script, or `-m` and a module, with its arguments, as Python does."""
+    is_module = program[0] == "-m"
+    sys.argv = list(program[is_module:])
+    sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(program[0]))
+    if is_module:
+        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(program[0], run_name="__main__")
+
+
+def end_process(status: int) -> NoReturn:
+    """End the process here, so that no `except` and no `finally` of the script goes on to write."""
+    # They delete the script's temporary folders.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(status)
 
 
 def change_when_imported(changes: dict[str, Callable[[Any], Any]]) -> None:
@@ -75,7 +95,7 @@ def record(kind: Any, callbacks: str, steps: int) -> None:
         train(self, *given, **{name: None if value is True else value for name, value in named.items()})
         self.save_model()
         self.save_state()
-        sys.exit()
+        end_process(0)
 
     kind.train = train_and_end
 
@@ -123,13 +143,7 @@ def main(side: str, steps: str, folder: str, *program: str) -> None:
     if side == TRANSFORMERS:
         # `import littrainer.auto` would redirect the script.
         sys.modules["littrainer.auto"] = types.ModuleType("littrainer.auto")
-    is_module = program[0] == "-m"
-    sys.argv = list(program[is_module:])
-    sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(program[0]))
-    if is_module:
-        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(program[0], run_name="__main__")
+    run_program(program)
 
 
 if __name__ == "__main__":

@@ -243,7 +243,8 @@ def _add_arguments(run: Run) -> None:
         facts = {
             name: fact for part in ("environment", "versions", "code") for name, fact in record.get(part, {}).items()
         }
-        facts |= {f"{name} data": described for name, described in record.get("data", {}).items()}
+        for name, described in record.get("data", {}).items():
+            facts |= {f"{name} attributes": described.pop("attributes", None), f"{name} data": described}
         facts[FIRST_WEIGHTS] = record.get("model")
         run.environment = {name: as_text(fact).strip("{}") for name, fact in facts.items() if fact not in (None, {})}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -11,6 +11,7 @@ import itertools
 import random
 from collections.abc import Sequence
 from contextlib import suppress
+from sys import getsizeof
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -27,36 +28,39 @@ MOST_ITEMS, MOST_NUMBERS = 1000, 65_536
 # Objects at one depth; items, numbers and letters of all of them, so that a run begins without delay; and depths.
 MOST_OBJECTS, MOST_AT_A_DEPTH, DEPTHS = 50_000, 4_000_000, 8
 PLAIN = {type(None), bool, int, float, complex}
+ATTRIBUTES = (*PLAIN, str, bytes)
 
 
 def described(dataset: Any) -> dict[str, Any]:
-    """Return a dataset's class, its rows, and a fingerprint of up to 1,000 of them; of a stream the class alone."""
+    """Return a dataset's class and rows, fingerprints of up to 1,000 and of attributes; of a stream the class alone."""
     is_stream = isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__getitem__")
-    rows, found = (None, None) if is_stream else (length_of(dataset), fingerprint(dataset))
-    return {"class": type(dataset).__name__, "rows": rows, "fingerprint": found}
+    rows, rows_held, attributes = (None,) * 3 if is_stream else (length_of(dataset), *fingerprints(dataset))
+    return {"class": type(dataset).__name__, "rows": rows, "fingerprint": rows_held, "attributes": attributes}
 
 
 def described_model(model: torch.nn.Module) -> dict[str, Any]:
     """Return a model's class, how many parameters it has, and a fingerprint of some numbers of them."""
     parameters = dict(model.named_parameters())
     count = sum(one.numel() for one in parameters.values() if not is_lazy(one))
-    return {"class": type(model).__name__, "parameters": count, "fingerprint": fingerprint(parameters)}
+    return {"class": type(model).__name__, "parameters": count, "fingerprint": fingerprints(parameters)[0]}
 
 
-def fingerprint(value: Any) -> str:
-    """Return twelve letters that stand for what an object holds."""
-    digest, objects = hashlib.blake2b(digest_size=6), [value]
+def fingerprints(value: Any) -> tuple[str, str]:
+    """Return twelve letters that stand for what an object holds, and for texts and numbers in attributes."""
+    digests, objects = [hashlib.blake2b(digest_size=6) for _ in range(2)], [value]
     for _ in range(DEPTHS):
         if len(objects) > MOST_OBJECTS:
             # Every so many-th could be the same column of each row.
             objects = random.Random(0).sample(objects, MOST_OBJECTS)
-        content, objects = _content(objects)
-        digest.update(repr(content).encode("utf-8", "backslashreplace"))
-    return digest.hexdigest()
+        *contents, objects = _content(objects)
+        for digest, content in zip(digests, contents, strict=True):
+            digest.update(repr(content).encode("utf-8", "backslashreplace"))
+    return digests[0].hexdigest(), digests[1].hexdigest()
 
 
-def _content(objects: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return what stands for the objects of one depth, and the objects in them."""
+def _content(objects: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return what stands for the objects of one depth, their plain attributes, and the objects in them."""
+    attributes: list[Any] = []
     content: list[Any] = []
     inner: list[Any] = []
     share = 1 + MOST_AT_A_DEPTH // (len(objects) or 1)
@@ -71,7 +75,13 @@ def _content(objects: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         elif isinstance(one, (str, bytes)):
             own = len(one), one[:share]
         elif isinstance(one, torch.Tensor):
-            own = _numbers(one, many_numbers)
+            own = ()
+            # It may be on the meta device, sparse, lazy or quantized.
+            with suppress(RuntimeError, ValueError):
+                # A tensor that is split between processes has another class.
+                local: Any = one.to_local() if hasattr(one, "to_local") else one
+                numbers = local.detach().reshape(-1)[:: 1 + local.numel() // many_numbers].cpu().contiguous()
+                own = str(one.dtype), tuple(one.shape), numbers.view(torch.uint8).numpy().tobytes()
         elif isinstance(one, (np.ndarray, np.generic)):
             sample = np.asarray(one).reshape(-1)[:: 1 + one.size // many_numbers]
             own = str(one.dtype), one.shape, b"" if one.dtype.hasobject else sample.tobytes()
@@ -92,20 +102,13 @@ def _content(objects: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             items = [query_table(one.data, rows, indices=one._indices).to_pydict()]
         elif not isinstance(one, (type, ModuleType, FunctionType)):
             # What a class, a module or a function holds is no data.
-            items = [getattr(one, "__dict__", None)]
+            held = getattr(one, "__dict__", {}).items()
+            # A time or a temporary folder changes no row; a long text is data.
+            plain = {name: v for name, v in held if isinstance(v, ATTRIBUTES) and getsizeof(v) < MOST_ITEMS}
+            attributes += plain.items()
+            items = [{name: inside for name, inside in held if name not in plain}]
         if PLAIN.issuperset(map(type, items)):
             own, items = (own, items), []
         content.append((kind.__qualname__, own))
         inner += items
-    return content, inner
-
-
-def _numbers(tensor: torch.Tensor, many: int) -> tuple[Any, ...]:
-    """Return dtype, shape and numbers of a tensor; nothing of one whose numbers cannot be read here."""
-    # A tensor that is split between processes has another class.
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    # It may be on the meta device, sparse, lazy or quantized.
-    with suppress(RuntimeError, ValueError):
-        sample = local.detach().reshape(-1)[:: 1 + local.numel() // many].cpu().contiguous()
-        return str(tensor.dtype), tuple(tensor.shape), sample.view(torch.uint8).numpy().tobytes()
-    return ()
+    return content, attributes, inner

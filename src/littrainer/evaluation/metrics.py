@@ -49,10 +49,7 @@ def noting_where(
             predictions, labels = map(described, given)
             note += f" It was given predictions {predictions}, labels {labels}."
         if place.is_in_train and place.args.save_strategy != SaveStrategy.NO:
-            note += (
-                " The checkpoints written before are complete: once it is mended, train(resume_from_checkpoint=True) "
-                "goes on from the newest one."
-            )
+            note += " Once it is mended, train(resume_from_checkpoint=True) goes on from a checkpoint written before."
         add_note(error, note)
         raise
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,9 @@ OF_THE_TRAINING = ("callbacks", "logger", "max_time", "profiler", DEVELOPMENT_RU
 ARGUMENTS: dict[str, Any] = {"eval_on_start": False, "enable_jit_checkpoint": False, "logging_nan_inf_filter": False}
 # Optimizers whose steps are taken in the backward pass, each parameter's for itself, by hooks that stay with it.
 STEPPING_IN_BACKWARD = ("layerwise", "lomo")
-# Attributes of these kinds are put back with what stood in them.
-CONTAINERS = (dict, list, set, OrderedDict, defaultdict)
+# What stood in attributes of these kinds is put back, and in so many of them within one object: a list of rows is no
+# state.
+CONTAINERS, MOST_CONTAINERS = (dict, list, set, OrderedDict, defaultdict, deque), 10_000
 
 
 def check_can_try(trainer: Any, method: str) -> None:
@@ -77,13 +78,13 @@ def left_as_found(trainer: Any, callbacks: Iterable[Any] = (), with_model: bool 
 
     Parameters:
         callbacks: callbacks that hear of the steps, whose attributes are put back.
-        with_model: False leaves model, optimizer and generators as the steps leave them, and takes no copy of them.
+        with_model: False leaves model and optimizer as the steps leave them, and takes no copy of them.
     """
     model: Any = trainer.model
     parts = [trainer, trainer.args, trainer.control, trainer.callback_handler, trainer.accelerator, *callbacks]
     with contextlib.ExitStack() as found:
+        found.callback(set_random_states, capture_random_states(gpu=trainer.args.device.type == "cuda"))
         if with_model:
-            found.callback(set_random_states, capture_random_states(gpu=trainer.args.device.type == "cuda"))
             for part in (trainer.optimizer, trainer.lr_scheduler):
                 if part is not None:
                     found.callback(part.load_state_dict, copy.deepcopy(part.state_dict()))
@@ -96,6 +97,14 @@ def left_as_found(trainer: Any, callbacks: Iterable[Any] = (), with_model: bool 
         yield
 
 
+def keep_steps_only(args: Any, keywords: dict[str, Any], **changed: Any) -> None:
+    """Let nothing but steps happen in a training, and change further arguments; within `left_as_found`."""
+    lightning = {name: value for name, value in (args.lightning or {}).items() if name not in OF_THE_TRAINING}
+    vars(args).update(ARGUMENTS | {"lightning": lightning} | changed)
+    for name in OF_THE_TRAINING:
+        keywords.pop(name, None)
+
+
 def take_steps(trainer: Any, steps: int, callback: TrainerCallback, accumulation: int) -> None:
     """Take optimizer steps on the training data, of which nobody but one callback hears; within `left_as_found`.
 
@@ -104,11 +113,7 @@ def take_steps(trainer: Any, steps: int, callback: TrainerCallback, accumulation
         callback: called at the events of the training; it may end it.
         accumulation: micro-batches in an optimizer step.
     """
-    given: Any = trainer.args.lightning
-    vars(trainer.args).update(ARGUMENTS, max_steps=steps, gradient_accumulation_steps=accumulation)
-    trainer.args.lightning = {name: value for name, value in (given or {}).items() if name not in OF_THE_TRAINING}
-    for name in OF_THE_TRAINING:
-        trainer.lightning_keywords.pop(name, None)
+    keep_steps_only(trainer.args, trainer.lightning_keywords, max_steps=steps, gradient_accumulation_steps=accumulation)
     trainer.callback_handler.callbacks = [callback]
     trainer.lightning_callbacks.clear()
     session = trainer.session
@@ -131,19 +136,20 @@ def take_steps(trainer: Any, steps: int, callback: TrainerCallback, accumulation
 
 @contextlib.contextmanager
 def _attributes_kept(one: Any) -> Iterator[None]:
-    """Put back an object's attributes, and what stands in those that are plain lists, sets and dicts."""
-    values = vars(one)
-    kept = {name: (value, copy.copy(value) if type(value) in CONTAINERS else None) for name, value in values.items()}
+    """Put back an object's attributes, and what stands in those that are plain containers, however deep."""
+    found: list[Any] = [vars(one)]
+    kept: dict[int, tuple[Any, Any]] = {}
+    for value in found:
+        if type(value) in CONTAINERS and id(value) not in kept and len(kept) < MOST_CONTAINERS:
+            kept[id(value)] = value, copy.copy(value)
+            found += value.values() if isinstance(value, dict) else value
     try:
         yield
     finally:
-        values.clear()
-        for name, (value, content) in kept.items():
-            if content is not None:
-                # Not asked whether it has changed: what stands in it may have no truth value.
-                value.clear()
-                value.extend(content) if isinstance(value, list) else value.update(content)
-            values[name] = value
+        for value, content in kept.values():
+            # Not asked whether it has changed: what stands in it may have no truth value.
+            value.clear()
+            value.extend(content) if isinstance(value, (list, deque)) else value.update(content)
 
 
 def _putting_weights_back(model: nn.Module) -> Callable[[], None]:

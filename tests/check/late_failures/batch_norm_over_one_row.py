@@ -1,4 +1,4 @@
-# Fails: row
+# Fails: optimizer step: ValueError: Expected more than 1 value per channel when training
 # Seen: https://github.com/scverse/scvi-tools/issues/2314
 from small import Reader, texts, trainer
 from torch import nn

@@ -1,4 +1,4 @@
-# Fails: evaluation: ValueError
+# Fails: evaluation: ValueError: setting an array element with a sequence
 # Seen: https://github.com/huggingface/transformers/issues/37593
 import numpy as np
 from small import trainer

@@ -1,4 +1,4 @@
-# Fails: end of training:
+# Fails: end of training: RuntimeError: The weights in
 # Seen: https://github.com/huggingface/transformers/issues/14628
 import torch
 from small import Reader, trainer

@@ -1,4 +1,4 @@
-# Fails: evaluation: KeyError
+# Fails: evaluation: KeyError: 'eval_f1'
 from small import trainer
 from transformers import TrainerCallback
 

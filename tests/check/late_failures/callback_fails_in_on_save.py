@@ -1,4 +1,4 @@
-# Fails: save: FileNotFoundError
+# Fails: save: FileNotFoundError: [Errno 2] No such file or directory
 import os
 import shutil
 

@@ -1,4 +1,4 @@
-# Fails: end of training:
+# Fails: end of training: TypeError: type NoneType doesn't define __round__ method
 from small import trainer
 from transformers import TrainerCallback
 

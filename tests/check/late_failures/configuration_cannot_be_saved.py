@@ -1,4 +1,4 @@
-# Fails: save: TypeError
+# Fails: save: TypeError: Object of type set is not JSON serializable
 from small import TOKENS, arguments, padded, texts
 from transformers import BertConfig, BertForSequenceClassification, Trainer
 

@@ -1,4 +1,4 @@
-# Fails: disk:
+# Fails: disk: 10 checkpoints of
 import shutil
 
 from small import trainer

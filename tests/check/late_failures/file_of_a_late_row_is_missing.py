@@ -1,4 +1,4 @@
-# Fails: row 802
+# Fails: train_dataset: row 802: cannot be read: FileNotFoundError: data/00802.txt
 from small import texts, trainer
 from torch.utils.data import Dataset
 

@@ -1,4 +1,4 @@
-# Fails: save:
+# Fails: save: DiskFull: [Errno 28] No space left on device
 import resource
 
 from small import trainer

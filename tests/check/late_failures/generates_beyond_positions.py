@@ -1,4 +1,4 @@
-# Fails: evaluation:
+# Fails: evaluation: IndexError: index out of range in self
 from small import TOKENS, arguments, padded, texts
 from transformers import BartConfig, BartForConditionalGeneration, Seq2SeqTrainer, Seq2SeqTrainingArguments
 

@@ -1,4 +1,4 @@
-# Fails: save:
+# Fails: save: ValueError: GenerationConfig is invalid
 # Seen: https://github.com/huggingface/transformers/issues/29988
 from small import TOKENS, arguments, padded, texts
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer

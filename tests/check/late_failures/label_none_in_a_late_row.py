@@ -1,4 +1,4 @@
-# Fails: evaluation:
+# Fails: evaluation: RuntimeError: Could not infer dtype of NoneType
 from small import texts, trainer
 
 rows = texts(400, 1)

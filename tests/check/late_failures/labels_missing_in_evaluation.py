@@ -1,4 +1,4 @@
-# Fails: evaluation: KeyError
+# Fails: evaluation: KeyError: "metric_for_best_model='loss' means 'eval_loss', which is not found
 # Seen: https://github.com/urchade/GLiNER/issues/140
 from small import texts, trainer
 

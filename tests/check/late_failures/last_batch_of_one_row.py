@@ -1,4 +1,4 @@
-# Fails: evaluation:
+# Fails: evaluation: ValueError: A batch of an evaluation returned an output of shape (1,)
 # Seen: https://github.com/huggingface/transformers/issues/12349
 from small import texts, trainer
 

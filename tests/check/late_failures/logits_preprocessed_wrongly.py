@@ -1,4 +1,4 @@
-# Fails: evaluation:
+# Fails: evaluation: TypeError: <lambda>() takes 1 positional argument but 2 were given
 from small import trainer
 
 # It is called with the labels too.

@@ -1,4 +1,4 @@
-# Fails: evaluation: KeyError
+# Fails: evaluation: KeyError: "metric_for_best_model='acc' means 'eval_acc', which is not found
 # Seen: https://github.com/huggingface/transformers/pull/31450
 from small import trainer
 

@@ -1,4 +1,4 @@
-# Fails: evaluation: KeyError
+# Fails: evaluation: KeyError: "metric_for_best_model='news_f1' means 'eval_news_f1', which is not found
 # Seen: https://github.com/hiyouga/LlamaFactory/issues/7906
 from small import texts, trainer
 

@@ -1,4 +1,4 @@
-# Fails: evaluation: ValueError
+# Fails: evaluation: ValueError: cannot reshape array of size 30 into shape (4)
 import numpy as np
 from small import trainer
 

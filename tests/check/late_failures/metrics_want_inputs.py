@@ -1,4 +1,4 @@
-# Fails: evaluation: TypeError
+# Fails: evaluation: TypeError: '>' not supported between instances of 'NoneType' and 'int'
 from small import trainer
 
 

@@ -1,4 +1,4 @@
-# Fails: row 555
+# Fails: row 555 (x: 1-dimensional, real numbers, not all finite): FloatingPointError: the loss is nan
 import torch
 from small import arguments
 from torch import nn

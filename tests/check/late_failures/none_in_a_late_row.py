@@ -1,4 +1,4 @@
-# Fails: row 512
+# Fails: row 512 (input_ids: None): TypeError: object of type 'NoneType' has no len()
 from small import texts, trainer
 
 rows = texts(1000)

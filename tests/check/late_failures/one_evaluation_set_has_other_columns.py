@@ -1,4 +1,4 @@
-# Fails: evaluation:
+# Fails: evaluation: KeyError: 'input_ids'
 from small import texts, trainer
 
 mail = [{"tokens": row["input_ids"], "labels": row["labels"]} for row in texts(20, 2)]

@@ -1,4 +1,4 @@
-# Fails: save:
+# Fails: save: AttributeError: Can't pickle local object 'Counting.step
 import torch
 from small import Reader, trainer
 

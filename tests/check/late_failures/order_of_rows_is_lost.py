@@ -1,4 +1,4 @@
-# Fails: resume:
+# Fails: resume: the next loss is
 import random
 
 from small import trainer

@@ -1,4 +1,4 @@
-# Fails: evaluation:
+# Fails: evaluation: IndexError: index -100 is out of bounds for axis 0 with size 40
 # Seen: https://github.com/huggingface/transformers/issues/22634
 import numpy as np
 from small import TOKENS, Reader, trainer

@@ -1,4 +1,4 @@
-# Fails: evaluation: KeyError
+# Fails: evaluation: KeyError: "The learning rate follows metric_for_best_model, 'eval_f1'
 # Seen: https://github.com/huggingface/transformers/pull/23952
 from small import trainer
 

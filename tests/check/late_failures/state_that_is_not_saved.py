@@ -1,4 +1,4 @@
-# Fails: resume:
+# Fails: resume: the next loss is
 import torch
 from small import Reader, trainer
 

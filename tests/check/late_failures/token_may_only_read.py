@@ -1,4 +1,4 @@
-# Fails: Hub:
+# Fails: Hub: this token may not write in ann
 # Seen: https://github.com/huggingface/transformers/pull/30093
 import huggingface_hub
 from small import trainer

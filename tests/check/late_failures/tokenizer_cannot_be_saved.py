@@ -1,4 +1,4 @@
-# Fails: save:
+# Fails: save: TypeError: Object of type method_descriptor is not JSON serializable
 import json
 
 from small import trainer
