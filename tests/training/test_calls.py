@@ -32,12 +32,11 @@ JOBS: dict[str, tuple[Callable[[], Any], Callable[[int], list[Any]]]] = {
 }
 
 
-# Job, micro-batches, and the most calls over a raw loop, as a share of those of transformers.
-@pytest.mark.parametrize(
-    ("job", "accumulation", "most"), [("vectors", 1, 0.22), ("vectors", 4, 0.35), ("BERT", 2, 0.1)]
-)
-def test_a_step_calls_far_fewer_functions_than_transformers_does(
-    tmp_path: Path, job: str, accumulation: int, most: float
+# Job, micro-batches, and the most calls over a raw loop. How many transformers makes depends on the paths that it looks
+# for modules in at each step.
+@pytest.mark.parametrize(("job", "accumulation", "most"), [("vectors", 1, 145), ("vectors", 4, 360), ("BERT", 2, 0)])
+def test_a_step_calls_few_functions_and_fewer_than_one_of_transformers(
+    tmp_path: Path, job: str, accumulation: int, most: int
 ) -> None:
     make_model, make_rows = JOBS[job]
     settings = {"gradient_accumulation_steps": accumulation, "disable_tqdm": False}
@@ -50,9 +49,8 @@ def test_a_step_calls_far_fewer_functions_than_transformers_does(
         run_side(side, tmp_path / side, make_model(), rows, calls.step_ended, **settings)
         assert calls.step == STEPS
         counted[side] = calls.in_a_step
-    ours, theirs = counted["littrainer"] - counted["raw"], counted["transformers"] - counted["raw"]
-    assert theirs > 300
-    assert ours <= most * theirs, counted
+    assert counted["littrainer"] - counted["raw"] <= most, counted
+    assert counted["littrainer"] < counted["transformers"], counted
 
 
 def calls_of_a_training(side: str, folder: Path, job: str) -> int:

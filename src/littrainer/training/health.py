@@ -232,7 +232,13 @@ class HealthGuard:
         unread, self.unread = [one for one in self.unread if one[2] is not None], []
         if not unread:
             return []
-        numbers = [torch.as_tensor(value).detach().reshape(()).float() for _, _, value in unread]
+        # Most are as they have to be, and four operations take longer than the look.
+        numbers = [
+            value
+            if type(value) is torch.Tensor and value.dtype is torch.float32 and not value.ndim
+            else torch.as_tensor(value).detach().reshape(()).float()
+            for _, _, value in unread
+        ]
         values = torch.stack([one.to(numbers[0].device) for one in numbers]).cpu().tolist()
         read = [_Number(kind, *place, value) for (kind, place, _), value in zip(unread, values, strict=True)]
         labels = [one.value for one in read if one.kind == LABELS]

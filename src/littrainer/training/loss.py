@@ -143,7 +143,9 @@ def normalised(
         is_divided = is_divided and not returns_the_mean(settings)
     if loss is None:
         raise no_loss_returned(loss, "compute_loss")
-    return loss if is_divided else loss / settings.current_gradient_accumulation_steps
+    micro_batches = settings.current_gradient_accumulation_steps
+    # Dividing by 1 gives the same number, and takes two operations.
+    return loss if is_divided or micro_batches == 1 else loss / micro_batches
 
 
 def returns_the_mean(trainer: Any) -> bool:
@@ -224,8 +226,8 @@ class RunningLoss:
         step_of_last_log: the optimizer step of the last log.
     """
 
-    # One tensor each, which on a GPU takes half a kilobyte.
-    MOST_WAITING = 1024
+    # The health guard keeps as many until it looks at them.
+    MOST_WAITING = 8192
 
     def __init__(self, device: torch.device | None = None, step: int = 0):
         self.before_last_log = 0.0
