@@ -56,9 +56,13 @@ def test_a_manifest_is_not_read_again_until_its_file_is_another_one(
     assert readable_manifest(moved) == readable_manifest(tmp_path) == Manifest({})
 
 
-@pytest.fixture(params=[0, BYTES_OF_A_LARGE_FILE], ids=["large files", "small files"])
+@pytest.fixture(
+    params=[(0, 60), (BYTES_OF_A_LARGE_FILE, 60), (BYTES_OF_A_LARGE_FILE, 0)],
+    ids=["large files", "small files", "small files on a slow disk"],
+)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
-    monkeypatch.setattr(checksums, "BYTES_OF_A_LARGE_FILE", request.param)
+    for name, value in zip(("BYTES_OF_A_LARGE_FILE", "SECONDS_WORTH_A_THREAD"), request.param, strict=True):
+        monkeypatch.setattr(checksums, name, value)
     (tmp_path / "below").mkdir()
     (tmp_path / "a").write_text("one")
     (tmp_path / "below" / "b").write_text("two")

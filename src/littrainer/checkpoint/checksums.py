@@ -9,6 +9,7 @@ import errno
 import json
 import operator
 import os
+import time
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,6 +29,8 @@ BYTES_AT_A_TIME = 1 << 20
 # A thread costs more than it saves for a smaller one.
 BYTES_OF_A_LARGE_FILE = 1 << 22
 THREADS_OF_A_SEAL = 4
+# A disk that takes a small file faster is waited for here: starting the threads would take as long as all of them.
+SECONDS_WORTH_A_THREAD = 0.001
 # What file systems answer that cannot do it, some for folders only.
 NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 # What changes when a file is written again: size, modification time in ns, inode, device.
@@ -227,26 +230,37 @@ class Seal:
         self.weights_are_finite: bool | None = None
         # One thread sums up a large file while others wait for the disk, which takes several files as fast as one.
         self._threads = ThreadPoolExecutor(THREADS_OF_A_SEAL)
-        self._added: dict[str, tuple[Stamp, Future[FileRecord] | None, Future[None]]] = {}
+        self._added: dict[str, tuple[Stamp, Future[FileRecord], Future[None]]] = {}
 
-    def add_all(self, smallest: int = BYTES_OF_A_LARGE_FILE) -> dict[str, Stamp]:
-        """Begin to seal complete files of at least so many bytes that are new or written again; return all stamps."""
+    def add_all(self) -> dict[str, Stamp]:
+        """Begin to seal large files that are complete, and new or written again; return the stamps of all files."""
         stamps = stamps_in(self.folder)
         for name, stamp in stamps.items():
-            if stamp[0] >= smallest and (name not in self._added or self._added[name][0] != stamp):
+            if stamp[0] >= BYTES_OF_A_LARGE_FILE and (name not in self._added or self._added[name][0] != stamp):
                 path = os.path.join(self.folder, name)
-                summed = self._threads.submit(file_record, path) if stamp[0] >= BYTES_OF_A_LARGE_FILE else None
-                self._added[name] = stamp, summed, self._threads.submit(to_disk, path)
+                self._added[name] = stamp, self._threads.submit(file_record, path), self._threads.submit(to_disk, path)
         return stamps
 
     def complete(self, sequence: int = 0) -> None:
         """Write the manifest; everything is on the disk when this returns."""
-        stamps, records = self.add_all(smallest=0), dict[str, FileRecord]()
+        stamps, records, waits = self.add_all(), dict[str, FileRecord](), list[Future[None]]()
+        is_slow = False
         for name in sorted(stamps, key=stamps.__getitem__):
-            _, summed, _ = self._added[name]
-            records[name] = file_record(os.path.join(self.folder, name)) if summed is None else summed.result()
-        for name in stamps:
-            self._added[name][2].result()
+            path = os.path.join(self.folder, name)
+            if stamps[name][0] >= BYTES_OF_A_LARGE_FILE:
+                _, summed, on_disk = self._added[name]
+                records[name] = summed.result()
+                waits.append(on_disk)
+                continue
+            records[name] = file_record(path)
+            if is_slow:
+                waits.append(self._threads.submit(to_disk, path))
+            else:
+                began = time.perf_counter()
+                to_disk(path)
+                is_slow = time.perf_counter() - began > SECONDS_WORTH_A_THREAD
+        for wait in waits:
+            wait.result()
         write_manifest(self.folder, records, sequence, self.weights_are_finite)
         for inner in sorted({Path()}.union(*(Path(name).parents for name in stamps if "/" in name))):
             to_disk(self.folder / inner)
