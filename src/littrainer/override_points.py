@@ -368,7 +368,7 @@ class OverridePoints:
 
                 data = in_number_format(self.args, data)
             return data.to(self.args.device, non_blocking=getattr(config, "non_blocking", False))
-        if isinstance(data, Mapping):
+        if type(data) is dict or isinstance(data, Mapping):
             return type(data)({name: self._prepare_input(value) for name, value in data.items()})  # type: ignore[call-arg]
         if isinstance(data, (tuple, list)):
             return type(data)(self._prepare_input(value) for value in data)
@@ -377,7 +377,8 @@ class OverridePoints:
     def _clip_grad_norm(self: Any, model: nn.Module) -> torch.Tensor:
         if self._has_mixed_mesh_grads(model):
             return self._mixed_mesh_grad_norm(model, self.args.max_grad_norm)
-        return self.accelerator.clip_grad_norm_(parameters_of(model), self.args.max_grad_norm)
+        self.session.clipped = parameters_of(model)
+        return self.accelerator.clip_grad_norm_(self.session.clipped, self.args.max_grad_norm)
 
     def _get_grad_norm(self: Any, model: nn.Module, grad_norm: Any = None) -> Any:
         if grad_norm is not None:
@@ -389,10 +390,11 @@ class OverridePoints:
 
     def _has_mixed_mesh_grads(self: Any, model: nn.Module) -> bool:
         # Only connected processes split gradients between them, and in DDP each has all.
-        if isinstance(model, nn.parallel.DistributedDataParallel):
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return False
-        are_connected = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return are_connected and lie_on_several_meshes(parameters_of(model))
+        return not isinstance(model, nn.parallel.DistributedDataParallel) and lie_on_several_meshes(
+            parameters_of(model)
+        )
 
     def _mixed_mesh_grad_norm(self: Any, model: nn.Module, max_norm: float) -> torch.Tensor:
         return clip_by_norm(model.parameters(), max_norm)

@@ -83,6 +83,7 @@ class TrainingSession:
         first_input_tokens: input tokens seen when it began.
         flos: floating-point operations that are not in the state yet.
         micro_batches_in_window: micro-batches of the current optimizer step.
+        clipped: the parameters whose gradients it has clipped, until it clears them.
         eval_dataloaders: evaluation loaders with lasting workers, by name.
         deepspeed: DeepSpeed's engine, or None.
         speed: counts where the time goes, with `log_speed`.
@@ -111,6 +112,7 @@ class TrainingSession:
     first_input_tokens: int = 0
     flos: float = 0
     micro_batches_in_window: int = 1
+    clipped: list[Any] | None = None
     eval_dataloaders: dict[str, Any] = field(default_factory=dict)
     deepspeed: Any = None
     speed: SpeedLog | NoSpeedLog = field(default_factory=NoSpeedLog)

@@ -21,7 +21,7 @@ from littrainer.checkpoint.atomic_write import clean_unfinished, wait_for_deleti
 from littrainer.checkpoint.distributed_save import leads, not_writable
 from littrainer.checkpoint.remote import uploaded_run
 from littrainer.distributed.agreement import failing_together, while_others_wait
-from littrainer.distributed.environment import HANG_TIMEOUT
+from littrainer.distributed.environment import hang_timeout
 from littrainer.errors.remote_folder import address_of
 
 if TYPE_CHECKING:
@@ -64,13 +64,12 @@ def claimed_for_training(
         yield
         return
     folder, remote = Path(run_dir()), None
-    hang_timeout = float(os.environ.get(HANG_TIMEOUT) or args.hang_timeout or 0)
     with contextlib.ExitStack() as claims:
         with failing_together(f"claiming {folder} for checkpoints"):
             if leads(args, folder):
                 claims.enter_context(claimed(folder))
                 if is_at_address:
-                    remote = claims.enter_context(uploaded_run(folder, hang_timeout))
+                    remote = claims.enter_context(uploaded_run(folder, hang_timeout(args)))
                 write_record(folder)
         yield
         if is_at_address:

@@ -73,6 +73,11 @@ def whole_number(name: str, default: int) -> int:
         raise ValueError(f"environment variable {name}={text!r} must be a whole number; launchers set it.") from None
 
 
+def hang_timeout(args: Any) -> float:
+    """Return the seconds without a sign of life after which a run ends, 0 for never: first what the command line says."""
+    return float(os.environ.get(HANG_TIMEOUT) or args.hang_timeout or 0)
+
+
 def world_size() -> int:
     """Return the number of processes that train together."""
     return whole_number(WORLD_SIZE, 1)

@@ -98,12 +98,16 @@ def model_device(model: nn.Module) -> torch.device | None:
     return devices.pop() if len(devices) == 1 else None
 
 
-def clear_gradients(model: Any) -> None:
-    """Let no parameter of a model have a gradient, as `model.zero_grad()` does."""
+def clear_gradients(model: Any, parameters: list[nn.Parameter] | None = None) -> None:
+    """Let no parameter of a model have a gradient, as `model.zero_grad()` does.
+
+    Parameters:
+        parameters: all of the model, if they are known.
+    """
     if getattr(type(model), "zero_grad", None) is not nn.Module.zero_grad or "zero_grad" in vars(model):
         model.zero_grad()
         return
-    for parameter in parameters_of(model):
+    for parameter in parameters_of(model) if parameters is None else parameters:
         if parameter.grad is not None:
             parameter.grad = None
 

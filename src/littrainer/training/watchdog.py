@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from littrainer.checkpoint.atomic_write import UNFINISHED_DIR
 from littrainer.checkpoint.layout import STACKS_NAME
 from littrainer.distributed.agreement import are_several, last_collective
-from littrainer.distributed.environment import HANG_TIMEOUT, reports_folder
+from littrainer.distributed.environment import hang_timeout, reports_folder
 from littrainer.distributed.failure_report import (
     ANSWERS,
     ENDING,
@@ -62,7 +62,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         state: Callable[[], TrainerState],
         looked_at: Callable[[], tuple[TrainingRun | None, Any]],
     ):
-        self.seconds = float(os.environ.get(HANG_TIMEOUT) or args.hang_timeout or 0)
+        self.seconds = hang_timeout(args)
         self._args, self._state, self._looked_at = args, state, looked_at
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="littrainer watchdog", daemon=True)
