@@ -74,7 +74,7 @@ def whole_number(name: str, default: int) -> int:
 
 
 def hang_timeout(args: Any) -> float:
-    """Return the seconds without a sign of life after which a run ends, 0 for never: first what the command line says."""
+    """Return the seconds without progress after which a run ends, 0 for never; the command line goes first."""
     return float(os.environ.get(HANG_TIMEOUT) or args.hang_timeout or 0)
 
 
