@@ -377,8 +377,10 @@ class OverridePoints:
     def _clip_grad_norm(self: Any, model: nn.Module) -> torch.Tensor:
         if self._has_mixed_mesh_grads(model):
             return self._mixed_mesh_grad_norm(model, self.args.max_grad_norm)
-        self.session.clipped = parameters_of(model)
-        return self.accelerator.clip_grad_norm_(self.session.clipped, self.args.max_grad_norm)
+        parameters = parameters_of(model)
+        # An override may clip a part of the model.
+        self.session.clipped = parameters if model is self.model else None
+        return self.accelerator.clip_grad_norm_(parameters, self.args.max_grad_norm)
 
     def _get_grad_norm(self: Any, model: nn.Module, grad_norm: Any = None) -> Any:
         if grad_norm is not None:

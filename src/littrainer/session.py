@@ -83,7 +83,7 @@ class TrainingSession:
         first_input_tokens: input tokens seen when it began.
         flos: floating-point operations that are not in the state yet.
         micro_batches_in_window: micro-batches of the current optimizer step.
-        clipped: the parameters whose gradients it has clipped, until it clears them.
+        clipped: all parameters of the model, if it has clipped their gradients and has yet to clear them.
         eval_dataloaders: evaluation loaders with lasting workers, by name.
         deepspeed: DeepSpeed's engine, or None.
         speed: counts where the time goes, with `log_speed`.

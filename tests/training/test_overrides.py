@@ -60,6 +60,17 @@ def test_a_method_that_is_set_on_the_instance_is_called_with_what_it_takes(tmp_p
         trainer.evaluate()
 
 
+def test_an_override_that_clips_a_part_of_the_model_leaves_no_gradient_in_the_rest(tmp_path: Path) -> None:
+    class OfAPart(Trainer):
+        def _clip_grad_norm(self, model: Any) -> Any:
+            return super()._clip_grad_norm(next(model.children()))
+
+    trainer = quiet_trainer(tmp_path, kind=OfAPart, max_steps=1)
+    trainer.train()
+    assert len(list(trainer.model.children())) > 1
+    assert [one for one in trainer.model.parameters() if one.grad is not None] == []
+
+
 def test_parameters_that_are_given_by_place_may_have_other_names() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

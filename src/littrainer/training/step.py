@@ -173,9 +173,7 @@ class TrainingStep:
             trainer.control = handler.on_substep_end(trainer.args, trainer.state, trainer.control)
             self.agree_on_flags(STOPPING_FLAGS)
             return
-        # What has been clipped is all of the model if nothing is wrapped around it.
-        clipped = trainer.session.clipped if trainer.model_wrapped is trainer.model else None
-        clear_gradients(trainer.model, clipped)
+        clear_gradients(trainer.model, trainer.session.clipped)
         trainer.session.clipped = None
         trainer.state.global_step += 1
         self.run.windows.count_optimizer_step()
