@@ -378,8 +378,9 @@ class OverridePoints:
         if self._has_mixed_mesh_grads(model):
             return self._mixed_mesh_grad_norm(model, self.args.max_grad_norm)
         parameters = parameters_of(model)
-        # An override may clip a part of the model.
-        self.session.clipped = parameters if model is self.model else None
+        # An override may clip a part of the model. DDP has the very parameters of the model in it.
+        inner = model.module if type(model) is nn.parallel.DistributedDataParallel else model
+        self.session.clipped = parameters if inner is self.model else None
         return self.accelerator.clip_grad_norm_(parameters, self.args.max_grad_norm)
 
     def _get_grad_norm(self: Any, model: nn.Module, grad_norm: Any = None) -> Any:
