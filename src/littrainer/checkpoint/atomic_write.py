@@ -18,14 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from littrainer.checkpoint.checksums import (
-    BYTES_OF_A_LARGE_FILE,
-    MANIFEST_NAME,
-    Seal,
-    files_in,
-    readable_manifest,
-    to_disk,
-)
+from littrainer.checkpoint.checksums import MANIFEST_NAME, Seal, files_in, readable_manifest, to_disk
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME
 
 logger = logging.getLogger(__name__)
@@ -395,9 +388,6 @@ def delete_checkpoint(path: str, in_background: bool = False) -> None:
         return
     logger.info(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
     try:
-        files = readable_manifest(Path(path)).files.values()
-        # A thread takes as long to start as a small one takes to delete.
-        is_small = 0 < sum(file.size for file in files) < BYTES_OF_A_LARGE_FILE
-        set_aside_and_delete(Path(path), in_background and not is_small)
+        set_aside_and_delete(Path(path), in_background)
     except OSError as error:
         logger.warning("The older checkpoint %s could not be deleted: %s. Delete it by hand.", path, error)
