@@ -368,7 +368,7 @@ class OverridePoints:
 
                 data = in_number_format(self.args, data)
             return data.to(self.args.device, non_blocking=getattr(config, "non_blocking", False))
-        if type(data) is dict or isinstance(data, Mapping):
+        if isinstance(data, Mapping):
             return type(data)({name: self._prepare_input(value) for name, value in data.items()})  # type: ignore[call-arg]
         if isinstance(data, (tuple, list)):
             return type(data)(self._prepare_input(value) for value in data)
@@ -393,11 +393,10 @@ class OverridePoints:
 
     def _has_mixed_mesh_grads(self: Any, model: nn.Module) -> bool:
         # Only connected processes split gradients between them, and in DDP each has all.
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        if isinstance(model, nn.parallel.DistributedDataParallel):
             return False
-        return not isinstance(model, nn.parallel.DistributedDataParallel) and lie_on_several_meshes(
-            parameters_of(model)
-        )
+        are_connected = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return are_connected and lie_on_several_meshes(parameters_of(model))
 
     def _mixed_mesh_grad_norm(self: Any, model: nn.Module, max_norm: float) -> torch.Tensor:
         return clip_by_norm(model.parameters(), max_norm)

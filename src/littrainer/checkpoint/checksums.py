@@ -29,7 +29,7 @@ BYTES_AT_A_TIME = 1 << 20
 # A thread costs more than it saves for a smaller one.
 BYTES_OF_A_LARGE_FILE = 1 << 22
 THREADS_OF_A_SEAL = 4
-# A disk that takes a small file faster is waited for here: starting the threads would take as long as all of them.
+# If the disk takes the first small file faster, starting threads for the others would take as long as all of them.
 SECONDS_WORTH_A_THREAD = 0.001
 # What file systems answer that cannot do it, some for folders only.
 NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
@@ -202,20 +202,21 @@ def _stamp(status: os.stat_result) -> Stamp:
     return status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev
 
 
-def to_disk(path: str | os.PathLike[str]) -> None:
-    """Wait until a file's data, or a folder's names, are on the disk, if the file system can say so.
+def to_disk(*paths: str | os.PathLike[str]) -> None:
+    """Wait until the data of files, or the names in folders, are on the disk, if the file system can say so.
 
     Raises:
         OSError: the disk is full, or fails.
     """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in NOT_SUPPORTED:
-            raise
-    finally:
-        os.close(descriptor)
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in NOT_SUPPORTED:
+                raise
+        finally:
+            os.close(descriptor)
 
 
 class Seal:
@@ -243,27 +244,26 @@ class Seal:
 
     def complete(self, sequence: int = 0) -> None:
         """Write the manifest; everything is on the disk when this returns."""
-        stamps, records, waits = self.add_all(), dict[str, FileRecord](), list[Future[None]]()
-        is_slow = False
+        stamps, records = self.add_all(), dict[str, FileRecord]()
+        small: list[str] = []
         for name in sorted(stamps, key=stamps.__getitem__):
-            path = os.path.join(self.folder, name)
             if stamps[name][0] >= BYTES_OF_A_LARGE_FILE:
-                _, summed, on_disk = self._added[name]
-                records[name] = summed.result()
-                waits.append(on_disk)
-                continue
-            records[name] = file_record(path)
-            if is_slow:
-                waits.append(self._threads.submit(to_disk, path))
+                records[name] = self._added[name][1].result()
             else:
-                began = time.perf_counter()
-                to_disk(path)
-                is_slow = time.perf_counter() - began > SECONDS_WORTH_A_THREAD
-        for wait in waits:
-            wait.result()
+                small.append(os.path.join(self.folder, name))
+                records[name] = file_record(small[-1])
+        began = time.perf_counter()
+        to_disk(*small[:1])
+        if time.perf_counter() - began > SECONDS_WORTH_A_THREAD:
+            list(self._threads.map(to_disk, small[1:]))
+        else:
+            to_disk(*small[1:])
+        for name, stamp in stamps.items():
+            if stamp[0] >= BYTES_OF_A_LARGE_FILE:
+                self._added[name][2].result()
         write_manifest(self.folder, records, sequence, self.weights_are_finite)
-        for inner in sorted({Path()}.union(*(Path(name).parents for name in stamps if "/" in name))):
-            to_disk(self.folder / inner)
+        inner = sorted({Path()}.union(*(Path(name).parents for name in stamps if "/" in name)))
+        to_disk(*(self.folder / one for one in inner))
 
     def close(self) -> None:
         """End the threads, with what they have begun."""

@@ -19,14 +19,14 @@ from torch import nn
 
 from littrainer.distributed.collectives import process_count, process_rank, whole_tensor
 from littrainer.errors.lazy_isinstance import is_a, known_classes
-from littrainer.model.traversal import modules_of, parameters_of
+from littrainer.model.traversal import modules_of
 from littrainer.optim.parameter_groups import PART_OF
 
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether parameters of a model are spread over processes."""
     kinds = known_classes("sharded tensor")
-    return any(issubclass(one, kinds) for one in set(map(type, parameters_of(model)))) or has_flat_shards(model)
+    return any(issubclass(one, kinds) for one in set(map(type, model.parameters()))) or has_flat_shards(model)
 
 
 def has_flat_shards(model: nn.Module) -> bool:

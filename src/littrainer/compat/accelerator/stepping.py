@@ -217,8 +217,7 @@ class Stepping:
         self.unscale_gradients()
         given: list[Any] = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         # With version 1 of FSDP each process has pieces of parameters, and their wrapper knows of the others.
-        may_be_split = strategy is not None and torch.distributed.is_available() and torch.distributed.is_initialized()
-        for wrapper in (strategy.model, self.module.owner.model_wrapped) if may_be_split else ():
+        for wrapper in () if strategy is None else (strategy.model, self.module.owner.model_wrapped):
             if hasattr(wrapper, "clip_grad_norm_") and {*map(id, wrapper.parameters())} == {*map(id, given)}:
                 return wrapper.clip_grad_norm_(max_norm, norm_type)
         return clip_by_norm(given, max_norm, norm_type)
