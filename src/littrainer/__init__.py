@@ -140,15 +140,7 @@ __all__ = [
 if TYPE_CHECKING:
     from typing import Any
 
-    from transformers.data.data_collator import (
-        DataCollatorForLanguageModeling,
-        DataCollatorForMultipleChoice,
-        DataCollatorForPermutationLanguageModeling,
-        DataCollatorForSeq2Seq,
-        DataCollatorForTokenClassification,
-        DataCollatorWithFlattening,
-        DataCollatorWithPadding,
-    )
+    from transformers.data import data_collator as _collators
     from transformers.optimization import (
         Adafactor,
         GreedyLR,
@@ -194,6 +186,14 @@ if TYPE_CHECKING:
     from littrainer.trainer import Trainer
     from littrainer.training.health import UnhealthyTrainingError
     from littrainer.training.tracked_means import track
+
+    DataCollatorForLanguageModeling = _collators.DataCollatorForLanguageModeling
+    DataCollatorForMultipleChoice = _collators.DataCollatorForMultipleChoice
+    DataCollatorForPermutationLanguageModeling = _collators.DataCollatorForPermutationLanguageModeling
+    DataCollatorForSeq2Seq = _collators.DataCollatorForSeq2Seq
+    DataCollatorForTokenClassification = _collators.DataCollatorForTokenClassification
+    DataCollatorWithFlattening = _collators.DataCollatorWithFlattening
+    DataCollatorWithPadding = _collators.DataCollatorWithPadding
 
 
 def __getattr__(name: str) -> Any:

@@ -22,17 +22,10 @@ class GroupedSetters(ArgumentFields):
     """
 
     def set_training(
-        self,
-        learning_rate: float = 5e-5,
-        batch_size: int = 8,
-        weight_decay: float = 0.0,
-        num_epochs: float = 3,
-        max_steps: int = -1,
-        gradient_accumulation_steps: int = 1,
-        seed: int = 42,
-        activation_checkpointing: bool = False,
-        gradient_checkpointing: bool | None = None,
-    ) -> Self:
+        self, learning_rate: float = 5e-5, batch_size: int = 8, weight_decay: float = 0.0,
+        num_epochs: float = 3, max_steps: int = -1, gradient_accumulation_steps: int = 1, seed: int = 42,
+        activation_checkpointing: bool = False, gradient_checkpointing: bool | None = None,
+    ) -> Self:  # fmt: skip
         """Set the arguments that every training has, and `do_train`.
 
         Parameters:
@@ -62,15 +55,10 @@ class GroupedSetters(ArgumentFields):
         )
 
     def set_evaluate(
-        self,
-        strategy: str | IntervalStrategy = "no",
-        steps: float = 500,
-        batch_size: int = 8,
-        accumulation_steps: int | None = None,
-        delay: float | None = None,
-        loss_only: bool = False,
+        self, strategy: str | IntervalStrategy = "no", steps: float = 500, batch_size: int = 8,
+        accumulation_steps: int | None = None, delay: float | None = None, loss_only: bool = False,
         jit_mode: bool = False,
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """Set when and how to evaluate during training, and `do_eval` to whether that happens.
 
         Parameters:
@@ -107,12 +95,9 @@ class GroupedSetters(ArgumentFields):
         )
 
     def set_save(
-        self,
-        strategy: str | SaveStrategy | IntervalStrategy = "steps",
-        steps: float = 500,
-        total_limit: int | None = None,
-        on_each_node: bool = False,
-    ) -> Self:
+        self, strategy: str | SaveStrategy | IntervalStrategy = "steps", steps: float = 500,
+        total_limit: int | None = None, on_each_node: bool = False,
+    ) -> Self:  # fmt: skip
         """Set when checkpoints are written and how many are kept.
 
         Parameters:
@@ -126,16 +111,10 @@ class GroupedSetters(ArgumentFields):
         )
 
     def set_logging(
-        self,
-        strategy: str | IntervalStrategy = "steps",
-        steps: float = 500,
-        report_to: str | list[str] | None = "none",
-        level: str = "passive",
-        first_step: bool = False,
-        nan_inf_filter: bool = False,
-        on_each_node: bool = False,
-        replica_level: str = "passive",
-    ) -> Self:
+        self, strategy: str | IntervalStrategy = "steps", steps: float = 500,
+        report_to: str | list[str] | None = "none", level: str = "passive", first_step: bool = False,
+        nan_inf_filter: bool = False, on_each_node: bool = False, replica_level: str = "passive",
+    ) -> Self:  # fmt: skip
         """Set what is logged, when and to whom.
 
         Parameters:
@@ -160,14 +139,9 @@ class GroupedSetters(ArgumentFields):
         )
 
     def set_push_to_hub(
-        self,
-        model_id: str,
-        strategy: str | HubStrategy = "every_save",
-        token: str | None = None,
-        private_repo: bool | None = None,
-        always_push: bool = False,
-        revision: str | None = None,
-    ) -> Self:
+        self, model_id: str, strategy: str | HubStrategy = "every_save", token: str | None = None,
+        private_repo: bool | None = None, always_push: bool = False, revision: str | None = None,
+    ) -> Self:  # fmt: skip
         """Set where the model is pushed, and `push_to_hub`.
 
         Parameters:
@@ -189,15 +163,10 @@ class GroupedSetters(ArgumentFields):
         )
 
     def set_optimizer(
-        self,
-        name: str | OptimizerNames = "adamw_torch",
-        learning_rate: float = 5e-5,
-        weight_decay: float = 0.0,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
+        self, name: str | OptimizerNames = "adamw_torch", learning_rate: float = 5e-5,
+        weight_decay: float = 0.0, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8,
         args: str | None = None,
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """Set the optimizer and what it is made with.
 
         Parameters:
@@ -218,13 +187,9 @@ class GroupedSetters(ArgumentFields):
         )
 
     def set_lr_scheduler(
-        self,
-        name: str | SchedulerType = "linear",
-        num_epochs: float = 3.0,
-        max_steps: int = -1,
-        warmup_steps: float = 0,
-        warmup_ratio: float | None = None,
-    ) -> Self:
+        self, name: str | SchedulerType = "linear", num_epochs: float = 3.0, max_steps: int = -1,
+        warmup_steps: float = 0, warmup_ratio: float | None = None,
+    ) -> Self:  # fmt: skip
         """Set the learning-rate schedule and its length.
 
         Parameters:
@@ -250,20 +215,11 @@ class GroupedSetters(ArgumentFields):
         )
 
     def set_dataloader(
-        self,
-        train_batch_size: int = 8,
-        eval_batch_size: int = 8,
-        drop_last: bool = False,
-        num_workers: int = 0,
-        pin_memory: bool = True,
-        persistent_workers: bool = False,
-        prefetch_factor: int | None = None,
-        multiprocessing_context: str | None = None,
-        in_order: bool = True,
-        auto_find_batch_size: bool = False,
-        ignore_data_skip: bool = False,
-        sampler_seed: int | None = None,
-    ) -> Self:
+        self, train_batch_size: int = 8, eval_batch_size: int = 8, drop_last: bool = False,
+        num_workers: int = 0, pin_memory: bool = True, persistent_workers: bool = False,
+        prefetch_factor: int | None = None, multiprocessing_context: str | None = None, in_order: bool = True,
+        auto_find_batch_size: bool = False, ignore_data_skip: bool = False, sampler_seed: int | None = None,
+    ) -> Self:  # fmt: skip
         """Set how data is loaded.
 
         Parameters:
