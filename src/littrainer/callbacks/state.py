@@ -69,42 +69,43 @@ class TrainerState:
     """The one record of where training stands; it is what trainer_state.json holds.
 
     A step is an optimizer step: with gradient accumulation it takes several micro-batches.
+
+    Parameters:
+        epoch: epochs done, with the fraction of the current one.
+        global_step: optimizer steps done.
+        max_steps: optimizer steps this training will take.
+        logging_steps, eval_steps, save_steps: intervals in optimizer steps, resolved from fractions.
+        train_batch_size: samples per micro-batch and device.
+        num_train_epochs: epochs this training will take.
+        num_input_tokens_seen: tokens fed to the model so far, if they are counted.
+        total_flos: floating-point operations so far (a float, since an int would overflow elsewhere).
+        log_history: everything logged so far, each entry with its `step`.
+        best_metric, best_global_step, best_model_checkpoint: the best evaluation so far and where its model lies.
+        is_local_process_zero, is_world_process_zero: whether this process is the first of its node, of all nodes.
+        is_hyper_param_search, trial_name, trial_params: set while a hyperparameter search runs.
+        stateful_callbacks: the states of exportable callbacks by class name; a list of callbacks is turned into it.
     """
 
-    epoch: float = 0
-    """Epochs done, with the fraction of the current one."""
-    global_step: int = 0
-    """Optimizer steps done."""
-    max_steps: int = 0
-    """Optimizer steps this training will take."""
-    logging_steps: int = 500
-    """Optimizer steps from log to log, resolved from a fraction; likewise the two that follow."""
-    eval_steps: int = 500
-    save_steps: int = 500
-    train_batch_size: int | None = None
-    """Samples per micro-batch and device."""
-    num_train_epochs: int = 0
-    """Epochs this training will take."""
-    num_input_tokens_seen: int = 0
-    """Tokens fed to the model so far, if they are counted."""
-    total_flos: float = 0
-    """Floating-point operations so far (a float, since an int would overflow elsewhere)."""
-    log_history: list[dict[str, float]] = None  # type: ignore[assignment]
-    """Everything logged so far, each entry with its `step`."""
-    best_metric: float | None = None
-    """The best evaluation so far; the two that follow say where it was and where its model lies."""
-    best_global_step: int | None = None
-    best_model_checkpoint: str | None = None
-    is_local_process_zero: bool = True
-    """Whether this process is the first of its node."""
-    is_world_process_zero: bool = True
-    """Whether this process is the first of all nodes."""
-    is_hyper_param_search: bool = False
-    """Whether a hyperparameter search runs, which sets the two that follow."""
-    trial_name: str | None = None
-    trial_params: dict[str, Any] | None = None
-    stateful_callbacks: Any = None
-    """The states of exportable callbacks by class name; a list of callbacks is turned into it."""
+    epoch: float = field(default=0)
+    global_step: int = field(default=0)
+    max_steps: int = field(default=0)
+    logging_steps: int = field(default=500)
+    eval_steps: int = field(default=500)
+    save_steps: int = field(default=500)
+    train_batch_size: int | None = field(default=None)
+    num_train_epochs: int = field(default=0)
+    num_input_tokens_seen: int = field(default=0)
+    total_flos: float = field(default=0)
+    log_history: list[dict[str, float]] = field(default=None)  # type: ignore[arg-type]
+    best_metric: float | None = field(default=None)
+    best_global_step: int | None = field(default=None)
+    best_model_checkpoint: str | None = field(default=None)
+    is_local_process_zero: bool = field(default=True)
+    is_world_process_zero: bool = field(default=True)
+    is_hyper_param_search: bool = field(default=False)
+    trial_name: str | None = field(default=None)
+    trial_params: dict[str, Any] | None = field(default=None)
+    stateful_callbacks: Any = field(default=None)
 
     def __post_init__(self) -> None:
         if self.log_history is None:
