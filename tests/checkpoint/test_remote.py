@@ -219,6 +219,16 @@ def test_no_checkpoint_is_deleted_here_before_a_newer_one_is_safe(
     assert names_at(address) == ["checkpoint-8"] and not os.path.exists(f"{trainer.args.output_dir}/checkpoint-4")
 
 
+def test_one_that_is_safe_at_the_address_alone_lets_older_ones_be_deleted_here(address: str) -> None:
+    make(address).train()
+    run = RemoteRun(Path(local_folder(address)))
+    run.claim()
+    shutil.rmtree(run.folder / "checkpoint-4")
+    # As if their uploads had failed.
+    del run.manifests["checkpoint-2"], run.manifests["checkpoint-6"]
+    assert [step for step in (2, 6) if run.keeps(str(run.folder / f"checkpoint-{step}"))] == [6]
+
+
 def test_an_upload_that_hangs_is_an_error_after_hang_timeout(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     original, ended = RemoteFolder.write, threading.Event()
 

@@ -57,7 +57,7 @@ def without_secrets(value: Any, mask: Callable[[str], Any] = masked) -> Any:
         The value itself if there is no secret in it, else a copy.
     """
     if isinstance(value, str):
-        text = SIGN_IN.sub(r"\1://", value) if "://" in value else value
+        text = SIGN_IN.sub(r"\1://", value)
         return value if text == value else text
     if isinstance(value, dict):
         changed = {}
@@ -67,6 +67,8 @@ def without_secrets(value: Any, mask: Callable[[str], Any] = masked) -> Any:
                 continue
             if isinstance(key, str) and holds_a_secret(key):
                 changed[key] = mask(key)
+            elif isinstance(item, str) and "://" not in item:
+                continue
             elif isinstance(item, (str, dict, list, tuple)) and (shown := without_secrets(item, mask)) is not item:
                 changed[key] = shown
         return {**value, **changed} if changed else value

@@ -34,8 +34,8 @@ DELETED = ".deleted"
 PART = ".process"
 # Freeing the room of large files takes the system as long as a part of writing them.
 _deletions: list[Future[None]] = []
-# Asked before a checkpoint is deleted: each may say that it stays, and deletes it later.
-keepers: list[Callable[[str], bool]] = []
+# Asked before a checkpoint is deleted, each with those of which it said that they stay until it says otherwise.
+keepers: dict[Callable[[str], bool], set[str]] = {}
 FAILED_WRITES_OF_TORCH = ("iostream error", "inline_container.cc", "file write failed")
 # Deleted first: nobody takes for whole what has neither of them.
 TELLING_FILES = (MANIFEST_NAME, TRAINER_STATE_NAME)
@@ -81,6 +81,7 @@ def staged_checkpoint(final: Path) -> Iterator[StagedCheckpoint]:
     try:
         with naming_full_disk(folder, final):
             # Their room may be needed.
+            delete_kept()
             wait_for_deletions()
             delete_folder(folder)
             folder.mkdir(parents=True)
@@ -384,10 +385,21 @@ def newest_healthy_of(ordered: Sequence[str]) -> str | None:
 
 def delete_checkpoint(path: str, in_background: bool = False) -> None:
     """Delete one checkpoint directory; what cannot be deleted is named in a warning, and training goes on."""
-    if any(keeps(path) for keeps in keepers):
-        return
+    for keeps, kept in keepers.items():
+        kept.discard(path)
+        if keeps(path):
+            kept.add(path)
+            return
     logger.info(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
     try:
         set_aside_and_delete(Path(path), in_background)
     except OSError as error:
         logger.warning("The older checkpoint %s could not be deleted: %s. Delete it by hand.", path, error)
+
+
+def delete_kept() -> bool:
+    """Delete the checkpoints that had to stay and no longer have to; return whether there were any."""
+    kept = [path for of_one in keepers.values() for path in of_one]
+    for path in kept:
+        delete_checkpoint(path)
+    return not all(map(os.path.isdir, kept))

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from littrainer.checkpoint.atomic_write import PART, UNFINISHED_DIR, delete_checkpoint, delete_folder, keepers
+from littrainer.checkpoint.atomic_write import PART, UNFINISHED_DIR, delete_folder, delete_kept, keepers
 from littrainer.checkpoint.checksums import MANIFEST_NAME, DamagedManifest, Manifest, parsed_manifest
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
 from littrainer.checkpoint.verification import damage_in, readable_manifest
@@ -51,13 +51,14 @@ class RemoteRun:
         manifests: what they hold at the address, by the checkpoints' names; UNFINISHED if one is not complete.
         foreign: names of checkpoints at the address without a manifest, such as those of transformers.
         gone: names of local ones that were uploaded from here and are no longer at the address.
+        kept: paths of local ones that are to be deleted if they no longer have to stay.
     """
 
     def __init__(self, folder: Path, hang_timeout: float = 0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.remote = folder, RemoteFolder(str(address_of(folder)))
         self.manifests: dict[str, bytes] = {}
-        self.foreign, self.gone, self._to_delete = set[str](), set[str](), set[str]()
+        self.foreign, self.gone, self.kept = set[str](), set[str](), set[str]()
         self._identity = {"run": uuid.uuid4().hex, "holder": f"process {os.getpid()} on {socket.gethostname()}"}
         self.hang_timeout, self._is_asked = hang_timeout, False
         self._work: threading.Thread | None = None
@@ -159,11 +160,17 @@ class RemoteRun:
         return self._work
 
     def finish(self) -> None:
-        """Wait for what is on its way, and upload what is left.
+        """Wait for what is on its way, upload what is left, and delete what had to stay until then.
 
         Raises:
             RemoteFolderError: not all could be uploaded, tried twice, or nothing was for `hang_timeout`.
         """
+        self._finish_uploads()
+        if delete_kept():
+            # They go from the address too.
+            self._finish_uploads()
+
+    def _finish_uploads(self) -> None:
         seconds = self.hang_timeout or SECONDS_BETWEEN_LINES
         for _ in range(2):
             work, written = self.begin(), -1
@@ -210,22 +217,21 @@ class RemoteRun:
                 self._note()
 
     def keeps(self, path: str) -> bool:
-        """Return whether a checkpoint stays, since neither it nor a newer one is safe yet; it is deleted after that."""
-        names = self.local_checkpoints() if Path(path).parent == self.folder else []
-        if (name := Path(path).name) not in names or any(map(self._is_there, names[: names.index(name) + 1])):
-            return False
-        self._to_delete.add(path)
-        return True
+        """Return whether a checkpoint stays here, since neither it nor a newer one is safe at the address."""
+        local = self.local_checkpoints() if Path(path).parent == self.folder else []
+        # A newer one that is safe may have been deleted here already.
+        names = _highest_first([*local, *self.manifests])
+        name = Path(path).name
+        return name in local and not any(map(self._is_there, names[: names.index(name) + 1]))
 
     def _is_there(self, name: str) -> bool:
         content = self.manifests.get(name)
-        return bool(content) and content == _content_of(self.folder / name / MANIFEST_NAME)
+        return bool(content) and _content_of(self.folder / name / MANIFEST_NAME) in (content, None)
 
     def _next_to_upload(self) -> str | None:
-        for path in {*self._to_delete}:
-            self._to_delete.discard(path)
-            delete_checkpoint(path)
         for name in self.local_checkpoints():
+            if (path := str(self.folder / name)) in self.kept and not self.keeps(path):
+                continue
             manifest = None if self._is_there(name) else _parsed(_content_of(self.folder / name / MANIFEST_NAME))
             # Of one that is at the address alone the manifest is here.
             if manifest is not None and all((self.folder / name / file).is_file() for file in manifest.files):
@@ -319,7 +325,7 @@ def uploaded_run(folder: Path, hang_timeout: float) -> Iterator[RemoteRun | None
     logger.info("Checkpoints are written to %s and uploaded to %s", folder, run.remote.address)
     run.claim()
     _uploaded[folder.resolve()] = run
-    keepers.append(run.keeps)
+    keepers[run.keeps] = run.kept
     try:
         yield run
     except BaseException as error:
@@ -329,7 +335,7 @@ def uploaded_run(folder: Path, hang_timeout: float) -> Iterator[RemoteRun | None
                 run.finish()
         raise
     finally:
-        keepers.remove(run.keeps)
+        del keepers[run.keeps]
         del _uploaded[folder.resolve()]
         run.end()
 
