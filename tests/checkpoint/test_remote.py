@@ -181,6 +181,8 @@ def test_a_failed_upload_is_told_tried_at_the_next_save_and_an_error_at_the_end(
         refused.discard("checkpoint-2/optimizer.pt")
 
     trainer.add_callback(At(3, mend))
+    # The newest one is uploaded first, and an upload that fails ends the round.
+    trainer.add_callback(At(5, lambda: wait_for_uploads(trainer)))
     with pytest.raises(RemoteFolderError, match=f"{address}/checkpoint-6/model.safetensors.*{trainer.args.output_dir}"):
         trainer.train()
     (told,) = [text for text in caplog.messages if "the next save" in text and "checkpoint-2" in text]

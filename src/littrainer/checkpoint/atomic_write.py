@@ -386,10 +386,10 @@ def newest_healthy_of(ordered: Sequence[str]) -> str | None:
 def delete_checkpoint(path: str, in_background: bool = False) -> None:
     """Delete one checkpoint directory; what cannot be deleted is named in a warning, and training goes on."""
     for keeps, kept in keepers.items():
-        kept.discard(path)
         if keeps(path):
             kept.add(path)
             return
+        kept.discard(path)
     logger.info(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
     try:
         set_aside_and_delete(Path(path), in_background)
