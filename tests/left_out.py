@@ -19,7 +19,8 @@ IN_PROCESSES = (
 )
 
 # Those that take longer than five seconds, most of them since they start processes. What they are about is tried by
-# others too: two processes by distributed/test_precision_across_processes.py, a kill by faults/test_kills.py.
+# others too: two processes by distributed/test_precision_across_processes.py, a kill by faults/test_kills.py, numbers
+# that go wrong by training/test_health.py.
 FOR_THEIR_TIME = (
     "check/test_late_failures.py",
     "checkpoint/test_exchange.py",
@@ -43,8 +44,14 @@ FOR_THEIR_TIME = (
     "commands/test_check.py::test_a_training_of_two_processes_is_checked_in_two",
     "commands/test_explain.py::test_a_script_without_a_trainer_ends_with_one_line_or_by_itself",
     *(f"commands/test_verify.py::test_a_script_{name}" for name in IN_PROCESSES),
+    "commands/test_check.py::test_a_script_that_saves_or_trains_on_its_way_out_leaves_nothing",
+    "data/test_packing.py::test_flex_attention_keeps_documents_apart",
+    "faults/test_chaos.py",
     "faults/test_interrupts.py::test_a_script_that_is_interrupted_ends_as_python_does_whatever_it_was_doing",
     "faults/test_kills.py::test_a_plain_lightning_program_is_killed_and_resumed_for_comparison",
+    "faults/test_layouts.py",
+    "faults/test_numbers.py",
+    "faults/test_remote_folder.py",
     "hub/test_ending_by_errors.py",
     "hub/test_pushing_together.py",
     "packaging",
@@ -56,7 +63,6 @@ FOR_THEIR_TIME = (
     "test_accepted_arguments.py",
     "test_benchmarks.py",
     "fidelity/test_heads.py",
-    "faults/test_remote_folder.py",
     "errors/test_log_levels.py::test_a_script_that_asks_for_nothing_gets_the_logs_and_one_warning",
     "tracking/services",
     "tracking/test_trials.py",
