@@ -247,9 +247,7 @@ class Seal:
         stamps, records = self.add_all(), dict[str, FileRecord]()
         small: list[str] = []
         for name in sorted(stamps, key=stamps.__getitem__):
-            if stamps[name][0] >= BYTES_OF_A_LARGE_FILE:
-                records[name] = self._added[name][1].result()
-            else:
+            if stamps[name][0] < BYTES_OF_A_LARGE_FILE:
                 small.append(os.path.join(self.folder, name))
                 records[name] = file_record(small[-1])
         began = time.perf_counter()
@@ -258,9 +256,10 @@ class Seal:
             list(self._threads.map(to_disk, small[1:]))
         else:
             to_disk(*small[1:])
-        for name, stamp in stamps.items():
-            if stamp[0] >= BYTES_OF_A_LARGE_FILE:
-                self._added[name][2].result()
+        for name in stamps.keys() - records.keys():
+            _, summed, on_disk = self._added[name]
+            records[name] = summed.result()
+            on_disk.result()
         write_manifest(self.folder, records, sequence, self.weights_are_finite)
         inner = sorted({Path()}.union(*(Path(name).parents for name in stamps if "/" in name)))
         to_disk(*(self.folder / one for one in inner))
