@@ -4,7 +4,7 @@
 # make test-libraries  of these the ones of the unchanged scripts
 # make soak    run what takes longer still, hours: damages, 50 kills, full disks (as root), 80 numbers that go wrong,
 #              50 times without memory, 100 sequences of layouts, 50 runs that come back by themselves, 200 runs at an
-#              address, losses of 496 heads, verified and failing scripts, 40 scripts that fail late and the
+#              address, losses of 496 heads, verified and failing scripts, 26 scripts that fail late and the
 #              examples, five forecasts, delays that log_speed finds, 480 random orders of calls
 # make test-trackers  let the clients of experiment trackers write offline, and compare with transformers
 # make test-gpu  run the tests that need GPUs, of which this machine should have one or two
@@ -34,6 +34,7 @@ BENCH_ARGS ?=
 
 BIN := .venv/bin
 EARLIER := .venv/transformers-5.3.0
+FSSPEC := .venv/fsspec
 LIBRARIES := .venv/libraries
 TRACKERS := .venv/trackers
 DOCS := .venv/docs
@@ -81,12 +82,20 @@ $(EARLIER)/.installed: tests/transformers-5.3.0.txt .venv/.demo
 	@$(PIP) $(INSTALL) --no-deps --target $(EARLIER) -r $<
 	@touch $@
 
+# Runs at an address are tried with earlier releases of fsspec, each in a folder of its own.
+$(FSSPEC)/.installed: tests/fsspec-releases.txt .venv/.demo
+	@rm -rf $(FSSPEC)
+	@for release in $$(grep -v '^#' $<); do \
+		$(PIP) $(INSTALL) --no-deps --target $(FSSPEC)/$$release fsspec==$$release || exit; done
+	@touch $@
+
 .venv/.lint: .venv/.demo
 .venv/.test: $(EARLIER)/.installed
 .venv/.full: .venv/.test
 .venv/.lint .venv/.test .venv/.full:
 	@echo "installing the dependency group $(@:.venv/.%=%)"
 	@$(PIP) $(INSTALL) -c constraints.txt --group $(@:.venv/.%=%)
+	@if [ $@ = .venv/.test ]; then $(BIN)/python -m tests.simulated_gpu.build; fi
 	@touch $@
 
 demo: .venv/.demo
@@ -95,7 +104,7 @@ demo: .venv/.demo
 test: .venv/.test
 	$(call timed,$(PYTEST) --quick $(PYTEST_ARGS))
 
-test-all: $(LIBRARIES)/.installed
+test-all: $(LIBRARIES)/.installed $(FSSPEC)/.installed
 	$(call timed,$(PYTEST) $(PYTEST_ARGS))
 
 # Of each `make test-all` runs a small sample.

@@ -14,6 +14,7 @@ from .measured import (
     resuming,
     routes,
     search_memory,
+    simulated_gpu,
     startup,
     step,
     throughput,
@@ -35,6 +36,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         evaluation_memory,
         training_memory,
         search_memory,
+        simulated_gpu,
         checkpoints,
         data_parallel,
     )

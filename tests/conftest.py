@@ -17,11 +17,7 @@ from typing import Any
 import pytest
 
 from tests.left_out import LEFT_OUT, leave_out
-from tests.scenarios.once_per_process import (
-    leave_out_of_collections,
-    leave_writing_to_the_system,
-    remember_entry_points,
-)
+from tests.scenarios.once_per_process import leave_out_of_collections, leave_writing_to_the_system
 
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
@@ -44,7 +40,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 TESTS = Path(__file__).parent
 
-remember_entry_points()
 leave_writing_to_the_system()
 
 
@@ -53,11 +48,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--quick",
         action="store_true",
         help="leave out what tests/left_out.py lists, as `make test` does, and tell of it",
-    )
-    parser.addoption(
-        "--fresh-oracle",
-        action="store_true",
-        help="let transformers run all scenarios of the fidelity tests anew, instead of reading its kept records",
     )
 
 
@@ -99,6 +89,7 @@ LEFT_IN_THE_ENVIRONMENT = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_USE_CPU"),
     *("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "FSDP_CPU_RAM_EFFICIENT_LOADING"),
+    "LITTRAINER_SWITCHED_FSDP_ON",
 )
 
 
@@ -159,7 +150,7 @@ def no_workers_for_later_tests() -> Iterator[None]:
     """A loader with lasting workers that is collected in some later test would wait five seconds for each of them."""
     yield
     for worker in multiprocessing.active_children():
-        worker.terminate()
+        worker.kill()
         worker.join()
 
 

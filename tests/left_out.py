@@ -1,6 +1,7 @@
 """What `make test` leaves out, and `make test-all` runs: files, folders and single tests below `tests/`.
 
-Of `fidelity/test_fidelity.py`, `make test` runs what `QUICK` in `tests/fidelity/scenarios.py` says.
+Of `fidelity/test_fidelity.py`, `make test` runs what `QUICK` in `tests/fidelity/scenarios.py` says, and twenty of these
+scenarios on a simulated GPU.
 """
 
 from __future__ import annotations
@@ -18,12 +19,20 @@ IN_PROCESSES = (
     "that_cannot_be_verified_says_on_which_side_and_why",
 )
 
-# Those that take longer than five seconds, most of them since they start processes. What they are about is tried by
-# others too: two processes by distributed/test_precision_across_processes.py, a kill by faults/test_kills.py, numbers
+OF_RANDOM_FAULTS = (
+    "runs_with_faults_end_with_the_weights_of_runs_without",
+    "numbers_that_go_wrong_are_told_at_the_next_log_and_rolled_back_to_the_weights_of_data_without_them",
+    "each_row_is_trained_once_whatever_the_layouts_of_the_parts",
+    "a_run_at_an_address_that_lies_resumes_exactly_or_names_the_address",
+)
+
+# Those that take longer than five seconds, most of them since they start processes. Others try what they are about too:
+# two processes by distributed/test_precision_across_processes.py, a kill by faults/test_random_faults.py, numbers
 # that go wrong by training/test_health.py.
 FOR_THEIR_TIME = (
     "check/test_late_failures.py",
     "checkpoint/test_exchange.py",
+    "checkpoint/test_fsspec_releases.py",
     "compat/test_console.py",
     "redirection/test_redirect.py::test_every_way_to_the_trainer_api_ends_in_littrainer",
     "compat/test_releases.py",
@@ -42,30 +51,35 @@ FOR_THEIR_TIME = (
     "examples",
     "commands/test_check.py::test_a_script_that_never_trains_ends_with_one_line_or_by_itself",
     "commands/test_check.py::test_a_training_of_two_processes_is_checked_in_two",
+    "commands/test_check.py::test_a_child_process_does_not_train",
     "commands/test_explain.py::test_a_script_without_a_trainer_ends_with_one_line_or_by_itself",
     *(f"commands/test_verify.py::test_a_script_{name}" for name in IN_PROCESSES),
     "commands/test_check.py::test_a_script_that_saves_or_trains_on_its_way_out_leaves_nothing",
     "data/test_packing.py::test_flex_attention_keeps_documents_apart",
-    "faults/test_chaos.py",
     "faults/test_interrupts.py::test_a_script_that_is_interrupted_ends_as_python_does_whatever_it_was_doing",
-    "faults/test_kills.py::test_a_plain_lightning_program_is_killed_and_resumed_for_comparison",
-    "faults/test_layouts.py",
-    "faults/test_numbers.py",
-    "faults/test_remote_folder.py",
+    *(f"faults/test_random_faults.py::test_{name}" for name in OF_RANDOM_FAULTS),
     "hub/test_ending_by_errors.py",
     "hub/test_pushing_together.py",
     "packaging",
     "lightning_users/test_two_processes.py",
     "search/test_callbacks_over_trials.py",
-    "search/test_optuna_workers.py",
+    "search/test_trial_processes.py",
     "search/test_trial.py::test_twenty_trials_end_with_the_memory_of_one",
     "search/test_wandb_sweep.py",
+    "simulated_gpu/test_gpu_trainings.py",
+    "simulated_gpu/test_memory.py",
+    "simulated_gpu/test_several_gpus.py",
+    "simulated_gpu/test_waits.py",
     "test_accepted_arguments.py",
     "test_benchmarks.py",
     "fidelity/test_heads.py",
+    "engine/test_run_lightning.py::test_a_run_writes_nothing_of_lightnings_to_the_terminal_or_the_disk",
     "errors/test_log_levels.py::test_a_script_that_asks_for_nothing_gets_the_logs_and_one_warning",
     "tracking/services",
+    "tracking/test_transformers_callbacks.py::test_under_the_redirection_the_classes_derive_from_transformers_own",
     "tracking/test_trials.py",
+    "training/test_health.py::test_many_batches_may_be_left_out_between_two_checkpoints",
+    "training/test_interruption_report.py::test_ctrl_c_ends_all_processes_in_two_lines_and_with_status_130",
     "training/test_memory_report.py",
 )
 

@@ -6,60 +6,179 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
-from littrainer import TrainingArguments
-from tests.scenarios.observations import (
-    batches_by_length,
-    best,
-    cache_in_config,
-    checkpointing_of_layers,
-    columns_seen,
-    determinism,
-    device,
-    dtype_in_evaluation,
-    evaluation_batches,
-    events,
-    files,
-    files_after_a_signal,
-    first_step_of_a_second_training,
-    folder_used,
-    grouped_order,
-    handed_to_metrics,
-    in_another_process,
-    kept_for_the_script,
-    language_weights,
-    last_or_best_weights,
-    level_in_a_replica,
-    level_of_logger,
-    lightning_profiler,
-    logged_losses,
-    loss_over_unequal_batches,
-    metrics_about_memory,
-    moves_to_the_host,
-    order,
-    patience_after_resume,
-    pinning_for_a_gpu,
-    precision_on_a_gpu,
-    predictions,
-    printing_callback,
-    projected_weights,
-    rows_read_after_resume,
-    steps,
-    stopped_at_overflow,
-    threads_while_training,
-    token_logs,
-    training_loader,
-    weights,
-    writing_threads,
-)
+from littrainer import TrainerCallback, TrainingArguments
+from littrainer.engine.lightning_trainer import lightning_keywords
+from littrainer.evaluation.gathering import BatchCollection
+from tests.scenarios.data import Rows, token_rows, vector_rows
+from tests.scenarios.models import VectorClassifier, tiny_gpt2
+from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 ROOT = Path(__file__).parent
+
+
+# ---- What there is to see: functions of a folder and arguments ----------------------------------------------------
+
+
+def weights(folder: Path, **changes: Any) -> Any:
+    """The weights after a training."""
+    trainer = quiet_trainer(folder, **changes)
+    trainer.train()
+    return [weight.tolist() for weight in trainer.model.state_dict().values()]
+
+
+def steps(folder: Path, **changes: Any) -> Any:
+    """How many optimizer steps a training took."""
+    trainer = quiet_trainer(folder, **changes)
+    trainer.train()
+    return trainer.state.global_step
+
+
+class Observer(TrainerCallback):
+    """Notes at which optimizer step and with which learning rate each event came."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.events.append(("rate", kwargs["lr_scheduler"].get_last_lr()))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        self.events.append(("log", state.global_step, sorted(logs)))
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.events.append(("evaluate", state.global_step))
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.events.append(("save", state.global_step))
+
+
+def events(folder: Path, model: Any = None, given: dict[str, Any] | None = None, **changes: Any) -> Any:
+    """What a training logged, when it evaluated and saved, and its learning rates."""
+    observer = Observer()
+    trainer = quiet_trainer(folder, model, given={"callbacks": [observer], **(given or {})}, **changes)
+    trainer.train()
+    return observer.events
+
+
+def files(folder: Path, **changes: Any) -> Any:
+    """What a training leaves in its folder."""
+    trainer = quiet_trainer(folder / "run", **changes)
+    trainer.train()
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def training_loader(name: str) -> Callable[..., Any]:
+    """An attribute of the training DataLoader."""
+
+    def look(folder: Path, **changes: Any) -> Any:
+        return str(getattr(quiet_trainer(folder, **changes).get_train_dataloader(), name))
+
+    return look
+
+
+def pinning_for_a_gpu(folder: Path, **changes: Any) -> Any:
+    """Whether batches that go to a GPU are loaded into page-locked memory."""
+    trainer = quiet_trainer(folder, **changes)
+    trainer.args.dataloader_pin_memory = changes["dataloader_pin_memory"]
+    trainer.args.device = torch.device("cuda")
+    return trainer.get_train_dataloader().pin_memory
+
+
+def order(folder: Path, rows: Any = None, **changes: Any) -> Any:
+    """The first values of the training samples in the order in which they are drawn."""
+    trainer = quiet_trainer(folder, given={"train_dataset": Rows(rows or vector_rows(10))}, **changes)
+    loader = trainer.get_train_dataloader()
+    loader.set_epoch(1)
+    return [batch["x"][:, 0].tolist() for batch in loader]
+
+
+def evaluation_batches(folder: Path, **changes: Any) -> Any:
+    """How many batches an evaluation has."""
+    return len(quiet_trainer(folder, **changes).get_eval_dataloader())
+
+
+def moves_to_the_host(folder: Path, **changes: Any) -> Any:
+    """How often an evaluation moves what it keeps to host memory."""
+    moves: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BatchCollection, "move_to_host", lambda collection: moves.append(collection))
+        quiet_trainer(folder, **changes).predict(Rows(vector_rows(9)))
+    return len(moves)
+
+
+def precision_on_a_gpu(folder: Path, **changes: Any) -> Any:
+    """Lightning's precision on a machine with a GPU."""
+    args = quiet_arguments(folder, **changes)
+    args.device = torch.device("cuda")
+    return lightning_keywords(args)["precision"]
+
+
+def checkpointing_of_layers(folder: Path, **changes: Any) -> Any:
+    """What the model is asked about activation checkpointing."""
+    model = tiny_gpt2()
+    asked: list[Any] = []
+    original = model.gradient_checkpointing_enable
+
+    def enable(gradient_checkpointing_kwargs: Any = None, **keywords: Any) -> None:
+        asked.append(gradient_checkpointing_kwargs)
+        original(gradient_checkpointing_kwargs)
+
+    model.gradient_checkpointing_enable = enable
+    rows = Rows([{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in token_rows(2, longest=3)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quiet_trainer(folder, model, given={"train_dataset": rows}, max_steps=1, **changes).train()
+    return asked
+
+
+def cache_in_config(folder: Path, **changes: Any) -> Any:
+    """`use_cache` of the model's configuration."""
+    model = tiny_gpt2()
+    quiet_trainer(folder, model, **changes)
+    return model.config.use_cache
+
+
+def device(folder: Path, **changes: Any) -> Any:
+    """The device on a machine with a GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        return quiet_arguments(folder, **changes)._find_device().type
+
+
+def stopped_at_overflow(folder: Path, **changes: Any) -> Any:
+    """Whether a training stops at a number that is not finite."""
+    model = VectorClassifier()
+    model.norm.weight.data[2] = float("inf")
+    trainer = quiet_trainer(folder, model, max_steps=1, **changes)
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            trainer.train()
+        except ValueError:
+            return True
+    return False
+
+
+def kept_for_the_script(name: str) -> Callable[..., Any]:
+    """An argument that only scripts read."""
+
+    def look(folder: Path, **changes: Any) -> Any:
+        return getattr(quiet_arguments(folder, **changes), name)
+
+    return look
+
+
+# ---- The tables ----------------------------------------------------------------------------------------------------
 
 
 class Effect(NamedTuple):
@@ -85,19 +204,14 @@ WORKERS = {"dataloader_num_workers": 1}
 
 EFFECTS: dict[str, Effect] = {
     # Schedule and length of the run
-    "output_dir": Effect("one", "two", folder_used),
     "per_device_train_batch_size": Effect(2, 4, steps),
     "num_train_epochs": Effect(1, 1.5, steps),
     "max_steps": Effect(1, 2, steps),
     "save_minutes": Effect(None, 0, files),
     "eval_minutes": Effect(None, 0, events),
     "max_minutes": Effect(None, 0, steps),
-    "hang_timeout": Effect(None, 600, threads_while_training),
-    "max_tokens_per_batch": Effect(None, 12, batches_by_length),
-    "pack_to_length": Effect(None, 12, batches_by_length),
     "on_nonfinite": Effect("warn", "rollback", files, SAVING),
     "spike_factor": Effect(None, 1, weights, {"on_nonfinite": "skip", "max_steps": 25}),
-    "loss_normalization": Effect("transformers", "exact", logged_losses, {"gradient_accumulation_steps": 2}),
     "learning_rate": Effect(1e-3, 1e-2, weights),
     "lr_scheduler_type": Effect("linear", "constant", events),
     "lr_scheduler_kwargs": Effect(None, {"num_cycles": 2.0}, events, {"lr_scheduler_type": "cosine"}),
@@ -106,7 +220,6 @@ EFFECTS: dict[str, Effect] = {
     # Optimizer
     "optim": Effect("adamw_torch", "sgd", weights),
     "optim_args": Effect(None, "momentum=0.9", weights, {"optim": "sgd"}),
-    "optim_target_modules": Effect("all-linear", ["query"], projected_weights, {"optim": "galore_adamw"}),
     "weight_decay": Effect(0.0, 0.5, weights),
     "ema_decay": Effect(None, 0.5, weights),
     "ema_use": Effect("both", "evaluate", weights, {"ema_decay": 0.5}),
@@ -120,8 +233,6 @@ EFFECTS: dict[str, Effect] = {
     # Number formats and memory
     "bf16": Effect(False, True, weights),
     "fp16": Effect(False, True, precision_on_a_gpu),
-    "bf16_full_eval": Effect(False, True, dtype_in_evaluation),
-    "fp16_full_eval": Effect(False, True, dtype_in_evaluation),
     "activation_checkpointing": Effect(False, True, checkpointing_of_layers),
     "activation_checkpointing_kwargs": Effect(
         None, {"use_reentrant": True}, checkpointing_of_layers, {"activation_checkpointing": True}
@@ -131,48 +242,28 @@ EFFECTS: dict[str, Effect] = {
         None, {"use_reentrant": True}, checkpointing_of_layers, {"gradient_checkpointing": True}
     ),
     "use_cache": Effect(False, True, cache_in_config),
-    "neftune_noise_alpha": Effect(None, 10.0, language_weights),
     # Logs
     "logging_strategy": Effect("steps", "epoch", events, {"logging_steps": 2}),
     "logging_steps": Effect(2, 3, events, {"logging_strategy": "steps"}),
     "logging_first_step": Effect(False, True, events, {"logging_strategy": "steps", "logging_steps": 5}),
-    "log_on_each_node": Effect(True, False, in_another_process("should_log")),
     "log_speed": Effect(False, True, events, BY_STEPS),
-    "logging_nan_inf_filter": Effect(True, False, logged_losses),
-    "include_num_input_tokens_seen": Effect("all", "non_padding", token_logs),
-    "log_level": Effect("info", "error", level_of_logger),
-    "log_level_replica": Effect("info", "error", level_in_a_replica),
-    "disable_tqdm": Effect(False, True, printing_callback),
     # Evaluation
     "eval_strategy": Effect("no", "epoch", events),
     "eval_steps": Effect(2, 3, events, {"eval_strategy": "steps"}),
     "eval_delay": Effect(0, 3, events, EVALUATING),
     "per_device_eval_batch_size": Effect(2, 7, evaluation_batches),
-    "prediction_loss_only": Effect(False, True, predictions),
     "eval_on_start": Effect(False, True, events, EVALUATING),
-    "eval_do_concat_batches": Effect(True, False, handed_to_metrics),
     "eval_accumulation_steps": Effect(1, 2, moves_to_the_host),
-    "include_for_metrics": Effect([], ["loss"], handed_to_metrics),
-    "batch_eval_metrics": Effect(False, True, handed_to_metrics),
-    "eval_loss_weighting": Effect("batches", "samples", loss_over_unequal_batches),
     # Checkpoints
     "save_only_model": Effect(False, True, files, SAVING),
     "save_strategy": Effect("no", "epoch", files),
     "save_steps": Effect(2, 3, files, {"save_strategy": "steps"}),
-    "save_on_each_node": Effect(False, True, in_another_process("should_save")),
     "save_total_limit": Effect(None, 1, files, SAVING),
     "save_total_limit_best": Effect(1, 2, files, {**SAVING, **EVALUATING, "learning_rate": 0.1}),
     "keep_optimizer_states": Effect(None, 1, files, SAVING),
-    "load_best_model_at_end": Effect(False, True, last_or_best_weights),
-    "metric_for_best_model": Effect("loss", "accuracy", best),
-    "greater_is_better": Effect(True, False, best, {"metric_for_best_model": "accuracy"}),
-    "ignore_data_skip": Effect(False, True, rows_read_after_resume),
-    "restore_callback_states_from_checkpoint": Effect(False, True, patience_after_resume),
     # Seeds and device
-    "full_determinism": Effect(False, True, determinism),
     "seed": Effect(1, 2, order),
     "data_seed": Effect(1, 2, order),
-    "use_cpu": Effect(False, True, device),
     "accelerator_config": Effect(None, {"use_seedable_sampler": False}, order),
     # Data
     "dataloader_drop_last": Effect(False, True, steps),
@@ -182,117 +273,138 @@ EFFECTS: dict[str, Effect] = {
     "dataloader_prefetch_factor": Effect(None, 4, training_loader("prefetch_factor"), WORKERS),
     "dataloader_multiprocessing_context": Effect("fork", "spawn", training_loader("multiprocessing_context"), WORKERS),
     "dataloader_in_order": Effect(True, False, training_loader("in_order"), WORKERS),
-    "remove_unused_columns": Effect(True, False, columns_seen),
-    "label_names": Effect(None, ["x"], predictions),
     "train_sampling_strategy": Effect("random", "sequential", order),
-    "length_column_name": Effect("length", "other", grouped_order),
     # Debugging, scripts, Lightning
     "debug": Effect("", "underflow_overflow", stopped_at_overflow),
-    "skip_memory_metrics": Effect(True, False, metrics_about_memory),
-    "lightning": Effect(None, {"profiler": "simple"}, lightning_profiler),
-    "async_save": Effect(False, True, writing_threads, SAVING),
-    "enable_jit_checkpoint": Effect(False, True, files_after_a_signal),
-    "jit_checkpoint_signals": Effect("SIGTERM", "SIGUSR1", files_after_a_signal, {"enable_jit_checkpoint": True}),
     **{name: Effect(False, True, kept_for_the_script(name)) for name in ("do_train", "do_eval", "do_predict")},
-    "resume_from_checkpoint": Effect(None, "auto", first_step_of_a_second_training),
     "local_rank": Effect(-1, 0, kept_for_the_script("local_rank")),
     "ddp_timeout": Effect(1800, 60, kept_for_the_script("ddp_timeout_delta")),
 }
 
-# Argument -> the file and the test that fails when it is ignored.
-LIGER = ("training/test_model_preparation.py", "test_the_kernels_that_the_config_names_are_put_into_the_model")
-COMPILER = ("strategies/test_model_wrapping.py", "test_naming_a_backend_or_a_mode_compiles_with_them")
-TRACKIO = ("tracking/test_trackio.py", "test_arguments_name_the_space_its_bucket_and_the_static_one")
-SEEN_ELSEWHERE: dict[str, tuple[str, str]] = {
-    "tf32": ("arguments/test_process.py", "test_the_switch_for_tf32_is_set_as_asked_and_by_compilation"),
+# Argument -> the test, or the scenario, that fails when it is ignored.
+SEEN_ELSEWHERE: dict[str, str] = {
+    "tf32": "arguments/test_process.py::test_the_switch_for_tf32_is_set_as_asked_and_by_compilation",
     "torch_compile": (
-        "strategies/test_model_wrapping.py",
-        "test_steps_run_the_compiled_model_and_the_users_module_is_what_is_saved",
+        "strategies/test_model_wrapping.py::test_steps_run_the_compiled_model_and_the_users_module_is_what_is_saved"
     ),
-    "torch_compile_backend": COMPILER,
-    "torch_compile_mode": COMPILER,
-    "use_liger_kernel": LIGER,
-    "liger_kernel_config": LIGER,
+    "torch_compile_backend": "strategies/test_model_wrapping.py::test_naming_a_backend_or_a_mode_compiles_with_them",
+    "torch_compile_mode": "strategies/test_model_wrapping.py::test_naming_a_backend_or_a_mode_compiles_with_them",
+    "use_liger_kernel": (
+        "training/test_model_preparation.py::test_the_kernels_that_the_config_names_are_put_into_the_model"
+    ),
+    "liger_kernel_config": (
+        "training/test_model_preparation.py::test_the_kernels_that_the_config_names_are_put_into_the_model"
+    ),
     "torch_empty_cache_steps": (
-        "training/test_batch_size_search.py",
-        "test_the_cache_is_emptied_in_every_so_many_optimizer_steps",
+        "training/test_out_of_memory.py::test_the_cache_is_emptied_in_every_so_many_optimizer_steps"
     ),
     "auto_find_batch_size": (
-        "training/test_batch_size_search.py",
-        "test_the_size_shrinks_by_a_tenth_until_it_fits_and_is_told",
+        "training/test_out_of_memory.py::test_the_size_shrinks_by_a_tenth_until_it_fits_and_is_told"
     ),
     "auto_micro_batch": (
-        "training/test_fitting_micro_batches.py",
-        "test_no_step_is_lost_and_weights_are_those_of_a_training_that_did_not_run_out",
+        "training/test_fitting_micro_batches.py::test_no_step_is_lost_and_weights_are_those_of_a_training_that_did_not_run_out"
     ),
-    "report_to": ("tracking/test_selection.py", "test_names_become_callbacks_in_their_order_each_once"),
-    "run_name": ("tracking/test_as_transformers.py", "test_mlflow"),
-    "logging_dir": ("tracking/test_tensorboard.py", "test_the_folder_is_that_of_logging_dir_before_the_environments"),
-    "parallelism_config": ("distributed/test_layout.py", "test_ranks_are_those_of_accelerates_mesh"),
-    "fsdp": (
-        "distributed/test_sharded_training.py",
-        "test_each_process_has_half_of_the_parameters_by_layers",
-    ),
-    "fsdp_config": ("arguments/test_sharding.py", "test_every_key_changes_the_plan"),
-    **dict.fromkeys(
-        ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph"),
-        ("strategies/test_data_parallel.py", "test_an_argument_is_a_keyword_of_the_strategy"),
-    ),
-    "deepspeed": (
-        "deepspeed/test_plugin.py",
-        "test_a_trainer_shows_the_plugin_where_libraries_look_for_it",
-    ),
-    "ddp_backend": ("distributed/test_group.py", "test_the_communication_library_fits_the_device"),
+    "report_to": "tracking/test_selection.py::test_names_become_callbacks_in_their_order_each_once",
+    "run_name": "tracking/test_as_transformers.py::test_mlflow",
+    "logging_dir": "tracking/test_tensorboard.py::test_the_folder_is_that_of_logging_dir_before_the_environments",
+    "parallelism_config": "distributed/test_layout.py::test_ranks_are_those_of_accelerates_mesh",
+    "fsdp": "distributed/test_sharded_training.py::test_each_process_has_half_of_the_parameters_by_layers",
+    "fsdp_config": "arguments/test_sharding.py::test_every_key_changes_the_plan",
+    "ddp_find_unused_parameters": "strategies/test_data_parallel.py::test_an_argument_is_a_keyword_of_the_strategy",
+    "ddp_bucket_cap_mb": "strategies/test_data_parallel.py::test_an_argument_is_a_keyword_of_the_strategy",
+    "ddp_broadcast_buffers": "strategies/test_data_parallel.py::test_an_argument_is_a_keyword_of_the_strategy",
+    "ddp_static_graph": "strategies/test_data_parallel.py::test_an_argument_is_a_keyword_of_the_strategy",
+    "deepspeed": "deepspeed/test_plugin.py::test_a_trainer_shows_the_plugin_where_libraries_look_for_it",
+    "ddp_backend": "distributed/test_group.py::test_the_communication_library_fits_the_device",
     "average_tokens_across_devices": (
-        "fidelity/cases/several_processes.py",
-        "two_processes_that_count_label_tokens_each_for_itself",
+        "fidelity/cases/several_processes.py::two_processes_that_count_label_tokens_each_for_itself"
     ),
-    "eval_use_gather_object": ("distributed/evaluating_process.py", "objects"),
-    "project": TRACKIO,
-    "trackio_space_id": TRACKIO,
-    "trackio_bucket_id": TRACKIO,
-    "trackio_static_space_id": TRACKIO,
-    "push_to_hub": ("hub/test_repository.py", "test_without_push_to_hub_nothing_is_asked_of_any_hub"),
-    "hub_model_id": ("hub/test_repository.py", "test_hub_model_id_names_the_repository_with_or_without_its_owner"),
-    "hub_private_repo": ("hub/test_repository.py", "test_privacy_is_asked_for_only_where_it_is_set"),
-    "hub_revision": ("hub/test_repository.py", "test_pushes_go_to_the_branch_of_hub_revision_which_is_made"),
-    "hub_token": ("hub/test_repository.py", "test_the_token_that_is_logged_in_is_taken_where_none_is_given"),
-    "hub_strategy": ("hub/test_as_transformers.py", "test_commits_and_files_of_a_strategy_are_those_of_transformers"),
+    "eval_use_gather_object": "distributed/evaluating_process.py::objects",
+    "project": "tracking/test_trackio.py::test_arguments_name_the_space_its_bucket_and_the_static_one",
+    "trackio_space_id": "tracking/test_trackio.py::test_arguments_name_the_space_its_bucket_and_the_static_one",
+    "trackio_bucket_id": "tracking/test_trackio.py::test_arguments_name_the_space_its_bucket_and_the_static_one",
+    "trackio_static_space_id": "tracking/test_trackio.py::test_arguments_name_the_space_its_bucket_and_the_static_one",
+    "push_to_hub": "hub/test_repository.py::test_without_push_to_hub_nothing_is_asked_of_any_hub",
+    "hub_model_id": "hub/test_repository.py::test_hub_model_id_names_the_repository_with_or_without_its_owner",
+    "hub_private_repo": "hub/test_repository.py::test_privacy_is_asked_for_only_where_it_is_set",
+    "hub_revision": "hub/test_repository.py::test_pushes_go_to_the_branch_of_hub_revision_which_is_made",
+    "hub_token": "hub/test_repository.py::test_the_token_that_is_logged_in_is_taken_where_none_is_given",
+    "hub_strategy": "hub/test_as_transformers.py::test_commits_and_files_of_a_strategy_are_those_of_transformers",
     "hub_always_push": (
-        "hub/test_pushing.py",
-        "test_training_does_not_wait_for_a_push_and_skips_saves_while_one_is_on_its_way",
+        "hub/test_pushing.py::test_training_does_not_wait_for_a_push_and_skips_saves_while_one_is_on_its_way"
+    ),
+    "output_dir": "training/test_run.py::test_the_folder_follows_an_output_dir_that_a_callback_sets",
+    "hang_timeout": (
+        "training/test_watchdog.py::test_the_command_line_goes_before_the_argument_and_without_both_nothing_is_watched"
+    ),
+    "max_tokens_per_batch": "data/test_token_batches.py::test_the_plan_knows_steps_and_samples",
+    "pack_to_length": "data/test_packing.py::test_each_document_is_in_one_row_and_rows_are_drawn_for_each_epoch",
+    "optim_target_modules": "optim/test_third_party.py::test_the_weights_of_the_named_linear_layers_are_projected",
+    "bf16_full_eval": "fidelity/cases/precision.py::bf16_full_evaluation_after_training",
+    "fp16_full_eval": "fidelity/cases/precision.py::fp16_full_evaluation_before_training",
+    "neftune_noise_alpha": "fidelity/cases/model_side.py::noise_on_the_embeddings",
+    "log_on_each_node": "arguments/test_process.py::test_ranks_come_from_the_launchers_environment",
+    "log_level_replica": "arguments/test_process.py::test_ranks_come_from_the_launchers_environment",
+    "save_on_each_node": "arguments/test_process.py::test_ranks_come_from_the_launchers_environment",
+    "log_level": "arguments/test_process.py::test_the_log_level_is_the_number_that_transformers_gives",
+    "include_num_input_tokens_seen": "fidelity/cases/reports.py::input_tokens_told_from_padding_by_the_tokenizer",
+    "disable_tqdm": "callbacks/test_progress.py::test_bars_are_drawn_on_a_terminal_or_where_a_script_asked_for_them",
+    "logging_nan_inf_filter": "fidelity/cases/callbacks.py::loss_that_is_nan_once_and_logged",
+    "loss_normalization": "training/test_loss_normalization.py::test_losses_and_weights_are_the_same_for_each_layout",
+    "prediction_loss_only": "fidelity/cases/evaluation.py::evaluating_the_loss_only",
+    "eval_do_concat_batches": "fidelity/cases/evaluation.py::predictions_kept_batch_by_batch",
+    "include_for_metrics": "fidelity/cases/evaluation.py::metrics_from_inputs_and_losses",
+    "batch_eval_metrics": "fidelity/cases/evaluation.py::metrics_summed_up_batch_by_batch",
+    "eval_loss_weighting": "evaluation/test_loss_mean.py::test_labels_that_cannot_be_counted_weigh_by_samples",
+    "load_best_model_at_end": "fidelity/cases/best_model.py::best_model_by_loss_where_no_metric_is_named",
+    "metric_for_best_model": "fidelity/cases/best_model.py::best_model_by_loss_where_no_metric_is_named",
+    "greater_is_better": "fidelity/cases/best_model.py::best_model_is_the_one_with_the_smallest_value",
+    "ignore_data_skip": "fidelity/cases/resume.py::resumed_without_skipping_data",
+    "restore_callback_states_from_checkpoint": "fidelity/cases/resume_changed.py::resumed_with_patience_anew",
+    "full_determinism": "fidelity/cases/model_side.py::full_determinism",
+    "use_cpu": "arguments/test_process.py::test_each_process_has_the_gpu_of_its_number_before_metal_and_the_cpu",
+    "remove_unused_columns": "test_trainer.py::test_columns_the_model_does_not_take_are_removed_from_a_table",
+    "label_names": "fidelity/cases/evaluation_outputs.py::labels_of_several_names",
+    "length_column_name": "fidelity/cases/sampling.py::grouped_by_a_column_of_lengths",
+    "skip_memory_metrics": "fidelity/cases/model_side.py::memory_metrics",
+    "lightning": "engine/test_run_lightning.py::test_keywords_of_the_users_own_reach_lightning",
+    "async_save": (
+        "checkpoint/test_async_save.py::test_steps_go_on_while_a_checkpoint_is_written_and_it_shows_when_it_is_complete"
+    ),
+    "enable_jit_checkpoint": (
+        "faults/test_preemption.py::test_without_enable_jit_checkpoint_signals_do_what_they_did_before_training"
+    ),
+    "jit_checkpoint_signals": "faults/test_preemption.py::test_jit_checkpoint_signals_says_which_signals_save",
+    "resume_from_checkpoint": (
+        "training/test_resuming.py::test_auto_begins_and_then_goes_on_from_the_newest_intact_checkpoint"
     ),
 }
+
+
+def seen_with(name: str, value: Any, folder: Path) -> Any:
+    folder.mkdir()
+    return EFFECTS[name].look(folder, **{**EFFECTS[name].beside, name: value})
 
 
 @pytest.mark.parametrize("name", EFFECTS)
 @pytest.mark.filterwarnings("ignore")
 def test_two_values_of_an_argument_differ_in_what_there_is_to_see(tmp_path: Path, name: str) -> None:
-    first, second, look, beside = EFFECTS[name]
-    seen = []
-    for number, value in enumerate((first, second)):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        seen.append(look(folder, **{**beside, name: value}))
-    assert seen[0] != seen[1]
+    first, second, *_ = EFFECTS[name]
+    assert seen_with(name, first, tmp_path / "first") != seen_with(name, second, tmp_path / "second")
 
 
-@pytest.mark.parametrize("name", ["learning_rate", "logging_steps", "seed", "save_steps", "eval_do_concat_batches"])
+@pytest.mark.parametrize("name", ["learning_rate", "logging_steps", "seed", "save_steps"])
 def test_equal_values_look_equal(tmp_path: Path, name: str) -> None:
-    first, _, look, beside = EFFECTS[name]
-    seen = []
-    for number in range(2):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        seen.append(look(folder, **{**beside, name: first}))
-    assert seen[0] == seen[1]
+    first = EFFECTS[name].first
+    assert seen_with(name, first, tmp_path / "once") == seen_with(name, first, tmp_path / "twice")
 
 
 @pytest.mark.parametrize("name", SEEN_ELSEWHERE)
 def test_the_test_that_sees_an_argument_is_there_and_names_it(name: str) -> None:
-    path, function = SEEN_ELSEWHERE[name]
+    path, _, function = SEEN_ELSEWHERE[name].partition("::")
     text = (ROOT / path).read_text(encoding="utf-8")
-    assert f"def {function}(" in text and name in text
+    # A scenario is a function, or a row of a table.
+    assert (f"def {function}(" in text or f'"{function}": ' in text) and name in text
 
 
 def test_each_argument_has_its_effect_in_one_of_the_tables() -> None:

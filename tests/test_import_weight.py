@@ -48,7 +48,7 @@ with contextlib.redirect_stdout(io.StringIO()) as printed:
             pass
 facts["version and help"] = [loaded(heavy | slow), len(printed.getvalue()) > 500]
 facts["listed"] = [name for name in littrainer.__all__ if name not in dir(littrainer)]
-from littrainer import HfArgumentParser, Seq2SeqTrainingArguments, TrainingArguments
+from littrainer import Seq2SeqTrainingArguments, TrainingArguments
 facts["names of arguments"] = loaded(heavy)
 facts["set_seed is in"] = littrainer.set_seed.__module__
 

@@ -3,21 +3,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import SequentialSampler
 from transformers import GenerationConfig
 
-from littrainer import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer
+from littrainer import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, default_data_collator
 from littrainer.data.samplers import LengthGroupedSampler
 from tests.scenarios.collators import pad_translations
 from tests.scenarios.data import Rows, Stream, translation_rows
-from tests.scenarios.models import END_TOKEN, VectorClassifier, tiny_bart, tiny_bert_classifier
+from tests.scenarios.models import END_TOKEN, VectorClassifier, tiny_bart, tiny_bert_classifier, tiny_gpt2
 from tests.scenarios.trainers import QUIET_RUN
 
 ROWS = translation_rows(5)
 QUESTIONS = Rows([{"input_ids": row["input_ids"]} for row in ROWS])
+SIX_TOKENS = GenerationConfig(max_length=6, decoder_start_token_id=END_TOKEN, eos_token_id=END_TOKEN, pad_token_id=0)
 
 
 def translator(
@@ -40,33 +40,6 @@ def translator(
         keywords["model"] = tiny_bart() if model is None else model
     args = Seq2SeqTrainingArguments(str(folder), **{**QUIET_RUN, "predict_with_generate": True, **changes})
     return kind(args=args, **keywords)
-
-
-def tokens(trainer: Any, **gen_kwargs: Any) -> Any:
-    """What is generated for the questions, without its padding of 0."""
-    found = trainer.predict(QUESTIONS, **gen_kwargs).predictions
-    return [[int(token) for token in row[1:] if token] for row in found]
-
-
-# ---- Each argument counts --------------------------------------------------------------------------------------------
-
-SIX_TOKENS = GenerationConfig(max_length=6, decoder_start_token_id=END_TOKEN, eos_token_id=END_TOKEN, pad_token_id=0)
-GENERATED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "predict_with_generate": ({"predict_with_generate": False}, {"predict_with_generate": True}),
-    "generation_max_length": ({"generation_max_length": 5}, {"generation_max_length": 8}),
-    "generation_num_beams": ({"generation_num_beams": 1}, {"generation_num_beams": 4}),
-    "generation_config": ({"generation_config": None}, {"generation_config": SIX_TOKENS}),
-}
-
-
-@pytest.mark.parametrize("name", GENERATED)
-def test_each_argument_about_generation_changes_what_is_predicted(tmp_path: Path, name: str) -> None:
-    def predicted(changes: dict[str, Any]) -> Any:
-        found = translator(tmp_path, **changes).predict(Rows(ROWS)).predictions
-        return found.tolist() if isinstance(found, np.ndarray) else "logits"
-
-    first, second = GENERATED[name]
-    assert predicted(first) == predicted(first) != predicted(second)
 
 
 @pytest.mark.parametrize("kind", [Seq2SeqTrainer, Trainer])
@@ -114,47 +87,26 @@ def test_keywords_of_a_call_hold_for_each_of_several_datasets(tmp_path: Path) ->
     assert {"eval_one_loss", "eval_two_loss"} <= set(found)
 
 
-def test_an_evaluation_during_training_generates_as_the_arguments_say(tmp_path: Path) -> None:
-    asked: list[dict[str, Any]] = []
-
-    class Noting(Seq2SeqTrainer):
-        def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            asked.append(dict(self._gen_kwargs))
-            return super().prediction_step(model, inputs, *args, **kwargs)
-
-    trainer = translator(
-        tmp_path, kind=Noting, generation_max_length=9, generation_num_beams=2, eval_strategy="epoch", max_steps=1
-    )
-    trainer.evaluate(max_length=4, num_beams=1, do_sample=True)
-    before = len(asked)
-    trainer.train()
-    assert asked[before:] and all(given == {"max_length": 9, "num_beams": 2} for given in asked[before:])
-
-
 @pytest.mark.parametrize("given", [{"num_bems": 2}, {"num_return_sequences": 3, "num_beams": 2}])
 def test_errors_of_generate_are_left_as_they_are(tmp_path: Path, given: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(given))):
         translator(tmp_path).evaluate(**given)  # type: ignore[arg-type]
 
 
-def test_keywords_without_generation_are_told_to_have_no_effect(
+def test_keywords_without_generation_are_logged_once_at_level_info(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = translator(tmp_path, predict_with_generate=False, given={"compute_metrics": None})
     trainer.evaluate(max_length=None)
     assert not any("without effect" in message for message in caplog.messages)
-    trainer.evaluate(max_length=4)
-    assert any("max_length=4: without effect" in message for message in caplog.messages)
+    with caplog.at_level("INFO", "littrainer"):
+        trainer.evaluate(max_length=4)
+        trainer.predict(trainer.eval_dataset, max_length=4)
+    (record,) = [record for record in caplog.records if "max_length=4: without effect" in record.getMessage()]
+    assert record.levelname == "INFO"
 
 
 # ---- Models and their generation config ------------------------------------------------------------------------------
-
-
-def test_the_generation_config_is_put_into_the_model_as_a_copy(tmp_path: Path) -> None:
-    wanted = SIX_TOKENS
-    trainer = translator(tmp_path, generation_config=wanted)
-    assert trainer.model.generation_config.max_length == 6
-    assert trainer.model.generation_config is not wanted
 
 
 def test_an_invalid_generation_config_stops_the_trainer_before_it_trains(tmp_path: Path) -> None:
@@ -196,12 +148,7 @@ def test_a_plain_trainer_says_that_it_generates_nothing(tmp_path: Path, caplog: 
 
 
 def test_a_wish_to_generate_that_comes_later_is_refused_at_the_first_batch(tmp_path: Path) -> None:
-    trainer = translator(
-        tmp_path,
-        VectorClassifier(),
-        predict_with_generate=False,
-        remove_unused_columns=False,
-    )
+    trainer = translator(tmp_path, VectorClassifier(), predict_with_generate=False, remove_unused_columns=False)
     trainer.args.predict_with_generate = True
     with pytest.raises(ValueError, match="VectorClassifier has no `generate`"):
         trainer.predict(QUESTIONS)
@@ -215,3 +162,17 @@ def test_outputs_without_a_padding_token_are_refused_with_the_place_to_set_one(t
     trainer.model.config.pad_token_id = None
     with pytest.raises(ValueError, match=r"set model\.config\.pad_token_id"):
         trainer.predict(QUESTIONS)
+
+
+def test_a_decoder_only_model_answers_prompts_without_their_answer(tmp_path: Path) -> None:
+    rows = Rows([{"input_ids": [5, 6, 7, 8 + row], "labels": [-100, -100, 7, 8 + row]} for row in range(3)])
+    model, asked = tiny_gpt2(), []
+    generate = model.generate
+    model.generate = lambda **inputs: asked.append(inputs["input_ids"].tolist()) or generate(**inputs)
+    given = {"eval_dataset": rows, "data_collator": default_data_collator}
+    trainer = translator(tmp_path, model, given=given, generation_max_length=6)
+    found = trainer.predict(rows)
+    assert [prompt for batch in asked for prompt in batch] == [[5, 6]] * 3
+    assert found.predictions.shape[0] == 3 and found.label_ids[:, 2:4].tolist() == [[7, 8], [7, 9], [7, 10]]
+    # The loss is that of the answers.
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(found.metrics["test_loss"])

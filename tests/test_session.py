@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from littrainer import Trainer
+from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 
@@ -32,6 +33,7 @@ def test_a_deep_copy_and_a_pickle_train_with_the_optimizer_that_was_given(tmp_pa
     own = {id(parameter) for parameter in trainer.model.parameters()}
     assert not any(id(parameter) in own for parameter in other.optimizer.param_groups[0]["params"])
     assert trainer.lr_scheduler is None and trainer.state.global_step == 0
+    assert pickle.loads(pickle.dumps(trainer.accelerator)).gradient_state.sync_gradients
 
 
 def test_a_shallow_copy_has_attributes_of_its_own(tmp_path: Path) -> None:
@@ -51,3 +53,20 @@ def test_an_attribute_can_be_patched_and_taken_away(tmp_path: Path, name: str) -
     assert getattr(trainer, name) is before
     delattr(trainer, name)
     assert not hasattr(trainer, name)
+
+
+def test_a_record_of_the_run_that_cannot_be_read_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        if path.name == RUN_RECORD_NAME:
+            raise OSError(5, "Input/output error")
+        return original(path)
+
+    (tmp_path / RUN_RECORD_NAME).write_text("{}")
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    trainer = quiet_trainer(tmp_path, max_steps=2)
+    trainer.train()
+    assert trainer.state.global_step == 2

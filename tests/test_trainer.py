@@ -9,7 +9,7 @@ import transformers
 from datasets import Dataset
 from torch import nn
 
-from littrainer import Trainer, TrainingArguments
+from littrainer import Trainer, TrainerCallback, TrainingArguments
 from littrainer.arguments import process
 from littrainer.data.collators import RemoveColumnsCollator
 from tests.distributed.launchers import see_gpus, set_only
@@ -17,11 +17,6 @@ from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, token_rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
-
-
-def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
-
 
 # ---- Construction -------------------------------------------------------------------------------------------------
 
@@ -35,41 +30,63 @@ def test_a_trainer_without_arguments_trains_into_a_folder_of_its_own(
     assert (tmp_path / "tmp_trainer").is_dir()
 
 
+class Counting(TrainerCallback):
+    steps = 0
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.steps += 1
+
+
+SGD: Any = torch.optim.SGD([torch.zeros(1)])
+SHORT_AND_LONG = {"whole": Rows(vector_rows(4)), "short": Rows([])}
+
+
+# Further ones are in tests/errors/test_page.py, word for word.
 @pytest.mark.parametrize(
-    ("given", "error", "words"),
+    ("given", "changes", "error", "words"),
     [
-        ({"data_collator": "no function"}, TypeError, "data_collator.*callable.*str"),
+        ({"train_dataset": None}, {}, ValueError, "train_dataset"),
+        ({"eval_dataset": Rows([])}, {"eval_strategy": "epoch"}, ValueError, "eval_dataset.*empty"),
+        ({"eval_dataset": SHORT_AND_LONG}, {"eval_strategy": "epoch"}, ValueError, "eval_dataset.*empty"),
+        ({"model": None}, {}, RuntimeError, "model.*model_init"),
+        ({"model_init": VectorClassifier}, {}, ValueError, "model.*model_init"),
+        ({"model": None, "model_init": lambda one, two: None}, {}, RuntimeError, "model_init.*takes 2"),
+        ({"model": None, "model_init": lambda: None}, {}, RuntimeError, "model_init.*returned None"),
         (
-            {
-                "optimizers": (torch.optim.SGD([torch.zeros(1)]), None),
-                "optimizer_cls_and_kwargs": (torch.optim.SGD, {}),
-            },
+            {"model": None, "model_init": lambda: VectorClassifier(), "optimizers": (SGD, None)},
+            {},
+            RuntimeError,
+            "model_init.*optimizers",
+        ),
+        (
+            {"optimizers": (SGD, None), "optimizer_cls_and_kwargs": (torch.optim.SGD, {})},
+            {},
             RuntimeError,
             "optimizers.*optimizer_cls_and_kwargs",
         ),
+        ({"data_collator": "no function"}, {}, TypeError, "data_collator.*callable.*str"),
+        # It is not told the last batch.
+        (
+            {"compute_metrics": lambda prediction: {}},
+            {"batch_eval_metrics": True},
+            ValueError,
+            "batch_eval_metrics.*compute_result",
+        ),
     ],
 )
-def test_what_contradicts_itself_is_refused(tmp_path: Path, given: Any, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        quiet_trainer(tmp_path, given=given)
+def test_wrong_input_is_one_line_before_the_first_step(
+    tmp_path: Path, given: dict[str, Any], changes: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    counting = Counting()
+    keywords = {"model": VectorClassifier(), "train_dataset": Rows(vector_rows(8)), **given}
+    with pytest.raises(error, match=words) as caught:
+        Trainer(args=quiet_arguments(tmp_path, max_steps=2, **changes), callbacks=[counting], **keywords).train()
+    assert "\n" not in str(caught.value) and counting.steps == 0
 
 
-@pytest.mark.parametrize(
-    ("build", "words"),
-    [(lambda one, two: VectorClassifier(), "takes 2"), (lambda: None, "returned None")],
-    ids=["two parameters", "no model"],
-)
-def test_a_model_init_that_cannot_make_a_model_is_refused(tmp_path: Path, build: Any, words: str) -> None:
-    with pytest.raises(RuntimeError, match=f"model_init.*{words}"):
-        Trainer(model_init=build, args=quiet_arguments(tmp_path))
-    optimizers: Any = (torch.optim.SGD([torch.zeros(1)]), None)
-    with pytest.raises(RuntimeError, match=r"model_init.*optimizers"):
-        Trainer(model_init=lambda: VectorClassifier(), args=quiet_arguments(tmp_path), optimizers=optimizers)
-
-
-def test_metrics_batch_by_batch_need_a_function_that_is_told_the_last_batch(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"batch_eval_metrics.*compute_result"):
-        quiet_trainer(tmp_path, given={"compute_metrics": lambda prediction: {}}, batch_eval_metrics=True)
+def test_evaluating_without_an_evaluation_set_says_which_argument_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]*eval_dataset[^\n]*$"):
+        quiet_trainer(tmp_path, given={"eval_dataset": None}).evaluate()
 
 
 @pytest.mark.parametrize(
@@ -169,28 +186,6 @@ def test_nested_inputs_keep_their_structure_when_they_are_moved(
 # ---- Optimizer and schedule ---------------------------------------------------------------------------------------
 
 
-def test_an_optimizer_class_and_its_keywords_take_the_place_of_the_arguments(tmp_path: Path) -> None:
-    given = {"optimizer_cls_and_kwargs": (torch.optim.SGD, {"lr": 0.5, "momentum": 0.9})}
-    optimizer = quiet_trainer(tmp_path, given=given, weight_decay=0.1).create_optimizer()
-    assert type(optimizer) is torch.optim.SGD
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
-    assert {(group["lr"], group["momentum"]) for group in optimizer.param_groups} == {(0.5, 0.9)}
-
-
-@pytest.mark.parametrize("name", ["params", "optimizer_dict"])
-def test_an_override_may_bring_parameter_groups_of_its_own(tmp_path: Path, name: str) -> None:
-    class HeadOnly(Trainer):
-        @staticmethod
-        def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> Any:
-            return torch.optim.SGD, {name: [{"params": list(model.head.parameters())}], "lr": 0.1}
-
-    trainer = quiet_trainer(tmp_path, kind=HeadOnly, max_steps=1)
-    before = weights_of(trainer)
-    trainer.train()
-    after = weights_of(trainer)
-    assert {key for key in before if not torch.equal(before[key], after[key])} == {"head.weight", "head.bias"}
-
-
 def test_an_optimizer_that_is_there_is_not_made_anew(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, max_steps=2)
     optimizer = trainer.create_optimizer()
@@ -247,20 +242,3 @@ def test_operations_are_those_that_transformers_counts(tmp_path: Path) -> None:
     assert ours.floating_point_ops(dict(inputs)) == theirs.floating_point_ops(dict(inputs)) > 0
     assert ours.floating_point_ops({"labels": inputs["labels"]}) == 0
     assert quiet_trainer(tmp_path).floating_point_ops({"x": torch.ones(1)}) == 0
-
-
-def test_models_are_left_in_the_mode_and_without_gradients_as_transformers_leaves_them(tmp_path: Path) -> None:
-    left = []
-    for library, kind in ((Trainer, TrainingArguments), (transformers.Trainer, transformers.TrainingArguments)):
-        trainer: Any = library(
-            model=VectorClassifier().eval(),
-            args=quiet_arguments(tmp_path, kind, max_steps=2),
-            train_dataset=Rows(vector_rows(8)),
-            eval_dataset=Rows(vector_rows(8)),
-        )
-        modes = []
-        for step in ("train", "evaluate", "train"):
-            getattr(trainer, step)()
-            modes.append((trainer.model.training, all(p.grad is None for p in trainer.model.parameters())))
-        left.append(modes)
-    assert left[0] == left[1]

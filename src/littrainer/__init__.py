@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 
-from littrainer.errors.version import __version__
+from littrainer.errors.version import __version__ as __version__
 
 TYPE_CHECKING = False
 """What type checkers take to be true; importing it from `typing` would double the cost of this package."""
@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 
 _HOMES = {
     "littrainer.arguments.choices": ("IntervalStrategy", "OptimizerNames", "SaveStrategy", "SchedulerType"),
-    "littrainer.arguments.parser": ("HfArg", "HfArgumentParser"),
+    "littrainer.arguments.parser": ("HfArgumentParser",),
     "littrainer.arguments.training_arguments": ("Seq2SeqTrainingArguments", "TrainingArguments"),
     "littrainer.callbacks.base": ("TrainerCallback",),
     "littrainer.callbacks.early_stopping": ("EarlyStoppingCallback",),
@@ -49,6 +49,7 @@ _HOMES = {
     "littrainer.training.health": ("UnhealthyTrainingError",),
     "littrainer.training.tracked_means": ("track",),
     # transformers' own, which need not be installed for the others.
+    "transformers.hf_argparser": ("HfArg",),
     "transformers.data.data_collator": (
         "DataCollatorForLanguageModeling",
         "DataCollatorForMultipleChoice",
@@ -72,128 +73,84 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "Adafactor",
-    "BestRun",
-    "DataCollator",
-    "DataCollatorForLanguageModeling",
-    "DataCollatorForMultipleChoice",
-    "DataCollatorForPermutationLanguageModeling",
-    "DataCollatorForSeq2Seq",
-    "DataCollatorForTokenClassification",
-    "DataCollatorForWholeWordMask",
-    "DataCollatorWithFlattening",
-    "DataCollatorWithPadding",
-    "DefaultDataCollator",
-    "DefaultFlowCallback",
-    "EarlyStoppingCallback",
-    "EvalLoopOutput",
-    "EvalPrediction",
-    "ExportableState",
-    "GreedyLR",
-    "HfArg",
-    "HfArgumentParser",
-    "IntervalStrategy",
-    "OptimizerNames",
-    "PredictionOutput",
-    "PrinterCallback",
-    "ProgressCallback",
-    "SaveStrategy",
-    "SchedulerType",
-    "Seq2SeqTrainer",
-    "Seq2SeqTrainingArguments",
-    "StreamingMetrics",
-    "TFTrainer",
-    "TFTrainingArguments",
-    "TrainOutput",
-    "Trainer",
-    "TrainerCallback",
-    "TrainerControl",
-    "TrainerDataModule",
-    "TrainerState",
-    "TrainingArguments",
-    "TransformersCheckpointIO",
-    "TransformersModule",
-    "UnhealthyTrainingError",
-    "__version__",
-    "checkpoint_from_lightning",
-    "checkpoint_to_lightning",
-    "default_data_collator",
-    "get_constant_schedule",
-    "get_constant_schedule_with_warmup",
-    "get_cosine_schedule_with_warmup",
-    "get_cosine_with_hard_restarts_schedule_with_warmup",
-    "get_cosine_with_min_lr_schedule_with_warmup",
-    "get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
-    "get_greedy_schedule",
-    "get_inverse_sqrt_schedule",
-    "get_last_checkpoint",
-    "get_linear_schedule_with_warmup",
-    "get_polynomial_decay_schedule_with_warmup",
-    "get_reduce_on_plateau_schedule",
-    "get_scheduler",
-    "get_wsd_schedule",
-    "set_seed",
-    "track",
-]
+__all__ = sorted([*_HOME_OF, "__version__"])
 
+# Aliases, so that type checkers take the names for public.
 if TYPE_CHECKING:
     from typing import Any
 
-    from transformers.data import data_collator as _collators
+    from transformers.data.data_collator import DataCollatorForLanguageModeling as DataCollatorForLanguageModeling
+    from transformers.data.data_collator import DataCollatorForMultipleChoice as DataCollatorForMultipleChoice
+    from transformers.data.data_collator import (
+        DataCollatorForPermutationLanguageModeling as DataCollatorForPermutationLanguageModeling,
+    )
+    from transformers.data.data_collator import DataCollatorForSeq2Seq as DataCollatorForSeq2Seq
+    from transformers.data.data_collator import DataCollatorForTokenClassification as DataCollatorForTokenClassification
+    from transformers.data.data_collator import DataCollatorWithFlattening as DataCollatorWithFlattening
+    from transformers.data.data_collator import DataCollatorWithPadding as DataCollatorWithPadding
+    from transformers.hf_argparser import HfArg as HfArg
+    from transformers.optimization import Adafactor as Adafactor
+    from transformers.optimization import GreedyLR as GreedyLR
     from transformers.optimization import (
-        Adafactor,
-        GreedyLR,
-        get_cosine_with_hard_restarts_schedule_with_warmup,
-        get_cosine_with_min_lr_schedule_with_warmup,
-        get_cosine_with_min_lr_schedule_with_warmup_lr_rate,
-        get_greedy_schedule,
-        get_inverse_sqrt_schedule,
-        get_polynomial_decay_schedule_with_warmup,
-        get_wsd_schedule,
+        get_cosine_with_hard_restarts_schedule_with_warmup as get_cosine_with_hard_restarts_schedule_with_warmup,
     )
-
-    from littrainer.arguments.choices import IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
-    from littrainer.arguments.parser import HfArg, HfArgumentParser
-    from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments, TrainingArguments
-    from littrainer.callbacks.base import TrainerCallback
-    from littrainer.callbacks.early_stopping import EarlyStoppingCallback
-    from littrainer.callbacks.handler import DefaultFlowCallback
-    from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
-    from littrainer.callbacks.state import ExportableState, TrainerControl, TrainerState
-    from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
-    from littrainer.checkpoint.verification import get_last_checkpoint
-    from littrainer.data.collators import DataCollator, DefaultDataCollator, default_data_collator
-    from littrainer.data.transformers_collators import DataCollatorForWholeWordMask
-    from littrainer.errors.seeds import set_seed
-    from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
-    from littrainer.evaluation.streaming import StreamingMetrics
-    from littrainer.keras.arguments import TFTrainingArguments
-    from littrainer.keras.trainer import TFTrainer
-    from littrainer.lightning.conversion import checkpoint_from_lightning, checkpoint_to_lightning
-    from littrainer.lightning.data_module import TrainerDataModule
-    from littrainer.lightning.module import TransformersModule
-    from littrainer.optim.schedules import (
-        get_constant_schedule,
-        get_constant_schedule_with_warmup,
-        get_cosine_schedule_with_warmup,
-        get_linear_schedule_with_warmup,
-        get_reduce_on_plateau_schedule,
-        get_scheduler,
+    from transformers.optimization import (
+        get_cosine_with_min_lr_schedule_with_warmup as get_cosine_with_min_lr_schedule_with_warmup,
     )
-    from littrainer.search.record import BestRun
-    from littrainer.seq2seq import Seq2SeqTrainer
-    from littrainer.trainer import Trainer
-    from littrainer.training.health import UnhealthyTrainingError
-    from littrainer.training.tracked_means import track
+    from transformers.optimization import (
+        get_cosine_with_min_lr_schedule_with_warmup_lr_rate as get_cosine_with_min_lr_schedule_with_warmup_lr_rate,
+    )
+    from transformers.optimization import get_greedy_schedule as get_greedy_schedule
+    from transformers.optimization import get_inverse_sqrt_schedule as get_inverse_sqrt_schedule
+    from transformers.optimization import (
+        get_polynomial_decay_schedule_with_warmup as get_polynomial_decay_schedule_with_warmup,
+    )
+    from transformers.optimization import get_wsd_schedule as get_wsd_schedule
 
-    DataCollatorForLanguageModeling = _collators.DataCollatorForLanguageModeling
-    DataCollatorForMultipleChoice = _collators.DataCollatorForMultipleChoice
-    DataCollatorForPermutationLanguageModeling = _collators.DataCollatorForPermutationLanguageModeling
-    DataCollatorForSeq2Seq = _collators.DataCollatorForSeq2Seq
-    DataCollatorForTokenClassification = _collators.DataCollatorForTokenClassification
-    DataCollatorWithFlattening = _collators.DataCollatorWithFlattening
-    DataCollatorWithPadding = _collators.DataCollatorWithPadding
+    from littrainer.arguments.choices import IntervalStrategy as IntervalStrategy
+    from littrainer.arguments.choices import OptimizerNames as OptimizerNames
+    from littrainer.arguments.choices import SaveStrategy as SaveStrategy
+    from littrainer.arguments.choices import SchedulerType as SchedulerType
+    from littrainer.arguments.parser import HfArgumentParser as HfArgumentParser
+    from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments as Seq2SeqTrainingArguments
+    from littrainer.arguments.training_arguments import TrainingArguments as TrainingArguments
+    from littrainer.callbacks.base import TrainerCallback as TrainerCallback
+    from littrainer.callbacks.early_stopping import EarlyStoppingCallback as EarlyStoppingCallback
+    from littrainer.callbacks.handler import DefaultFlowCallback as DefaultFlowCallback
+    from littrainer.callbacks.progress import PrinterCallback as PrinterCallback
+    from littrainer.callbacks.progress import ProgressCallback as ProgressCallback
+    from littrainer.callbacks.state import ExportableState as ExportableState
+    from littrainer.callbacks.state import TrainerControl as TrainerControl
+    from littrainer.callbacks.state import TrainerState as TrainerState
+    from littrainer.checkpoint.lightning_io import TransformersCheckpointIO as TransformersCheckpointIO
+    from littrainer.checkpoint.verification import get_last_checkpoint as get_last_checkpoint
+    from littrainer.data.collators import DataCollator as DataCollator
+    from littrainer.data.collators import DefaultDataCollator as DefaultDataCollator
+    from littrainer.data.collators import default_data_collator as default_data_collator
+    from littrainer.data.transformers_collators import DataCollatorForWholeWordMask as DataCollatorForWholeWordMask
+    from littrainer.errors.seeds import set_seed as set_seed
+    from littrainer.evaluation.results import EvalLoopOutput as EvalLoopOutput
+    from littrainer.evaluation.results import EvalPrediction as EvalPrediction
+    from littrainer.evaluation.results import PredictionOutput as PredictionOutput
+    from littrainer.evaluation.results import TrainOutput as TrainOutput
+    from littrainer.evaluation.streaming import StreamingMetrics as StreamingMetrics
+    from littrainer.keras.arguments import TFTrainingArguments as TFTrainingArguments
+    from littrainer.keras.trainer import TFTrainer as TFTrainer
+    from littrainer.lightning.conversion import checkpoint_from_lightning as checkpoint_from_lightning
+    from littrainer.lightning.conversion import checkpoint_to_lightning as checkpoint_to_lightning
+    from littrainer.lightning.data_module import TrainerDataModule as TrainerDataModule
+    from littrainer.lightning.module import TransformersModule as TransformersModule
+    from littrainer.optim.schedules import get_constant_schedule as get_constant_schedule
+    from littrainer.optim.schedules import get_constant_schedule_with_warmup as get_constant_schedule_with_warmup
+    from littrainer.optim.schedules import get_cosine_schedule_with_warmup as get_cosine_schedule_with_warmup
+    from littrainer.optim.schedules import get_linear_schedule_with_warmup as get_linear_schedule_with_warmup
+    from littrainer.optim.schedules import get_reduce_on_plateau_schedule as get_reduce_on_plateau_schedule
+    from littrainer.optim.schedules import get_scheduler as get_scheduler
+    from littrainer.search.record import BestRun as BestRun
+    from littrainer.seq2seq import Seq2SeqTrainer as Seq2SeqTrainer
+    from littrainer.trainer import Trainer as Trainer
+    from littrainer.training.health import UnhealthyTrainingError as UnhealthyTrainingError
+    from littrainer.training.tracked_means import track as track
 
 
 def __getattr__(name: str) -> Any:

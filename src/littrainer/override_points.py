@@ -24,35 +24,37 @@ from littrainer.arguments.deepspeed import asks_for_deepspeed, settle_deepspeed
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.callbacks.early_stopping import restore_patience
 from littrainer.callbacks.handler import restore_callbacks
-from littrainer.checkpoint import reader, writer
-from littrainer.checkpoint.distributed_save import leads
-from littrainer.checkpoint.layout import SCALER_NAME, SCHEDULER_NAME
-from littrainer.checkpoint.random_state import capture_random_states, random_state_name
-from littrainer.checkpoint.retention import delete_all_but_best, tidy_checkpoints
-from littrainer.checkpoint.storage import Trained, WholeStorage, storage_of
+from littrainer.checkpoint import reader
+from littrainer.checkpoint.layout import SCALER_NAME, SCHEDULER_NAME, random_state_name
+from littrainer.checkpoint.manager import SavedTraining
+from littrainer.checkpoint.state_io import FullStateIO, TrainingObjects, state_io_for
 from littrainer.checkpoint.weights import log_names_that_differ
+from littrainer.checkpoint.writer import write_companions
 from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.data.collators import RemoveColumnsCollator
 from littrainer.data.columns import DroppedColumns, accepted_columns, batch_without_names, without_extra_columns
 from littrainer.data.limits import overfits
 from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
 from littrainer.data.packing import packed
+from littrainer.data.resume.rng import capture_random_states
 from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
 from littrainer.data.token_batches import batches_by_tokens, collated_up_to, length_groups_of
-from littrainer.distributed.agreement import failing_together
+from littrainer.distributed.collectives import broadcast_object, raise_on_all_ranks, run_with_keepalive
 from littrainer.engine import run_lightning
 from littrainer.errors.lazy_isinstance import is_a
+from littrainer.errors.notes import EVALUATION, SAVE, part_of_training
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
-from littrainer.hub.push_to_hub import finish_pushes, finish_together, push_save
+from littrainer.hub.push_to_hub import finish_pushes, push_save
 from littrainer.model.facts import facts_about
 from littrainer.model.traversal import move_to, parameters_of, train_all
-from littrainer.optim.schedules import step_with_metric, steps_with_metric
+from littrainer.optim.schedules import is_metric_driven, step_on_metric
 from littrainer.optim.stepping import clip_by_norm, lie_on_several_meshes
 from littrainer.search import trial as search_trial
 from littrainer.strategies.model_wrapping import is_own_wrapping, move_to_device, prepared_model, wrapped_model
+from littrainer.strategies.shards import is_sharded
 from littrainer.training import log_eval_save, loss
-from littrainer.training.batch_size_search import empty_device_cache, failures_agreed_on
 from littrainer.training.loss_normalization import EXACT, find_loss_head
+from littrainer.training.out_of_memory import agree_on_failures, empty_device_cache
 from littrainer.training.overrides import own_methods
 from littrainer.training.reports import MemoryReport
 
@@ -63,18 +65,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# One for all forward passes: it can be entered as often as wanted.
+# A context for all forward passes, which can be entered any number of times.
 NO_CONTEXT: AbstractContextManager[Any] = nullcontext()
 
 
 class OverridePoints:
-    """What a Trainer does between its documented methods; `Trainer` derives from it."""
+    """The steps of a Trainer between its documented methods; `Trainer` derives from it."""
 
-    is_deepspeed_enabled: bool
-    is_fsdp_enabled: bool
+    is_deepspeed_enabled: bool = False
+    is_fsdp_enabled: bool = False
     # Names of what forward takes, and of labels; None until a dataset is first trimmed to them.
     _signature_columns: list[str] | None
-    model_preparation_time: float | None
+    model_preparation_time: float | None = None
 
     # ---- What follows from the arguments and the model ---------------------------------------------------------------
 
@@ -114,7 +116,7 @@ class OverridePoints:
             if self.model is not None:
                 self._read_model_facts()
             else:
-                # They are read with the next model.
+                # The facts are read with the next model.
                 self._described_model_class = type(None)
         if "skip_memory_metrics" in changed:
             self.session.memory = MemoryReport(not args.skip_memory_metrics)
@@ -208,7 +210,7 @@ class OverridePoints:
 
     def _get_num_items_in_batch(self: Any, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
         if not self.session.loss_head.is_known and self.args.loss_normalization == EXACT:
-            self.session.loss_head = find_loss_head(self, self.model_wrapped, batch_samples, device)
+            self.session.loss_head = find_loss_head(self, self.model_wrapped or self.model, batch_samples, device)
         return loss.items_in_window(self, batch_samples, device)
 
     # ---- Optimizer and schedule --------------------------------------------------------------------------------------
@@ -228,9 +230,9 @@ class OverridePoints:
         if self._created_lr_scheduler:
             self.lr_scheduler, self._created_lr_scheduler = None, False
         if self.model_wrapped is not self.model and is_own_wrapping(self.model_wrapped, self.model):
-            # What an earlier training has wrapped is prepared, and in transformers by each evaluation that follows.
+            # A model that an earlier training has wrapped is prepared, as in transformers.
             self.model_preparation_time = 0.0
-        # One that makes both has to do so at once; else a schedule may depend on the model as it is wrapped.
+        # An override that makes both is called at once; else a schedule may depend on the model as it is wrapped.
         if self._own_methods("create_optimizer_and_scheduler"):
             self.create_optimizer_and_scheduler(num_training_steps=max_steps)
             wrapped = wrapped_model(self)
@@ -239,12 +241,12 @@ class OverridePoints:
             wrapped = wrapped_model(self)
             self.create_scheduler(num_training_steps=max_steps)
         self.model_wrapped = wrapped
-        # Of a model that a subclass has wrapped the evaluation finds the inner one as it was.
+        # If a subclass has wrapped the model, evaluations use the inner one as it was.
         self._model_is_prepared = is_own_wrapping(self.model_wrapped, self.model)
         return self.optimizer, self.lr_scheduler
 
     def _get_learning_rate(self: Any) -> float:
-        if steps_with_metric(self.lr_scheduler) or self.schedule_is_replaced:
+        if is_metric_driven(self.lr_scheduler) or self.schedule_is_replaced:
             rate = self._existing_optimizer().param_groups[0]["lr"]
         else:
             rate = self.lr_scheduler.get_last_lr()[0]
@@ -256,7 +258,7 @@ class OverridePoints:
         """Make `accelerator`, and what is read from it."""
         self.accelerator = AcceleratorFacade(self.args)
         # `accelerator.gather` instead, as some subclasses set it for one loop, lets a last batch count as a full one.
-        self.gather_function = self._gather_for_metrics
+        self._reset_gather_function()
         settle_deepspeed(self.args)
         self.is_deepspeed_enabled = asks_for_deepspeed(self.args)
         self.is_fsdp_enabled = sharding_plan(self.args) is not None
@@ -290,23 +292,25 @@ class OverridePoints:
         return start
 
     def _finalize_training(self: Any, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput:
-        if self.background_saves is not None:
-            self.background_saves.wait()
+        self.session.checkpoints.wait()
         output = self.training_run.finish(num_train_samples, start_time)
         args, state = self.args, self.state
         best = state.best_model_checkpoint
         if args.load_best_model_at_end and best is not None:
-            with failing_together("loading the best model"):
+            with raise_on_all_ranks("loading the best model"):
                 self._load_best_model()
         run_dir = self._get_output_dir(trial)
-        if best is not None and args.save_total_limit == 1 and leads(args, run_dir):
-            delete_all_but_best(args, run_dir, best)
+        self.session.checkpoints.delete_all_but_best(args, run_dir, best)
         self.control = self.callback_handler.on_train_end(args, state, self.control)
-        any_pushes = args.push_to_hub
-        not_pushed = finish_together(self._finish_current_push, lambda: self.push_in_progress, any_pushes)
+        if args.push_to_hub:
+            run_with_keepalive(self._finish_current_push)
+            not_pushed = broadcast_object(getattr(self.push_in_progress, "failure_at_end", None))
+        else:
+            self._finish_current_push()
+            not_pushed = getattr(self.push_in_progress, "failure_at_end", None)
         if not_pushed is not None:
             output.metrics["push_to_hub_error"] = not_pushed
-        # One that came after the last step stops nothing here, and the script may want to know of it.
+        # A signal after the last step stops nothing here; the script can read it.
         self.preemption.agree()
         return output
 
@@ -339,7 +343,7 @@ class OverridePoints:
         is_trial = self.hp_search_backend is not None and not args.auto_micro_batch
         agreed: AbstractContextManager[Any] = NO_CONTEXT
         if is_trial or args.auto_find_batch_size:
-            agreed = failures_agreed_on(args, step - self.session.first_step, is_trial)
+            agreed = agree_on_failures(args, step - self.session.first_step, is_trial)
         with self.compute_loss_context_manager(), agreed:
             value: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
         if args.torch_empty_cache_steps is not None and step % args.torch_empty_cache_steps == 0:
@@ -415,7 +419,7 @@ class OverridePoints:
         trial: Any,
         epoch: float,
         ignore_keys_for_eval: Sequence[str] | None,
-        start_time: float,
+        start_time: float | None = None,
         learning_rate: float | None = None,
     ) -> None:
         state, summed, preemption, speed = self.state, self.session.loss, self.preemption, self.session.speed
@@ -427,7 +431,7 @@ class OverridePoints:
             logs.update(speed.logs(state, self.control))
             self.log(logs, start_time)
         if self.control.should_evaluate and preemption.agreed is None:
-            with preemption.breaking_off_evaluation(state):
+            with part_of_training(EVALUATION), preemption.interruptible_evaluation(state):
                 metrics = self._evaluate(trial, ignore_keys_for_eval)
                 is_new_best = self._determine_best_metric(metrics=metrics, trial=trial)
                 if self.args.save_strategy == SaveStrategy.BEST:
@@ -436,27 +440,29 @@ class OverridePoints:
         if not self.control.should_save:
             return
         speed.enter("save")
-        saves = self.background_saves
-        if saves is not None and saves.can_copy(self._storage()):
-            saves.wait()
+        with part_of_training(SAVE):
+            self._save_in_training(model, trial)
+
+    def _save_in_training(self: Any, model: nn.Module, trial: Any) -> None:
+        checkpoints = self.session.checkpoints
+        if checkpoints.is_async and checkpoints.can_copy(self._storage()):
             if self.hp_search_backend is None and trial is None:
                 self.store_flos()
-            saves.save(self._saved_training(self._get_output_dir(trial=trial)))
+            checkpoints.save_in_background(self._saved_training(self._get_output_dir(trial=trial)))
             self.control.should_save = False
             return
         self._save_checkpoint(model, trial)
-        with failing_together("on_save of callbacks"):
-            self.control = self.callback_handler.on_save(self.args, state, self.control)
-        saving = self.session.saving
-        written, saving.written = saving.written, None
-        log_eval_save.note_what_callbacks_did(written)
+        with raise_on_all_ranks("on_save of callbacks"):
+            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+        checkpoints.commit_changes()
 
     def _after_background_save(self: Any, folder: str, state: TrainerState) -> None:
-        asked_meanwhile = self.control.should_save
-        with failing_together(f"on_save of callbacks for {folder}"):
+        checkpoints, asked_meanwhile = self.session.checkpoints, self.control.should_save
+        with raise_on_all_ranks(f"on_save of callbacks for {folder}"):
             self.control = self.callback_handler.on_save(self.args, state, self.control)
         self.control.should_save = self.control.should_save or asked_meanwhile
-        log_eval_save.note_what_callbacks_did(folder if leads(self.args, Path(folder).parent) else None)
+        if checkpoints.is_writer(self.args, Path(folder).parent):
+            checkpoints.commit_changes(folder)
         if self.args.push_to_hub:
             self._push_from_checkpoint(folder)
 
@@ -471,18 +477,19 @@ class OverridePoints:
         with run_lightning.validation_round(self):
             metrics = log_eval_save.evaluate_in_training(self, ignore_keys_for_eval)
         self._report_to_hp_search(trial, self.state.global_step, metrics)
-        if steps_with_metric(self.lr_scheduler) and not skip_scheduler:
-            step_with_metric(self.lr_scheduler, metrics, self.args.metric_for_best_model)
+        if is_metric_driven(self.lr_scheduler) and not skip_scheduler:
+            step_on_metric(self.lr_scheduler, metrics, self.args.metric_for_best_model)
         return metrics
 
     def _model_for_evaluation(self: Any) -> nn.Module:
-        """What evaluations call, on its device; outside of training cast as the arguments ask, and it stays so."""
+        """Return the model for evaluations, on its device; outside of training cast as the arguments ask for good."""
         model = self._wrap_model(self.model, training=False)
         if not self._model_is_prepared and model is self.model:
             started = time.time()
             move_to_device(self)
             model = prepared_model(self)
-            if model is not self.model:
+            # A model that version 1 of FSDP has wrapped stays for the training.
+            if model is not self.model and not is_sharded(self.model_wrapped):
                 self.model_wrapped = model
             self.model_preparation_time = round(time.time() - started, 4)
             self._model_is_prepared = True
@@ -491,7 +498,8 @@ class OverridePoints:
                 if getattr(self.args, name):
                     self.model.to(dtype=dtype)
                     move_to_device(self)
-        return model
+        is_flat = model is self.model and is_a(self.model_wrapped, "flat sharded module")
+        return self.model_wrapped if is_flat else model
 
     def overrides_evaluation(self: Any) -> bool:
         """Whether a subclass, or this instance, has its own `evaluate` or loop, whose metrics may have other names."""
@@ -500,8 +508,9 @@ class OverridePoints:
     def _own_methods(self: Any, *names: str) -> list[str]:
         return own_methods(self, names)
 
-    def _gather_for_metrics(self: Any, value: Any) -> Any:
-        return self.accelerator.gather_for_metrics(value, use_gather_object=self.args.eval_use_gather_object)
+    def _reset_gather_function(self: Any) -> None:
+        gather = self.accelerator.gather_for_metrics
+        self.gather_function: Any = partial(gather, use_gather_object=self.args.eval_use_gather_object)
 
     def _evaluate_each(
         self: Any,
@@ -534,8 +543,8 @@ class OverridePoints:
 
     def _save(self: Any, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         folder = self.args.output_dir if output_dir is None else output_dir
-        writer.write_model(self.model, folder, state_dict)
-        writer.write_companions(folder, self.args, self._written_processing_class())
+        self.session.checkpoints.staged(folder).write_model(self.model, state_dict)
+        write_companions(folder, self.args, self._written_processing_class())
 
     def _written_processing_class(self: Any) -> Any:
         return self.processing_class or getattr(self.data_collator, "tokenizer", None)
@@ -543,9 +552,9 @@ class OverridePoints:
     def _get_output_dir(self: Any, trial: Any) -> str:
         return search_trial.output_dir_of(self, trial)
 
-    def _storage(self: Any) -> WholeStorage:
-        return storage_of(
-            Trained(
+    def _storage(self: Any) -> FullStateIO:
+        return state_io_for(
+            TrainingObjects(
                 self.args,
                 self.model,
                 self.optimizer,
@@ -554,43 +563,44 @@ class OverridePoints:
                 self._written_processing_class(),
                 self._save,
                 self._issue_warnings_after_load,
+                self.session.checkpoints.staged,
             )
         )
 
-    def _saved_training(self: Any, run_dir: str | None = None) -> writer.SavedTraining:
-        """What a checkpoint among those of a folder is written of; by default the folder of this training."""
+    def _saved_training(self: Any, run_dir: str | None = None) -> SavedTraining:
+        """Return the parts of a checkpoint below a folder, by default that of this training."""
         run_dir = self._get_output_dir(trial=self._trial) if run_dir is None else run_dir
         callbacks = [*self.callback_handler.callbacks, self.control]
         record = None if self.training_run is None else self.training_run.resume_record
         weights = partial(run_lightning.weights_to, "save", self.lightning_module)
-        return writer.SavedTraining(self, self.args, self.state, run_dir, callbacks, record, weights)
+        when_complete = self._after_background_save
+        return SavedTraining(self, self.args, self.state, run_dir, callbacks, record, weights, when_complete)
 
-    def _save_checkpoint(self: Any, model: nn.Module, trial: Any) -> None:
-        if self.background_saves is not None:
-            self.background_saves.wait()
+    def _save_checkpoint(self: Any, model: nn.Module, trial: Any, metrics: dict[str, float] | None = None) -> None:
+        # Transformers 4 looked here whether they are the best; those of the evaluation at hand have counted by then.
+        if metrics is not None:
+            self._determine_best_metric(metrics=metrics, trial=trial)
         if self.hp_search_backend is None and trial is None:
             self.store_flos()
-        run_dir = self._get_output_dir(trial=trial)
-        training = self._saved_training(run_dir)
-        writer.note_best_checkpoint(training)
-        written = writer.write_checkpoint(training)
+        written = self.session.checkpoints.save(self._saved_training(self._get_output_dir(trial=trial)))
         if self.args.push_to_hub:
             self._push_from_checkpoint(written)
-        if leads(self.args, run_dir):
-            self.session.saving.written = written
-            tidy_checkpoints(self.args, self.state, run_dir, written, in_background=True)
 
     def _save_optimizer_and_scheduler(self: Any, output_dir: str) -> None:
         self._storage().save_optimizer(Path(output_dir))
         if self.args.should_save and not getattr(self.lr_scheduler, "is_kept_by_engine", False):
-            writer.write_files({SCHEDULER_NAME: self.lr_scheduler.state_dict()}, Path(output_dir))
+            self.session.checkpoints.staged(output_dir).write_objects({SCHEDULER_NAME: self.lr_scheduler.state_dict()})
 
     def _save_scaler(self: Any, output_dir: str) -> None:
         if self.args.should_save and self.accelerator.scaler is not None:
-            writer.write_files({SCALER_NAME: self.accelerator.scaler.state_dict()}, Path(output_dir))
+            self.session.checkpoints.staged(output_dir).write_objects(
+                {SCALER_NAME: self.accelerator.scaler.state_dict()}
+            )
 
     def _save_rng_state(self: Any, output_dir: str) -> None:
-        writer.write_files({random_state_name(self.args): capture_random_states()}, Path(output_dir))
+        self.session.checkpoints.staged(output_dir).write_objects(
+            {random_state_name(self.args): capture_random_states()}
+        )
 
     def _load_from_checkpoint(self: Any, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         logger.info(f"Loading model from {resume_from_checkpoint}.")
@@ -618,7 +628,7 @@ class OverridePoints:
         if self.args.restore_callback_states_from_checkpoint:
             self.control = restore_callbacks(self.callback_handler, states, self.control)
         # A training that goes back forgets what has been counted since.
-        elif getattr(self.args, "_restores_patience", False) or self.session.health.returns:
+        elif getattr(self.args, "_restores_patience", False) or self.session.health.rollback_counts:
             restore_patience(self.callback_handler.callbacks, states)
 
     def _load_best_model(self: Any) -> None:
@@ -649,7 +659,7 @@ class OverridePoints:
             report_to_ray(self, metrics)
 
     def _tune_save_checkpoint(self: Any, checkpoint_dir: str) -> None:
-        # What is best so far is left as it stands among the training's own checkpoints.
+        # The best checkpoint among the training's own is left as it is.
         self.store_flos()
         training = self._saved_training(checkpoint_dir)
-        writer.write_checkpoint(training, is_complete=True)
+        self.session.checkpoints.write(training, training.folder, is_complete=True)

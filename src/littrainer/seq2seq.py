@@ -80,8 +80,9 @@ class Seq2SeqTrainer(Trainer):
 
         A short last batch counts in the loss as a full one meanwhile, as it does in transformers' Seq2SeqTrainer.
         """
-        if not getattr(self.args, "predict_with_generate", False):
-            generation.warn_of_keywords_without_effect(given)
+        idle = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+        if idle and not getattr(self.args, "predict_with_generate", False):
+            generation.note_keywords_without_effect(idle)
         before = self._gen_kwargs, self.gather_function
         self._gen_kwargs = generation.keywords_of_a_call(self.args, given)
         self.gather_function = self.accelerator.gather_each_sample
@@ -170,7 +171,7 @@ class Seq2SeqTrainer(Trainer):
         inputs = self._prepare_inputs(inputs)
         labels = inputs.get("labels")
         keywords = gen_kwargs or self._gen_kwargs
-        tokens = generation.generated_tokens(self.model, inputs, keywords, self.args.world_size)
+        tokens = generation.generated_tokens(self.model, inputs, keywords, self.args.world_size, self.processing_class)
         tokens, padded_labels = generation.padded_alike(self.model, tokens, labels, self._pad_tensors_to_max_len)
         if labels is None:
             return None, tokens, None

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import HPSearchBackend
-from littrainer.callbacks.handler import callbacks_told_of_failure
+from littrainer.callbacks.handler import notify_of_failure
 from littrainer.checkpoint.distributed_resume import (
     AUTO,
     READ_BY,
@@ -21,33 +22,35 @@ from littrainer.checkpoint.distributed_resume import (
     needed_to_resume,
     resumed_after_restart,
 )
+from littrainer.checkpoint.layout import RUN_RECORD_NAME
+from littrainer.checkpoint.manager import CheckpointManager
 from littrainer.checkpoint.reader import read_state
-from littrainer.checkpoint.run_lock import claimed_for_training
 from littrainer.checkpoint.run_record import facts_of_run, write_run_record
-from littrainer.checkpoint.writer import Saving
+from littrainer.checkpoint.store import store_of
 from littrainer.data.limits import check_order_stays, overfits
 from littrainer.data.loaders import warn_of_another_loader
-from littrainer.distributed.agreement import failing_together
+from littrainer.distributed.collectives import raise_on_all_ranks
 from littrainer.engine.run_lightning import LightningState, fit
+from littrainer.errors.atomic_files import write_whole
 from littrainer.errors.interruptions import UpdateGuard
+from littrainer.errors.notes import END, part_of_training
 from littrainer.errors.seeds import enable_full_determinism, set_seed
 from littrainer.evaluation.results import TrainOutput
 from littrainer.hub.push_to_hub import pushes_during_training
 from littrainer.hub.repository import HubState
 from littrainer.optim.optimizers import Optimization
 from littrainer.search.trial import SearchState, begin_trial, is_of_search
-from littrainer.tracking.selection import tell_trackers_of_trial
-from littrainer.training.batch_size_search import free_memory, with_fitting_batch_size
+from littrainer.tracking.selection import set_trial_folder
 from littrainer.training.checks import check_before_training
 from littrainer.training.development_run import trial_where_asked_for
-from littrainer.training.health import GoingBack, HealthGuard
-from littrainer.training.interruption_report import reported_interruption
-from littrainer.training.log_eval_save import background_saves
+from littrainer.training.health import HealthGuard, RollbackRequested, SkippingHealthGuard
+from littrainer.training.log_eval_save import saves_in_background
 from littrainer.training.loss import RunningLoss
 from littrainer.training.loss_normalization import UNKNOWN, LossHead
 from littrainer.training.model_preparation import model_prepared_for_training
+from littrainer.training.out_of_memory import drop_training_objects, train_with_fitting_batch_size
 from littrainer.training.plan import TrainingPlan
-from littrainer.training.preemption import Preemption
+from littrainer.training.preemption import Preemption, reported_interruption
 from littrainer.training.reports import InputTokenCounter, MemoryReport
 from littrainer.training.run import TrainingRun
 from littrainer.training.speed import NoSpeedLog, SpeedLog
@@ -68,7 +71,8 @@ class TrainingSession:
         optimization, search, hub, memory, train_batch_size, model_is_prepared: what lasts for more than one training:
             optimizer and schedule, hyperparameter search, repository, measurements of memory, samples in a micro-batch
             of this process, and whether evaluations find the model wrapped.
-        lightning, saving: further parts that belong to a package.
+        lightning: a further part that belongs to a package.
+        checkpoints: saves and prunes them.
         tokens: counts input tokens.
         loss: the sum of the losses.
         loss_head: what the first window has shown of the model's loss.
@@ -97,7 +101,7 @@ class TrainingSession:
     train_batch_size: int = 0
     model_is_prepared: bool = False
     lightning: LightningState = field(default_factory=LightningState)
-    saving: Saving = field(default_factory=Saving)
+    checkpoints: CheckpointManager = field(default_factory=CheckpointManager)
     tokens: InputTokenCounter = field(default_factory=InputTokenCounter)
     loss: RunningLoss = field(default_factory=RunningLoss)
     loss_head: LossHead = UNKNOWN
@@ -121,27 +125,26 @@ class TrainingSession:
     def __reduce__(self) -> Any:
         # Uploads that are on their way belong to the process too.
         hub = replace(self.hub, pushes=None)
-        return TrainingSession, (self.optimization, self.search, hub, *self._further_lasting())
+        return _make_session, ({**self._lasting(), "optimization": self.optimization, "hub": hub},)
 
     def __copy__(self) -> TrainingSession:
-        names = ("optimization", "search", "hub", "lightning", "saving")
+        names = ("optimization", "search", "hub", "lightning")
         parts: dict[str, Any] = {name: replace(getattr(self, name)) for name in names}
         return replace(self, **parts)
 
-    def _further_lasting(self) -> tuple[MemoryReport, int, bool]:
-        return self.memory, self.train_batch_size, self.model_is_prepared
+    def _lasting(self) -> dict[str, Any]:
+        names = ("search", "hub", "memory", "train_batch_size", "model_is_prepared")
+        return {name: getattr(self, name) for name in names}
 
     def without_training(self) -> TrainingSession:
         """Return a session without optimizer, loaders and Lightning objects, which take memory."""
-        return TrainingSession(Optimization(), self.search, self.hub, *self._further_lasting())
+        return TrainingSession(**self._lasting())
 
     def next(self) -> TrainingSession:
         """Return the session of the next training, which goes on with this one's optimizer and loaders."""
         return TrainingSession(
-            replace(self.optimization),
-            self.search,
-            self.hub,
-            *self._further_lasting(),
+            **self._lasting(),
+            optimization=replace(self.optimization),
             lightning=replace(self.lightning),
             tokens=self.tokens,
             flos=self.flos,
@@ -149,6 +152,10 @@ class TrainingSession:
             eval_dataloaders=dict(self.eval_dataloaders),
             deepspeed=self.deepspeed,
         )
+
+
+def _make_session(fields: dict[str, Any]) -> TrainingSession:
+    return TrainingSession(**fields)
 
 
 def of_session(path: str) -> Any:
@@ -177,10 +184,7 @@ class SessionAttributes:
     schedule_is_replaced = of_session("optimization.schedule_is_replaced")
     lightning_trainer = of_session("lightning.trainer")
     lightning_module = of_session("lightning.module")
-    idle_evaluator = of_session("lightning.idle_evaluator")
     validation_rounds = of_session("lightning.validation_rounds")
-    background_saves = of_session("saving.background")
-    _written_checkpoint = of_session("saving.written")
     _tr_loss = of_session("loss.since_last_log")
     _loss_head = of_session("loss_head")
     _total_loss_scalar = of_session("loss.before_last_log")
@@ -225,14 +229,7 @@ def train(
     trial: Any,
     ignore_keys_for_eval: Sequence[str] | None,
 ) -> TrainOutput:
-    """Carry out one training, from the checks that can be made beforehand to its result.
-
-    Raises:
-        ValueError: the data is empty, the length is not known, or the checkpoint to resume from is not usable.
-        OSError: checkpoints will be saved, and the folder for them cannot be written to.
-        RuntimeError: another run writes its checkpoints there.
-        NotImplementedError: an argument that is not supported was set after the arguments were made.
-    """
+    """Run one training, from the checks that can be made beforehand to its result."""
     if is_of_search(trainer, trial):
         begin_trial(trainer, trial)
         # Before the space is asked, as in transformers: a seeded sampler draws in the order in which it is asked.
@@ -244,18 +241,18 @@ def train(
     if trial is None and resume_from_checkpoint is None and trainer.args.resume_from_checkpoint == AUTO:
         resume_from_checkpoint = AUTO
     folder = None if trial is None else trainer._get_output_dir(trial=trial)
-    tell_trackers_of_trial(trainer.callback_handler.callbacks, folder)
+    set_trial_folder(trainer.callback_handler.callbacks, folder)
     # Ray sees to it that one process has a trial; the process before may take a while to end.
     is_on_ray = trainer.hp_search_backend == HPSearchBackend.RAY
     run_dir = functools.partial(trainer._get_output_dir, trial=trial)
-    claim = claimed_for_training(trainer.args, run_dir, functools.partial(_begin_record, trainer))
+    folder_lock = trainer.session.checkpoints.open_folder(trainer.args, run_dir, functools.partial(_recorded, trainer))
     # A search goes on by the call that began it.
     reported = reported_interruption(trainer.args, lambda: trainer.state) if trial is None else contextlib.nullcontext()
     with (
         reported,
         trial_where_asked_for(trainer, resume_from_checkpoint),
-        contextlib.nullcontext() if is_on_ray else claim,
-        callbacks_told_of_failure(trainer.callback_handler, trainer.args, lambda: trainer.state),
+        contextlib.nullcontext() if is_on_ray else folder_lock,
+        notify_of_failure(trainer.callback_handler, trainer.args, lambda: trainer.state),
         pushes_during_training(lambda: trainer.push_in_progress),
         tracked_by(trainer.session.tracked),
         Watchdog(trainer.args, lambda: trainer.state, functools.partial(_looked_at, trainer.session)),
@@ -267,13 +264,30 @@ def train(
 
 def _looked_at(session: TrainingSession) -> tuple[TrainingRun | None, Any]:
     """Return what the watchdog looks at: the training and the evaluation that Lightning carries out, if it does."""
-    module = session.lightning.module
-    return (None, None) if module is None else (session.run, module.evaluation_pass)
+    lightning = session.lightning
+    return (None, None) if lightning.module is None else (session.run, lightning.evaluation)
 
 
-def _begin_record(trainer: Any, folder: Path) -> None:
-    trainer.session.saving.facts = facts_of_run(trainer.model, trainer.train_dataset, trainer.eval_dataset)
-    write_run_record(trainer.args, folder, trainer.session.saving.facts)
+@contextlib.contextmanager
+def _recorded(trainer: Any, folder: Path) -> Iterator[None]:
+    """Write the record of a run, and put it back to what it was if the run fails before its first optimizer step."""
+    session, record, before = trainer.session, folder / RUN_RECORD_NAME, None
+    is_new = not record.exists()
+    # A record that cannot be read is not put back.
+    with contextlib.suppress(OSError):
+        before = record.read_bytes()
+    session.checkpoints.facts = facts_of_run(trainer.model, trainer.train_dataset, trainer.eval_dataset)
+    write_run_record(trainer.args, folder, session.checkpoints.facts)
+    try:
+        yield
+    except BaseException:
+        if session.run is None or trainer.state.global_step <= session.first_step:
+            with contextlib.suppress(OSError):
+                if is_new:
+                    record.unlink()
+                elif before is not None:
+                    write_whole(record, before)
+        raise
 
 
 def _train_from(
@@ -281,8 +295,9 @@ def _train_from(
 ) -> TrainOutput:
     args = trainer.args
     trainer.preemption = Preemption.for_arguments(args)
-    trainer.session.health = HealthGuard(args.on_nonfinite, args.spike_factor)
-    trainer.background_saves = background_saves(trainer.args, trainer, trainer._after_background_save)
+    guard = SkippingHealthGuard if args.on_nonfinite in ("skip", "rollback") else HealthGuard
+    trainer.session.health = guard(args.on_nonfinite, args.spike_factor)
+    trainer.session.checkpoints.is_async = saves_in_background(args, trainer)
     trainer.is_in_train = True
     try:
         if trainer.model_init is not None and not is_of_search(trainer, trial):
@@ -296,14 +311,14 @@ def _train_from(
         memory = trainer.session.memory
         with trainer.update_guard, memory.measuring("train"), model_prepared_for_training(trainer):
             if checkpoint is not None:
-                with failing_together(f"loading the model in {checkpoint}"):
+                with raise_on_all_ranks(f"loading the model in {checkpoint}"):
                     trainer._load_from_checkpoint(str(checkpoint))
                     _resume_batch_size(trainer, checkpoint)
             # Those of the script, or of a training before this one.
             given = trainer.optimizer, trainer.lr_scheduler
             while True:
                 try:
-                    return with_fitting_batch_size(
+                    return train_with_fitting_batch_size(
                         trainer,
                         lambda: trainer._inner_training_loop(
                             batch_size=trainer._train_batch_size,
@@ -313,28 +328,24 @@ def _train_from(
                             ignore_keys_for_eval=ignore_keys_for_eval,
                         ),
                     )
-                except GoingBack as error:
+                except RollbackRequested as error:
                     (fault,) = error.args
                 # Outside of the except block, since the error's traceback holds the batch and its graph.
-                checkpoint = _go_back(trainer, fault, given)
+                checkpoint = _roll_back(trainer, fault, given)
     finally:
         try:
-            if trainer.background_saves is not None:
-                trainer.background_saves.close()
+            trainer.session.checkpoints.close()
         finally:
-            # With it goes the host memory of its copies.
-            trainer.background_saves = None
             trainer.preemption.stop()
             trainer.is_in_train = False
 
 
-def _go_back(trainer: Any, fault: Any, given: tuple[Any, Any]) -> Path:
+def _roll_back(trainer: Any, fault: Any, given: tuple[Any, Any]) -> Path:
     """Put all back to the last healthy checkpoint, except what is read from it when training begins."""
     session = trainer.session
-    if trainer.background_saves is not None:
-        trainer.background_saves.wait()
-    session.run.step.end_agreements()
-    found = session.health.go_back(fault)
+    session.checkpoints.wait()
+    session.run.step.drain_flag_sync()
+    found = session.health.roll_back(fault, session.run.plan.without_windows(1, trainer.args).max_steps)
     checkpoint = checkpoint_for_all(found, trainer.args, needed_to_resume(trainer._own_methods(*READ_BY)))
     assert checkpoint is not None
     if trainer.accelerator.scaler is not None:
@@ -343,8 +354,8 @@ def _go_back(trainer: Any, fault: Any, given: tuple[Any, Any]) -> Path:
     session.flos = 0
     session.tracked.take(trainer.args.device)
     trainer.optimizer, trainer.lr_scheduler = given
-    free_memory(trainer)
-    with failing_together(f"loading the model in {checkpoint}"):
+    drop_training_objects(trainer)
+    with raise_on_all_ranks(f"loading the model in {checkpoint}"):
         trainer._load_from_checkpoint(str(checkpoint))
     return checkpoint
 
@@ -372,15 +383,21 @@ def train_with_batch_size(
     if trainer.args.log_speed:
         padding = getattr(trainer.processing_class, "pad_token_id", None)
         trainer.session.speed = SpeedLog(trainer.args, trainer.model, padding, trainer.get_tp_size())
-    plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, loader))
+    # An override of transformers 4.57 requires the samples of an optimizer step.
+    total = inspect.signature(trainer.set_initial_training_values).parameters.get("total_train_batch_size")
+    given = [] if total is None or total.default is None else [trainer.get_total_train_batch_size(trainer.args)]
+    plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, loader, *given))
     run = trainer.training_run = TrainingRun(trainer, loader, plan, checkpoint, trial, ignore_keys_for_eval)
     run.prepare_state()
+    with raise_on_all_ranks(f"looking into {run.folder}"):
+        steps = range(trainer.state.global_step + 1, run.plan.max_steps + 1)
+        store_of(run.folder).refuse_folders_of_others(steps)
     run.announce()
     if run.epochs_left > 0:
         fit(trainer, run)
     else:
         run.begin_without_steps()
-    with failing_together("ending the training"):
+    with part_of_training(END), raise_on_all_ranks("ending the training"):
         return trainer._finalize_training(trial, plan.num_train_samples, run.start_time)
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from littrainer import session
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.callbacks.handler import CallbackHandler, DefaultFlowCallback, callbacks_in_list, popped
-from littrainer.callbacks.lightning_callbacks import add_lightning_callback, brings_a_bar, remove_lightning_callback
+from littrainer.callbacks.lightning_callbacks import add_lightning_callback, has_progress_bar, remove_lightning_callback
 from littrainer.callbacks.progress import PrinterCallback, default_progress_callback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, make_output_dir
@@ -28,13 +28,13 @@ from littrainer.compat.v4_trainer import EarlierTrainerMembers, accepts_earlier_
 from littrainer.data.collators import default_collator_for
 from littrainer.data.columns import DroppedColumns, naming_dropped_columns
 from littrainer.data.loaders import count_examples
-from littrainer.distributed.agreement import failing_together
-from littrainer.distributed.collectives import sum_over_processes
+from littrainer.distributed.collectives import raise_on_all_ranks, sum_across_processes
 from littrainer.distributed.layout import follow_model, tensor_parallel_size
 from littrainer.engine import run_lightning
+from littrainer.errors.notes import EVALUATION, SAVE, part_of_training
 from littrainer.errors.remote_folder import local_folder
 from littrainer.errors.tracebacks import ShortTraceback
-from littrainer.evaluation.loop import EvaluationPass
+from littrainer.evaluation.loop import EvaluationLoop
 from littrainer.evaluation.prediction import predict_batch
 from littrainer.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput, speed_metrics
 from littrainer.hub.model_card import Texts, badges_of, write_card
@@ -130,7 +130,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         self.session.memory = MemoryReport(not args.skip_memory_metrics)
         self.session.memory.start(CONSTRUCTION)
 
-        # What the accelerator is made of may depend on the model.
+        # The accelerator may depend on the model.
         self.model: Any = model
         self.create_accelerator_and_postprocess()
         self.model_init = model_init
@@ -165,13 +165,13 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         for callback in [*by_arguments, *callbacks_in_list(callbacks)]:
             # An override of add_callback hears of the callback that shows progress, and of what is added later.
             Trainer.add_callback(self, callback)
-        if not brings_a_bar(self.lightning_callbacks, args):
+        if not has_progress_bar(self.lightning_callbacks, args):
             self.add_callback(PrinterCallback if args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK)
         adopt_loggers(self, self.callback_handler)
         if pushes_by_itself(self):
-            with failing_together("creating the repository on the Hub"):
+            with raise_on_all_ranks("creating the repository on the Hub"):
                 self.init_hf_repo()
-        with failing_together(f"creating output_dir={args.output_dir}"):
+        with raise_on_all_ranks(f"creating output_dir={args.output_dir}"):
             if args.should_save:
                 make_output_dir(args.output_dir)
 
@@ -271,20 +271,20 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         return count_examples(dataloader, self.args.per_device_train_batch_size)
 
     def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device | None = None
     ) -> tuple[list[Any], torch.Tensor | int | None]:
         """Draw the micro-batches of one optimizer step.
 
         Parameters:
             epoch_iterator: hands out the epoch's micro-batches.
             num_batches: micro-batches to draw.
-            device: where the count of label tokens goes.
+            device: where the count of label tokens goes; by default that of the arguments.
 
         Returns:
             the micro-batches, fewer where the data ends, and their label tokens where the loss is divided by them.
         """
         window = list(itertools.islice(epoch_iterator, num_batches))
-        return window, self._get_num_items_in_batch(window, device)
+        return window, self._get_num_items_in_batch(window, self.args.device if device is None else device)
 
     # ---- Optimizer and schedule -------------------------------------------------------------------------------------
 
@@ -305,7 +305,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         """
         if self.optimizer is None:
             model = self.model if model is None else model
-            # What forward passes have gathered and kept would be trained instead of the shards.
+            # Parameters that forward passes have gathered and kept would be trained instead of the shards.
             free_gathered(model)
             groups: Any = parameter_groups(model, self.get_decay_parameter_names(model), self.args.weight_decay)
             optimizer_class, keywords = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(
@@ -464,19 +464,21 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         return NO_CONTEXT
 
     def set_initial_training_values(
-        self, args: TrainingArguments, dataloader: Any
+        self, args: TrainingArguments, dataloader: Any, total_train_batch_size: int | None = None
     ) -> tuple[int, int, int, float, int, int, int]:
         """The length of a training over a loader.
 
         Parameters:
             args: the Trainer's.
             dataloader: the training DataLoader.
+            total_train_batch_size: samples of an optimizer step; by default what `get_total_train_batch_size` says.
 
         Returns:
             a `TrainingPlan`: epochs, optimizer steps of an epoch, samples of an epoch and of the training, samples of
             an optimizer step over all devices, micro-batches of an epoch, and optimizer steps of the training.
         """
-        return plan_training(self, dataloader, self.get_total_train_batch_size(args), self.num_examples)
+        total = self.get_total_train_batch_size(args) if total_train_batch_size is None else total_train_batch_size
+        return plan_training(self, dataloader, total, self.num_examples)
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Samples per optimizer step, over all processes.
@@ -526,6 +528,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             return self._evaluate_each(chosen, eval_dataset is None, ignore_keys, metric_key_prefix)
         with (
             ShortTraceback(),
+            part_of_training(EVALUATION),
             run_lightning.validation_round(self),
             naming_dropped_columns(self),
             self.session.memory.measuring("eval"),
@@ -581,7 +584,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         ignore_keys: Sequence[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """One pass over a loader on Lightning's loop, shared by `evaluate()` and `predict()`.
+        """The loop over a loader that `evaluate()` and `predict()` share.
 
         Parameters:
             dataloader: the batches.
@@ -593,7 +596,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         if prediction_loss_only is None:
             prediction_loss_only = self.args.prediction_loss_only
         accept_earlier_signatures(self)
-        evaluation_pass = EvaluationPass(
+        evaluation = EvaluationLoop(
             self,
             dataloader,
             description,
@@ -607,10 +610,11 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             self.accelerator.evaluating(dataloader),
             self.session.tracked.paused(),
         ):
-            evaluation_pass.begin(self._model_for_evaluation())
-            run_lightning.evaluate(self, evaluation_pass)
-            self.gather_function = self._gather_for_metrics
-            return evaluation_pass.finish()
+            run_lightning.shard_for_evaluation(self)
+            evaluation.begin(self._model_for_evaluation())
+            run_lightning.evaluate(self, evaluation)
+            self._reset_gather_function()
+            return evaluation.finish()
 
     def prediction_step(
         self,
@@ -652,7 +656,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         # A push saves to output_dir by an internal call too, and wants the model whole.
         is_of_checkpoint = _internal_call and output_dir is not None
         write = storage.save_model_of_checkpoint if is_of_checkpoint else storage.save_model
-        with run_lightning.weights_to("save", self.lightning_module):
+        with part_of_training(SAVE), run_lightning.weights_to("save", self.lightning_module):
             folder = self.args.output_dir if output_dir is None else output_dir
             folder = folder if is_of_checkpoint else local_folder(os.fspath(folder))
             write(folder)
@@ -666,7 +670,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         if self.is_world_process_zero():
             self.state.save_to_json(os.path.join(self.args.output_dir, TRAINER_STATE_NAME))
             # The weights are no longer those that a training began with, unless it noted them.
-            facts = self.session.saving.facts or facts_of_run(None, self.train_dataset, self.eval_dataset)
+            facts = self.session.checkpoints.facts or facts_of_run(None, self.train_dataset, self.eval_dataset)
             write_run_record(self.args, self.args.output_dir, facts)
             send_files(self.args.output_dir)
 
@@ -748,22 +752,12 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         Raises:
             ValueError: the Hub would refuse the metadata.
         """
+        parameters = {name: value for name, value in locals().items() if name != "self"}
         if not self.is_world_process_zero():
             return
         model = self.accelerator.unwrap_model(self.model)
         evaluated_on = self.train_dataset if self.eval_dataset is None else self.eval_dataset
-        given = {
-            "language": language,
-            "license": license,
-            "tags": tags,
-            "model_name": model_name,
-            "finetuned_from": finetuned_from,
-            "tasks": tasks,
-            "dataset_tags": dataset_tags,
-            "dataset": dataset,
-            "dataset_args": dataset_args,
-        }
-        write_card(self.args, self.state, model, evaluated_on, badges_of(self.callback_handler.callbacks), given)
+        write_card(self.args, self.state, model, evaluated_on, badges_of(self.callback_handler.callbacks), parameters)
         send_files(self.args.output_dir)
 
     # ---- Logging ----------------------------------------------------------------------------------------------------
@@ -838,7 +832,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
 
     def store_flos(self) -> None:
         """Move the operations counted since the last call into the state."""
-        self.state.total_flos += sum_over_processes(self.current_flos, self.args.device, self.get_tp_size())
+        self.state.total_flos += sum_across_processes(self.current_flos, self.args.device, self.get_tp_size())
         self.current_flos = 0
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from littrainer.arguments.destinations import DESTINATIONS
 from littrainer.arguments.earlier_names import EARLIER_NAMES, EarlierName
 from littrainer.arguments.fields import default_of, topics_of
 from littrainer.arguments.rules import HONOURED_VALUES
+from littrainer.arguments.specifications import SPECS
 from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments
 
 INTRODUCTION = """\
@@ -17,7 +17,7 @@ INTRODUCTION = """\
 transformers; `warmup_ratio` and `logging_dir` come from earlier 5.x releases, and the arguments after them in that
 table are littrainer's. `Seq2SeqTrainingArguments` adds those of the last table.
 
-<!-- Written by `python -m tests.arguments.arguments_page` from arguments/fields.py and arguments/destinations.py. -->
+<!-- Written by `python -m tests.arguments.arguments_page` from arguments/fields.py and arguments/specifications.py. -->
 
 - Every argument has its effect. {refused}
 - Unknown names raise `TypeError` with the nearest known name.
@@ -36,7 +36,7 @@ feature that is gone, or contradicts the argument of today.
 SETTLED_DIFFERENCES = """\
 If releases read the same spelling differently, this holds here:
 
-- `report_to=None` reports to no tracker, as in transformers 5; in 4 it meant all that are installed. A warning says so.
+- `report_to=None` is refused, as in transformers 5; in 4 it meant all trackers that are installed.
 - `warmup_steps` below 1 is a share of all steps, from 1 up a number of steps: `1.0` is one step.
 - `warmup_ratio=0.0` leaves `warmup_steps` alone. A ratio above 0 overrides `warmup_steps`, as in 5.3; if you give both,
   a warning says so.
@@ -71,7 +71,7 @@ def _earlier_names_table() -> str:
 
 
 def _refused_values(rule: EarlierName) -> str:
-    if rule.meaning is not None or rule.harmless:
+    if rule.replaced_by is not None or rule.harmless:
         return ""
     return "; refused unless it is " + " or ".join(f"`{value!r}`" for value in rule.idle)
 
@@ -92,7 +92,7 @@ def _topic_tables() -> list[str]:
                 f"`{field.name}`",
                 f"`{default_of(field)!r}`",
                 field.metadata["help"],
-                DESTINATIONS[field.name].place.value,
+                SPECS[field.name].place.value,
             )
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         tables.append("\n".join([*lines, ""]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
-import warnings
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ import transformers
 
 from littrainer.arguments import TrainingArguments
 from littrainer.arguments.earlier_names import EARLIER_NAMES
+from littrainer.arguments.parser import HfArgumentParser
 
 FIELD_NAMES = {field.name for field in dataclasses.fields(TrainingArguments)}
 
@@ -98,10 +98,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @dataclasses.dataclass
 class Derived(TrainingArguments):
-    """A library's arguments, with a field of its own under a name that is an earlier one elsewhere."""
+    """A script's arguments, which declare earlier names again."""
 
     group_by_length: bool = False
-    past_index: int = dataclasses.field(default_factory=lambda: 7)
+    evaluation_strategy: str = "no"
+    no_cuda: bool = dataclasses.field(default_factory=lambda: True)
     per_device_eval_batch_size: int = 2
 
 
@@ -152,16 +153,47 @@ def test_a_token_is_never_part_of_a_warning_or_an_error_and_all_errors_stand_in_
     assert "past_index=3" in str(caught.value)
 
 
-def test_a_subclass_understands_earlier_names_but_for_its_own_fields() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        args = Derived("out", group_by_length=True)
-    assert (args.group_by_length, args.train_sampling_strategy, args.past_index) == (True, "random", 7)
-    with pytest.warns(FutureWarning, match="per_gpu_eval_batch_size"):
-        args = Derived("out", per_gpu_eval_batch_size=5, past_index=3)  # type: ignore[call-arg]
-    assert (args.per_device_eval_batch_size, args.past_index) == (5, 3)
-    args.past_index = 4
-    assert args.past_index == 4
+def test_a_field_with_an_earlier_name_means_what_the_name_means() -> None:
+    with pytest.warns(FutureWarning, match="no_cuda=True is an earlier spelling: write use_cpu=True") as warned:
+        args = Derived("out", per_gpu_eval_batch_size=5)  # type: ignore[call-arg]
+    assert (args.use_cpu, args.no_cuda, args.eval_strategy, args.train_sampling_strategy) == (
+        True,
+        True,
+        "no",
+        "random",
+    )
+    assert (len(warned), args.per_device_eval_batch_size) == (2, 5)
+    with pytest.warns(FutureWarning, match="write train_sampling_strategy='group_by_length'"):
+        (args,) = HfArgumentParser(Derived).parse_args_into_dataclasses(
+            ["--group_by_length", "--evaluation_strategy", "epoch"]
+        )
+    for each in (args, dataclasses.replace(args, seed=3), pickle.loads(pickle.dumps(args))):
+        assert (each.eval_strategy, each.train_sampling_strategy, each.group_by_length) == (
+            "epoch",
+            "group_by_length",
+            True,
+        )
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_todays_name_decides_over_the_default_of_a_field_with_an_earlier_name_and_contradicts_another_value() -> None:
+    assert Derived("out", eval_strategy="steps").eval_strategy == "steps"
+    with pytest.raises(ValueError, match="Derived: evaluation_strategy='epoch' contradicts eval_strategy='steps'"):
+        Derived("out", evaluation_strategy="epoch", eval_strategy="steps")
+
+    @dataclasses.dataclass
+    class Impossible(TrainingArguments):
+        past_index: int = 7
+
+    with pytest.raises(ValueError, match="past_index=7 is no longer possible"):
+        Impossible("out")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("strategy", ["no", "epoch"])
+def test_todays_name_decides_in_a_copy_with_a_field_that_has_an_earlier_name(strategy: str) -> None:
+    args = Derived("out", evaluation_strategy="steps")
+    assert args.eval_strategy == "steps" and dataclasses.replace(args, eval_strategy=strategy).eval_strategy == strategy
 
 
 def test_an_earlier_name_that_was_not_given_reads_as_its_former_default() -> None:

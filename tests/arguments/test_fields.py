@@ -16,32 +16,10 @@ from transformers import HfArgumentParser
 
 from littrainer import Seq2SeqTrainingArguments
 from littrainer.arguments import TrainingArguments, choices
+from littrainer.arguments.fields import AdditionalFields
 from littrainer.arguments.parser import HfArgumentParser as OurParser
 
-ONLY_OURS = [
-    "warmup_ratio",
-    "logging_dir",
-    "lightning",
-    "async_save",
-    "jit_checkpoint_signals",
-    "eval_loss_weighting",
-    "save_minutes",
-    "eval_minutes",
-    "max_minutes",
-    "hang_timeout",
-    "max_tokens_per_batch",
-    "pack_to_length",
-    "on_nonfinite",
-    "spike_factor",
-    "save_total_limit_best",
-    "keep_optimizer_states",
-    "loss_normalization",
-    "global_batch_size",
-    "log_speed",
-    "auto_micro_batch",
-    "ema_decay",
-    "ema_use",
-]
+ONLY_OURS = [field.name for field in dataclasses.fields(AdditionalFields)]
 # transformers' default is False, which here means that not even early stopping goes on.
 OTHER_DEFAULTS = {"restore_callback_states_from_checkpoint": None}
 

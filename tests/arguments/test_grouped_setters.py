@@ -66,7 +66,7 @@ def test_a_setter_sets_what_transformers_sets(method: str) -> None:
 
 def test_setters_can_be_chained() -> None:
     args = TrainingArguments("out").set_training(max_steps=3, gradient_checkpointing=True).set_save("best")
-    args = args.set_logging(report_to=None).set_evaluate("epoch")
+    args = args.set_logging(report_to="none").set_evaluate("epoch")
     assert (args.activation_checkpointing, args.gradient_checkpointing, args.report_to) == (True, True, [])
     # Training compares with it.
     assert args.eval_delay == 0
@@ -97,4 +97,18 @@ def test_a_value_that_cannot_be_right_is_refused_and_nothing_is_changed() -> Non
 def test_a_warmup_ratio_of_0_leaves_the_steps_and_another_replaces_them() -> None:
     assert TrainingArguments("out").set_lr_scheduler(warmup_steps=100, warmup_ratio=0.0).warmup_steps == 100
     with pytest.warns(FutureWarning, match=r"warmup_steps=0\.1"):
-        assert TrainingArguments("out").set_lr_scheduler(warmup_steps=100, warmup_ratio=0.1).warmup_steps == 0.1
+        args = TrainingArguments("out").set_lr_scheduler(warmup_steps=100, warmup_ratio=0.1)
+    assert args.warmup_steps == 0.1 and args.warmup_ratio is None
+
+
+@dataclasses.dataclass
+class OfAScript(TrainingArguments):
+    token: str = "of the script"
+    steps: int = 3
+    later: int = dataclasses.field(init=False)
+
+
+def test_fields_of_a_script_with_the_names_of_parameters_are_left_alone() -> None:
+    args = OfAScript("out").set_push_to_hub("me/model", token="hf_secret").set_save(steps=7)
+    assert (args.token, args.steps, args.hub_token, args.save_steps) == ("of the script", 3, "hf_secret", 7)
+    assert "later" not in args.to_dict() and "hf_secret" not in str(args)

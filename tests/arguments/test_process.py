@@ -6,6 +6,8 @@ import copy
 import json
 import logging
 import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +19,7 @@ from accelerate.state import AcceleratorState, PartialState
 from littrainer.arguments import TrainingArguments
 from littrainer.arguments.choices import ParallelMode
 from littrainer.arguments.process import DistributedType, distributed_type
+from tests.scenarios.trainers import quiet_trainer
 
 
 def play(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int, local_rank: int) -> None:
@@ -138,6 +141,18 @@ def test_bfloat16_and_tf32_need_a_gpu_that_has_them(monkeypatch: pytest.MonkeyPa
     TrainingArguments(bf16=True, bf16_full_eval=True)
 
 
+@pytest.fixture
+def tf32_switches() -> Iterator[Callable[[], list[str]]]:
+    """Return the newer switches as they are, and put all of them back afterwards."""
+    backends = torch.backends
+    switches = [backends, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul]
+    yield lambda: [switch.fp32_precision for switch in switches]
+    backends.fp32_precision = "none"
+    torch.set_float32_matmul_precision("highest")
+    backends.cudnn.allow_tf32 = True
+    backends.cuda.matmul.fp32_precision = backends.mkldnn.matmul.fp32_precision = "none"
+
+
 @pytest.mark.parametrize(
     ("keywords", "expected"),
     [
@@ -151,12 +166,32 @@ def test_bfloat16_and_tf32_need_a_gpu_that_has_them(monkeypatch: pytest.MonkeyPa
     ids=str,
 )
 def test_the_switch_for_tf32_is_set_as_asked_and_by_compilation(
-    monkeypatch: pytest.MonkeyPatch, keywords: dict[str, Any], expected: str
+    monkeypatch: pytest.MonkeyPatch, tf32_switches: Callable[[], list[str]], keywords: dict[str, Any], expected: str
 ) -> None:
-    monkeypatch.setattr(torch.backends, "fp32_precision", "none")
+    # A script may have set another one.
+    torch.set_float32_matmul_precision("medium" if expected != "none" else "highest")
     pretend_gpu(monkeypatch, 8)
     TrainingArguments(**keywords)
-    assert torch.backends.fp32_precision == expected
+    if expected == "none":
+        assert torch.backends.fp32_precision == expected
+    else:
+        assert set(tf32_switches()) == {expected}
+    # Lightning and others read the older ones.
+    assert torch.get_float32_matmul_precision() == ("high" if expected == "tf32" else "highest")
+    assert torch.backends.cuda.matmul.allow_tf32 is (expected == "tf32")
+    assert torch.backends.cudnn.allow_tf32 is (expected != "ieee")
+
+
+def test_a_training_runs_where_a_script_has_set_the_newer_switch_for_tf32_alone(
+    tmp_path: Path, tf32_switches: Callable[[], list[str]]
+) -> None:
+    torch.backends.fp32_precision = "tf32"
+    before = tf32_switches()
+    trainer = quiet_trainer(tmp_path, log_speed=True)
+    trainer.train()
+    # Lightning reads it on a GPU.
+    assert torch.get_float32_matmul_precision() == "high"
+    assert tf32_switches() == before
 
 
 def test_a_launchers_mixed_precision_counts_where_the_arguments_name_none(monkeypatch: pytest.MonkeyPatch) -> None:

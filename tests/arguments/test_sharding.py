@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,6 @@ OTHER_VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
     "use_orig_params": (False, {"version": 1}),
     "ignored_modules": (r"model\.norm", {}),
 }
-
-
-@pytest.fixture(autouse=True)
-def without_sharding_for_later_tests() -> Any:
-    """Arguments without sharding take back what others have put into the environment."""
-    yield
-    quiet_arguments("unused")
 
 
 def plan_of(config: Any = None, **changes: Any) -> Any:
@@ -171,3 +165,13 @@ def test_one_process_alone_and_version_1_on_a_cpu_are_refused(monkeypatch: pytes
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(ValueError, match="'version': 2"):
         check_processes(args)
+
+
+def test_arguments_without_sharding_leave_what_others_ask_of_from_pretrained() -> None:
+    plan_of({"cpu_ram_efficient_loading": True})
+    quiet_arguments("unused")
+    assert os.environ["ACCELERATE_USE_FSDP"] == os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == "true"
+    # The process was not launched with it.
+    assert sharding_plan(quiet_arguments("unused")) is None
+    plan_of({"cpu_ram_efficient_loading": False})
+    assert "ACCELERATE_USE_FSDP" not in os.environ

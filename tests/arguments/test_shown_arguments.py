@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from littrainer import TrainingArguments
-from littrainer.arguments.shown_arguments import LONGEST_TEXT, as_text, away_from_defaults, default_texts, is_same
+from littrainer.arguments.shown_arguments import MAX_TEXT_LETTERS, as_text, away_from_defaults, default_texts, is_same
 
 # What follows from use_cpu, or from the machine.
 DERIVED = {"dataloader_pin_memory", "disable_tqdm", "optim", "bf16", "logging_dir"}
@@ -39,7 +39,7 @@ def test_arguments_are_compared_with_their_defaults_and_those_of_a_subclass_come
         ({"api_key": "sk_secret"}, "{api_key: '<API_KEY>'}"),
         ("https://me:secret@host/x", "https://host/x"),
         ("two\nlines", "two lines"),
-        ("x" * 999, "x" * (LONGEST_TEXT - 3) + "..."),
+        ("x" * 999, "x" * (MAX_TEXT_LETTERS - 3) + "..."),
     ],
 )
 def test_a_value_is_one_line_without_secrets(value: Any, text: str) -> None:

@@ -63,14 +63,13 @@ def test_callbacks_are_added_popped_and_removed_by_class_or_as_themselves(caplog
         handler.remove_callback(second)
 
 
-def test_a_callback_derived_from_transformers_own_class_works(tmp_path: Path) -> None:
+def test_a_callback_of_transformers_own_class_works_with_its_own_control(tmp_path: Path) -> None:
     steps: list[int] = []
 
     class Theirs(transformers.TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
             steps.append(state.global_step)
-            control.should_training_stop = state.global_step == 2
-            return control
+            return transformers.TrainerControl(should_training_stop=state.global_step == 2)
 
     trainer = quiet_trainer(tmp_path, given={"callbacks": [Theirs]}, max_steps=5)
     assert trainer.train().global_step == 2 and steps == [1, 2]
@@ -164,15 +163,6 @@ def test_an_error_in_an_event_keeps_its_type_and_says_where_it_came_from(
     assert notes_of(raised) == ["It came from the callback Stopping.on_step_end, at optimizer step 1."]
 
 
-def test_a_control_of_transformers_own_is_an_answer(tmp_path: Path) -> None:
-    trainer = quiet_trainer(
-        tmp_path,
-        given={"callbacks": [Stopping(lambda control: transformers.TrainerControl(should_training_stop=True))]},
-        max_steps=5,
-    )
-    assert trainer.train().global_step == 1
-
-
 def test_states_of_transformers_own_callbacks_are_kept_and_their_flow_is_known(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -229,14 +219,6 @@ def test_a_handler_may_be_subclassed_and_put_in_the_place_of_the_trainers(tmp_pa
 # ---- A training that fails -------------------------------------------------------------------------------------------
 
 
-class Breaks(TrainerCallback):
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        raise self.error
-
-
 class Hears(TrainerCallback):
     """Notes the error that training ended with, and raises one of its own."""
 
@@ -254,8 +236,11 @@ class Hears(TrainerCallback):
 def test_a_callback_hears_what_training_ended_with_whatever_another_does_then(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
+    def fail(control: Any) -> None:
+        raise error
+
     first, second = Hears(ValueError("my own")), Hears()
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [first, Breaks(error), second]})
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [first, Stopping(fail), second]})
     with pytest.raises(type(error)) as raised:
         trainer.train()
     assert raised.value is error

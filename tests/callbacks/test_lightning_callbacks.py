@@ -62,7 +62,7 @@ def test_the_page_says_of_every_callback_that_lightning_has_whether_it_works() -
     assert set(rows) == set(lightning_callbacks.__all__)
     for refusal in REFUSED:
         assert refusal.instead in rows[refusal.name]
-        assert rows[refusal.name].startswith("no" if refusal.is_so is None else "yes")
+        assert rows[refusal.name].startswith("no" if refusal.applies is None else "yes")
 
 
 @pytest.mark.parametrize(

@@ -157,15 +157,13 @@ def rows_of(folder: str) -> list[dict[str, str]]:
         return [{name: value for name, value in row.items() if value} for row in csv.DictReader(file)]
 
 
-@pytest.mark.parametrize("through", ["trainer", "arguments", "report_to"])
+@pytest.mark.parametrize("through", ["trainer", "report_to"])
 def test_a_lightning_logger_gets_what_the_trainer_and_its_lightning_callbacks_log(tmp_path: Path, through: str) -> None:
     logger = CSVLogger(str(tmp_path / "logs"))
     logging_steps: dict[str, Any] = {"logging_strategy": "steps", "logging_steps": 1, "max_steps": 2}
     given: dict[str, Any] = {"callbacks": [LearningRateMonitor()]}
     if through == "trainer":
         given["lightning"] = {"logger": logger}
-    elif through == "arguments":
-        logging_steps["lightning"] = {"logger": logger}
     else:
         logging_steps["report_to"] = logger
     trainer = quiet_trainer(tmp_path, given=given, **logging_steps)
@@ -211,7 +209,7 @@ def test_a_logger_that_is_only_asked_for_is_the_one_that_lightning_takes(tmp_pat
     trainer.train()
     assert trainer.lightning_trainer is not None
     assert [type(logger).__name__ for logger in trainer.lightning_trainer.loggers] == ["SharedLogger"]
-    assert isinstance(trainer.lightning_trainer.loggers[0], (TensorBoardLogger, CSVLogger))
+    assert isinstance(trainer.lightning_trainer.loggers[0]._tracker.lightning_logger, (TensorBoardLogger, CSVLogger))
     assert list((tmp_path / "lightning_logs" / "version_0").iterdir())
 
 

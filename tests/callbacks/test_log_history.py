@@ -53,3 +53,10 @@ def test_what_cannot_be_drawn_is_named() -> None:
         "3 of 4 entries of log_history are left out: they have no step.",
         "Not drawn, since they hold no number: remark, flag.",
     ]
+
+
+def test_logs_that_count_input_tokens_are_no_end_of_the_training() -> None:
+    counted = {"num_input_tokens_seen": 16, "train_runtime": 0.5, "train_tokens_per_second": 32.0}
+    history = read_history([{**counted, **entry} if "loss" in entry else entry for entry in LOGGED])
+    assert history.curves["loss", TRAINING] == [Point(2, 1.5, 0.5), Point(4, 0.5, 1.0)]
+    assert ("train_runtime", TRAINING) not in history.curves and history.summary == SUMMARY

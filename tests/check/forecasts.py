@@ -1,16 +1,14 @@
 """Compares what `littrainer check` forecasts with the trainings of five examples: `python -m tests.check.forecasts`.
 
 Prints seconds and peak memory of each, forecast and true; the exit status is 1 if one is further off than promised.
-All clocks are of processor time, which other programs on the machine change little; `--wall` takes those on the wall.
+All clocks are of processor time, which other programs on the machine change little.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
-import runpy
 import subprocess
 import sys
 import tempfile
@@ -24,71 +22,59 @@ FIVE = ("digits", "lora", "multiple_choice", "masked_language_model", "text_clas
 TIME_WITHIN, MEMORY_WITHIN = 0.15, 0.10
 
 
-def forecast(example: str) -> list[Any]:
-    """Seconds and bytes that a check says."""
+def leave(seconds: float, size: float) -> None:
+    """Write what was measured, and end the process."""
+    Path(sys.argv[3]).write_text(json.dumps([seconds, size]))
+    os._exit(0)
+
+
+def forecast(example: str) -> None:
+    """Measure what a check says."""
     from littrainer.check.checking import TrainingCheck
     from littrainer.commands.check import check_program
 
-    found: list[Any] = []
     run = TrainingCheck.run
 
     def noting(self: Any, *given: Any) -> Any:
         report = run(self, *given)
-        found.extend([report.forecast_seconds, report.forecast_bytes])
-        raise SystemExit
+        leave(report.forecast_seconds or 0.0, report.forecast_bytes or 0.0)
 
     TrainingCheck.run = noting  # type: ignore[method-assign]
-    with contextlib.suppress(SystemExit):
-        check_program([str(EXAMPLES / f"{example}.py"), "--output_dir", "out"])
-    return found
+    check_program([str(EXAMPLES / f"{example}.py"), "--output_dir", "out"])
 
 
-def truth(example: str) -> list[Any]:
-    """Seconds and bytes of the training itself."""
+def truth(example: str) -> None:
+    """Measure the training itself."""
+    from littrainer.commands.recorded_training import run_program
     from littrainer.redirection.redirect import install
     from littrainer.trainer import Trainer
 
     install()
-    found: list[Any] = []
     train = Trainer.train
 
     def timed(self: Any, *given: Any, **keywords: Any) -> Any:
         began = time.perf_counter()
         train(self, *given, **keywords)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        found.extend([time.perf_counter() - began, peak])
-        raise SystemExit
+        leave(time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
     Trainer.train = timed  # type: ignore[method-assign,assignment]
-    sys.argv, sys.path[0] = [example, "--output_dir", "out"], str(EXAMPLES)
-    with contextlib.suppress(SystemExit):
-        runpy.run_path(str(EXAMPLES / f"{example}.py"), run_name="__main__")
-    return found
+    run_program([str(EXAMPLES / f"{example}.py"), "--output_dir", "out"])
 
 
-def in_a_process(kind: str, example: str, clock: str) -> list[Any]:
+def in_a_process(kind: str, example: str) -> list[Any]:
     """What one of the two functions returns in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "tests.check.forecasts", kind, example, f"{folder}/found", clock]
-        subprocess.run(
-            command,
-            check=True,
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        command = [sys.executable, "-m", "tests.check.forecasts", kind, example, f"{folder}/found"]
+        environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
+        subprocess.run(command, check=True, cwd=folder, env=environment, capture_output=True)
         found: list[Any] = json.loads(Path(folder, "found").read_text())
         return found
 
 
 def main() -> int:
-    good, clock = 0, "--wall" if "--wall" in sys.argv else "--processor"
-    examples = [word for word in sys.argv[1:] if word != clock] or FIVE
+    good, examples = 0, sys.argv[1:] or FIVE
     for example in examples:
-        (seconds, size), (true_seconds, true_size) = (
-            in_a_process(kind, example, clock) for kind in ("forecast", "truth")
-        )
+        (seconds, size), (true_seconds, true_size) = (in_a_process(kind, example) for kind in ("forecast", "truth"))
         off, memory_off = seconds / true_seconds - 1, size / true_size - 1
         good += abs(off) <= TIME_WITHIN and abs(memory_off) <= MEMORY_WITHIN
         print(
@@ -101,9 +87,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 5 and sys.argv[1] in ("forecast", "truth"):
-        if sys.argv[4] == "--processor":
-            time.perf_counter = time.process_time
-        Path(sys.argv[3]).write_text(json.dumps({"forecast": forecast, "truth": truth}[sys.argv[1]](sys.argv[2])))
+    if len(sys.argv) == 4 and sys.argv[1] in ("forecast", "truth"):
+        time.perf_counter = time.process_time
+        {"forecast": forecast, "truth": truth}[sys.argv[1]](sys.argv[2])
     else:
         sys.exit(main())

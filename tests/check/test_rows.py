@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from littrainer.check import rows
-from littrainer.check.rows import SelectedRows, look_at_rows, selected
+from littrainer.check.rows import SelectedRows, select_rows, summarize_rows
 from tests.scenarios.data import Rows, token_rows
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 
 
-def look(dataset: Any, model: Any = None, columns: Any = None, own_loss: bool = False) -> rows.RowLook:
-    return look_at_rows(dataset, columns, model or VectorClassifier(), own_loss)
+def look(dataset: Any, model: Any = None, columns: Any = None, own_loss: bool = False) -> rows.RowSummary:
+    return summarize_rows(dataset, columns, model or VectorClassifier(), own_loss)
 
 
 def test_all_rows_are_looked_at_and_those_that_stand_out_have_their_numbers() -> None:
@@ -45,7 +45,7 @@ def test_of_large_data_as_many_rows_as_there_is_time_for_are_spread_over_the_who
 
     clock = [0.0]
     monkeypatch.setattr(rows.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(rows, "SECONDS_TO_LOOK", 20.0)
+    monkeypatch.setattr(rows, "MAX_SECONDS", 20.0)
     found = look(Slow(token_rows(1000)))
     assert len(found.lengths) == 21
     numbers = sorted(found.lengths)
@@ -62,7 +62,7 @@ def test_numbers_outside_of_what_the_model_takes_are_found_by_rule(monkeypatch: 
     found = look(data, model)
     assert {name: sorted(bad) for name, bad in found.failing.items()} == {"input_ids": [4, 9], "labels": [11]}
     assert f"it has {classes}, and " in found.failing["labels"][11]
-    assert found.good([3, 4, 11]) == [3]
+    assert found.sound([3, 4, 11]) == [3]
     # A loss of the script's own may mean something else by labels, and a column that is dropped by anything.
     assert set(look(data, model, own_loss=True).failing) == {"input_ids"}
     kind = type(model)
@@ -87,7 +87,7 @@ def test_labels_are_bound_by_the_tokens_that_a_model_writes_and_not_by_those_tha
 def test_rows_whose_labels_have_names_of_the_model_are_not_without_labels() -> None:
     data = [{"input_ids": [1, 2], "start_positions": 0} for _ in range(4)]
     assert "100% without labels, unless the collator makes them" in str(look(data))
-    assert "labels" not in str(look_at_rows(data, None, VectorClassifier(), labels={"start_positions"}))
+    assert "labels" not in str(summarize_rows(data, None, VectorClassifier(), labels={"start_positions"}))
 
 
 def test_rows_that_cannot_be_read_are_found_and_take_no_longer_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,8 +113,8 @@ def test_rows_of_the_greatest_length_that_are_many_may_be_cut_off() -> None:
 def test_selected_rows_have_the_attributes_of_their_dataset() -> None:
     data = Rows(token_rows(9))
     data.languages = ["de"]  # type: ignore[attr-defined]
-    some = selected(data, [7, 2])
+    some = select_rows(data, [7, 2])
     assert isinstance(some, SelectedRows) and len(some) == 2 and some.languages == ["de"]
     assert torch.equal(torch.as_tensor(some[1]["input_ids"]), torch.as_tensor(data[2]["input_ids"]))
     datasets = pytest.importorskip("datasets")
-    assert selected(datasets.Dataset.from_dict({"x": [0, 1, 2]}), [2, 0])["x"] == [2, 0]
+    assert select_rows(datasets.Dataset.from_dict({"x": [0, 1, 2]}), [2, 0])["x"] == [2, 0]

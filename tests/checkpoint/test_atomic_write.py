@@ -4,6 +4,7 @@ import contextlib
 import errno
 import functools
 import itertools
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -104,7 +105,7 @@ def cannot_rename(patch: pytest.MonkeyPatch, is_kept: Callable[[Path], bool]) ->
 
 
 def is_half(folder: Path) -> bool:
-    return not any((folder / name).exists() for name in atomic_write.TELLING_FILES)
+    return not any((folder / name).exists() for name in atomic_write.MARKER_FILES)
 
 
 @pytest.mark.parametrize("is_in_overlay", [False, True])
@@ -210,3 +211,15 @@ def test_a_full_disk_is_told_with_checkpoint_file_room_and_what_to_do(tmp_path: 
     assert "resume_from_checkpoint=True" in str(caught.value)
     assert caught.value.filename == str(tmp_path / "checkpoint-5" / file)
     assert os.listdir(tmp_path) == []
+
+
+def test_the_handlers_of_a_script_are_changed_only_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    handler = logging.Handler()
+    logging.getLogger().addHandler(handler)
+    try:
+        with staged_folder(tmp_path / "checkpoint-1"):
+            write(tmp_path / "other" / "checkpoint-1")
+            assert len(handler.filters) == 1
+        assert handler.filters == []
+    finally:
+        logging.getLogger().removeHandler(handler)

@@ -1,19 +1,24 @@
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from littrainer.checkpoint import checksums
 from littrainer.checkpoint.checksums import (
     BYTES_AT_A_TIME,
-    BYTES_OF_A_LARGE_FILE,
+    MANIFEST_NAME,
+    MIN_LARGE_FILE_BYTES,
+    DamagedManifest,
     FileRecord,
     Manifest,
-    Seal,
+    ManifestBuilder,
     file_record,
     files_in,
     note_changes,
@@ -57,11 +62,11 @@ def test_a_manifest_is_not_read_again_until_its_file_is_another_one(
 
 
 @pytest.fixture(
-    params=[(0, 60), (BYTES_OF_A_LARGE_FILE, 60), (BYTES_OF_A_LARGE_FILE, 0)],
+    params=[(0, 60), (MIN_LARGE_FILE_BYTES, 60), (MIN_LARGE_FILE_BYTES, 0)],
     ids=["large files", "small files", "small files on a slow disk"],
 )
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
-    for name, value in zip(("BYTES_OF_A_LARGE_FILE", "SECONDS_WORTH_A_THREAD"), request.param, strict=True):
+    for name, value in zip(("MIN_LARGE_FILE_BYTES", "MIN_FSYNC_FOR_THREADS_S"), request.param, strict=True):
         monkeypatch.setattr(checksums, name, value)
     (tmp_path / "below").mkdir()
     (tmp_path / "a").write_text("one")
@@ -70,18 +75,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
 
 
 def sealed(folder: Path) -> None:
-    seal = Seal(folder)
-    seal.complete(sequence=4)
-    seal.close()
+    builder = ManifestBuilder(folder)
+    builder.complete(sequence=4)
+    builder.close()
 
 
 def test_files_written_again_after_they_were_added_are_summed_up_again(folder: Path) -> None:
-    seal = Seal(folder)
-    seal.add_all()
+    builder = ManifestBuilder(folder)
+    builder.add_large_files()
     (folder / "a").write_text("other and longer")
     os.remove(folder / "below" / "b")
-    seal.complete()
-    seal.close()
+    builder.complete()
+    builder.close()
     assert damage_in(folder) == []
     assert set(read_manifest(folder).files) == {"a"}  # type: ignore[union-attr]
 
@@ -125,3 +130,28 @@ def test_what_a_users_code_does_to_the_files_afterwards_is_no_damage(folder: Pat
     manifest = read_manifest(folder)
     assert manifest is not None and manifest.sequence == 4
     assert manifest.files == {name: file_record(folder / name) for name in ("a", "added")}
+
+
+FILE = {"size": 1, "crc32": "00000000"}
+ODD_MANIFESTS: dict[str, Any] = {
+    "a size of null": {"files": {"x": {**FILE, "size": None}}},
+    "an endless size": {"files": {"x": {**FILE, "size": math.inf}}},
+    "a sum that is no number": {"files": {"x": {**FILE, "crc32": "zz"}}},
+    "a number as sum": {"files": {"x": {**FILE, "crc32": 5}}},
+    "a list of files": {"files": ["x"]},
+    "a sequence of letters": {"sequence": "x"},
+    "an endless sequence": {"sequence": math.inf},
+    "deep": "[" * 200_000,
+    "a number of 5,000 digits": '{"crc32": ' + "1" * 5000 + "}",
+}
+
+
+@pytest.mark.parametrize("odd", ODD_MANIFESTS.values(), ids=ODD_MANIFESTS.keys())
+def test_an_odd_manifest_is_a_damaged_manifest(tmp_path: Path, odd: Any) -> None:
+    if isinstance(odd, dict):
+        content = {"version": 1, "sequence": 1, "files": {"x": FILE}, **odd}
+        odd = json.dumps({**content, "crc32": checksums._checksum_of(json.dumps(content, sort_keys=True))})
+    (tmp_path / MANIFEST_NAME).write_text(odd)
+    with pytest.raises(DamagedManifest, match=MANIFEST_NAME):
+        read_manifest(tmp_path)
+    assert readable_manifest(tmp_path).sequence is None

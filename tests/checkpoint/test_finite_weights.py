@@ -31,24 +31,25 @@ NUMBERS = {
 }
 
 
-def told(numbers: torch.Tensor, *buffers: torch.Tensor) -> bool:
+def are_finite(numbers: torch.Tensor, *buffers: torch.Tensor) -> bool:
     model = nn.ParameterList([nn.Parameter(numbers, requires_grad=False)])
-    for number, one in enumerate(buffers):
-        model.register_buffer(f"buffer{number}", one)
+    for number, buffer in enumerate(buffers):
+        model.register_buffer(f"buffer{number}", buffer)
     return not names_of_sick(model, with_buffers=True)
 
 
 @pytest.mark.parametrize("numbers", NUMBERS.values(), ids=NUMBERS.keys())
-@pytest.mark.parametrize("number", [NAN, INFINITE])
-def test_one_number_of_any_format_tells(numbers: torch.Tensor, number: float) -> None:
-    sick = numbers.clone()
-    sick[1] = number
-    assert told(numbers) and not told(sick)
+def test_a_single_number_of_any_format_is_found(numbers: torch.Tensor) -> None:
+    assert are_finite(numbers)
+    for number in (NAN, INFINITE):
+        sick = numbers.clone()
+        sick[1] = number
+        assert not are_finite(sick)
 
 
 def test_a_buffer_may_be_infinite_as_masks_are_and_has_to_be_a_number() -> None:
     weight, mask = torch.ones(2), torch.tensor([0.0, INFINITE])
-    assert told(weight, mask) and not told(weight, mask, torch.tensor([NAN, INFINITE]))
+    assert are_finite(weight, mask) and not are_finite(weight, mask, torch.tensor([NAN, INFINITE]))
     model = nn.Module()
     model.register_buffer("scratch", torch.tensor(NAN), persistent=False)
     assert not names_of_sick(model, with_buffers=True)
@@ -56,7 +57,7 @@ def test_a_buffer_may_be_infinite_as_masks_are_and_has_to_be_a_number() -> None:
 
 def test_whole_numbers_empty_tensors_and_formats_of_one_byte_are_finite() -> None:
     quantized = torch.tensor([1, 255], dtype=torch.uint8)
-    assert all(map(told, (quantized, quantized.clone().view(torch.float8_e4m3fn), torch.empty(0))))
+    assert all(map(are_finite, (quantized, quantized.clone().view(torch.float8_e4m3fn), torch.empty(0))))
 
 
 class Masked(VectorClassifier):
@@ -94,6 +95,24 @@ def test_a_checkpoint_says_whether_its_weights_are_finite(
     assert readable_manifest(tmp_path / "checkpoint-1").weights_are_finite is True
     assert readable_manifest(tmp_path / "checkpoint-2").weights_are_finite is False
     assert get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
+
+
+class HarmsTheOptimizer(TrainerCallback):
+    """Makes a number of the last moment nan after the second step, and an earlier one infinite."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        first, *_, last = optimizer.state.values()
+        first["exp_avg_sq"].view(-1)[0] = math.inf
+        if state.global_step == 2:
+            last["exp_avg"].view(-1)[0] = NAN
+
+
+@pytest.mark.parametrize("save_only_model", [False, True])
+def test_nan_in_the_optimizers_state_is_told_if_the_checkpoint_has_it(tmp_path: Path, save_only_model: bool) -> None:
+    given = {"callbacks": [HarmsTheOptimizer()]}
+    quiet_trainer(tmp_path, VectorClassifier(), given=given, save_only_model=save_only_model, **EACH_STEP).train()
+    found = [readable_manifest(tmp_path / f"checkpoint-{step}").weights_are_finite for step in (1, 2)]
+    assert found == [True, save_only_model]
 
 
 def test_what_a_users_code_changes_afterwards_is_not_known_to_be_finite(tmp_path: Path) -> None:

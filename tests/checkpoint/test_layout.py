@@ -10,10 +10,12 @@ import transformers.trainer
 import transformers.utils
 from transformers import trainer_utils as theirs
 
-from littrainer.checkpoint import atomic_write
 from littrainer.checkpoint import layout as ours
+from littrainer.checkpoint import retention
 from littrainer.checkpoint.checksums import write_manifest
+from littrainer.checkpoint.retention import rotate_checkpoints, sort_checkpoints
 from littrainer.checkpoint.verification import get_last_checkpoint
+from tests.scenarios.trainers import quiet_trainer
 
 # Folder names with the modification time of each, in seconds.
 FOLDERS: dict[str, dict[str, float]] = {
@@ -62,18 +64,17 @@ def test_checkpoints_are_sorted_as_transformers_sorts_them(
     root = make_folders(tmp_path / "out", times)
     for best in (None, f"{root}//checkpoint-20/", str(root / "checkpoint-30"), "checkpoint-404"):
         expected = theirs.sort_checkpoints(str(root), best_model_checkpoint=best, **options)
-        assert atomic_write.sort_checkpoints(str(root), best_model_checkpoint=best, **options) == expected, best
+        assert sort_checkpoints(str(root), best_model_checkpoint=best, **options) == expected, best
 
 
 @every_layout
-@pytest.mark.parametrize("use_mtime", [False, True])
-@pytest.mark.parametrize("best", [None, "checkpoint-20", "checkpoint-404"])
+@pytest.mark.parametrize(("use_mtime", "best"), [(False, None), (True, "checkpoint-20"), (False, "checkpoint-404")])
 def test_rotation_deletes_what_transformers_deletes(
     tmp_path: Path, times: dict[str, float], use_mtime: bool, best: str | None
 ) -> None:
     for limit in (None, 0, -1, 1, 2, 9):
         left = {}
-        for name, library in (("ours", atomic_write), ("theirs", theirs)):
+        for name, library in (("ours", retention), ("theirs", theirs)):
             root = make_folders(tmp_path / f"{name} {limit}", times)
             best_folder = None if best is None else str(root / best)
             library.rotate_checkpoints(
@@ -96,16 +97,12 @@ CLOCK_SET_BACK = {"checkpoint-2": 5000.0, "checkpoint-4": 5010.0, "checkpoint-6"
 
 
 def test_a_clock_that_was_set_back_does_not_make_a_new_checkpoint_an_old_one(tmp_path: Path) -> None:
-    root = written_in_order(tmp_path / "out", CLOCK_SET_BACK)
-    assert [Path(path).name for path in atomic_write.sort_checkpoints(root, use_mtime=True)] == list(CLOCK_SET_BACK)
-    atomic_write.rotate_checkpoints(root, save_total_limit=1, use_mtime=True)
-    assert folders_in(root) == ["checkpoint-6"]
-
-
-def test_the_checkpoint_said_to_be_the_newest_is_kept_whatever_its_time_says(tmp_path: Path) -> None:
-    root = make_folders(tmp_path / "out", CLOCK_SET_BACK)
-    atomic_write.rotate_checkpoints(root, save_total_limit=1, use_mtime=True, newest=str(root / "checkpoint-6"))
-    assert folders_in(root) == ["checkpoint-6"]
+    root = written_in_order(tmp_path / "ours", CLOCK_SET_BACK)
+    assert [Path(path).name for path in sort_checkpoints(root, use_mtime=True)] == list(CLOCK_SET_BACK)
+    without_manifests = make_folders(tmp_path / "theirs", CLOCK_SET_BACK)
+    for folder, newest in ((root, None), (without_manifests, str(without_manifests / "checkpoint-6"))):
+        rotate_checkpoints(folder, save_total_limit=1, use_mtime=True, newest=newest)
+        assert folders_in(folder) == ["checkpoint-6"]
 
 
 def test_folders_whose_names_go_on_after_the_step_are_nobodys_checkpoints(tmp_path: Path) -> None:
@@ -113,8 +110,8 @@ def test_folders_whose_names_go_on_after_the_step_are_nobodys_checkpoints(tmp_pa
     root = make_folders(tmp_path / "out", {"checkpoint-2": 1000, "checkpoint-3": 1000, **dict.fromkeys(names, 2000)})
     for name in names:
         write_manifest(root / name)
-    assert atomic_write.sort_checkpoints(root) == [str(root / "checkpoint-2"), str(root / "checkpoint-3")]
-    atomic_write.rotate_checkpoints(root, save_total_limit=1, use_mtime=True)
+    assert sort_checkpoints(root) == [str(root / "checkpoint-2"), str(root / "checkpoint-3")]
+    rotate_checkpoints(root, save_total_limit=1, use_mtime=True)
     assert all((root / name).is_dir() for name in names) and not (root / "checkpoint-2").exists()
     assert get_last_checkpoint(root) is None
 
@@ -142,8 +139,23 @@ def test_a_checkpoint_that_cannot_be_deleted_is_named_and_training_goes_on(
         raise PermissionError(13, "Permission denied", path)
 
     monkeypatch.setattr(shutil, "rmtree", refuse)
-    atomic_write.rotate_checkpoints(root, save_total_limit=2)
+    rotate_checkpoints(root, save_total_limit=2)
     assert "checkpoint-3" in caplog.text and "Permission denied" in caplog.text
+
+
+def test_an_output_dir_that_cannot_be_made_is_told_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to("gone")
+    with pytest.raises(OSError, match=r"link is a link to gone, where there is no folder"):
+        quiet_trainer(tmp_path / "link")
+    # Not even root can make a folder below a file.
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(
+        OSError, match=r"What goes to memory://bucket/run is written to .* cannot be made .*XDG_CACHE_HOME"
+    ):
+        quiet_trainer("memory://bucket/run")
 
 
 def test_files_have_the_names_they_have_in_transformers() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,14 +16,25 @@ from unittest import mock
 import fsspec
 import pytest
 import torch
+from fsspec.core import url_to_fs
 from safetensors.torch import load_file
 
 from littrainer import Trainer, TrainerCallback, get_last_checkpoint
 from littrainer.checkpoint import remote
+from littrainer.checkpoint.atomic_write import PART, UNFINISHED_DIR
 from littrainer.checkpoint.checksums import MANIFEST_NAME, FileRecord, write_manifest
+from littrainer.checkpoint.distributed_resume import checkpoint_to_resume
 from littrainer.checkpoint.remote import MARKER_NAME, RemoteRun
+from littrainer.checkpoint.retention import thin_checkpoint
+from littrainer.checkpoint.store import Store, store_of
 from littrainer.cli import main
-from littrainer.errors.remote_folder import RemoteFolder, RemoteFolderError, address_of, local_folder
+from littrainer.errors.remote_folder import (
+    RemoteFolder,
+    RemoteFolderError,
+    address_of,
+    local_folder,
+    without_credentials,
+)
 from tests.scenarios.trainers import quiet_trainer
 
 Move = Callable[[str], Path]
@@ -49,7 +63,7 @@ def make(address: str, **changes: Any) -> Trainer:
 
 def names_at(address: str, pattern: str = "checkpoint-*/" + MANIFEST_NAME) -> list[str]:
     """Names below an address; by default of the checkpoints that are complete."""
-    files, root = fsspec.url_to_fs(address)
+    files, root = url_to_fs(address)
     files.invalidate_cache()
     return sorted(
         path.removeprefix(f"{root}/").removesuffix(f"/{MANIFEST_NAME}")
@@ -73,11 +87,28 @@ class At(TrainerCallback):
             self.do()
 
 
+def newest_of(address: str, **options: Any) -> str:
+    """The name of the newest checkpoint."""
+    return os.path.basename(get_last_checkpoint(address, **options) or "none")
+
+
 def wait_for_uploads(trainer: Trainer) -> None:
     """Return when what was begun has ended."""
-    work = remote._uploaded[Path(trainer.args.output_dir).resolve()]._work
-    assert work is not None
-    work.join(60)
+    run = store_of(trainer.args.output_dir).remote
+    assert run is not None and run._work is not None
+    run._work.join(60)
+
+
+def refuse_writes(monkeypatch: pytest.MonkeyPatch, refused: list[str]) -> None:
+    """Let the network fail for files whose names begin so, as long as the list holds them."""
+    original = RemoteFolder.write
+
+    def write(self: RemoteFolder, name: str, content: Any) -> None:
+        if name.startswith(tuple(refused)):
+            raise RemoteFolderError(f"{self.address}/{name} could not be written (no network).")
+        original(self, name, content)
+
+    monkeypatch.setattr(RemoteFolder, "write", write)
 
 
 def stop() -> None:
@@ -151,7 +182,7 @@ def test_what_is_saved_after_training_is_uploaded_and_a_report_shows_it(
     assert "trainer_state.json" in capsys.readouterr().err
 
 
-def test_a_checkpoint_is_resumed_by_its_address_and_one_that_is_not_there_is_refused(address: str, move: Move) -> None:
+def test_a_checkpoint_is_resumed_by_its_address_and_refused_if_it_is_not_there(address: str, move: Move) -> None:
     make(address).train()
     move("two")
     trainer = make(f"{address}-next", max_steps=8)
@@ -163,22 +194,16 @@ def test_a_checkpoint_is_resumed_by_its_address_and_one_that_is_not_there_is_ref
         make(f"{address}-none").train(resume_from_checkpoint=True)
 
 
-def test_a_failed_upload_is_told_tried_at_the_next_save_and_an_error_at_the_end(
+def test_a_failed_upload_is_a_warning_tried_at_the_next_save_and_an_error_at_the_end(
     address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    original, refused = RemoteFolder.write, {"checkpoint-2/optimizer.pt", "checkpoint-6/model.safetensors"}
-
-    def write(self: RemoteFolder, name: str, content: Any) -> None:
-        if name in refused:
-            raise RemoteFolderError(f"{self.address}/{name} could not be written (no network).")
-        original(self, name, content)
-
-    monkeypatch.setattr(RemoteFolder, "write", write)
+    refused = ["checkpoint-2/optimizer.pt", "checkpoint-6/model.safetensors"]
+    refuse_writes(monkeypatch, refused)
     trainer = make(address, save_total_limit=1)
 
     def mend() -> None:
         wait_for_uploads(trainer)
-        refused.discard("checkpoint-2/optimizer.pt")
+        refused.remove("checkpoint-2/optimizer.pt")
 
     trainer.add_callback(At(3, mend))
     # The newest one is uploaded first, and an upload that fails ends the round.
@@ -198,14 +223,8 @@ def test_a_failed_upload_is_told_tried_at_the_next_save_and_an_error_at_the_end(
 def test_no_checkpoint_is_deleted_here_before_a_newer_one_is_safe(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, refused = RemoteFolder.write, ["checkpoint-4/", "checkpoint-6/"]
-
-    def write(self: RemoteFolder, name: str, content: Any) -> None:
-        if name.startswith(tuple(refused)):
-            raise RemoteFolderError(f"{self.address}/{name} could not be written (no network).")
-        original(self, name, content)
-
-    monkeypatch.setattr(RemoteFolder, "write", write)
+    refused = ["checkpoint-4/", "checkpoint-6/"]
+    refuse_writes(monkeypatch, refused)
     trainer = make(address, max_steps=8, save_total_limit=1)
     found: list[list[str]] = []
 
@@ -221,14 +240,14 @@ def test_no_checkpoint_is_deleted_here_before_a_newer_one_is_safe(
     assert names_at(address) == ["checkpoint-8"] and not os.path.exists(f"{trainer.args.output_dir}/checkpoint-4")
 
 
-def test_one_that_is_safe_at_the_address_alone_lets_older_ones_be_deleted_here(address: str) -> None:
+def test_a_checkpoint_that_is_safe_at_the_address_alone_lets_older_ones_be_deleted_here(address: str) -> None:
     make(address).train()
     run = RemoteRun(Path(local_folder(address)))
     run.claim()
     shutil.rmtree(run.folder / "checkpoint-4")
     # As if their uploads had failed.
     del run.manifests["checkpoint-2"], run.manifests["checkpoint-6"]
-    assert [step for step in (2, 6) if run.keeps(str(run.folder / f"checkpoint-{step}"))] == [6]
+    assert [step for step in (2, 6) if run.must_keep(str(run.folder / f"checkpoint-{step}"))] == [6]
 
 
 def test_an_upload_that_hangs_is_an_error_after_hang_timeout(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,89 +293,255 @@ def test_what_has_no_manifest_is_resumed_named_and_never_deleted(
     )
 
 
-def test_a_checkpoint_on_its_way_is_not_deleted(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, begun, go_on = RemoteFolder.write, threading.Event(), threading.Event()
-
-    def write(self: RemoteFolder, name: str, content: Any) -> None:
-        if name == "checkpoint-2/optimizer.pt":
-            begun.set()
-            assert go_on.wait(60)
-        original(self, name, content)
-
-    monkeypatch.setattr(RemoteFolder, "write", write)
-    trainer = make(address, save_total_limit=1)
-    found: list[list[str]] = []
-
-    def look() -> None:
-        found.append(sorted(name for name in os.listdir(trainer.args.output_dir) if name.startswith("checkpoint")))
-        go_on.set()
-
-    trainer.add_callback(At(2, lambda: begun.wait(60)))
-    trainer.add_callback(At(5, look))
-    trainer.train()
-    assert found == [["checkpoint-2", "checkpoint-4"]]
-    assert names_at(address) == ["checkpoint-6"] and not os.path.exists(f"{trainer.args.output_dir}/checkpoint-2")
-
-
 def test_thinned_checkpoints_are_thinned_at_the_address(address: str) -> None:
     make(address, keep_optimizer_states=1).train()
     assert names_at(address, "checkpoint-*/optimizer.pt") == ["checkpoint-6/optimizer.pt"]
     assert names_at(address) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
 
 
-def test_a_run_that_another_one_takes_over_from_ends_with_an_error_that_names_the_marker(
-    address: str, move: Move, caplog: pytest.LogCaptureFixture
+def test_a_checkpoint_that_is_thinned_while_it_is_uploaded_is_thinned_at_the_address(
+    address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = make(address)
+    original = RemoteFolder.write
 
-    def begin_another() -> None:
-        wait_for_uploads(trainer)
-        move("two")
-        RemoteRun(Path(local_folder(address))).claim()
-        move("one")
+    def write(self: RemoteFolder, name: str, content: Any) -> None:
+        original(self, name, content)
+        if name == "checkpoint-2/optimizer.pt":
+            thin_checkpoint(Path(content).parent)
 
-    trainer.add_callback(At(5, begin_another))
-    with pytest.raises(RemoteFolderError, match=f"{address}/{MARKER_NAME} says that another run"):
-        trainer.train()
-    assert names_at(address) == ["checkpoint-2", "checkpoint-4"]
-    assert any("is taken over from process" in text for text in caplog.messages)
+    monkeypatch.setattr(RemoteFolder, "write", write)
+    make(address).train()
+    assert names_at(address, "checkpoint-*/optimizer.pt") == ["checkpoint-4/optimizer.pt", "checkpoint-6/optimizer.pt"]
 
 
-def test_a_torn_object_makes_an_older_checkpoint_the_newest(
+Hook = Callable[[str], Any]
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Hook], None]:
+    """Let a function, given the path, look at each call of a method; what it returns is cut off, for a download."""
+    cls = fsspec.get_filesystem_class("memory")
+
+    def hook(method: str, look: Hook) -> None:
+        original = getattr(cls, method)
+
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            path = args[1] if method == "put_file" else args[0]
+            cut, done = look(path), original(self, *args, **kwargs)
+            if cut:
+                os.truncate(args[1], cut)
+            return done
+
+        monkeypatch.setattr(cls, method, call)
+
+    return hook
+
+
+def deny(path: str) -> None:
+    raise PermissionError("DeleteObject is not allowed")
+
+
+def test_a_torn_manifest_makes_an_older_checkpoint_the_newest(
     address: str, move: Move, caplog: pytest.LogCaptureFixture
 ) -> None:
     make(address).train()
-    files, root = fsspec.url_to_fs(address)
-    files.pipe_file(f"{root}/checkpoint-6/optimizer.pt", b"torn")
-    manifest = files.cat_file(f"{root}/checkpoint-4/{MANIFEST_NAME}")
-    files.pipe_file(f"{root}/checkpoint-4/{MANIFEST_NAME}", manifest[:-9])
+    files, root = url_to_fs(address)
+    manifest = files.cat_file(f"{root}/checkpoint-6/{MANIFEST_NAME}")
+    files.pipe_file(f"{root}/checkpoint-6/{MANIFEST_NAME}", manifest[:-9])
     move("two")
-    newest = get_last_checkpoint(local_folder(address))
-    assert newest is not None and newest.endswith("checkpoint-2")
-    assert any(
-        f"{address}/checkpoint-6, which is damaged: optimizer.pt has 4 bytes" in text for text in caplog.messages
-    )
-    assert any(f"{address}/checkpoint-4 does not count" in text for text in caplog.messages)
+    assert newest_of(local_folder(address)) == "checkpoint-4"
+    assert any(f"{address}/checkpoint-6 does not count" in text for text in caplog.messages)
     # The copies from which these were uploaded are whole.
     move("one")
-    newest = get_last_checkpoint(local_folder(address))
-    assert newest is not None and newest.endswith("checkpoint-6")
+    assert newest_of(local_folder(address)) == "checkpoint-6"
+
+
+def test_a_damaged_download_is_repeated_and_then_an_error_that_names_it(
+    address: str, move: Move, memory: Callable[[str, Hook], None]
+) -> None:
+    make(address).train()
+    files, root = url_to_fs(address)
+    short = ["checkpoint-6/model.safetensors", "checkpoint-6/vocab.txt"]
+    memory("get_file", lambda path: 9 if short and path.endswith(short[0]) and short.pop(0) else 0)
+    move("two")
+    assert newest_of(address) == "checkpoint-6" and len(short) == 1
+    files.pipe_file(f"{root}/checkpoint-6/optimizer.pt", b"torn")
+    move("three")
+    for _ in range(2):
+        with pytest.raises(RemoteFolderError, match=f"{address}/checkpoint-6.*damaged: optimizer.pt has 4 bytes"):
+            make(address, save_total_limit=1).train(resume_from_checkpoint="auto")
+    assert names_at(address) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+
+
+def test_a_short_read_of_a_manifest_is_no_missing_checkpoint(
+    address: str, move: Move, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(address).train()
+    cls, times = fsspec.get_filesystem_class("memory"), [0]
+    original = cls.cat_file
+
+    def cat_file(self: Any, path: str, *args: Any, **kwargs: Any) -> bytes:
+        content = original(self, path, *args, **kwargs)
+        times[0] -= 1
+        return content[: len(content) // 2 * (times[0] % 2)] if times[0] >= 0 and "manifest" in path else content
+
+    monkeypatch.setattr(cls, "cat_file", cat_file)
+    move("two")
+    for times[0] in (1, 2):
+        assert newest_of(address) == "checkpoint-6"
+    times[0] = 99
+    with pytest.raises(RemoteFolderError, match=f"{address}/checkpoint-6/{MANIFEST_NAME} could not be read whole: "):
+        get_last_checkpoint(address)
+
+
+def test_a_start_from_0_deletes_nothing_of_an_earlier_run(
+    address: str, move: Move, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(address, save_steps=6).train()
+    for machine in ("one", "two"):
+        move(machine)
+        trainer = make(address, max_steps=5, save_steps=1, save_total_limit=1)
+        # As a rollback does.
+        trainer.add_callback(At(3, lambda: checkpoint_to_resume(f"{local_folder(address)}/checkpoint-3", "")))
+        trainer.train()
+        assert names_at(address) == ["checkpoint-5", "checkpoint-6"]
+    assert any(f"{address} has checkpoint-6 of an earlier run" in text for text in caplog.messages)
+    make(address, max_steps=7, save_total_limit=1).train(resume_from_checkpoint=True)
+    assert names_at(address) == ["checkpoint-7"]
+
+
+def weight(folder: str | Path) -> float:
+    return sum(tensor.sum().item() for tensor in load_file(Path(folder) / "model.safetensors").values())
+
+
+def test_a_newer_checkpoint_is_never_replaced_by_an_older_one(
+    address: str, move: Move, memory: Callable[[str, Hook], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    make(address, max_steps=4).train()
+    is_down = [True]
+
+    def lose(path: str) -> None:
+        if is_down and not path.endswith(MARKER_NAME):
+            raise ConnectionError("down")
+
+    for method in ("put_file", "pipe_file"):
+        memory(method, lose)
+    # The network is away, and then it is back.
+    with pytest.raises(RemoteFolderError, match="down"):
+        make(address, max_steps=4, learning_rate=0.5).train()
+    is_down.clear()
+    newest = Path(local_folder(address)) / "checkpoint-4"
+    newer = weight(newest)
+    assert get_last_checkpoint(address) == str(newest) and weight(newest) == newer
+    # Another machine replaces what is there, and this one comes back with its own, of which nobody knows the age.
+    move("two")
+    make(address, max_steps=4, learning_rate=0.25).train()
+    there = weight(Path(local_folder(address)) / "checkpoint-4")
+    move("one")
+    make(address, max_steps=5).train(resume_from_checkpoint=True)
+    assert weight(newest) == there
+    (aside,) = newest.parent.glob(".never-uploaded-checkpoint-4-*")
+    assert weight(aside) == newer and any(f"is now {aside.name}" in text for text in caplog.messages)
+    move("three")
+    get_last_checkpoint(address, without=["checkpoint-5"])
+    assert weight(Path(local_folder(address)) / "checkpoint-4") == there
+
+
+@pytest.mark.parametrize("key", ["../../outside.txt", "a/../../../outside.txt", "/outside.txt", "a/./b"])
+def test_keys_that_lead_out_of_a_checkpoint_are_not_downloaded(
+    address: str, tmp_path: Path, move: Move, caplog: pytest.LogCaptureFixture, key: str
+) -> None:
+    make(address, max_steps=2).train()
+    files, root = url_to_fs(address)
+    # The file system keeps such keys as they are, as object stores do.
+    for name in ("model.safetensors", key):
+        files.pipe_file(f"{root}/checkpoint-9/{name}", b"hostile")
+    move("two")
+    assert newest_of(address) == "checkpoint-2"
+    assert any(f"{address}/checkpoint-9, which is damaged" in text for text in caplog.messages)
+    assert not [*tmp_path.rglob("outside*")]
+
+
+@pytest.mark.parametrize("form", ["smb://user:hunter2@host/share/run", "smb://host/share/run?sig=hunter2&b"])
+def test_credentials_in_an_address_are_kept_nowhere(form: str, move: Move, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+
+    class Share(fsspec.get_filesystem_class("memory")):  # type: ignore[misc]
+        protocol, store, pseudo_dirs = "smb", {}, [""]
+
+        @classmethod
+        def _strip_protocol(cls, path: Any) -> Any:
+            return "/" + str(path).removeprefix("smb://").rpartition("@")[2].strip("/")
+
+        @classmethod
+        def _get_kwargs_from_urls(cls, path: str) -> dict[str, Any]:
+            given.append({"with": "hunter2" in path})
+            return {}
+
+        def cat_file(self, path: str, *args: Any, **kwargs: Any) -> Any:
+            if path.endswith("checkpoint-9/" + MANIFEST_NAME):
+                raise OSError(f"no access with {form.replace('smb://', 'https://')}")
+            return super().cat_file(path, *args, **kwargs)
+
+    fsspec.register_implementation("smb", Share, clobber=True)
+    trainer = make(form, eval_strategy="steps", eval_steps=2, load_best_model_at_end=True, resume_from_checkpoint=form)
+    trainer.train()
+    trainer.save_model()
+    trainer.save_state()
+    assert "/host/share/run/checkpoint-6/" + MANIFEST_NAME in Share.store and given[-1] == {"with": True}
+    kept = {name: file.getvalue() for name, file in Share.store.items()}
+    kept |= {str(path): path.read_bytes() for path in move("one").rglob("*") if path.is_file()}
+    assert not [name for name, content in kept.items() if b"hunter2" in name.encode() + content]
+    assert "hunter2" not in str(trainer.args.to_dict())
+    assert address_of(trainer.args.output_dir) == "smb://host/share/run"
+    with pytest.raises(RemoteFolderError, match="no access with") as error:
+        RemoteRun(Path(trainer.args.output_dir)).download("checkpoint-9")
+    assert "hunter2" not in str(error.value)
+    assert without_credentials("abfs://container@account/run") == "abfs://container@account/run"
+
+
+def test_without_the_right_to_delete_older_checkpoints_stay_whole_and_a_warning_comes_once(
+    address: str, move: Move, memory: Callable[[str, Hook], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    memory("rm", deny)
+    make(address, save_total_limit=1).train()
+    assert names_at(address) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+    (told,) = [text for text in caplog.messages if "DeleteObject" in text]
+    assert address in told and "older checkpoints stay" in told
+    move("two")
+    assert newest_of(address, without=["checkpoint-6"]) == "checkpoint-4"
+
+
+ODD_MARKERS = {
+    "null": b'{"checkpoints": null}',
+    "deep": b"[" * 200_000,
+    "a long step": json.dumps({"checkpoints": [f"checkpoint-{'9' * 5000}", f"checkpoint-{'9' * 30}", 5]}).encode(),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_MARKERS)
+def test_an_odd_marker_says_nothing(address: str, move: Move, odd: str) -> None:
+    make(address, max_steps=2).train()
+    files, root = url_to_fs(address)
+    files.pipe_file(f"{root}/{MARKER_NAME}", ODD_MARKERS[odd])
+    move("two")
+    make(address, max_steps=4).train(resume_from_checkpoint=True)
+    assert names_at(address) == ["checkpoint-2", "checkpoint-4"]
 
 
 def test_names_in_a_manifest_lead_nowhere_else(address: str, move: Move) -> None:
     make(address).train()
-    files, root = fsspec.url_to_fs(address)
+    files, root = url_to_fs(address)
     folder = Path(local_folder(address))
     write_manifest(folder, {"../../outside": FileRecord(1, 1)})
     files.pipe_file(f"{root}/checkpoint-6/{MANIFEST_NAME}", (folder / MANIFEST_NAME).read_bytes())
     move("two")
-    newest = get_last_checkpoint(local_folder(address))
-    assert newest is not None and newest.endswith("checkpoint-4")
+    assert newest_of(local_folder(address)) == "checkpoint-4"
 
 
 def test_what_was_deleted_at_the_address_is_not_resumed(address: str, caplog: pytest.LogCaptureFixture) -> None:
     make(address).train()
-    files, root = fsspec.url_to_fs(address)
+    files, root = url_to_fs(address)
     files.rm(f"{root}/checkpoint-6", recursive=True)
     folder = Path(local_folder(address))
     assert get_last_checkpoint(address) == str(folder / "checkpoint-4")
@@ -407,3 +592,214 @@ def test_a_local_folder_and_its_address_stand_for_each_other(
     assert folder.startswith(str(move("one"))) and address_of(folder) == address
     assert address_of(f"{folder}/checkpoint-2") == f"{address}/checkpoint-2"
     assert local_folder("out/run") == "out/run" and address_of("out/run") is None
+
+
+def test_an_error_is_named_before_the_upload_and_stays_the_one_that_is_raised(
+    address: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finish(self: RemoteRun) -> None:
+        assert "before ValueError: row 3 is damaged ends this run" in caplog.text
+        raise FileNotFoundError("the local folder is gone")
+
+    monkeypatch.setattr(RemoteRun, "finish", finish)
+    with pytest.raises(ValueError, match="row 3"), Store(Path(local_folder(address))).upload(0):
+        raise ValueError("row 3 is damaged")
+    assert "the local folder is gone" in caplog.text
+
+
+def put(folder: Path, step: int, text: str) -> None:
+    """Write a checkpoint that holds a text."""
+    (folder := folder / f"checkpoint-{step}").mkdir(parents=True, exist_ok=True)
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    (folder / "notes.bin").write_text(text)
+    write_manifest(folder, sequence=step)
+
+
+@contextlib.contextmanager
+def run_at(address: str, **written: str) -> Iterator[RemoteRun]:
+    """Upload checkpoints, as by a training that has resumed from there, and finish after the block."""
+    store = Store(Path(local_folder(address)))
+    with store.upload(0) as run:
+        assert run is not None
+        run.earlier.clear()
+        for name, text in written.items():
+            put(run.folder, int(name[1:]), text)
+        run.finish()
+        yield run
+        store.finish_uploads()
+
+
+def text_at(address: str, name: str) -> str:
+    files, root = url_to_fs(address)
+    return str(files.cat_file(f"{root}/{name}").decode())
+
+
+def test_names_that_look_like_patterns_delete_nothing_else(address: str, move: Move) -> None:
+    for pattern in (f"{address}*", f"{address}-[lr=1]", "file:///x/run?1"):
+        with pytest.raises(ValueError, match="no address of a folder, without"):
+            local_folder(pattern)
+    with pytest.raises(RemoteFolderError, match="taken for a pattern"):
+        RemoteFolder(f"{address}/lr=[1]")
+    with run_at(address, s2="x"):
+        RemoteFolder(address).delete("checkpoint-2/*")
+    assert names_at(address) == ["checkpoint-2"]
+
+
+def test_clearing_the_cache_deletes_nothing_at_the_address(address: str) -> None:
+    with run_at(address, s2="a", s4="b", s6="c") as run:
+        for name in run.local_checkpoints():
+            shutil.rmtree(run.folder / name)
+        put(run.folder, 8, "d")
+    assert names_at(address) == ["checkpoint-2", "checkpoint-4", "checkpoint-6", "checkpoint-8"]
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_damaged_checkpoint_is_not_complete_at_the_address(
+    address: str, memory: Callable[[str, Hook], None], caplog: pytest.LogCaptureFixture, when: str
+) -> None:
+    with run_at(address, s2="whole") as run:
+        damaged = run.folder / "checkpoint-4" / "notes.bin"
+        memory("put_file", lambda path: damaged.write_text("") if "checkpoint-4" in path and when == "during" else 0)
+        put(run.folder, 4, "text")
+        if when == "before":
+            damaged.write_text("")
+    assert names_at(address) == ["checkpoint-2"]
+    assert any("checkpoint-4 is damaged, and not uploaded" in text and "notes.bin" in text for text in caplog.messages)
+
+
+def test_a_checkpoint_of_which_only_the_manifest_was_deleted_is_uploaded_again(address: str) -> None:
+    with run_at(address, s2="a", s4="b"):
+        pass
+    files, root = url_to_fs(address)
+    files.rm_file(f"{root}/checkpoint-2/{MANIFEST_NAME}")
+    with run_at(address):
+        pass
+    assert names_at(address) == ["checkpoint-2", "checkpoint-4"]
+
+
+def test_a_run_that_stood_still_overwrites_nothing_of_the_run_that_took_over(
+    address: str, move: Move, memory: Callable[[str, Hook], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    written: list[str] = []
+
+    def take_over(path: str) -> None:
+        written.append(path)
+        if len(written) == 1:
+            move("two")
+            RemoteRun(Path(local_folder(address))).claim()
+            move("one")
+
+    memory("put_file", take_over)
+    with pytest.raises(RemoteFolderError, match=f"{MARKER_NAME} says that another run"), run_at(address, s2="a"):
+        pass
+    assert len(written) == 1 and "is taken over from process" in caplog.text
+
+
+def test_files_of_a_run_in_the_folder_of_another_are_its_own(address: str, move: Move) -> None:
+    inner = f"{address}/seed1"
+    with run_at(inner, s2="a"):
+        (Path(local_folder(inner)) / "notes.txt").write_text("older")
+    move("two")
+    with run_at(inner):
+        (Path(local_folder(inner)) / "notes.txt").write_text("newer")
+    move("one")
+    (Path(local_folder(address)) / "own.txt").write_text("own")
+    remote.send_files(local_folder(address))
+    assert text_at(inner, "notes.txt") == "newer" and text_at(address, "own.txt") == "own"
+
+
+def test_a_copied_folder_is_a_run_of_its_own(address: str) -> None:
+    with run_at(address, s2="a", s4="b") as run:
+        (run.folder / "notes.txt").write_text("mine")
+    copy = Path(local_folder(f"{address}-fork"))
+    shutil.copytree(run.folder, copy)
+    with run_at(f"{address}-fork") as fork:
+        assert fork.local_checkpoints() == ["checkpoint-4", "checkpoint-2"]
+    assert names_at(f"{address}-fork") == ["checkpoint-2", "checkpoint-4"]
+    assert text_at(f"{address}-fork", "notes.txt") == "mine"
+
+
+def test_a_download_that_was_killed_is_repeated(address: str, move: Move) -> None:
+    with run_at(address, s2="a"):
+        pass
+    move("two")
+    part = Path(local_folder(address)) / UNFINISHED_DIR / f"checkpoint-2{PART}{os.getpid()}"
+    part.mkdir(parents=True)
+    assert newest_of(address) == "checkpoint-2" and not part.exists()
+
+
+def test_a_cache_that_cannot_be_made_is_named(
+    address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    with pytest.raises(OSError, match="Set XDG_CACHE_HOME"):
+        get_last_checkpoint(address)
+    assert main(["report", address]) == 2
+    assert "Set XDG_CACHE_HOME" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a/" * 600 + "a"])
+def test_names_that_no_file_can_have_are_passed_over(address: str, move: Move, tmp_path: Path, name: str) -> None:
+    with run_at(address, s2="a"):
+        pass
+    write_manifest(tmp_path, {name: FileRecord(1, 1)})
+    files, root = url_to_fs(address)
+    files.put_file(str(tmp_path / MANIFEST_NAME), f"{root}/checkpoint-9/{MANIFEST_NAME}")
+    move("two")
+    assert newest_of(address) == "checkpoint-2"
+
+
+def test_each_address_of_a_host_is_opened_with_its_own_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RemoteFolder, "given", {})
+    opened: list[str] = []
+
+    def open_address(address: str) -> Any:
+        opened.append(address)
+        raise OSError(f"refused {address}")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", open_address)
+    for given in ("smb://u1:p1@h/a/checkpoint-2", "smb://u2:p2@h/b/", "s3://bucket/run?1"):
+        without_credentials(given)
+    for address in ("smb://h/a", "smb://h/b/run", "smb://h/c", "s3://bucket/run"):
+        with pytest.raises(RemoteFolderError) as error:
+            RemoteFolder(address)
+        text = "".join(traceback.format_exception(error.value))
+        assert "p1" not in text and "p2" not in text
+    assert opened == ["smb://u1:p1@h/a", "smb://u2:p2@h/b/run", "smb://h/c", "s3://bucket/run?1"]
+    assert without_credentials("file:///x/run?1") == "file:///x/run?1"
+
+
+def test_a_manifest_that_cannot_be_emptied_is_an_error(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = RemoteFolder(address)
+    files.write("a", b"text")
+    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "pipe_file", lambda *_, **__: None)
+    with pytest.raises(RemoteFolderError, match="has 4 bytes after 0 were written"):
+        files.write("a", b"")
+
+
+def test_a_failed_deletion_is_tried_again(
+    address: str, memory: Callable[[str, Hook], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = ["checkpoint-2"]
+    memory("rm", lambda path: deny(path) if refused and path.endswith(refused[0]) else 0)
+    with run_at(address, s2="a", s4="b") as run:
+        assert not run.defers_deletion(str(run.folder / "checkpoint-2"))
+        shutil.rmtree(run.folder / "checkpoint-2")
+        run.finish()
+        assert any("DeleteObject" in text and "tried again" in text for text in caplog.messages)
+        refused.clear()
+    assert names_at(address, "checkpoint-*") == ["checkpoint-4"]
+
+
+def test_a_full_disk_at_the_end_does_not_replace_the_error_of_the_training(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="row 3"), run_at(address):
+        monkeypatch.setattr(remote, "write_whole", mock.Mock(side_effect=OSError(28, "No space left on device")))
+        raise ValueError("row 3 is damaged")
+
+
+def test_a_check_at_an_address_writes_nothing_there(address: str, move: Move) -> None:
+    report = make(f"{address}/deep/run").check()
+    assert any(finding.about == "resume" for finding in report.findings)
+    assert not url_to_fs(address)[0].find(address) and not [*move("one").rglob(".littrainer_check*")]

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ import torch
 from safetensors.torch import load_file
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.checkpoint.atomic_write import clean_unfinished, rotate_checkpoints, wait_for_deletions
+from littrainer.checkpoint import retention
+from littrainer.checkpoint.atomic_write import clean_unfinished
 from littrainer.checkpoint.checksums import write_manifest
 from littrainer.checkpoint.distributed_resume import checkpoint_to_resume
-from littrainer.checkpoint.retention import thin_checkpoint
+from littrainer.checkpoint.retention import delete_all_but_best, rotate_checkpoints, thin_checkpoint
 from littrainer.checkpoint.verification import damage_in, edits_in, readable_manifest
 from tests.checkpoint.test_atomic_write import Kill, Killed
 from tests.checkpoint.test_finite_weights import folders
@@ -28,7 +30,6 @@ OF_A_RESUME = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "littrainer_resu
 
 
 def steps_in(run_dir: Path) -> list[int]:
-    wait_for_deletions()
     return sorted(int(path.name.partition("-")[2]) for path in run_dir.glob("checkpoint-*"))
 
 
@@ -137,7 +138,6 @@ def test_older_checkpoints_are_thinned_to_their_weights_and_stay_intact(tmp_path
 
 def test_a_thinned_checkpoint_is_none_to_resume_from(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     quiet_trainer(tmp_path, keep_optimizer_states=1, max_steps=3, save_strategy="steps", save_steps=1).train()
-    wait_for_deletions()
     with pytest.raises(ValueError, match=r"checkpoint-2 was thinned .* Resume from .*checkpoint-3, or load"):
         checkpoint_to_resume(str(tmp_path / "checkpoint-2"), str(tmp_path))
     newest = tmp_path / "checkpoint-3"
@@ -154,7 +154,6 @@ def test_the_best_model_is_loaded_from_a_thinned_checkpoint(tmp_path: Path) -> N
     settings = {"save_total_limit_best": None, "load_best_model_at_end": True, "learning_rate": 0.3}
     trainer = scored(tmp_path, (0.9, 0.1, 0.2), max_steps=3, keep_optimizer_states=1, **settings)
     best = tmp_path / "checkpoint-1"
-    wait_for_deletions()
     assert is_thinned(best) and trainer.state.best_model_checkpoint == str(best)
     for name, weight in load_file(best / "model.safetensors").items():
         assert torch.equal(trainer.model.state_dict()[name], weight)
@@ -170,7 +169,6 @@ def test_the_newest_healthy_checkpoint_is_not_thinned_while_newer_ones_are_sick(
 
     trainer.add_callback(Harm())
     trainer.train()
-    wait_for_deletions()
     assert [is_thinned(tmp_path / f"checkpoint-{step}") for step in (1, 2, 3)] == [False, True, False]
 
 
@@ -227,3 +225,24 @@ def test_links_and_checkpoints_without_a_manifest_are_left_as_they_are(
     (folder / "littrainer_manifest.json").unlink()
     thin_checkpoint(folder)
     assert names_in(folder) == before - {"littrainer_manifest.json"}
+
+
+def test_a_checkpoint_that_a_user_deletes_while_older_ones_are_rotated_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deleted_meanwhile(path: str) -> int | None:
+        if Path(path).name == "checkpoint-2":
+            shutil.rmtree(path)
+        return sequence_of(path)
+
+    sequence_of = retention.sequence_of
+    folders(tmp_path, {1: True, 2: True, 3: True, 4: True})
+    monkeypatch.setattr(retention, "sequence_of", deleted_meanwhile)
+    rotate_checkpoints(tmp_path, save_total_limit=2, use_mtime=True)
+    assert steps_in(tmp_path) == [3, 4]
+
+
+def test_the_others_stay_if_a_user_has_deleted_the_best_checkpoint(tmp_path: Path) -> None:
+    folders(tmp_path, {1: True, 2: True})
+    delete_all_but_best(quiet_arguments(tmp_path), str(tmp_path), str(tmp_path / "checkpoint-3"))
+    assert steps_in(tmp_path) == [1, 2]

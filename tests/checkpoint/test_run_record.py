@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -173,3 +174,22 @@ def test_access_tokens_keys_and_passwords_are_blanked_and_nothing_else(tmp_path:
     assert {name: getattr(shared, name) for name in secrets} == dict.fromkeys(secrets)
     assert {name: getattr(shared, name) for name in kept} == kept
     assert args.hub_token == args.api_key == args.lr_scheduler_kwargs["token"] == SECRET
+
+
+def test_who_reads_a_record_while_it_is_written_again_reads_one_of_both(tmp_path: Path) -> None:
+    write_run_record(quiet_arguments(tmp_path, seed=1), tmp_path)
+    with open(tmp_path / "littrainer_run.json", encoding="utf-8") as reader:
+        write_run_record(quiet_arguments(tmp_path, seed=22), tmp_path)
+        assert json.load(reader)["arguments"]["seed"] == 1
+    assert record_in(tmp_path)["arguments"]["seed"] == 22 and len([*tmp_path.iterdir()]) == 1
+
+
+def test_the_record_of_another_user_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, before = tmp_path / "littrainer_run.json", tmp_path / "before"
+    record.write_text("another user's")
+    # Whoever writes into the file changes it under both names.
+    before.hardlink_to(record)
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != record and access(path, mode))
+    write_run_record(quiet_arguments(tmp_path), tmp_path)
+    assert before.read_text() == "another user's" and "versions" in json.loads(record.read_text())

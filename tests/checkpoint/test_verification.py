@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -94,15 +95,17 @@ def test_an_edit_that_leaves_a_checkpoint_complete_is_none_of_its_damage(
 ) -> None:
     edit(own)
     assert damage_in(own) == []
-    assert edits_in(own) == [f"{name} {how}" for how, names in expected.items() for name in names]
+    edits = [f"{name} {how}" for how, names in expected.items() for name in names]
+    assert sorted(edits_in(own)) == sorted(edits)
 
 
 DAMAGED_TEXTS: dict[str, tuple[str, bytes, str]] = {
     "no JSON": ("config.json", b'{"a": ', "is damaged: it is no readable JSON"),
-    "half a state": ("trainer_state.json", b'{"global_step": 5', "is damaged: it is no readable JSON"),
+    "deep JSON": ("config.json", b"[" * 200_000, "is damaged: it is no readable JSON (maximum recursion"),
+    "half a state": ("trainer_state.json", b'{"global_step": 5', "is damaged: it is no readable state (Expecting"),
     "another step": ("trainer_state.json", b'{"global_step": 6}', "is damaged: global_step is 6 in checkpoint-5"),
-    "no step": ("trainer_state.json", b"{}", "is damaged: global_step is None in checkpoint-5"),
-    "no state": ("trainer_state.json", b"[]", "is damaged: it holds no object with fields"),
+    "no step": ("trainer_state.json", b"{}", "is damaged: it is no readable state (global_step is"),
+    "no state": ("trainer_state.json", b"[]", "is damaged: it is no readable state (it holds no object"),
     "a short text": ("vocab.txt", b"one", "has 3 bytes and was written with 7"),
     "no text": ("vocab.txt", b"one\n\xf4wo", "is not as it was written (its checksum differs)"),
     "no weights": ("model.safetensors", b"", "has 0 bytes and was written with 328"),
@@ -115,6 +118,30 @@ def test_a_file_that_is_short_or_does_not_parse_is_damaged(own: Path, name: str,
     (own / name).write_bytes(content)
     (sentence,) = damage_in(own)
     assert sentence.startswith(f"{name} {told}")
+
+
+@pytest.mark.parametrize("has_manifest", [True, False])
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "trainer_state.json", "optimizer.pt"])
+def test_a_file_that_the_disk_cannot_read_is_damaged_as_long_as_it_cannot(
+    foreign: Path, name: str, has_manifest: bool
+) -> None:
+    if has_manifest:
+        write_manifest(foreign)
+    whole = (foreign / name).rename(foreign.parent / name)
+    # Reading it is an error of the device.
+    (foreign / name).symlink_to("/proc/self/mem")
+    damage = damage_in(foreign)
+    assert damage and all(text.startswith(f"{name} ") and "Input/output error" in text for text in damage)
+    (foreign / name).unlink()
+    whole.rename(foreign / name)
+    assert damage_in(foreign) == []
+
+
+@pytest.mark.parametrize("odd", ['{"a": 5}', '{"a": [[]]}', "5", "[" * 200_000])
+def test_an_odd_index_is_damaged(foreign: Path, odd: str) -> None:
+    (foreign / INDEX).write_text(odd if odd[0] == "[" else f'{{"weight_map": {odd}}}')
+    damage = damage_in(foreign)
+    assert damage and all(INDEX in sentence for sentence in damage)
 
 
 @pytest.mark.parametrize("left", [*TWO_SHARDS, INDEX])
@@ -171,11 +198,28 @@ def write_shards(folder: Path, files: dict[str, str]) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
 
 
-@pytest.mark.parametrize("state", ['{"global_step": 4}', '{"global_step": 5, "epoch": NaN}'])
-def test_a_state_that_is_none_of_this_checkpoint_is_damage(foreign: Path, state: str) -> None:
-    (foreign / "trainer_state.json").write_text(state)
+ODD_FIELDS: dict[str, object] = {
+    "epoch": math.nan,
+    "max_steps": "x",
+    "num_input_tokens_seen": [],
+    "best_metric": "x",
+    "log_history": 5,
+    "best_model_checkpoint": [],
+    "stateful_callbacks": {"TrainerControl": 5},
+}
+
+
+@pytest.mark.parametrize("name", ODD_FIELDS)
+def test_a_state_with_fields_of_another_kind_is_damage(foreign: Path, name: str) -> None:
+    (foreign / "trainer_state.json").write_text(json.dumps({"global_step": 5, name: ODD_FIELDS[name]}))
     (damage,) = damage_in(foreign)
-    assert damage.startswith("trainer_state.json is damaged: ")
+    assert damage.startswith("trainer_state.json is damaged: ") and name in damage
+
+
+def test_several_callbacks_of_a_class_in_a_state_are_no_damage(foreign: Path) -> None:
+    state = {"global_step": 5, "stateful_callbacks": {"Counts": [{"args": {}}, {"args": {}}]}}
+    (foreign / "trainer_state.json").write_text(json.dumps(state))
+    assert damage_in(foreign) == []
 
 
 @pytest.mark.parametrize("with_manifest", [True, False])

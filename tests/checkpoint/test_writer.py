@@ -10,8 +10,8 @@ import transformers
 from safetensors.torch import load_file
 
 from littrainer import Trainer
-from littrainer.checkpoint import atomic_write
 from littrainer.checkpoint.checksums import read_manifest
+from littrainer.checkpoint.store import Store
 from littrainer.checkpoint.verification import damage_in
 from tests.scenarios.data import tiny_tokenizer
 from tests.scenarios.models import tiny_bert_classifier
@@ -108,11 +108,11 @@ def test_older_checkpoints_are_deleted_only_after_the_new_one_is_safe(
 ) -> None:
     deleted: list[str] = []
 
-    def watch(path: str, in_background: bool) -> None:
+    def watch(store: Store, path: str) -> None:
         assert damage_in(tmp_path / "checkpoint-2") == []
         deleted.append(Path(path).name)
 
-    monkeypatch.setattr(atomic_write, "delete_checkpoint", watch)
+    monkeypatch.setattr(Store, "delete", watch)
     quiet_trainer(tmp_path, save_total_limit=1, **EVERY_STEP).train()
     assert deleted == ["checkpoint-1"]
 

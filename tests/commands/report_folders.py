@@ -72,9 +72,9 @@ def write_search(
         trials: by default those of `some_trials`.
         about: `backend`, `name` or `objective_names`.
     """
-    trainer = SimpleNamespace(args=SimpleNamespace(output_dir=str(folder), process_index=0))
+    args: Any = SimpleNamespace(output_dir=str(folder), process_index=0)
     record = SearchRecord(
-        trainer, about.get("backend", "optuna"), directions, about.get("name"), about.get("objective_names")
+        args, about.get("backend", "optuna"), directions, about.get("name"), about.get("objective_names")
     )
     record.update(some_trials(objectives=len(directions)) if trials is None else trials)
     return folder

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from littrainer.cli import main
 from tests.check.late_failures.__main__ import SCRIPTS
 from tests.compat.processes import run_python
 
@@ -58,12 +57,8 @@ def test_a_script_runs_up_to_its_first_training_once_and_leaves_nothing(tmp_path
 
 def test_a_script_that_saves_or_trains_on_its_way_out_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.replace("except Exception", "except") + "first.save_model()")
-    for words, begins in (
-        ((), "line 28, begins;"),
-        (("finally",), "line 18, begins, from its first step"),
-        (("own",), "line 23, begins;"),
-    ):
-        done = run_python("-m", "littrainer", "check", "train.py", *words, cwd=tmp_path)
+    for word, begins in (("finally", "line 18, begins, from its first step"), ("own", "line 23, begins;")):
+        done = run_python("-m", "littrainer", "check", "train.py", word, cwd=tmp_path)
         assert done.returncode == 0 and begins in done.stdout, done.stdout + done.stderr
         assert done.stdout.count("Nothing was found that would fail.") == 1
         assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["train.py", "work"]
@@ -74,6 +69,7 @@ def test_a_script_that_saves_or_trains_on_its_way_out_leaves_nothing(tmp_path: P
     [
         ("x = 1\n", 2, "littrainer check: other.py ended without a call of train(), so there is nothing to check"),
         ("raise SystemExit(7)\n", 7, ""),
+        ("import os\nos._exit(0)\n", 2, "littrainer check: other.py called os._exit(0), so nothing is known"),
         ("raise OSError('no data')\n", 1, "OSError: no data"),
     ],
 )
@@ -86,9 +82,42 @@ def test_a_script_that_never_trains_ends_with_one_line_or_by_itself(
     assert complaint in done.stderr
 
 
-def test_bad_input_is_answered_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "nowhere.py"]) == 2
-    assert capsys.readouterr().err.startswith("littrainer check: no script 'nowhere.py'")
+ENDS = f"""
+import multiprocessing, os, sys
+sys.path.insert(0, {str(SCRIPTS)!r})
+from small import trainer
+from transformers import TrainerCallback
+
+class Ends(TrainerCallback):
+    def on_step_end(self, *_, **__):
+        os._exit(9) if "os" in sys.argv else sys.exit(0)
+
+def main():
+    trainer(callbacks=[Ends()], changes={{"output_dir": "runs/first"}}).train()
+
+if __name__ == "__main__" and "child" in sys.argv:
+    child = multiprocessing.get_context("spawn").Process(target=main)
+    child.start()
+    child.join()
+elif __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize(("word", "error"), [("sys", "SystemExit: 0"), ("os", "SystemExit: os._exit(9)")])
+def test_code_that_ends_the_process_within_the_training_is_a_failure(tmp_path: Path, word: str, error: str) -> None:
+    (tmp_path / "train.py").write_text(ENDS)
+    done = run_python("-m", "littrainer", "check", "train.py", word, cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert error in done.stdout and "at optimizer step 1" in done.stdout
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_child_process_does_not_train(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ENDS)
+    done = run_python("-m", "littrainer", "check", "train.py", "child", cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "lets no child process train" in done.stderr and not list(tmp_path.rglob("trainer_state.json"))
 
 
 @pytest.mark.parametrize(("words", "status"), [(["rows"], 0), (["label"], 1)], ids=["sound", "failing"])

@@ -70,7 +70,6 @@ def test_what_is_missing_or_outside_the_range_is_found(monkeypatch: pytest.Monke
 
 
 SHOWN = {
-    "ACCELERATE_USE_CPU": "true",
     "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
     "HF_HOME": "/home/ada/hf",
     "LD_LIBRARY_PATH": "/a:/opt/openssl@3/lib:/b",
@@ -81,10 +80,8 @@ SHOWN = {
 SECRETS = {
     **dict.fromkeys(("HF_TOKEN", "WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "CLEARML_API_SECRET_KEY"), "s3cr3t"),
     "HF_ENDPOINT": "https://ada:pass@hub.example/",
-    "HF_MIRROR": "http://abc@hub.example/",
     "MLFLOW_TRACKING_URI": "https://mlflow.example/path?key=abc",
     "WANDB_NAME": "run hf_" + "a1B2" * 8,
-    "WANDB_CONFIG": '{"api_key": "abc"}',
     "WANDB_NOTES": "with s3cr3t inside",
 }
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ from littrainer.checkpoint.run_record import write_run_record
 from littrainer.checkpoint.verification import damage_in
 from littrainer.cli import main
 from littrainer.commands import report
-from littrainer.commands.report_charts import MOST_METRICS
-from littrainer.commands.report_folders import NothingToReport, Run, read_folders
-from littrainer.commands.report_page import MOST_ROWS
+from littrainer.commands.command_line import BadInput
+from littrainer.commands.report_charts import MAX_METRICS
+from littrainer.commands.report_folders import Run, read_folders
+from littrainer.commands.report_page import MAX_ROWS
 from littrainer.search.record import TrialRecord
 from tests.compat.processes import facts_of
 from tests.scenarios.trainers import quiet_trainer
@@ -151,7 +153,7 @@ def test_a_training_is_reported_beside_its_model_with_its_arguments(
         (["{folder}/search"], "is not a readable record of a search"),
     ],
 )
-def test_what_cannot_be_reported_is_answered_in_one_line(
+def test_what_cannot_be_reported_is_named_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], reason: str
 ) -> None:
     write_state(tmp_path)
@@ -268,15 +270,15 @@ def test_arguments_that_are_not_known_are_noted_with_the_reason(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "Expecting value"),
         (b"\xff\xfe\x00", "decode"),
-        (b"[1, 2]", "no object"),
         (b'{"global_step": ' + b"[" * 100_000, "recursion"),
+        (b'{"global_step": ' + b"1" * 400 + b"}", "an integer of 300 digits or more"),
+        (b'{"global_step": 4, "log_history": 5}', "log_history is 5"),
     ],
 )
 def test_a_state_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "trainer_state.json").write_bytes(content)
-    with pytest.raises(NothingToReport) as refused:
+    with pytest.raises(BadInput) as refused:
         runs_in(tmp_path)
     message = str(refused.value)
     assert str(tmp_path / "trainer_state.json") in message and reason in message and "\n" not in message
@@ -294,18 +296,12 @@ def test_what_lightnings_logger_wrote_last_is_a_training_too(tmp_path: Path) -> 
     assert run.notes == [] and run.state.global_step == 5
 
 
-SPEED_OF_LOGS = [{"speed/data_seconds": 3.0, "speed/forward_seconds": 1.0, "speed/samples_per_second": 8.0}] * 2
-
-
-@pytest.mark.parametrize("has_ended", [True, False])
-def test_where_the_time_goes_has_a_table_and_a_line_of_advice(tmp_path: Path, has_ended: bool) -> None:
-    logs = [{"step": 2 + 2 * number, "loss": 1.0, **speed} for number, speed in enumerate(SPEED_OF_LOGS)]
-    whole = {"speed/data_seconds": 6.0, "speed/forward_seconds": 2.0, "speed/samples_per_second": 8.0}
-    page = page_of(write_state(tmp_path / "run", [*logs, *([{"step": 4, **SUMMARY, **whole}] if has_ended else [])]))
+def test_where_the_time_goes_has_a_table_and_a_line_of_advice(tmp_path: Path) -> None:
+    speed = {"speed/data_seconds": 3.0, "speed/forward_seconds": 1.0, "speed/samples_per_second": 8.0}
+    page = page_of(write_state(tmp_path / "run", [{"step": step, "loss": 1.0, **speed} for step in (2, 4)]))
     rows = rows_of(page)
-    assert "Where the time goes" in headings_of(page)
     assert (rows["data"], rows["forward"], rows["samples per second"]) == (["6 s (75%)"], ["2 s (25%)"], ["8"])
-    assert "75 % of the time is spent waiting for data: dataloader_num_workers=" in page
+    assert "75 % of the time is spent waiting for data: a larger dataloader_num_workers" in page
     assert not any("speed/" in title for title in charts_of(page))
 
 
@@ -313,7 +309,6 @@ def test_where_the_time_goes_has_a_table_and_a_line_of_advice(tmp_path: Path, ha
     ("name", "content", "is_language_model"),
     [
         ("config.json", {"architectures": ["LlamaForCausalLM"]}, True),
-        ("config.json", {"architectures": ["BertForSequenceClassification"]}, False),
         ("adapter_config.json", {"task_type": "CAUSAL_LM"}, True),
         ("config.json", ["nothing"], False),
     ],
@@ -355,7 +350,7 @@ def test_a_run_has_its_charts_results_environment_and_changed_arguments_without_
         == f"Loss. {name}, training goes from 1.5 to 0.5, between 0.5 and 1.5; {name}, evaluation is 0.625."
     )
     rows = rows_of(page)
-    assert rows["Optimizer steps"] == ["4 of 8"] and rows["Duration of training"] == ["2 min 5 s"]
+    assert rows["Optimizer steps"] == ["4 of 8"] and rows["Duration"] == ["2 min 5 s"]
     assert rows["loss"] == ["0.5"] and rows["accuracy, evaluation"] == ["0.875 (highest 0.9375 at step 2)"]
     assert rows["device"] == ["cpu"] and rows["processes"] == ["1"] and rows["littrainer"] != rows["python"]
     assert rows["learning_rate"] == ["0.25", "5e-05"] and "weight_decay" not in rows
@@ -364,10 +359,8 @@ def test_a_run_has_its_charts_results_environment_and_changed_arguments_without_
 
 
 def test_both_evaluations_of_a_step_are_shown(tmp_path: Path) -> None:
-    training = [
-        {"step": step, "eval_loss": loss, "eval_runtime": 1.0} for step, loss in ((2, 0.5), (4, 0.75), (4, 0.7))
-    ]
-    page = page_of(write_state(tmp_path, [*training, {"step": 4, **SUMMARY}, {"step": 4, "eval_loss": 0.5}]))
+    losses = [{"step": step, "eval_loss": loss, "eval_runtime": 1.0} for step, loss in ((2, 0.5), (4, 0.75), (4, 0.7))]
+    page = page_of(write_state(tmp_path, [*losses, {"step": 4, **SUMMARY}, {"step": 4, "eval_loss": 0.5}]))
     during, afterwards = data_of(page)["charts"][0]["series"]
     assert (during["source"], during["x"]["step"], during["y"]) == ("evaluation", [2, 4, 4], [0.5, 0.75, 0.7])
     assert (afterwards["source"], afterwards["y"]) == ("evaluation, after training", [0.5])
@@ -384,7 +377,6 @@ def test_both_evaluations_of_a_step_are_shown(tmp_path: Path) -> None:
             [0.9, 0.8, 0.8],
             "Best accuracy 0.9 at step 1; evaluation loss nan or infinite afterwards",
         ),
-        ([1.0, 0.5, 0.25], [], "Best evaluation loss 0.25 at step 3; nothing was evaluated later"),
         ([], [], ""),
     ],
 )
@@ -402,10 +394,8 @@ def test_the_verdict_names_the_best_evaluation_and_what_followed(
 def test_a_running_training_says_how_far_it_is(tmp_path: Path) -> None:
     entries = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": math.nan}]
     page = page_of(write_state(tmp_path, entries, global_step=2, max_steps=1000))
-    assert verdict_of(page) == [
-        "Training loss went from 2 to nan; nothing was evaluated; training loss was nan or infinite at step 2; "
-        "2 of 1,000 steps are done"
-    ]
+    assert verdict_of(page) == ["Training loss went from 2 to nan; nothing was evaluated"]
+    assert "<dt>optimizer steps</dt><dd>2 of 1,000</dd>" in page and "are nan or infinite, at step 2" in page
 
 
 def test_several_runs_are_compared_and_equally_good_ones_are_marked_alike(tmp_path: Path) -> None:
@@ -427,11 +417,11 @@ def test_several_runs_are_compared_and_equally_good_ones_are_marked_alike(tmp_pa
     assert re.search(
         r"<th scope=row>loss, evaluation</th><td class=best>0.5</td><td>0.625</td><td class=best>0.5</td>", page
     )
-    assert verdict_of(page) == ["Best evaluation loss 0.5 by one and three, equally good; two reached 0.625"]
+    assert verdict_of(page) == ["Best evaluation loss 0.5 by one and three"]
     assert "3 folders compared" in page and headings_of(page) == ["Results", "Environment", "Arguments that differ"]
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -1e308])
+@pytest.mark.parametrize("bad", [math.nan, -1e308])
 def test_values_that_are_no_usual_numbers_are_drawn_as_gaps(tmp_path: Path, bad: float) -> None:
     entries = [{"step": step, "loss": bad if step == 3 else float(step), "other": bad} for step in range(1, 6)]
     trial = TrialRecord("5", "complete", bad, {"learning_rate": bad}, {"learning_rate": RATE})
@@ -440,12 +430,31 @@ def test_values_that_are_no_usual_numbers_are_drawn_as_gaps(tmp_path: Path, bad:
     assert "Nothing was logged that could be drawn" in page_of(write_state(tmp_path, []))
 
 
+def test_numbers_that_no_one_can_calculate_with_are_left_out(tmp_path: Path) -> None:
+    entries = [{"step": 1.5, "loss": 1.0}, {"step": 1, "loss": math.inf, "epoch": math.inf}, *LOGGED]
+    fields: dict[str, Any] = {"global_step": math.nan, "best_metric": math.inf, "best_model_checkpoint": "x" * 5000}
+    page = page_of(write_state(tmp_path, entries, **fields, epoch=None))
+    assert f"1 of {len(entries)} entries of log_history are left out" in page
+
+
+def test_many_metrics_take_time_in_proportion(tmp_path: Path) -> None:
+    seconds = []
+    for number in (2000, 16000):
+        names = [f"eval_{part}_m{part}" for part in range(number)] + [f"eval_{part}_runtime" for part in range(number)]
+        write_state(tmp_path, [{**dict.fromkeys(names, 1.0), "step": 4}], best_metric=1.0)
+        began = time.process_time()
+        assert main(["report", "--no-png", str(tmp_path)]) == 0
+        seconds.append(time.process_time() - began)
+    # Eight times as many; in proportion to their square it would take 64 times as long.
+    assert seconds[1] < 30 * seconds[0]
+
+
 def test_more_metrics_than_are_looked_at_are_folded_away(tmp_path: Path) -> None:
     others = {f"device/{number}": float(number) for number in range(40)}
     page = page_of(write_state(tmp_path, [*LOGGED, {"step": 4, **others}]))
-    assert list(charts_of(page))[-1] == f"device/{MOST_METRICS - 1}"
+    assert list(charts_of(page))[-1] == f"device/{MAX_METRICS - 1}"
     shown, folded = page.split("<details>")
-    assert "device/0" in rows_of(shown) and len(rows_of(folded)) == 40 - MOST_METRICS
+    assert "device/0" in rows_of(shown) and len(rows_of(folded)) == 40 - MAX_METRICS
 
 
 def test_text_from_files_stays_text_and_a_page_loads_nothing(tmp_path: Path) -> None:
@@ -538,7 +547,7 @@ def test_a_search_is_shown_by_its_charts_its_best_trial_and_all_trials(tmp_path:
     assert [chart["x_log"] for chart in data["charts"]] == [False, True, False, False]
     assert all(chart["series"][0 if number else 1]["best"] for number, chart in enumerate(data["charts"]))
     assert data["trials"]["search 0"][6]["name"] == "trial 6, complete"
-    assert verdict_of(page) == ["Best objective 0.9: trial 6; nothing better in 5 trials since"]
+    assert verdict_of(page) == ["Best objective 0.9: trial 6"]
     assert headings_of(page) == ["Search", "Trials, the best first"]
     rows = rows_of(page)
     assert rows["Trials"] == ["10 complete, 1 pruned, 1 failed"] and rows["Time of all trials"] == ["6 min 0 s"]
@@ -560,21 +569,15 @@ def test_equally_good_trials_are_marked_alike(tmp_path: Path) -> None:
 
 def test_two_objectives_are_drawn_each_and_against_each_other(tmp_path: Path) -> None:
     page = page_of(write_search(tmp_path, directions=["maximize", "minimize"], objective_names=["accuracy", "epochs"]))
-    charts = [
-        "accuracy over trials (higher is better)",
-        "epochs over trials (lower is better)",
-        "epochs against accuracy",
-    ]
-    assert list(charts_of(page))[:3] == charts
+    over_trials = ["accuracy over trials (higher is better)", "epochs over trials (lower is better)"]
+    assert list(charts_of(page))[:3] == [*over_trials, "epochs against accuracy"]
     assert rows_of(page)["Best"] == ["trial 5, trial 6"]
 
 
 def test_a_large_record_gives_a_table_of_bounded_length(tmp_path: Path) -> None:
-    trials = [TrialRecord(str(row), "complete", row % 97 / 97, {"x": row}) for row in range(MOST_ROWS + 7)]
-    trials += [TrialRecord("f", "failed", error="ValueError: no"), TrialRecord("r", "running")]
+    trials = [TrialRecord(str(row), "complete", row % 97 / 97, {"x": row}) for row in range(MAX_ROWS + 7)]
+    trials += [TrialRecord("f", "failed"), TrialRecord("r", "running")]
     page = page_of(write_search(tmp_path, trials))
-    assert f"1 of {len(trials)} trials were running" in page and "The first failure: ValueError: no" in page
+    assert "9 more trials are in" in page
+    assert len([row for row in rows_of(page) if row.startswith("trial ")]) == MAX_ROWS
     assert rows_of(page_of(write_search(tmp_path, [])))["Trials"] == ["none"]
-    assert (
-        "9 more trials are in" in page and len([row for row in rows_of(page) if row.startswith("trial ")]) == MOST_ROWS
-    )

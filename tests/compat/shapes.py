@@ -29,11 +29,11 @@ def parameters_of(function: Any) -> list[str]:
 
 
 def methods_of(cls: type) -> dict[str, list[str] | None]:
-    """Public members that the package of a class defines: parameters of methods, None for other members."""
-    package = cls.__module__.partition(".")[0]
+    """Public members that transformers or the class's package defines: parameters of methods, None for others."""
+    packages = {cls.__module__.partition(".")[0], "transformers"}
     found: dict[str, list[str] | None] = {}
     for base in reversed(cls.__mro__):
-        if base.__module__.partition(".")[0] == package:
+        if base.__module__.partition(".")[0] in packages:
             for name in vars(base):
                 if not name.startswith("_"):
                     value = getattr(cls, name, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,20 @@ import pytest
 import torch
 
 from littrainer import Trainer
-from tests.scenarios.models import tiny_bert_classifier
 from tests.scenarios.trainers import quiet_trainer
+
+# Method of the Trainer of transformers 4.57 that transformers 5 lacks, or that has fewer parameters there -> its
+# required parameters, and the others; and `metrics` of 4.46. Others are compared with transformers' own.
+PARAMETERS: dict[str, tuple[str, str]] = {
+    "num_tokens": ("train_dl", "max_steps"),
+    "_save_checkpoint": ("model trial", "metrics"),
+    "_rotate_checkpoints": ("", "use_mtime output_dir"),
+    "_nested_gather": ("tensors", "name"),
+    "prediction_loop": ("dataloader description", "prediction_loss_only ignore_keys metric_key_prefix"),
+    "set_initial_training_values": ("args dataloader total_train_batch_size", ""),
+}
+# Signatures of earlier releases, which lacked a parameter.
+SHORTER = {"get_batch_samples": "epoch_iterator num_batches", "_maybe_log_save_evaluate": "1 2 3 4 5 6"}
 
 
 class Tokenizer:
@@ -55,8 +68,6 @@ def test_a_subclass_may_keep_a_tokenizer_of_its_own(tmp_path: Path) -> None:
 
 def test_earlier_names_mean_what_they_are_called_today(tmp_path: Path) -> None:
     trainer = a_trainer(tmp_path)
-    assert trainer._gather_and_numpify(None, "nothing") is None
-    assert trainer._gather_and_numpify((torch.ones(2),), "ones")[0].tolist() == [1.0, 1.0]
     with (
         pytest.warns(FutureWarning, match="write resume_from_checkpoint"),
         pytest.raises(ValueError, match="not-there"),
@@ -73,7 +84,6 @@ def test_earlier_names_mean_what_they_are_called_today(tmp_path: Path) -> None:
     assert [Trainer.num_tokens(batches), Trainer.num_tokens(batches, max_steps=10)] == [11, 60]
     for step in (10, 2, 1):
         (tmp_path / f"checkpoint-{step}").mkdir()
-    assert [Path(path).name for path in trainer._sorted_checkpoints()] == [f"checkpoint-{n}" for n in (1, 2, 10)]
     trainer.args.save_total_limit = 1
     trainer._rotate_checkpoints()
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-10"]
@@ -100,13 +110,43 @@ def test_overrides_without_the_windows_size_train_as_those_with_it(tmp_path: Pat
     assert losses_with(tmp_path / "old", Old) == losses_with(tmp_path / "new", Trainer)
 
 
-def test_a_subclass_may_switch_the_noise_of_neftune_on_and_off(tmp_path: Path) -> None:
-    trainer = a_trainer(tmp_path)
-    trainer.neftune_noise_alpha = 5.0
-    trainer.model = model = tiny_bert_classifier()
-    embeddings = model.get_input_embeddings()
-    assert trainer._activate_neftune(model) is model
-    ids = torch.ones(1, 3, dtype=torch.long)
-    assert not torch.equal(embeddings(ids), embeddings.weight[ids])
-    trainer._deactivate_neftune(model)
-    assert torch.equal(embeddings(ids), embeddings.weight[ids])
+def test_methods_take_the_parameters_of_transformers_4() -> None:
+    for name, (required, others) in PARAMETERS.items():
+        signature, static = inspect.signature(getattr(Trainer, name)), inspect.getattr_static(Trainer, name)
+        own = () if isinstance(static, staticmethod) else (None,)
+        names = [*required.split(), *others.split()]
+        by_place = signature.bind(*own, *names).arguments
+        assert [by_place[parameter] for parameter in names] == names, name
+        signature.bind(*own, **dict.fromkeys(names))
+        signature.bind(*own, *required.split())
+    for name, required in SHORTER.items():
+        inspect.signature(getattr(Trainer, name)).bind(None, *required.split())
+
+
+def test_overrides_call_the_methods_of_the_trainer_as_in_transformers_4(tmp_path: Path) -> None:
+    class Old(Trainer):
+        def _save_checkpoint(self, model: Any, trial: Any, metrics: Any = None) -> None:
+            super()._save_checkpoint(model, trial, metrics)
+
+        def get_batch_samples(self, epoch_iterator: Any, num_batches: int) -> Any:  # type: ignore[override]
+            return super().get_batch_samples(epoch_iterator, num_batches)
+
+        def _maybe_log_save_evaluate(self, tr_loss, grad_norm, model, trial, epoch, ignore):  # type: ignore
+            super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, epoch, ignore)
+
+        def set_initial_training_values(self, args: Any, dataloader: Any, total_train_batch_size: int) -> Any:  # type: ignore[override]
+            return super().set_initial_training_values(args, dataloader, 10 * total_train_batch_size)
+
+    found = []
+    for number, kind in enumerate((Old, Trainer)):
+        trainer = a_trainer(tmp_path / str(number), kind)
+        trainer.args.save_strategy, trainer.args.save_steps = "steps", 2
+        result = trainer.train()
+        logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        found.append((logged, sorted(path.name for path in (tmp_path / str(number)).glob("checkpoint-*"))))
+        assert result.metrics["train_samples_per_second"] > 0
+    assert found[0] == found[1] and found[0][1] == ["checkpoint-2", "checkpoint-3"]
+    # By hand, metrics say which checkpoint is the best.
+    trainer.args.metric_for_best_model, trainer.args.greater_is_better = "loss", False
+    trainer._save_checkpoint(trainer.model, None, {"eval_loss": 0.5})
+    assert trainer.state.best_metric == 0.5 and trainer.state.best_model_checkpoint.endswith("checkpoint-3")

@@ -17,8 +17,8 @@ from transformers import BatchEncoding
 
 from littrainer.data import dispatching
 from littrainer.data.dispatching import NO_BATCH, UNREAD_ROUND, Dispatch
-from littrainer.data.sharding import Share
-from littrainer.distributed.failure_report import FailedElsewhere
+from littrainer.data.sharding import ShardSpec
+from littrainer.distributed.failures import FailedElsewhere
 
 
 class Numbers(IterableDataset[dict[str, torch.Tensor]]):
@@ -37,7 +37,7 @@ def no_state_of_accelerate() -> Iterator[None]:
     GradientState._reset_state()
 
 
-def accelerates_parts(count: int, size: int, share: Share, drop_last: bool) -> list[list[list[int]]]:
+def accelerates_parts(count: int, size: int, share: ShardSpec, drop_last: bool) -> list[list[list[int]]]:
     """The parts of all processes for each batch that they get from accelerate."""
     calls = []
 
@@ -52,17 +52,17 @@ def accelerates_parts(count: int, size: int, share: Share, drop_last: bool) -> l
     loader: Any = DataLoaderDispatcher(
         Numbers(count), share.split_batches, slice_fn=cut, _drop_last=drop_last, batch_size=size, drop_last=drop_last
     )
-    loader.state = SimpleNamespace(process_index=0, num_processes=share.of, device=torch.device("cpu"))
+    loader.state = SimpleNamespace(process_index=0, num_processes=share.count, device=torch.device("cpu"))
     return list(loader)
 
 
 class Reader:
     """The first process of several, and what it sends to each."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, share: Share, drop_last: bool = False, **options: Any):
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, share: ShardSpec, drop_last: bool = False, **options: Any):
         self.sent: list[Any] = []
-        monkeypatch.setattr(dispatching, "from_each", lambda number: list(range(share.of)))
-        monkeypatch.setattr(dispatching, "from_first_to_each", self.send)
+        monkeypatch.setattr(dispatching, "all_gather_object", lambda number: list(range(share.count)))
+        monkeypatch.setattr(dispatching, "scatter_object", self.send)
         self.dispatch = Dispatch(share, True, drop_last, **options)
 
     def send(self, parts: list[Any]) -> Any:
@@ -87,7 +87,7 @@ def numbers_in(parts: list[list[Any]]) -> list[list[list[int]]]:
 def test_each_process_is_sent_the_part_that_accelerate_sends(
     count: int, of: int, size: int, split: bool, drop_last: bool
 ) -> None:
-    share = Share(0, of, split_batches=split)
+    share = ShardSpec(0, of, split_batches=split)
     size = size * of if split else size
     batches = list(DataLoader(Numbers(count), batch_size=size, drop_last=drop_last))
     with pytest.MonkeyPatch.context() as patch:
@@ -106,7 +106,7 @@ def test_each_process_is_sent_the_part_that_accelerate_sends(
 
 
 def test_batches_that_cannot_be_put_together_are_refused_with_their_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = Reader(monkeypatch, Share(0, 2))
+    reader = Reader(monkeypatch, ShardSpec(0, 2))
     with pytest.raises(ValueError, match=r"cannot be divided between them: .*dispatch_batches=False"):
         reader.parts([torch.zeros(2, 3), torch.zeros(1, 5)])
     assert all("ValueError" in part.error for part in reader.sent[-1])
@@ -117,14 +117,14 @@ def test_whatever_a_batch_is_built_of_is_handed_out(monkeypatch: pytest.MonkeyPa
         ids = torch.arange(start, start + rows)
         return BatchEncoding({"input_ids": ids, "pairs": (ids, [ids])})
 
-    parts = Reader(monkeypatch, Share(0, 2)).parts([batch(0, 2), batch(2, 2), batch(4, 2), batch(6, 1)])
+    parts = Reader(monkeypatch, ShardSpec(0, 2)).parts([batch(0, 2), batch(2, 2), batch(4, 2), batch(6, 1)])
     assert type(parts[1][1]) is BatchEncoding and parts[0][1]["input_ids"].tolist() == [2, 3]
     last = [part["pairs"] for part in parts[1]]
     assert [(pair[0].tolist(), pair[1][0].tolist()) for pair in last] == [([4, 5], [4, 5]), ([6, 0], [6, 0])]
 
 
 def test_what_is_sent_does_not_carry_the_whole_batch_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = Reader(monkeypatch, Share(0, 2, split_batches=True))
+    reader = Reader(monkeypatch, ShardSpec(0, 2, split_batches=True))
     part = reader.parts([torch.zeros(100, 8)])[0][1]
     assert part.untyped_storage().nbytes() == 50 * 8 * 4
 
@@ -136,7 +136,7 @@ def test_a_part_is_cut_by_the_function_given(monkeypatch: pytest.MonkeyPatch) ->
         calls.append((process_index, num_processes))
         return batch[process_index::num_processes]
 
-    parts = Reader(monkeypatch, Share(0, 2), cut=cut).parts([torch.arange(2), torch.arange(2, 4)])
+    parts = Reader(monkeypatch, ShardSpec(0, 2), cut=cut).parts([torch.arange(2), torch.arange(2, 4)])
     assert [part.tolist() for part in parts[0]] == [[0, 2], [1, 3]] and calls == [(0, 2), (1, 2)]
 
 
@@ -148,12 +148,12 @@ def test_an_error_in_reading_reaches_the_others_and_is_raised_where_it_happened(
         yield torch.zeros(2)
         raise OSError("no such shard")
 
-    reader = Reader(monkeypatch, Share(0, 2))
+    reader = Reader(monkeypatch, ShardSpec(0, 2))
     with pytest.raises(OSError, match="no such shard"):
         reader.parts(failing())
-    other = Dispatch(Share(1, 2), reads=False, drop_last=False)
+    other = Dispatch(ShardSpec(1, 2), reads=False, drop_last=False)
     assert next(other.rounds(failing())) is UNREAD_ROUND
-    monkeypatch.setattr(dispatching, "from_first_to_each", lambda parts: reader.sent[-1][1])
+    monkeypatch.setattr(dispatching, "scatter_object", lambda parts: reader.sent[-1][1])
     with pytest.raises(FailedElsewhere, match=r"Process 0, which reads the data for all.*OSError: no such shard"):
         other.hand_out(UNREAD_ROUND, UNREAD_ROUND)
 
@@ -162,12 +162,12 @@ def test_a_resumed_epoch_fills_its_last_batch_up_with_the_first_samples_all_the_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     batches = [torch.tensor([number]) for number in range(5)]
-    whole = Reader(monkeypatch, Share(0, 2))
+    whole = Reader(monkeypatch, ShardSpec(0, 2))
     whole.parts(batches)
-    resumed = Reader(monkeypatch, Share(0, 2))
-    resumed.dispatch.resume(whole.dispatch.state())
+    resumed = Reader(monkeypatch, ShardSpec(0, 2))
+    resumed.dispatch.resume(whole.dispatch.first_rows)
     assert [part.tolist() for part in resumed.parts(batches[4:])[0]] == [[4], [0]]
-    skipping = Reader(monkeypatch, Share(0, 2))
+    skipping = Reader(monkeypatch, ShardSpec(0, 2))
     left = iter(batches)
     skipping.dispatch.skip(left, 2)
     assert [part.tolist() for part in skipping.parts(left)[0]] == [[4], [0]]

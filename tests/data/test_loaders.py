@@ -15,11 +15,11 @@ from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.data import loaders
 from littrainer.data.loaders import (
     LookaheadLoader,
-    lookahead_version,
     on_device,
+    prepare_loader,
 )
 from littrainer.data.samplers import EpochSeededSampler
-from littrainer.data.sharding import Share
+from littrainer.data.sharding import ShardSpec
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
@@ -84,7 +84,7 @@ class OwnBatches(BatchSampler):
 def test_batches_of_a_class_of_their_own_get_their_random_order_seeded_by_epoch_too(tmp_path: Path) -> None:
     dataset = Numbers(20)
     batches = OwnBatches(RandomSampler(dataset), batch_size=4, drop_last=False)
-    loader = lookahead_version(quiet_arguments(tmp_path, data_seed=4), DataLoader(dataset, batch_sampler=batches))
+    loader = prepare_loader(quiet_arguments(tmp_path, data_seed=4), DataLoader(dataset, batch_sampler=batches))
     assert loader.batch_sampler is batches
     epochs = [[number for batch in loader for number in batch.tolist()] for _ in range(2)]
     expected = EpochSeededSampler(dataset, data_seed=4)
@@ -98,11 +98,11 @@ def test_batches_of_a_class_of_their_own_get_their_random_order_seeded_by_epoch_
 def test_a_loader_tells_of_all_processes_what_accelerates_tells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int, drop_last: bool, split: bool
 ) -> None:
-    share = Share(0, processes, split_batches=split) if processes > 1 else None
-    monkeypatch.setattr(loaders, "share_of", lambda args, settings: share)
+    share = ShardSpec(0, processes, split_batches=split) if processes > 1 else None
+    monkeypatch.setattr(loaders, "find_shard", lambda args, settings: share)
     args = quiet_arguments(tmp_path)
     plain: DataLoader = DataLoader(Numbers(7), batch_size=4, drop_last=drop_last)
-    ours = lookahead_version(args, plain)
+    ours = prepare_loader(args, plain)
     theirs = prepare_data_loader(plain, args.device, processes, 0, split_batches=split, put_on_device=True)
     names = ["total_batch_size", "total_dataset_length", "remainder", "device", "use_stateful_dataloader"]
     try:
@@ -164,6 +164,31 @@ def test_batches_of_a_loader_lie_on_the_device_and_are_counted(dataset: Any) -> 
     assert loader.rows_in_last_batch == 1
 
 
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_a_collator_that_reuses_its_memory_hands_out_its_own_rows(
+    monkeypatch: pytest.MonkeyPatch, is_pinned: bool
+) -> None:
+    memory, waits = torch.empty(2), []
+
+    def collate(samples: list[int]) -> dict[str, Any]:
+        memory[: len(samples)] = torch.tensor(samples, dtype=torch.float32)
+        return {"rows": [memory]}
+
+    def copied(batch: Any, device: torch.device, non_blocking: bool) -> Any:
+        waits.append(not non_blocking)
+        return batch["rows"][0].tolist()
+
+    monkeypatch.setattr(loaders, "on_device", copied)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    # Torch pins nothing that is pinned already.
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda *_: is_pinned)
+    monkeypatch.setattr(torch.utils.data._utils.pin_memory, "pin_memory", lambda batch, *_: batch)
+    loader = LookaheadLoader(Numbers(8), 2, collate_fn=collate, pin_memory=True)
+    loader.hand_out_on(torch.device("cuda"), AcceleratorConfig())
+    assert list(loader) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert waits == [is_pinned] * 4
+
+
 @pytest.mark.parametrize(
     ("pinned", "device", "wished", "waits"),
     [
@@ -180,7 +205,7 @@ def test_the_host_waits_for_copies_but_of_memory_that_was_pinned_for_them_or_whe
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     loader = LookaheadLoader(Numbers(2), pin_memory=pinned)
     loader.hand_out_on(torch.device(device), AcceleratorConfig(non_blocking=wished))
-    assert loader.copies_are_waited_for is waits
+    assert loader.blocking_copies is waits
 
 
 def test_all_loaders_of_a_trainer_and_prepared_ones_hand_out_batches_on_its_device(

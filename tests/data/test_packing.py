@@ -123,6 +123,8 @@ def test_flex_attention_keeps_documents_apart() -> None:
     batch = PackedCollator(pad_tokens, SIZE, 0)([ROWS[:2], ROWS[2:3]])
     with torch.no_grad():
         packed = model(**batch, num_items_in_batch=1).loss
+        # Compiled flex attention over rows of a few tokens is not exact on every CPU.
+        model.set_attn_implementation("eager")
         apart = [model(**pad_tokens([row]), num_items_in_batch=1).loss for row in ROWS[:3]]
     assert float(packed) == pytest.approx(float(sum(apart)), rel=1e-5)
 

@@ -56,9 +56,9 @@ class Measured:
         return {self.name: [0] * self.lengths[index]}
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 16, 22])
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 64])
-@pytest.mark.parametrize("mega_batch_mult", [None, 1, 3])
+@pytest.mark.parametrize("count", [1, 5, 22])
+@pytest.mark.parametrize("batch_size", [1, 3, 64])
+@pytest.mark.parametrize("mega_batch_mult", [None, 3])
 def test_samples_of_similar_length_are_grouped_as_transformers_groups_them(
     count: int, batch_size: int, mega_batch_mult: int | None
 ) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, IterableDataset
 
-from littrainer.data.sharding import Share, SharedBatches, SharedStream, in_rounds
+from littrainer.data.sharding import ShardSpec, SharedBatches, SharedStream, split_into_rounds
 
 COUNTS = st.integers(0, 40)
 PARTS = st.integers(2, 5)
@@ -21,7 +21,7 @@ SIZES = st.integers(1, 6)
 
 def batches_of_all(count: int, size: int, drop_last: bool, parts: int, **how: Any) -> list[SharedBatches]:
     sampler = BatchSampler(range(count), size, drop_last)
-    return [SharedBatches(sampler, Share(number, parts, **how)) for number in range(parts)]
+    return [SharedBatches(sampler, ShardSpec(number, parts, **how)) for number in range(parts)]
 
 
 @given(COUNTS, PARTS, SIZES, st.booleans(), st.booleans(), st.booleans())
@@ -62,7 +62,7 @@ def test_batches_of_any_size_are_shared_as_by_accelerate(
 ) -> None:
     sampler: Any = AnySizes(sizes, drop_last)
     for number in range(parts):
-        ours = SharedBatches(sampler, Share(number, parts, even_batches=even))
+        ours = SharedBatches(sampler, ShardSpec(number, parts, even_batches=even))
         theirs = BatchSamplerShard(sampler, parts, number, even_batches=even)
         assert list(ours) == list(theirs) and len(ours) == len(theirs) == len(list(ours))
 
@@ -91,7 +91,7 @@ def test_each_part_of_a_stream_is_that_of_accelerate(
 ) -> None:
     size = size * parts if split else size
     for number in range(parts):
-        ours = SharedStream(Counting(count), size, Share(number, parts, split_batches=split), drop_last)
+        ours = SharedStream(Counting(count), size, ShardSpec(number, parts, split_batches=split), drop_last)
         theirs = IterableDatasetShard(Counting(count), size, drop_last, parts, number, split_batches=split)
         assert list(ours) == list(theirs)
         # accelerate counts a stream whose batches are split as one whose batches are not.
@@ -100,7 +100,7 @@ def test_each_part_of_a_stream_is_that_of_accelerate(
 
 def test_a_stream_knows_how_many_of_its_last_samples_are_no_repetitions() -> None:
     for count, expected in ((10, 2), (8, 4), (12, 4), (3, 3)):
-        stream = SharedStream(Counting(count), 2, Share(1, 2))
+        stream = SharedStream(Counting(count), 2, ShardSpec(1, 2))
         assert stream.samples_in_last_round is None
         list(stream)
         assert stream.samples_in_last_round == expected
@@ -108,14 +108,14 @@ def test_a_stream_knows_how_many_of_its_last_samples_are_no_repetitions() -> Non
 
 
 def test_where_workers_read_a_stream_its_length_says_how_many_samples_come_last() -> None:
-    assert SharedStream(Counting(10), 2, Share(1, 2)).samples_of_incomplete_round() == 2
-    assert SharedStream(Counting(10), 2, Share(1, 2), drop_last=True).samples_of_incomplete_round() == -1
-    assert SharedStream(iter(range(10)), 2, Share(1, 2)).samples_of_incomplete_round() == -1
+    assert SharedStream(Counting(10), 2, ShardSpec(1, 2)).samples_of_incomplete_round() == 2
+    assert SharedStream(Counting(10), 2, ShardSpec(1, 2), drop_last=True).samples_of_incomplete_round() == -1
+    assert SharedStream(iter(range(10)), 2, ShardSpec(1, 2)).samples_of_incomplete_round() == -1
 
 
 def test_a_generator_of_a_stream_is_seeded_by_the_epoch() -> None:
     def numbers(epoch: int, seed: int) -> list[int]:
-        stream = SharedStream(Counting(4, torch.Generator().manual_seed(seed)), 2, Share(0, 2))
+        stream = SharedStream(Counting(4, torch.Generator().manual_seed(seed)), 2, ShardSpec(0, 2))
         stream.set_epoch(epoch)
         return list(stream)
 
@@ -126,11 +126,11 @@ def test_a_generator_of_a_stream_is_seeded_by_the_epoch() -> None:
 
 def test_batches_that_cannot_be_split_equally_are_refused_with_both_numbers() -> None:
     with pytest.raises(ValueError, match="between 2 processes, and a batch size of 3 cannot"):
-        SharedBatches(BatchSampler(range(9), 3, False), Share(0, 2, split_batches=True))
+        SharedBatches(BatchSampler(range(9), 3, False), ShardSpec(0, 2, split_batches=True))
     with pytest.raises(ValueError, match="a batch size that is not known"):
-        SharedBatches(AnySizes([2, 2], False), Share(0, 2, split_batches=True))
+        SharedBatches(AnySizes([2, 2], False), ShardSpec(0, 2, split_batches=True))
     with pytest.raises(ValueError, match="split_batches=False"):
-        SharedStream(Counting(9), 5, Share(0, 2, split_batches=True))
+        SharedStream(Counting(9), 5, ShardSpec(0, 2, split_batches=True))
 
 
 def test_whether_batches_are_even_can_be_changed_afterwards() -> None:
@@ -142,6 +142,6 @@ def test_whether_batches_are_even_can_be_changed_afterwards() -> None:
 
 def test_no_more_is_drawn_than_a_round_needs() -> None:
     source = iter(range(10))
-    rounds = in_rounds(source, 3)
+    rounds = split_into_rounds(source, 3)
     assert next(rounds) == [0, 1, 2] and next(source) == 3
     assert list(rounds) == [[4, 5, 6], [7, 8, 9]]

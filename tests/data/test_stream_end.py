@@ -21,8 +21,8 @@ class Sized:
 
 
 def let_processes_have(monkeypatch: pytest.MonkeyPatch, values: list[Any]) -> None:
-    monkeypatch.setattr(ends, "are_several", lambda: True)
-    monkeypatch.setattr(ends, "from_each", lambda own: values)
+    monkeypatch.setattr(ends, "is_distributed", lambda: True)
+    monkeypatch.setattr(ends, "all_gather_object", lambda own: values)
 
 
 def test_equal_and_unknown_lengths_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,13 +56,13 @@ def test_an_end_counts_for_all_and_is_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     end = CommonEnd()
-    monkeypatch.setattr(ends, "from_each", lambda own: [own, True])
+    monkeypatch.setattr(ends, "all_gather_object", lambda own: [own, True])
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             end.begin()
-            monkeypatch.setattr(ends, "agreed", lambda own: own)
+            monkeypatch.setattr(ends, "any_rank", lambda own: own)
             assert not end.is_reached(False, is_training=True)
-            monkeypatch.setattr(ends, "agreed", lambda own: True)
+            monkeypatch.setattr(ends, "any_rank", lambda own: True)
             assert end.is_reached(False, is_training=True)
     assert [record.getMessage().partition(",")[0] for record in caplog.records] == [
         "The data of rank 1 has ended after 1 batch"
@@ -70,6 +70,6 @@ def test_an_end_counts_for_all_and_is_told_once(
 
 
 def test_an_end_of_all_is_nothing_to_tell(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(ends, "agreed", lambda own: own)
-    monkeypatch.setattr(ends, "from_each", lambda own: [own, own])
+    monkeypatch.setattr(ends, "any_rank", lambda own: own)
+    monkeypatch.setattr(ends, "all_gather_object", lambda own: [own, own])
     assert CommonEnd().is_reached(True, is_training=False) and not caplog.records

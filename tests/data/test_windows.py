@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from littrainer.data.position import ResumePoint
+from littrainer.data.resume.position import DataPosition
 from littrainer.data.windows import MicroBatch, WindowLoader, count_label_tokens
 
 
@@ -76,7 +76,7 @@ def test_an_epoch_that_is_resumed_within_a_window_closes_that_one_first() -> Non
         return list(islice(batches, number)), 1
 
     loader = windows_over("abcdefgh", 3, 8, draw_window=draw_window)
-    loader.resume_at(ResumePoint(1, None, nothing))
+    loader.progress.resume_at(DataPosition(0, 1), nothing)
     assert places(list(loader)) == "[][.][]" and asked == [2, 3, 2]
 
 
@@ -105,3 +105,24 @@ def test_all_labels_but_ignored_ones_are_counted_over_the_window(
     window: Any, labels_are_shifted: bool, expected: int | None
 ) -> None:
     assert count_label_tokens(window, labels_are_shifted) == expected
+
+
+def test_the_sampler_of_a_plain_loader_gets_the_epoch() -> None:
+    class Noting(torch.utils.data.SequentialSampler):
+        epochs: list[int] = []  # noqa: RUF012
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epochs.append(epoch)
+
+    rows = [{"x": torch.zeros(1)}] * 4
+    sampler = Noting(rows)
+    batches = torch.utils.data.BatchSampler(sampler, 2, drop_last=False)
+    for loader in (
+        torch.utils.data.DataLoader(rows, batch_size=2, sampler=sampler),
+        torch.utils.data.DataLoader(rows, batch_sampler=batches),
+        torch.utils.data.DataLoader(rows, batch_size=None, sampler=sampler),
+    ):
+        windows = windows_over(loader, 1, len(loader))
+        windows.start_epoch(3)
+        list(windows)
+    assert sampler.epochs == [3, 3, 3]

@@ -17,7 +17,9 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from littrainer import Trainer
 from littrainer.checkpoint.verification import damage_in
-from littrainer.distributed.failure_report import is_running
+from littrainer.data import workers
+from littrainer.data.workers import read_batches, reading_workers
+from littrainer.distributed.failures import is_running
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
 from tests.scenarios.trainers import quiet_trainer
@@ -96,7 +98,7 @@ def test_the_workers_of_a_scripts_own_loader_leave_the_signal_too(tmp_path: Path
 STUCK = """
 import os, pathlib, signal, sys
 from torch.utils.data import DataLoader
-from littrainer.data.workers import answer, read_batches
+from littrainer.data.workers import read_batches, set_handled_signals
 
 class Hangs:
     def __len__(self):
@@ -107,7 +109,7 @@ class Hangs:
         pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
         signal.pause()
 
-answer([signal.SIGTERM])
+set_handled_signals([signal.SIGTERM])
 batches = read_batches(DataLoader(Hangs(), num_workers=1))
 while not pathlib.Path(sys.argv[1]).exists() or not pathlib.Path(sys.argv[1]).read_text():
     pass
@@ -206,9 +208,21 @@ def test_stop_iteration_of_a_map_style_dataset_is_no_end_of_its_data(
 ) -> None:
     data = {"train_dataset": Raising(StopIteration())}
     trainer = quiet_trainer(tmp_path, kind=kind, given=data, max_steps=3, dataloader_num_workers=workers)
-    with pytest.raises(RuntimeError, match=r"raised StopIteration while the samples .*5.* were read") as caught:
+    with pytest.raises(RuntimeError, match=r"raised StopIteration while the samples .*5.* were read"):
         trainer.train()
-    assert isinstance(caught.value.__cause__, StopIteration)
+
+
+def test_stop_iteration_is_found_in_a_loader_with_an_iterator_of_its_own(tmp_path: Path) -> None:
+    class Wrapping(DataLoader):
+        def __iter__(self) -> Any:
+            yield from super().__iter__()
+
+    class Own(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return Wrapping(Raising(StopIteration()), batch_size=2)
+
+    with pytest.raises(RuntimeError, match="raised StopIteration while the samples 4, 5 were read"):
+        quiet_trainer(tmp_path, kind=Own).train()
 
 
 def test_lasting_workers_end_with_the_training(tmp_path: Path) -> None:
@@ -219,3 +233,22 @@ def test_lasting_workers_end_with_the_training(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, **settings)
     assert trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2")).global_step == 4
     assert set(multiprocessing.active_children()) <= before
+
+
+def test_only_the_workers_of_loaders_are_taken_for_workers() -> None:
+    # Started in between, as by another thread while the workers start.
+    others: list[Any] = []
+
+    def iterate() -> Any:
+        others.append(multiprocessing.Process(target=signal.pause, daemon=True))
+        others[0].start()
+        return DataLoader.__iter__(loader)
+
+    loader = DataLoader(vector_rows(4), num_workers=1)
+    batches = read_batches(loader, iterate)
+    try:
+        assert len(reading_workers()) == 1 and others[0] not in reading_workers()
+        assert others[0] not in workers._workers
+    finally:
+        del batches
+        others[0].kill()

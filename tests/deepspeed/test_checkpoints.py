@@ -112,3 +112,16 @@ def test_a_checkpoint_is_not_resumed_by_the_other_engine(
     trained(tmp_path, **written)
     with pytest.raises((ValueError, OSError), match=complaint):
         trained(tmp_path, resume=str(tmp_path / "checkpoint-2"), **resumed)
+
+
+def test_another_number_of_processes_is_told_how_to_resume(deepspeed: Any, tmp_path: Path) -> None:
+    trained(tmp_path, deepspeed=stage(2))
+    parts = tmp_path / "checkpoint-2" / "global_step2"
+    written = parts / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    (parts / "zero_pp_rank_1_mp_rank_00_optim_states.pt").write_bytes(written.read_bytes())
+    for name in ("littrainer_manifest.json", "littrainer_resume.pt"):
+        (tmp_path / "checkpoint-2" / name).unlink()
+    resume = str(tmp_path / "checkpoint-2")
+    with pytest.raises(ValueError, match=r"written by 2 processes of DeepSpeed.*there are 1\..*ds_to_universal\.py"):
+        trained(tmp_path, resume=resume, deepspeed=stage(2))
+    trained(tmp_path, resume=resume, deepspeed={**stage(2), "checkpoint": {"load_universal": True}})

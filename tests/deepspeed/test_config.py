@@ -137,7 +137,7 @@ def test_a_configuration_comes_as_dict_file_or_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ("missing.json", "there is no file missing.json"),
+        ("missing.json", "deepspeed='missing.json' cannot be read: No such file"),
         ('{"zero_optimization": ', "deepspeed is not valid JSON"),
         ({"train_batch_size": 8}, 'no section "zero_optimization"'),
     ],

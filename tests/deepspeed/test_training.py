@@ -154,7 +154,7 @@ def test_floating_point_inputs_come_in_the_engines_number_format(deepspeed: Any,
     inputs = trainer._prepare_inputs({"x": torch.ones(2), "labels": torch.ones(2, dtype=torch.long)})
     assert inputs["x"].dtype is torch.bfloat16 and inputs["labels"].dtype is torch.long
     # The engine computes in half precision and scales by itself.
-    assert trainer.accelerator.scaler is None and not trainer.accelerator.native_amp
+    assert trainer.accelerator.scaler is None
 
 
 def test_evaluation_without_training_makes_an_engine_in_stage_3_alone(deepspeed: Any, tmp_path: Path) -> None:

@@ -16,17 +16,16 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from littrainer.data.loaders import build_loader
 from littrainer.data.stream_end import UnequalData
-from littrainer.distributed.agreement import from_each
-from littrainer.distributed.failure_report import FailedElsewhere
+from littrainer.distributed.collectives import all_gather_object
+from littrainer.distributed.failures import FailedElsewhere
 from tests.data.test_packing import tokens_read
 from tests.data.test_token_batches import WithWidths
 from tests.distributed.checks import Check, carry_out
-from tests.distributed.saving_process import warnings_noted
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import AugmentedRows, Rows, Stream, language_rows, token_rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_llama
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, end_process, process_group
-from tests.scenarios.trainers import quiet_arguments, quiet_trainer
+from tests.scenarios.trainers import quiet_arguments, quiet_trainer, warnings_logged
 from tests.training.exact_resume import ShuffledStream, StreamWithState, differences_after_resuming, noisy_trainer
 
 SIZE = 2
@@ -85,7 +84,7 @@ def streams_of_unequal_length_end_together_in_training_and_are_not_evaluated(fol
     of_trainer = training_on(folder / "one", Stream(rows), max_steps=6, **NOT_DISPATCHED)
     of_script = quiet_trainer(folder / "two", VectorClassifier(), max_steps=6)
     of_script.get_train_dataloader = lambda: DataLoader(Stream(rows), batch_size=4)  # type: ignore[method-assign]
-    with warnings_noted() as texts:
+    with warnings_logged("") as texts:
         epochs = []
         for trainer in (of_trainer, of_script):
             trainer.train()
@@ -137,7 +136,7 @@ def batches_that_are_padded_to_unequal_widths_are_dispatched(folder: Path) -> No
         sampler=None,
         is_training=True,
     )
-    one, other = from_each([tuple(batch["input_ids"].shape) for batch in loader])
+    one, other = all_gather_object([tuple(batch["input_ids"].shape) for batch in loader])
     assert len(one) == len(other) == 4 and one != other
 
 
@@ -152,7 +151,7 @@ def a_stream_that_each_process_reads_is_predicted_without_repeated_samples(folde
 
 def batches_by_tokens_are_as_many_in_each_process_and_hold_each_sample_once(folder: Path) -> None:
     loader = training_on(folder, WithWidths(vector_rows(23)), max_tokens_per_batch=15).get_train_dataloader()
-    read = from_each(list(loader.batch_sampler))
+    read = all_gather_object(list(loader.batch_sampler))
     assert len(read[0]) == len(read[1]) == len(loader)
     assert sorted(place for batches in read for batch in batches for place in batch) == list(range(23))
 
@@ -170,7 +169,9 @@ def documents_are_packed_for_all_processes_and_none_is_lost(folder: Path) -> Non
         given = {"train_dataset": kind(rows), "data_collator": pad_tokens}
         settings = {"pack_to_length": 24, "per_device_train_batch_size": 3, **changes}
         trainer = quiet_trainer(folder / name, tiny_llama(), given=given, **settings)
-        found = [document for part in from_each(tokens_read(trainer.get_train_dataloader())) for document in part]
+        found = [
+            document for part in all_gather_object(tokens_read(trainer.get_train_dataloader())) for document in part
+        ]
         # A last round that is not full is filled up with rows of the first.
         assert set(found) == set(expected) and len(found) < 1.3 * len(expected), name
         trainer.train()
@@ -195,7 +196,7 @@ def a_stream_has_one_order_though_the_generators_of_the_processes_differ(folder:
     args = quiet_arguments(folder, **NOT_DISPATCHED)
     loader = build_loader(args, NumberStream(), sampler=None, collate=list, batch_size=2, is_training=False)
     for _ in range(2):
-        one, other = from_each([int(number) for batch in loader for number in batch])
+        one, other = all_gather_object([int(number) for batch in loader for number in batch])
         assert sorted(one + other) == list(range(one[0], one[0] + 8))
 
 

@@ -18,7 +18,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from littrainer import Seq2SeqTrainer, Seq2SeqTrainingArguments, StreamingMetrics, Trainer
 from littrainer.data.stream_end import UnequalData
-from littrainer.distributed.failure_report import FailedElsewhere
+from littrainer.distributed.failures import FailedElsewhere
 from tests.distributed.checks import carry_out
 from tests.scenarios.collators import pad_tokens, pad_translations
 from tests.scenarios.data import Rows, token_rows, translation_rows, vector_rows
@@ -101,6 +101,15 @@ def generated(folder: Path, rank: int, size: int) -> Any:
     ).predictions
 
 
+def answered(folder: Path, rank: int, size: int) -> Any:
+    """Answers to samples of which the last batch has fewer than there are processes, with their labels."""
+    torch.manual_seed(0)
+    arguments = quiet_arguments(folder, Seq2SeqTrainingArguments, predict_with_generate=True)
+    trainer = Seq2SeqTrainer(tiny_t5(), arguments, data_collator=pad_translations)
+    found = trainer.predict(Rows(translation_rows(2 * BATCH_SIZE + 1, seed=1)), max_length=LONG)
+    return found.predictions, found.label_ids
+
+
 def by_tokens(folder: Path, rank: int, size: int) -> Any:
     """Predictions of batches of different sizes, the last of which have one sample to share."""
     torch.manual_seed(0)
@@ -155,7 +164,7 @@ def metrics_are_those_of_the_first_process_which_writes_them(folder: Path) -> No
     assert files == ([] if RANK else written)
 
 
-COMPARED = (streaming_metrics, objects, generated, by_tokens)
+COMPARED = (streaming_metrics, objects, generated, answered, by_tokens)
 CHECKS = (
     a_metric_function_that_fails_in_one_process_ends_the_others_too,
     loaders_that_give_one_process_more_batches_are_refused_in_all,

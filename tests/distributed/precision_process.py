@@ -17,7 +17,6 @@ from torch import nn
 import littrainer.arguments.destinations
 import littrainer.strategies.mixed_precision
 from littrainer import Trainer
-from littrainer.engine import lightning_trainer
 from littrainer.strategies.shards import whole_state_dict
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
@@ -89,7 +88,7 @@ def scale_on_the_cpu() -> None:
     littrainer.arguments.destinations.lightning_precision = scaled_precision
     littrainer.strategies.mixed_precision.lightning_precision = scaled_precision
     littrainer.strategies.mixed_precision.FORWARD_TYPES["16-mixed"] = torch.float32
-    lightning_trainer.DERIVED_KEYWORDS["precision"] = scaled_precision
+    littrainer.arguments.destinations.DERIVED_KEYWORDS["precision"] = (scaled_precision, "from fp16")
 
 
 def main(folder: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import logging
 import os
 import signal
 import sys
@@ -17,30 +16,28 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint import sharded_files, weights
-from littrainer.checkpoint.atomic_write import wait_for_deletions
 from littrainer.checkpoint.checksums import read_manifest
 from littrainer.checkpoint.layout import OPTIMIZER_FOLDER, WEIGHTS_FOLDER
-from littrainer.checkpoint.run_lock import CLAIM_NAME
+from littrainer.checkpoint.store import LOCK_NAME
 from littrainer.checkpoint.verification import damage_in
-from littrainer.distributed.agreement import wait_for_each_other
+from littrainer.distributed.collectives import barrier
 from littrainer.engine.run_lightning import import_lightning
 from tests.distributed.checks import carry_out
 from tests.faults.signals import SignalIn
 from tests.scenarios.models import NoisyClassifier
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, end_process
-from tests.scenarios.trainers import quiet_trainer
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, end_process, process_group
+from tests.scenarios.trainers import quiet_trainer, warnings_logged
 
 RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 LONGEST_WAIT = timedelta(seconds=LONGEST_WAIT_SECONDS)
@@ -117,11 +114,11 @@ def names_in(folder: Path) -> list[str]:
 
 def state_of(folder: Path) -> list[Any]:
     """The checkpoints in the folder of a run when all processes are done with it, and whatever should not be there."""
-    wait_for_each_other()
+    barrier()
     checkpoints = sorted(folder.glob("checkpoint-*"))
     damage = [found for path in checkpoints for found in damage_in(path)]
     hidden = sorted(path.name for path in folder.glob(".*"))
-    wait_for_each_other()
+    barrier()
     return [*(path.name for path in checkpoints), *damage, *hidden]
 
 
@@ -142,25 +139,6 @@ def failing_at(owner: Any, name: str, step: int, rank: int, number: int) -> Iter
 
     with mock.patch.object(owner, name, write):
         yield
-
-
-class Records(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-
-
-@contextmanager
-def warnings_noted() -> Iterator[list[str]]:
-    handler = Records()
-    logging.getLogger("littrainer").addHandler(handler)
-    try:
-        yield handler.texts
-    finally:
-        logging.getLogger("littrainer").removeHandler(handler)
 
 
 def weights_of(trainer: Trainer) -> dict[str, Any]:
@@ -344,7 +322,6 @@ def shards_written_in_the_background_are_rotated_thinned_and_the_best_loaded_as_
         run = folder / str(in_background)
         trainer = make(run, async_save=in_background, **settings, **SHARDS)
         trainer.train()
-        wait_for_deletions()
         best = Path(trainer.state.best_model_checkpoint).name
         found.append((state_of(run), names_in(run), best, whole_parameters(trainer)))
     assert found[0] == found[1]
@@ -363,7 +340,6 @@ def older_checkpoints_are_thinned_and_the_last_healthy_one_stays(folder: Path) -
     make(run, Harm(), keep_optimizer_states=1, save_total_limit=1).train()
     state = state_of(run)
     make(folder / "thin", keep_optimizer_states=1).train()
-    wait_for_deletions()
     thin = state_of(folder / "thin")
     left = names_in(folder / "thin" / "checkpoint-2")
     resumed = make(run)
@@ -379,7 +355,7 @@ def a_damaged_newest_checkpoint_is_passed_over_by_both_and_refused_by_name(folde
     make(run, StopAfter(4)).train()
     if RANK == 0:
         (run / "checkpoint-4" / "rng_state_1.pth").write_bytes(b"no archive")
-    wait_for_each_other()
+    barrier()
     damaged = error_of(lambda: make(run).train(resume_from_checkpoint=str(run / "checkpoint-4")))
     resumed = make(run)
     started: list[int] = []
@@ -420,7 +396,7 @@ def parts_written_on_another_disk_are_brought_to_the_checkpoint_which_is_refused
         written = names_in(node)
         not_seen = error_of(lambda: make("out").train(resume_from_checkpoint=True))
     make(folder / f"started-at-{RANK}", StopAfter(4)).train()
-    wait_for_each_other()
+    barrier()
     names = [f"checkpoint-{step}/{name}" for step in (2, 4) for name in FILES]
     assert written == ([] if RANK else [f"out/{name}" for name in names])
     assert [names_in(folder / f"started-at-{rank}") for rank in range(PROCESSES)] == [names, []]
@@ -444,7 +420,7 @@ def each_node_writes_a_whole_checkpoint_to_its_disk_and_resumes_from_it(folder: 
         if RANK == 1:
             (node / "out" / "checkpoint-4" / "optimizer.pt").write_bytes(b"no archive")
         resumed = make("out", save_on_each_node=True)
-        with warnings_noted() as texts:
+        with warnings_logged("") as texts:
             resumed.train(resume_from_checkpoint=True)
     assert written == set(FILES) - ({"rng_state_0.pth"} if RANK else {"rng_state_1.pth", "littrainer_resume_1.pt"})
     assert weights_of(resumed) == WEIGHTS_OF_A_WHOLE_RUN
@@ -471,7 +447,7 @@ def nodes_that_share_a_disk_write_one_checkpoint_though_each_is_to_save(folder: 
     local_rank = os.environ["LOCAL_RANK"]
     os.environ["LOCAL_RANK"] = "0"
     try:
-        with warnings_noted() as texts:
+        with warnings_logged("") as texts:
             make(folder / "shared", StopAfter(4), save_on_each_node=True).train()
     finally:
         os.environ["LOCAL_RANK"] = local_rank
@@ -503,19 +479,19 @@ def a_signal_to_one_process_saves_once_stops_both_and_training_goes_on_exactly(f
 
 
 def the_folder_of_another_run_or_below_a_file_is_refused_in_both(folder: Path) -> None:
-    claim = folder / "taken" / CLAIM_NAME
+    claim = folder / "taken" / LOCK_NAME
     with ExitStack() as other_run:
         if RANK == 0:
             claim.parent.mkdir(parents=True)
             # As another process has it.
             fcntl.flock(other_run.enter_context(claim.open("w")), fcntl.LOCK_EX)
-        wait_for_each_other()
+        barrier()
         taken = error_of(make(folder / "taken").train)
-    wait_for_each_other()
+    barrier()
     make(folder / "taken", StopAfter(2)).train()
     if RANK == 0:
         (folder / "file").touch()
-    wait_for_each_other()
+    barrier()
     after, below = state_of(folder / "taken"), error_of(lambda: make(folder / "file" / "out"))
     check_errors(taken, 0, "Another run, a process")
     assert after == ["checkpoint-2"]
@@ -527,7 +503,7 @@ def what_a_lightning_callback_saves_holds_a_part_of_each_process(folder: Path) -
 
     callback = ModelCheckpoint(dirpath=folder / "best", every_n_train_steps=4, save_top_k=-1, filename="{step}")
     make(folder / "run", callback, save_strategy="no").train()
-    wait_for_each_other()
+    barrier()
     (saved,) = (folder / "best").iterdir()
     resumed = make(folder / "run", save_strategy="no")
     resumed.train(resume_from_checkpoint=str(saved))
@@ -538,7 +514,7 @@ def what_a_lightning_callback_saves_holds_a_part_of_each_process(folder: Path) -
 def a_checkpoint_of_another_number_of_processes_is_resumed_with_one_warning_that_names_both(folder: Path) -> None:
     run = folder / "run"
     make(run, StopAfter(4)).train()
-    wait_for_each_other()
+    barrier()
     world_size = 2
     if RANK == 0:
         record = torch.load(run / "checkpoint-4" / "littrainer_resume.pt", weights_only=False)
@@ -547,9 +523,9 @@ def a_checkpoint_of_another_number_of_processes_is_resumed_with_one_warning_that
             file.unlink()
         (run / "checkpoint-4" / "rng_state_0.pth").rename(run / "checkpoint-4" / "rng_state.pth")
         (run / "checkpoint-4" / "rng_state_1.pth").unlink()
-    wait_for_each_other()
+    barrier()
     resumed = make(run)
-    with warnings_noted() as texts:
+    with warnings_logged("") as texts:
         resumed.train(resume_from_checkpoint=True)
     (told,) = [text for text in texts if "processes" in text]
     assert "There are now 2 processes (1)." in told and "Random numbers go on from the seed" in told
@@ -636,13 +612,8 @@ def in_fork(folder: Path, victim: int, work: Callable[[Path, int], Any]) -> None
         time.sleep(0.05)
 
 
-@contextmanager
-def group(meeting_place: Path) -> Iterator[None]:
-    dist.init_process_group(
-        "gloo", init_method=f"file://{meeting_place}", rank=RANK, world_size=PROCESSES, timeout=LONGEST_WAIT
-    )
-    yield
-    dist.destroy_process_group()
+def group(meeting_place: Path) -> AbstractContextManager[None]:
+    return process_group(meeting_place, RANK, PROCESSES, LONGEST_WAIT)
 
 
 def main(folder: Path) -> None:

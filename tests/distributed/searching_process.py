@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.distributed.agreement import from_each
-from littrainer.distributed.failure_report import LostProcess
+from littrainer.distributed.collectives import all_gather_object
+from littrainer.distributed.failures import LostProcess
 from littrainer.search import distributed_search, wandb_sweep
 from littrainer.search.parameters import SearchMistake
 from littrainer.search.record import read_record
@@ -77,7 +77,9 @@ def searched(trainer: Any, hp_space: Callable[[Any], Any] = rate, n_trials: int 
         found["best"] = trainer.hyperparameter_search(hp_space, n_trials=n_trials, **settings)
     except Exception as error:
         found["error"] = f"{type(error).__name__}: {error}"
-    return from_each({**found, "trials": study.trials, "begun": trainer.notes.begun, "ended": trainer.notes.ended})
+    return all_gather_object(
+        {**found, "trials": study.trials, "begun": trainer.notes.begun, "ended": trainer.notes.ended}
+    )
 
 
 class PrunesSecond(optuna.pruners.BasePruner):
@@ -188,7 +190,7 @@ def both_processes_train_what_a_sweep_draws_for_the_first_one(folder: Path) -> N
     with pytest.raises(Exception, match="early_terminate"):
         trainer.hyperparameter_search(stopping, **settings)
     trials = [(trial.id, trial.state, len(trial.intermediate)) for trial in read_record(folder).trials]
-    assert from_each(best) == [best] * 2 and best.run_summary == "sweep7"
+    assert all_gather_object(best) == [best] * 2 and best.run_summary == "sweep7"
     assert trainer.notes.begun == [(drawn, {"learning_rate": drawn}) for drawn in RATES[:2]]
     assert len(service.drawn) == (0 if RANK else 2)
     if RANK == 0:
@@ -207,7 +209,7 @@ class FailsBetween(TrainerCallback):
 
 def a_failure_between_steps_ends_the_search_in_both_and_is_named(folder: Path) -> None:
     """Has to come last: after it the processes can no longer agree."""
-    distributed_search.SECONDS_UNTIL_ALL_HAVE_FAILED = 1.0
+    distributed_search.MAX_WAIT_FOR_FAILURES_S = 1.0
     trainer = trainer_for(folder, eval_strategy="no")
     trainer.add_callback(FailsBetween())
     with pytest.raises(LostProcess, match=r"failed(.|\n)*ValueError: the disk of this process is full"):

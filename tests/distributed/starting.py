@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 import littrainer.auto
 from littrainer import TrainingArguments
-from littrainer.distributed import agreement
+from littrainer.distributed import collectives
 
 folder = pathlib.Path(__file__).parent
 # As scripts do that change to their output folder.
@@ -44,7 +44,7 @@ facts = {
     "backend": dist.get_backend(),
     "sum": total.item(),
     "found_cache": found_cache,
-    "can_agree": agreement._host_group is not None,
+    "can_agree": collectives._host_group is not None,
     "argv": sys.argv,
 }
 if "accelerate" in sys.argv:
@@ -110,3 +110,32 @@ def run_by_hand(script: Path, *arguments: str) -> list[tuple[int, str]]:
     finally:
         for process in processes:
             process.kill()
+
+
+# Starts its processes by itself, and leaves out how many a node has.
+SPAWNING = """
+import os, sys
+
+import torch.multiprocessing
+
+def work(rank, port, makes_state_first):
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    if makes_state_first:
+        from accelerate import PartialState
+
+        PartialState(cpu=True)
+    import accelerate.state
+    from littrainer import Trainer, TrainingArguments
+
+    class Model(torch.nn.Linear):
+        def forward(self, x, labels):
+            return {"loss": ((super().forward(x) - labels) ** 2).mean()}
+
+    rows = [{"x": torch.ones(2) * row, "labels": row} for row in range(8)]
+    args = TrainingArguments("out", max_steps=1, use_cpu=True, report_to="none", save_strategy="no")
+    assert args.local_world_size == 2
+    assert Trainer(Model(2, 1), args, train_dataset=rows).train().global_step == 1
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(work, (sys.argv[1], len(sys.argv) > 2), nprocs=2)
+"""

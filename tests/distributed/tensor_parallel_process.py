@@ -211,6 +211,19 @@ def loaded_split(folder: Path) -> dict[str, Any]:
     }
 
 
+def replicas(folder: Path) -> dict[str, Any]:
+    """A training of two copies of a model, each of whose layers two processes compute together, and its resume."""
+    layout = {"tp_size": 2, "dp_replicate_size": 2} if size() > 1 else None
+    samples = 2 if size() > 1 else 4
+    changes: dict[str, Any] = {"parallelism_config": layout, "per_device_train_batch_size": samples, "max_steps": 3}
+    changes |= {"save_strategy": "steps", "save_steps": 2}
+    trainer = trainer_of(folder, llama(), **changes)
+    trainer.train()
+    resumed = trainer_of(folder / "resumed", llama(), **changes)
+    resumed.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    return {"curve": curve(trainer), "resumed": curve(resumed), "rows": trainer.evaluate()["eval_rows"]}
+
+
 CHECKS: dict[str, Callable[[Path], Any]] = {
     "by plan": by_plan,
     "manual": trained(llama, kind=StepwiseTrainer),
@@ -224,7 +237,8 @@ CHECKS: dict[str, Callable[[Path], Any]] = {
 
 def main(folder: Path) -> None:
     found = {}
-    for name, check in CHECKS.items():
+    checks = {"replicas": replicas} if size() > 2 else CHECKS
+    for name, check in checks.items():
         place = folder / name.replace(" ", "-")
         place.mkdir(parents=True, exist_ok=True)
         found[name] = check(place)

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
 import pytest
 from accelerate.utils import DeepSpeedPlugin
 
 from littrainer import TrainingArguments
+from littrainer.arguments.deepspeed import launched_config
 from littrainer.distributed import environment
 from littrainer.distributed.environment import (
     REFUSED_VARIABLES,
     adopt_launcher_variables,
     check_ranks,
-    launcher_settings,
+    local_world_size,
     meeting_point,
     refused_variables,
 )
@@ -110,9 +114,8 @@ DEEPSPEED = {
 
 def test_deepspeeds_configuration_is_the_one_that_accelerate_makes(monkeypatch: pytest.MonkeyPatch) -> None:
     set_only(monkeypatch, **DEEPSPEED)
-    found = launcher_settings()
-    ours, theirs = found["deepspeed"], DeepSpeedPlugin().deepspeed_config
-    assert found["zero3_init"] is False
+    ours, theirs = launched_config(), DeepSpeedPlugin().deepspeed_config
+    assert isinstance(ours, dict)
     assert ours["zero_optimization"]["stage"] == theirs["zero_optimization"]["stage"] == 3
     assert ours["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}
     assert "offload_param" not in ours["zero_optimization"]
@@ -124,16 +127,17 @@ def test_deepspeeds_configuration_is_the_one_that_accelerate_makes(monkeypatch: 
 
 def test_deepspeed_alone_means_stage_2_and_open_values_from_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     set_only(monkeypatch, ACCELERATE_USE_DEEPSPEED="True")
-    config = launcher_settings()["deepspeed"]
+    config = launched_config()
+    assert isinstance(config, dict)
     assert config["zero_optimization"]["stage"] == DeepSpeedPlugin().zero_stage == 2
     assert config["gradient_accumulation_steps"] == config["gradient_clipping"] == config["train_batch_size"] == "auto"
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", "zero3.json")
-    assert launcher_settings()["deepspeed"] == "zero3.json"
+    assert launched_config() == "zero3.json"
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "False")
-    assert launcher_settings() == {}
+    assert launched_config() is None
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "perhaps")
     with pytest.raises(ValueError, match="ACCELERATE_USE_DEEPSPEED='perhaps' is neither true nor false"):
-        launcher_settings()
+        launched_config()
 
 
 @pytest.mark.parametrize("name", REFUSED_VARIABLES)
@@ -142,3 +146,15 @@ def test_what_is_not_carried_out_is_refused_by_variable(monkeypatch: pytest.Monk
     assert refused_variables() == {name: "true"}
     with pytest.raises(NotImplementedError, match=f"environment variable {name}=true"):
         TrainingArguments("out", use_cpu=True)
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize("name", [None, "TORCHELASTIC_RUN_ID", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_LOCAL_SIZE"])
+def test_a_single_process_on_a_node_is_believed_of_launchers_only_once_accelerate_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, name: str | None, rank: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "accelerate.state", ModuleType("accelerate.state"))
+    local_rank = "0" if name else rank
+    ranks = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+    set_only(monkeypatch, **ranks, **({name: "1"} if name else {}))
+    assert local_world_size() == (1 if name else 2)

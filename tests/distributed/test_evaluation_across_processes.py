@@ -68,6 +68,14 @@ def test_a_sharded_model_generates_what_it_generates_alone(found: list[dict[str,
         assert np.array_equal(one[BATCH_SIZE:], alone[BATCH_SIZE:]) and (one[BATCH_SIZE:, SHORT:LONG] != 0).any()
 
 
+def test_generated_answers_come_once_for_each_sample(found: list[dict[str, Any]]) -> None:
+    alone, *together = (one["answered"] for one in found)
+    for one in together:
+        # Labels are padded with -100 to the longest of their batch, of which each process has a part, and then with 0.
+        rows, expected = ([np.where(part == -100, 0, part) for part in parts] for parts in (one, alone))
+        assert all(map(np.array_equal, rows, expected))
+
+
 def test_batches_by_tokens_are_predicted_in_the_datasets_order_as_by_one_process(found: list[dict[str, Any]]) -> None:
     alone, *together = (one["by_tokens"] for one in found)
     assert [len(predictions) for predictions, _ in alone] == [23, 21]

@@ -14,14 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from littrainer.commands.differences import first_difference
 from tests.distributed.fidelity_process import PLAN
 from tests.distributed.together import start_processes
 from tests.fidelity.cases import several_processes_data
 from tests.fidelity.conftest import RUNS
-from tests.fidelity.differences import read_record
-from tests.fidelity.kept_records import KeptRecords, records_kept_in_cache
-from tests.fidelity.record import WITH_CHECKPOINTS
+from tests.fidelity.first_difference import first_difference
+from tests.fidelity.record import WITH_CHECKPOINTS, read_record
 from tests.fidelity.registry import aspects_of
 from tests.fidelity.scenarios import SCENARIOS
 from tests.fidelity.side import MODES, ORACLE
@@ -76,12 +74,11 @@ CASES = [(name, mode) for mode in MODES for name in SELECTED[mode]]
 WRITTEN_BY_THE_FIRST = ("files", *WITH_CHECKPOINTS)
 
 
-def run_both_sides(folder: Path, kept: KeptRecords) -> None:
-    """Run the scenarios with each side in two processes, both sides at once; transformers' if it has no record."""
-    missing = kept.put_into(folder / ORACLE, SELECTED[ORACLE])
-    (folder / PLAN).write_text(json.dumps({**SELECTED, ORACLE: list(missing)}))
+def run_both_sides(folder: Path) -> None:
+    """Run the scenarios with each side in two processes, both sides at once."""
+    (folder / PLAN).write_text(json.dumps(SELECTED))
     processes: list[subprocess.Popen[bytes]] = []
-    for runs in ([ORACLE], list(MODES)) if missing else (list(MODES),):
+    for runs in ([ORACLE], list(MODES)):
         command = [sys.executable, "-m", "tests.distributed.fidelity_process", str(folder), ",".join(runs)]
         processes += start_processes(command, folder, label=f"-{runs[0]}-")[0]
     try:
@@ -94,17 +91,12 @@ def run_both_sides(folder: Path, kept: KeptRecords) -> None:
         for process in processes:
             process.kill()
             process.wait()
-    kept.keep(folder / ORACLE, missing)
 
 
 @pytest.fixture(scope="module")
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the records of each run and rank; they are made once for all tests."""
-
-    def run(folder: Path) -> None:
-        run_both_sides(folder, records_kept_in_cache(request.config, folder, PROCESSES))
-
-    return carried_out_once(tmp_path_factory, "fidelity-in-two-processes", run)
+    return carried_out_once(tmp_path_factory, "fidelity-in-two-processes", run_both_sides)
 
 
 def aspects_in(name: str, rank: int) -> list[str]:
@@ -121,7 +113,7 @@ def test_each_process_leaves_what_it_leaves_with_transformers_own_trainer(
         if record.error:
             pytest.fail(f"{name} raised with {run} on rank {rank}:\n{record.error}", pytrace=False)
     for aspect in aspects_in(name, rank):
-        difference = first_difference(getattr(expected, aspect), getattr(actual, aspect), SCENARIOS[name].tolerance)
+        difference = first_difference(getattr(expected, aspect), getattr(actual, aspect))
         if difference:
             pytest.fail(f"{name} ({mode}), rank {rank}, {aspect}{difference}", pytrace=False)
 

@@ -107,16 +107,16 @@ def test_several_processes_that_do_not_know_where_to_meet_are_refused_by_the_tra
         Trainer(torch.nn.Linear(1, 1), args)
 
 
-def test_processes_that_end_right_after_an_agreement_end_well(tmp_path: Path) -> None:
+def test_processes_that_end_right_after_a_collective_end_well(tmp_path: Path) -> None:
     # Python's lock is kept from gloo's threads until the process is about to end.
     script = """
 import sys
 from littrainer import TrainingArguments
-from littrainer.distributed.agreement import largest
+from littrainer.distributed.collectives import all_reduce_max
 TrainingArguments(use_cpu=True).device
-largest(1)
+all_reduce_max(1)
 sys.setswitchinterval(60)
-largest(2)
+all_reduce_max(2)
 """
     (tmp_path / "script.py").write_text(script)
     for status, output in run_by_hand(tmp_path / "script.py"):

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +103,15 @@ def test_processes_that_are_told_to_end_have_time_to_save_a_checkpoint(
     monkeypatch.setattr("torch.distributed.launcher.elastic_launch", start)
     assert launcher.run_processes(Launch(2, grace_seconds=given), ["python"]) == 0
     assert seen == [(seconds, str(seconds))]
+
+
+def test_a_process_that_a_hang_ends_has_half_a_minute_to_end_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "MIN_ENDING_TIMEOUT_S", 2.0)
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        (tmp_path / f"ending-{process.pid}").touch()
+        with launcher._ending_silent_processes(tmp_path, 0.1) as ended:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(1)
+            assert process.wait(30) and ended[process.pid].startswith("has not answered for 2 s")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from littrainer.checkpoint.layout import STACKS_NAME
+from littrainer.distributed.failures import is_running
 from tests.distributed.starting import run
 from tests.faults.chaos import REPOSITORY, Schedule
 
@@ -46,13 +48,46 @@ def test_an_error_that_comes_again_at_the_same_step_ends_the_run_with_it(tmp_pat
     assert done.stderr.endswith("would come again: nothing is started again\n")
 
 
+FAILS_ONCE = """
+import os, pathlib, signal, time
+
+from littrainer import TrainingArguments
+
+TrainingArguments("out", use_cpu=True)
+child = pathlib.Path("child")
+if not child.exists():
+    parent = os.getpid()
+    number = os.fork()
+    if not number:
+        # As a loader process, it looks from time to time for its parent, and is stopped before it can.
+        os.kill(os.getpid(), signal.SIGSTOP)
+        while os.getppid() == parent:
+            time.sleep(0.1)
+        os._exit(0)
+    os.waitpid(number, os.WUNTRACED)
+    child.write_text(str(number))
+    raise RuntimeError(f"cannot decode {os.fsdecode(bytes([99, 0xe9]))}.wav")
+"""
+
+
+def test_a_text_that_utf_8_cannot_write_and_a_stopped_child_do_not_hinder_a_restart(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(FAILS_ONCE)
+    done = run("-m", "littrainer", "run", "--devices", "1", "--restarts", "1", "script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "ended with status 1: RuntimeError: cannot decode c\\udce9.wav" in done.stderr
+    number, until = int((tmp_path / "child").read_text()), time.monotonic() + 5
+    while is_running(number) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not is_running(number)
+
+
 def test_of_a_hang_in_one_process_the_file_has_the_stacks_of_all(tmp_path: Path) -> None:
-    done = run_in(tmp_path / "a", Schedule("2", [(1, 1, 5, "hang")], options=("--hang-timeout", "3")))
+    done = run_in(tmp_path / "a", Schedule("2", [(1, 1, 5, "hang")], options=("--hang-timeout", "5")))
     assert done.returncode == 1
     first, second = (tmp_path / "a" / "run" / STACKS_NAME).read_text().split("---- process 1 ----")
     assert "in on_step_begin" in second and "Last micro-batch: number 5 of epoch 0, rows" in second
     assert "in backward" in first and "Last collective operation: gloo:all_reduce" in first
-    assert "HangError: Training has not moved for 3 s (hang_timeout), at optimizer step 4 of 12" in done.stderr
+    assert "HangError: Training has not moved for 5 s (hang_timeout), at optimizer step 4 of 12" in done.stderr
 
 
 LOADER = """

@@ -166,8 +166,8 @@ def test_adapters_are_sharded_saved_and_resumed(folder: Path, found: list[dict[s
     assert same_numbers(curve(alone), reference["curve"])
 
 
-def test_from_pretrained_is_told_who_needs_weights_until_other_arguments_are_made(found: list[dict[str, Any]]) -> None:
-    assert [one["loaded by the first"]["told"] for one in found] == [[True, False]] * 2
+def test_arguments_without_sharding_leave_efficient_loading_to_those_with_it(found: list[dict[str, Any]]) -> None:
+    assert [process["loaded by the first"]["told"] for process in found] == [[True, True]] * 2
 
 
 def test_half_precision_stays_near_full_precision(found: list[dict[str, Any]]) -> None:

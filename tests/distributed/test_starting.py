@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.starting import FACTS, TRAINING, run, run_by_hand
+from tests.distributed.starting import FACTS, SPAWNING, TRAINING, run, run_by_hand
+from tests.distributed.together import port_for_a_meeting
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are ended by signals of POSIX")
 
@@ -59,3 +60,12 @@ def test_when_a_process_is_killed_while_training_the_other_ends_with_an_error_th
     assert second == -signal.SIGKILL
     assert first == 1
     assert "LostProcess: Process 0 of 2 ends training: process 1 has ended without reporting an error" in output
+
+
+@pytest.mark.parametrize("arguments", [[], ["state first"]], ids=["by ours", "by the script"])
+def test_processes_that_a_script_starts_by_itself_train_whoever_makes_accelerates_state(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    (tmp_path / "script.py").write_text(SPAWNING)
+    done = run("script.py", str(port_for_a_meeting()), *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr

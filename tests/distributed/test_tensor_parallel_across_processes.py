@@ -17,6 +17,7 @@ from tests.distributed.tensor_parallel_process import (
     curve,
     llama,
     planned_trainer,
+    replicas,
     trainer_of,
 )
 from tests.distributed.together import run_together
@@ -130,3 +131,13 @@ def test_a_model_that_transformers_has_split_computes_and_trains_the_same(found:
     # Split by transformers or by its plan here: the same slices, and the same training.
     for rank in (1, 2):
         assert_equal_curves([found[rank]["by plan"]["curve"], found[rank]["loaded split"]["curve"]])
+
+
+def test_four_processes_train_two_copies_of_a_split_model_as_one_process_and_resume_exactly(tmp_path: Path) -> None:
+    run_together(tensor_parallel_process.__name__, tmp_path, processes=4)
+    alone = replicas(tmp_path / "alone")
+    for rank in range(4):
+        one = pickle.loads((tmp_path / f"{rank}.pickle").read_bytes())["replicas"]
+        assert np.abs(np.array(one["curve"]) - np.array(alone["curve"])).max() < TOLERANCE
+        assert np.abs(np.array(one["resumed"]) - np.array(one["curve"])).max() < TOLERANCE
+        assert (len(one["curve"]), one["rows"]) == (3, EVALUATED_ROWS)

@@ -95,14 +95,14 @@ def start_processes(
     return started, logs
 
 
-def run_together(module: str, folder: Path, are_told_where_to_meet: bool = True) -> None:
-    """Run a module in two processes as a launcher would, with the folder as its argument.
+def run_together(module: str, folder: Path, are_told_where_to_meet: bool = True, processes: int = PROCESSES) -> None:
+    """Run a module in two processes or more as a launcher would, with the folder as its argument.
 
     Raises:
         AssertionError: as `wait_for_all`.
     """
     command = [sys.executable, "-m", module, str(folder)]
-    started, logs = start_processes(command, folder, are_told_where_to_meet=are_told_where_to_meet)
+    started, logs = start_processes(command, folder, "", processes, are_told_where_to_meet)
     wait_for_all(started, logs, LONGEST_WAIT_SECONDS)
 
 

@@ -31,8 +31,8 @@ from benchmarks.measured.routes import Route
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint import writer
 from littrainer.checkpoint.weights import write_weights
-from littrainer.distributed.agreement import from_each
-from littrainer.training import batch_size_search
+from littrainer.distributed.collectives import all_gather_object
+from littrainer.training import out_of_memory
 from tests.distributed.checks import carry_out
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, tag_rows, token_rows, vector_rows
@@ -54,7 +54,7 @@ def weights_of(trainer: Trainer) -> list[float]:
 
 def alike(found: Any) -> Any:
     """What this process has found, which is what each of them has."""
-    each = from_each(found)
+    each = all_gather_object(found)
     assert each == [found] * PROCESSES
     return found
 
@@ -125,7 +125,7 @@ def beside_gradients_nothing_is_waited_for_between_two_steps_that_do_not_log(fol
             with (
                 notes.noting(),
                 mock.patch.object(writer, "write_weights", writes.write),
-                mock.patch.object(batch_size_search, "STEPS_AGREED_ON", 1),
+                mock.patch.object(out_of_memory, "MAX_AGREED_STEPS", 1),
             ):
                 trainer.train()
             found[way] = notes.of_steps
@@ -447,7 +447,7 @@ def speed_is_that_of_all_processes_and_the_first_ones_times(folder: Path) -> Non
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "loss" in entry][1]
     seconds = {name: value for name, value in logs.items() if name.endswith("_seconds")}
-    shares = from_each(seconds["speed/data_seconds"] / sum(seconds.values()))
+    shares = all_gather_object(seconds["speed/data_seconds"] / sum(seconds.values()))
     assert alike(logs["speed/slowest_data_share"]) == pytest.approx(max(shares), abs=0.01)
     # Of both processes' four samples, by the time of this one.
     assert logs["speed/samples_per_second"] == pytest.approx(8 / sum(seconds.values()), 0.02)

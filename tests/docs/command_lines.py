@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
 import os
 import re
 import shlex
@@ -10,12 +13,16 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from littrainer import Seq2SeqTrainingArguments
+from littrainer.cli import main
 from tests.docs.blocks import COMMANDS, ROOT, Block
 from tests.docs.forks import Forks
 from tests.docs.programs import become
 
 CARRIED_OUT = ("littrainer", "python", "python3", "torchrun", "accelerate")
 SECONDS_FOR_A_LINE = 900
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+TARGETS = {*re.findall(r"^([\w-]+):", MAKEFILE, re.MULTILINE), *re.findall(r"^(\w+) \?=", MAKEFILE, re.MULTILINE)}
 
 
 class PageError(AssertionError):
@@ -58,7 +65,7 @@ class Shell:
             PageError: it fails, or names what is not there.
         """
         if is_synopsis(line.text):
-            return check_options(line, self)
+            return check_names(line, re.sub(r"[][|]", " ", line.text.partition("  #")[0]))
         outside_quotes = re.sub(r"'[^']*'|\"[^\"$`]*\"", "", line.text.partition("  #")[0])
         if re.search(r"[|;&`<]|\$\(", outside_quotes):
             return self._run_several(line)
@@ -141,23 +148,6 @@ def is_synopsis(text: str) -> bool:
     return bool(re.search(r"(?<![\w=.])\[[^\]]+\]|\s[A-Z][A-Z_]+(?=\s|$)|\s\.\.\.(?=\s|$)|<[a-z_ -]+>", text))
 
 
-def check_options(line: CommandLine, shell: Shell) -> None:
-    """Every option in a synopsis is one that the command's help tells."""
-    words = re.findall(r"[\w./-]+", line.text.partition("  #")[0])
-    assert words[0] == "littrainer", f"{line.place}: a synopsis of something else: {line.text}"
-    told = shell.folder / ".help"
-    status = shell.forks.run(
-        become, ["littrainer", words[1], "--help"], str(told), folder=str(shell.folder), environment=shell.environment
-    )
-    if status != 0:
-        raise PageError(f"{line.place}: littrainer {words[1]} --help ended with status {status}")
-    options = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", told.read_text(encoding="utf-8")))
-    unknown = [word for word in words[2:] if re.match(r"--?[A-Za-z]", word) and word not in options]
-    told.unlink()
-    if unknown:
-        raise PageError(f"{line.place}: `littrainer {words[1]} --help` does not tell of {', '.join(unknown)}")
-
-
 # ---- What is checked and not carried out -----------------------------------------------------------------------------
 
 
@@ -167,16 +157,11 @@ def is_example(words: list[str]) -> bool:
 
 
 def check_example(line: CommandLine, words: list[str]) -> None:
-    """The script is there, some test runs it, and it has the options."""
-    from littrainer import Seq2SeqTrainingArguments
-
+    """The script is there and has the options; tests/examples runs it."""
     (script,) = (word for word in words if word.startswith("examples/"))
     path = ROOT / script
     if not path.is_file():
         raise PageError(f"{line.place}: there is no {script}")
-    tests = [*ROOT.glob("tests/*.py"), *ROOT.glob("tests/examples/**/*.py")]
-    if not any(path.name in test.read_text(encoding="utf-8") or path.stem in test.stem for test in tests):
-        raise PageError(f"{line.place}: no test runs {script}")
     text = path.read_text(encoding="utf-8")
     for word in words[words.index(script) + 1 :]:
         option = re.match(r"--([\w.-]+)", word)
@@ -189,14 +174,53 @@ def check_example(line: CommandLine, words: list[str]) -> None:
             raise PageError(f"{line.place}: {script} has no option --{option[1]}")
 
 
+def check_names(line: CommandLine, text: str) -> None:
+    """The targets, commands and options that a line names are there."""
+    if unknown := unknown_in(text):
+        raise PageError(f"{line.place}: there is no {', '.join(unknown)}: {line.text}")
+
+
 def check_make(line: CommandLine, words: list[str]) -> None:
-    """The targets are there, and so are the variables that are set; what they do is what CI does."""
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for word in words[1:]:
-        name, assigned, _ = word.partition("=")
-        wanted = rf"^{re.escape(name)} \?=" if assigned else rf"^{re.escape(name)}:"
-        if not re.search(wanted, makefile, re.MULTILINE):
-            raise PageError(f"{line.place}: the Makefile has no {'variable' if assigned else 'target'} {name}")
+    """What the targets do is what CI does."""
+    check_names(line, shlex.join(words))
+
+
+@functools.cache
+def help_of(*words: str) -> str:
+    """What `littrainer WORDS --help` prints."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        main([*words, "--help"])
+    return printed.getvalue()
+
+
+def options_in(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", text)) | {"--help"}
+
+
+def unknown_in(command: str) -> list[str]:
+    """What a command names that is not there.
+
+    Parameters:
+        command: a text that begins with `littrainer` or `make`.
+    """
+    program, *words = shlex.split(command)
+    if program == "make":
+        return [word for word in words if word.partition("=")[0] not in TARGETS]
+    if not words or words[0].startswith("-"):
+        return [word for word in words if word not in options_in(help_of())]
+    if words[0].isupper():
+        return []
+    if not re.search(rf"^ *{{?.*\b{re.escape(words[0])}\b", help_of(), re.MULTILINE):
+        return [words[0]]
+    arguments = words[1:]
+    # What follows the script, or the module, is its own.
+    own = next((place for place, word in enumerate(arguments) if word.endswith(".py") or word == "-m"), len(arguments))
+    known = options_in(help_of(words[0]))
+    if words[0] == "explain":
+        known |= {f"--{name}" for name in Seq2SeqTrainingArguments.__dataclass_fields__}
+    given = [word.partition("=")[0] for word in arguments[:own] if re.match(r"--?[A-Za-z]", word)]
+    return [word for word in given if word not in known]
 
 
 def check_pip(line: CommandLine, words: list[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 NOT_EXECUTED: dict[str, dict[str, str]] = {
     "docs/architecture.md": {"script ──► TrainingArguments": "a drawing"},
-    "docs/callbacks.md": {"ValueError: no such file": "an error; expectations.py has it raised, and compares"},
+    "docs/callbacks.md": {"ValueError: no such file": "an error; tests/callbacks/test_handler.py"},
     "docs/check.md": {
         "passed     train_dataset: 1,000": "pages of several trainings in one; tests/check/test_checking.py"
     },

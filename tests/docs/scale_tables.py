@@ -6,12 +6,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from littrainer.arguments.deepspeed import (
-    FROM_ARGUMENTS,
-    FROM_HIDDEN_SIZE,
-    FROM_LENGTH,
-    WITHOUT_AN_ARGUMENT,
-)
+from littrainer.arguments.deepspeed import FROM_ARGUMENTS, FROM_HIDDEN_SIZE, FROM_LENGTH, SETTINGS
 from littrainer.distributed.layout import REFUSED_SIZES, SIZE_VARIABLE_PREFIX, SIZES
 from littrainer.strategies.choice import STRATEGIES
 from littrainer.strategies.data_parallel import DDP_KEYWORDS
@@ -84,7 +79,12 @@ def strategy_tables() -> str:
                         )
                         for key, (value, in_stage_3) in FROM_HIDDEN_SIZE.items()
                     ),
-                    *((f"`{key}`", f"`{value}`", "kept") for key, value in WITHOUT_AN_ARGUMENT.items()),
+                    ("`scheduler.params.warmup_min_lr`", "`0`", "kept"),
+                    *(
+                        (f"`{setting.key}`", f"`{setting.initial_value}`", "kept")
+                        for setting in SETTINGS
+                        if setting.key.startswith("zero_optimization.")
+                    ),
                 ],
             ),
             "### Layout and tensor parallelism\n",

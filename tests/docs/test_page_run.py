@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import blocks_of, pages
-from tests.docs.command_lines import is_synopsis
 from tests.docs.forks import Forks
 from tests.docs.page_run import run_page
 
@@ -73,13 +72,8 @@ def test_a_page_that_is_true_passes(page: Path, forks: Forks) -> None:
         ("# 3: both", "# 4: both", "GUIDE.md:22: `print(sum(numbers))  # 4: both` prints '3'"),
         ("```\n3\n```", "```\nthree\n```", "GUIDE.md:26: nothing above prints 'three'"),
         ("in littrainer.arguments", "in transformers", "GUIDE.md:13: nothing above prints"),
-        ("run script.py", "run scrip.py", "GUIDE.md:13: ended with status 2: littrainer run scrip.py"),
         ("```python\n  numbers", "```ruby\n  numbers", "GUIDE.md:21: nothing is known about how to execute a block"),
-        ("littrainer run script.py", "ls script.py", "nothing is known about how to execute 'ls'"),
-        ("littrainer run script.py", "make no-such-target", "the Makefile has no target no-such-target"),
         ("littrainer run script.py", "pip install 'littrainer[nothing]'", "pyproject.toml has no extra nothing"),
-        ("littrainer run script.py", "littrainer run examples/nothing.py", "there is no examples/nothing.py"),
-        ("littrainer run script.py", "littrainer report DIR [--nothing]", "does not tell of --nothing"),
     ],
 )
 def test_a_page_that_is_not_true_is_told_with_the_line(
@@ -104,14 +98,3 @@ def test_pages_and_their_blocks_are_found_whatever_their_indentation(page: Path)
     assert text.code == "```\nno fence\n```\n"
     languages = [(block.language, block.title) for block in blocks_of("GUIDE.md", page.parent)]
     assert languages == [("python", "script.py"), ("console", None), ("python", None), ("text", None)]
-
-
-def test_a_fence_without_an_end_is_refused(page: Path) -> None:
-    page.write_text("```python\n1\n")
-    with pytest.raises(ValueError, match=r"GUIDE.md:1: a fence without an end"):
-        blocks_of("GUIDE.md", page.parent)
-
-
-@pytest.mark.parametrize("text", ["littrainer report DIR", "littrainer run [-h] x.py", "littrainer run x.py ..."])
-def test_a_line_with_placeholders_says_how_a_command_is_used(text: str) -> None:
-    assert is_synopsis(text) and not is_synopsis("A=B littrainer run x.py --name VALUE=[1]  # ARGS ...")

@@ -13,8 +13,8 @@ import pytest
 from littrainer import Seq2SeqTrainingArguments
 from littrainer.cli import COMMANDS
 from tests.docs.blocks import ROOT, pages
+from tests.docs.command_lines import help_of
 from tests.docs.markdown_links import INLINE_CODE, prose
-from tests.docs.test_inline_commands import help_of
 
 BETTER = {
     r"of (its|their|one's) own": "its, their, separate, or nothing",
@@ -94,13 +94,6 @@ def test_docstrings_and_messages_are_in_plain_english(module: str) -> None:
     assert found_in("\n".join(re.sub(r"(?<=\S)\n *(?=[a-z])", " ", text) for text in texts)) == []
 
 
-def test_docstrings_and_messages_are_found_in_code() -> None:
-    tree = ast.parse("class A:\n def b():\n  'doc'\n  raise E(f'of {b}')\ndef _c():\n 'own'\n logger.warning('log')")
-    assert ([*public_docstrings(tree)], [*messages(tree)]) == (["", "doc"], ["of ", "log"])
-
-
 def test_a_phrase_is_found_with_the_better_word() -> None:
     (hit,) = found_in("Each process has a folder of its own.")
     assert hit.startswith("'of its own' (better: its, their, separate, or nothing)")
-    assert len(found_in("It has not a folder, and is told so.\nThose that have one go by it.")) == 4
-    assert found_in("It has not been trained. It does not have a folder, and trains again.") == []

@@ -75,18 +75,6 @@ def test_each_link_of_a_page_leads_to_a_file_and_an_anchor_that_are_there(page: 
     assert not lost
 
 
-def test_links_and_anchors_are_read_as_they_are_written(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        "# The `first` one, of [two](a.md)\n\n## Twice\n\n## Twice\n\n"
-        '[one](b.md#x "title") ![two](<c.svg>) `[code](d.md)`\n<img src="e.png">\n[f]: g.md\n\n'
-        "```\n# no heading [no link](h.md)\n```\n",
-        encoding="utf-8",
-    )
-    assert anchors_of(page) == {"the-first-one-of-two", "twice", "twice-1"}
-    assert sorted(links_of(page)) == ["a.md", "b.md#x", "c.svg", "e.png", "g.md"]
-
-
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_what_belongs_to_an_item_of_a_list_is_indented_by_four(page: Path) -> None:
     """With two or three spaces a code host takes a paragraph or a block into the item, and the site does not."""

@@ -18,6 +18,7 @@ from lightning.pytorch.profilers import Profiler
 from littrainer import Trainer, TrainerCallback
 from littrainer.engine import fast_training_loop
 from littrainer.engine.fast_training_loop import HOOKS, FastEpochLoop
+from littrainer.optim.stepping import ClosureFirst
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
@@ -57,6 +58,8 @@ def plain(value: Any) -> Any:
         return {name: plain(one) for name, one in value.items()}
     if isinstance(value, torch.Tensor):
         return value.tolist()
+    if isinstance(value, ClosureFirst):
+        value = value.optimizer
     return value if isinstance(value, (int, float, str, type(None))) else type(value).__name__
 
 

@@ -15,9 +15,9 @@ from lightning.pytorch.strategies import DDPStrategy
 from littrainer.engine.fast_training_loop import KNOWN_RELEASES
 
 ADVICE = (
-    f"Lightning {pl.__version__} is no release that the fast loops were written for: trainings and evaluations take "
-    "Lightning's own, slower loops. Compare what differs, let engine/fast_training_loop.py and fast_evaluation_loop.py "
-    "follow, then add the release to KNOWN_RELEASES and its digests here."
+    f"Lightning {pl.__version__} is no release that the fast loop was written for: trainings take Lightning's own, "
+    "slower loop. Compare what differs, let engine/fast_training_loop.py follow, then add the release to "
+    "KNOWN_RELEASES and its digests here."
 )
 
 # What else Lightning's source was in releases of 2.5: they differ by a hook of the module that ends an epoch by
@@ -28,7 +28,7 @@ REPLACED_IN_2_5: dict[str, tuple[str, ...]] = {
     "pytorch.loops.training_epoch_loop:_TrainingEpochLoop.on_run_start": ("c4508f1462ad",),
     "pytorch.strategies.ddp:DDPStrategy.post_backward": ("e3c4a9644590",),
 }
-# What the fast loops leave out, or do in their own words: a class or a module, below it functions, each with the digest
+# What the fast loop leaves out, or does in its own words: a class or a module, below it functions, each with the digest
 # of Lightning's source.
 REPLACED = """
 fabric.plugins.precision.precision:Precision
@@ -37,12 +37,6 @@ pytorch.core.module:LightningModule
     _apply_batch_transfer_handler 168f5bf65759, backward 5eaa40852c22, optimizer_step 05c6dd5adce7
 pytorch.core.optimizer:LightningOptimizer
     step d9ce660f8e79
-pytorch.loops.evaluation_loop:_EvaluationLoop
-    _evaluation_step e4c3d3f4e264, _on_evaluation_end b5145be536c8, _on_evaluation_epoch_end 5699a46d4dc9,
-    _on_evaluation_epoch_start 0b876411d919, _on_evaluation_model_eval 05ead7e385d5,
-    _on_evaluation_model_train 18dc189f318c, _on_evaluation_start bba88785f6f3,
-    _store_dataloader_outputs 6b5ea99630e4, on_run_end 1a56ac67fccd, on_run_start 77057971e73c, reset 32ad25fa65c8,
-    run 55a6becc75f8, setup_data b2469662c4fc, teardown 8b9039d45f28
 pytorch.loops.fetchers:_DataFetcher
     __next__ e40395a802bc
 pytorch.loops.fetchers:_PrefetchDataFetcher
@@ -56,10 +50,6 @@ pytorch.loops.optimization.automatic:ClosureResult
 pytorch.loops.optimization.automatic:_AutomaticOptimization
     _make_zero_grad_fn 029892007548, _on_before_zero_grad 5ed55974a617, _optimizer_step 88db4ea67cd2,
     _optimizer_zero_grad e735b375562c, _training_step 9e2d61d136ca, run 35716a14943f
-pytorch.loops.prediction_loop:_PredictionLoop
-    _on_predict_end 3d00112456d9, _on_predict_epoch_end 5dabcb61a40a, _on_predict_epoch_start 65c039589fae,
-    _on_predict_start 985379cc3638, _predict_step 1e4330130d90, on_run_end 3fdf32b18c9c, on_run_start 522428f714be,
-    reset 4c46a6352e1c, run 55a6becc75f8, setup_data 48c3767a64d1, teardown 30e326006eb2
 pytorch.loops.training_epoch_loop:_TrainingEpochLoop
     _num_ready_batches_reached e7071a6ce7f5, _should_accumulate 1eb44692b8d6, _update_learning_rates 22126bb89bbf,
     advance c211a8bb84d5, done ef34c49371b8, on_advance_end 8edd3ae96599, on_run_start 768d85147568,
@@ -73,22 +63,16 @@ pytorch.plugins.precision.precision:Precision
 pytorch.strategies.ddp:DDPStrategy
     optimizer_step 5cf5b760be11, post_backward a43189cd4035, pre_backward 340346c738cb
 pytorch.strategies.strategy:Strategy
-    backward d7527ce3472c, batch_to_device 630d8415a6e1, on_predict_end c8301e68fe09, on_predict_start 8ea8e0aa5812,
-    on_train_batch_start d3c00e966af8, on_validation_end 6aa453d985f2, on_validation_start fcbe359f6e37,
-    optimizer_step 9e519dae2a7a, post_training_step 487a228b4c37, predict_step 45b06053a292,
-    training_step b585ea076110, validation_step 495d87739ba0
+    backward d7527ce3472c, batch_to_device 630d8415a6e1, on_train_batch_start d3c00e966af8,
+    optimizer_step 9e519dae2a7a, post_training_step 487a228b4c37, training_step b585ea076110
 pytorch.trainer.call:
     _call_and_handle_interrupt b6558833d611, _call_callback_hooks db53c7410f78,
-    _call_lightning_module_hook 160281faa0f9, _call_setup_hook b853cd30c8a7, _call_strategy_hook ecbeca072455,
-    _call_teardown_hook b2c0f3066eaf
+    _call_lightning_module_hook 160281faa0f9, _call_strategy_hook ecbeca072455
 pytorch.trainer.connectors.logger_connector.logger_connector:_LoggerConnector
-    _evaluation_epoch_end 3eff4d3fd766, epoch_end_reached 234a054e5421, log_eval_end_metrics e01da1a35178,
-    on_batch_end 910e37278afb, on_batch_start b86eeef7d7e3, on_epoch_end 2f8de9aa3568, reset_results ee8e971689ed,
-    update_eval_epoch_metrics cddb2873fc75, update_eval_step_metrics c9a6aea0b920,
+    on_batch_end 910e37278afb, on_batch_start b86eeef7d7e3, on_epoch_end 2f8de9aa3568,
     update_train_step_metrics 60aefb4bedf9
 pytorch.trainer.trainer:Trainer
-    _predict_impl 05f22b5014cf, _run 1ab5dab106fc, _run_stage ebb8de8f577c, _teardown ea49a64e250b,
-    _validate_impl 015e6ba91e06
+    _run 1ab5dab106fc, _run_stage ebb8de8f577c
 pytorch.utilities.combined_loader:CombinedLoader
     __next__ f3da7576dafb
 pytorch.utilities.combined_loader:_MaxSizeCycle
@@ -115,11 +99,11 @@ def replaced_function(name: str) -> Any:
     return inspect.unwrap(found.fget if isinstance(found, property) else found)
 
 
-def test_this_release_of_lightning_is_one_that_the_fast_loops_were_written_for() -> None:
+def test_this_release_of_lightning_is_one_that_the_fast_loop_was_written_for() -> None:
     assert pl.__version__ in KNOWN_RELEASES, ADVICE
 
 
-def test_what_the_fast_loops_replace_is_what_it_was_when_they_were_written() -> None:
+def test_what_the_fast_loop_replaces_is_what_it_was_when_it_was_written() -> None:
     owner, others = "", []
     for line in REPLACED.strip().splitlines():
         if not line.startswith(" "):

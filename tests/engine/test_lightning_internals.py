@@ -275,11 +275,21 @@ def test_entry_points_are_read_once_for_all_trainers_that_are_built_here(monkeyp
 
     monkeypatch.setattr(metadata.EntryPoint, "load", lambda self: lambda: [pl.callbacks.Timer()])
     monkeypatch.setattr(lightning_internals, "entry_points", entry_points)
-    lightning_internals._entry_points_of.cache_clear()
+    lightning_internals._cached_entry_points.cache_clear()
     own = registry.entry_points
     for _ in range(2):
-        with lightning_internals.entry_points_read_once():
+        with lightning_internals.cached_entry_points():
             built: Any = pl.Trainer(**QUIET)
         assert [type(callback).__name__ for callback in built.callbacks] == ["Timer"]
-    lightning_internals._entry_points_of.cache_clear()
+    lightning_internals._cached_entry_points.cache_clear()
     assert reads == ["lightning.pytorch.callbacks_factory"] and registry.entry_points is own
+
+
+def test_entry_points_are_restored_in_whichever_order_two_threads_end() -> None:
+    own = registry.entry_points
+    first, second = (lightning_internals.cached_entry_points() for _ in range(2))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    assert registry.entry_points is own

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from torch import nn
 
 import littrainer
-from littrainer import Trainer, UnhealthyTrainingError
+from littrainer import Trainer, TrainerCallback, UnhealthyTrainingError
+from littrainer.arguments.destinations import DERIVED_KEYWORDS
 from littrainer.engine import fast_training_loop
-from littrainer.engine.lightning_trainer import DERIVED_KEYWORDS
 from littrainer.engine.precision import precision_plugin
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
@@ -47,7 +47,7 @@ class Overflowing(VectorClassifier):
 def scaling_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("arguments.destinations", "strategies.mixed_precision"):
         monkeypatch.setattr(f"littrainer.{module}.lightning_precision", lambda args: "16-mixed")
-    monkeypatch.setitem(DERIVED_KEYWORDS, "precision", lambda args: "16-mixed")
+    monkeypatch.setitem(DERIVED_KEYWORDS, "precision", (lambda args: "16-mixed", "from fp16"))
 
 
 def scaled_trainer(folder: Path, model: nn.Module, kind: type[Trainer] = Trainer, **changes: Any) -> Trainer:
@@ -98,6 +98,31 @@ def test_scaling_changes_neither_losses_nor_norms_nor_steps(tmp_path: Path, kind
     for one, other in zip(scaled_model.parameters(), plain_model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
     assert len(values(scaled, "loss")) == 5
+
+
+@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
+def test_an_optimizer_that_replaces_another_steps_with_the_gradients_that_were_unscaled_for_that(
+    tmp_path: Path, kind: type[Trainer]
+) -> None:
+    class Replacing(TrainerCallback):
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 1:
+                trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.05)
+
+    weights = []
+    for scale in (SCALE, 1.0):
+        torch.manual_seed(0)
+        trainer = scaled_trainer(tmp_path, VectorClassifier(), kind, max_grad_norm=0.5)
+        trainer.accelerator._scaler = scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        trainer.add_callback(Replacing())
+        with pytest.MonkeyPatch.context() as patch:
+            step = Mock(wraps=scaler.step)
+            patch.setattr(scaler, "step", step)
+            trainer.train()
+        # Each step except the step of the replacement is the scaler's, which reads nothing from the device.
+        assert step.call_count == trainer.state.global_step - 1 == 4
+        weights.append([weight.detach().clone() for weight in trainer.model.parameters()])
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
@@ -172,14 +197,11 @@ PLUGINS = {
     (FSDPStrategy, "32-true"): ("ForwardFSDPPrecision", False),
     (FSDPStrategy, "bf16-mixed"): ("ForwardFSDPPrecision", False),
     (FSDPStrategy, "16-mixed"): ("ForwardFSDPPrecision", True),
-    (DeepSpeedStrategy, "32-true"): ("EngineDeepSpeedPrecision", False),
-    (DeepSpeedStrategy, "bf16-mixed"): ("EngineDeepSpeedPrecision", False),
-    (DeepSpeedStrategy, "16-mixed"): ("EngineDeepSpeedPrecision", False),
 }
 
 
 def plugin_for(kind: type, precision: str, trainer: Trainer) -> Any:
-    # Two of the strategies cannot be made without a GPU or DeepSpeed, and only their kind is asked for.
+    # FSDP's strategy cannot be made without a GPU, and only its kind is asked for.
     model = trainer.model if trainer.is_in_train else None
     return precision_plugin(precision, kind.__new__(kind), trainer.args, trainer.accelerator.scaler, model)
 
@@ -213,18 +235,6 @@ def test_version_1_of_fsdp_gathers_in_half_precision_where_it_is_asked_for(tmp_p
     mixed = plugin_for(FSDPStrategy, "bf16-mixed", trainer).mixed_precision_config
     assert (mixed.param_dtype, mixed.reduce_dtype, mixed.buffer_dtype) == (torch.bfloat16,) * 3
     assert plugin_for(FSDPStrategy, "32-true", trainer).mixed_precision_config is None
-
-
-def test_deepspeeds_engine_tells_whether_it_has_left_a_step_out(tmp_path: Path) -> None:
-    plugin = plugin_for(DeepSpeedStrategy, "16-mixed", quiet_trainer(tmp_path))
-    assert not plugin.step_was_skipped
-    engine = SimpleNamespace(optimizer=SimpleNamespace(overflow=True), step=lambda: None)
-    module: Any = SimpleNamespace(trainer=SimpleNamespace(model=engine), automatic_optimization=False)
-    plugin._after_closure = lambda *_: None
-    plugin.optimizer_step(SimpleNamespace(), module, lambda: None)
-    assert plugin.step_was_skipped
-    engine.optimizer.overflow = False
-    assert not plugin.step_was_skipped
 
 
 def test_loss_scaling_is_refused_where_layers_are_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

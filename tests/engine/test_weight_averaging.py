@@ -170,3 +170,30 @@ def test_two_averages_and_split_weights_are_refused_before_training(tmp_path: Pa
     trainer.is_fsdp_enabled = True
     with pytest.raises(ValueError, match="ema_decay averages whole weights"):
         trainer.train()
+
+
+def test_until_an_average_begins_the_trained_weights_are_evaluated_and_kept(tmp_path: Path) -> None:
+    notes = Notes()
+    averaging = EMAWeightAveraging(decay=DECAY, update_starting_at_step=3)
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [averaging, notes]}, **SAVING)
+    trainer.train()
+    assert all(torch.equal(value, notes.raw[2][name]) for name, value in notes.evaluated[2].items())
+    assert not all(torch.equal(value, notes.raw[6][name]) for name, value in notes.evaluated[6].items())
+    averaging = EMAWeightAveraging(update_starting_at_step=5, update_every_n_steps=4)
+    with pytest.raises(ValueError, match=r"never averages in this training of 6 .*update_starting_at_step=5"):
+        quiet_trainer(tmp_path / "late", given={"callbacks": [averaging]}, **SAVING).train()
+
+
+def test_an_average_that_begins_with_an_epoch_leaves_the_trained_weights_when_training_ends_before(
+    tmp_path: Path,
+) -> None:
+    class Stopping(Notes):
+        def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+            super().on_step_end(args, state, control, model)
+            control.should_training_stop = True
+
+    notes = Stopping()
+    averaging = EMAWeightAveraging(update_starting_at_step=100, update_starting_at_epoch=1)
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [averaging, notes]}, num_train_epochs=2)
+    trainer.train()
+    assert all(torch.equal(value, notes.raw[1][name]) for name, value in copied(trainer.model).items())

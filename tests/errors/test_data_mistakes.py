@@ -25,8 +25,12 @@ TOLD: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a text for each token": ({**TOKENS, "labels": ["B", "O"]}, ["'labels' is text ('B')", NUMBER_THEM]),
     "label is None": ({**TOKENS, "label": None}, ["'label' is None in the data"]),
     "labels go by another name": (
-        {**TOKENS, "target": 1},
-        ["takes input_ids, ", "the data has input_ids, attention_mask, target", "rename_column('target', 'labels')"],
+        {**TOKENS, "length": 3, "target": 1},
+        [
+            "takes input_ids, ",
+            "the data has input_ids, attention_mask, length, target",
+            "rename_column('target', 'labels')",
+        ],
     ),
     "inputs go by another name": (
         renamed({**TOKENS, "label": 1}, input_ids="ids", attention_mask="mask"),

@@ -22,10 +22,9 @@ def test_each_class_is_where_its_library_has_it(module: str, name: str) -> None:
     assert isinstance(getattr(importlib.import_module(module), name), type)
 
 
-@pytest.mark.parametrize("kind", CLASSES)
-@pytest.mark.parametrize("candidate", [None, 1, VectorClassifier(), TrainerCallback(), torch.utils.data.Dataset()])
-def test_other_objects_are_of_no_kind(kind: str, candidate: object) -> None:
-    assert not is_a(candidate, kind)
+def test_other_objects_are_of_no_kind() -> None:
+    for candidate in (None, 1, VectorClassifier(), TrainerCallback(), torch.utils.data.Dataset()):
+        assert [kind for kind in CLASSES if is_a(candidate, kind)] == []
 
 
 @pytest.mark.parametrize("loaded", [False, True])

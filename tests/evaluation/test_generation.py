@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 from transformers import GenerationConfig
 
@@ -12,6 +13,7 @@ from littrainer.evaluation.generation import (
     generates_in_step,
     load_config,
     padding_token,
+    prompts_of,
 )
 
 
@@ -68,3 +70,30 @@ def test_processes_generate_in_step_where_deepspeed_shards_parameters() -> None:
     model.weight.ds_id = 0
     assert generates_in_step(model, world_size=4)
     assert not generates_in_step(model, world_size=1)
+
+
+# Tokens, mask and labels of a row, and the prompt in it.
+PROMPTS: dict[str, tuple[list[int], list[int], list[int], list[int]]] = {
+    "answer": ([5, 6, 7, 8], [1, 1, 1, 1], [-100, -100, 7, 8], [5, 6]),
+    "a longer prompt, padded on the right": ([3, 4, 5, 0], [1, 1, 1, 0], [-100, -100, -100, -100], [3, 4, 5]),
+    "padded on the left": ([0, 5, 6, 7], [0, 1, 1, 1], [-100, -100, 6, 7], [5]),
+    "all of it is labels": ([5, 6, 7, 0], [1, 1, 1, 0], [5, 6, 7, -100], [5, 6, 7]),
+    "labels of an answer that is not in the row": ([0, 5, 6, 7], [0, 1, 1, 1], [-100, -100, 8, 9], [5, 6, 7]),
+}
+
+
+def test_prompts_end_where_the_labels_begin_and_are_padded_on_the_left() -> None:
+    ids, mask, labels = (torch.tensor([row[part] for row in PROMPTS.values()]) for part in range(3))
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": labels, "token_type_ids": ids + 10, "pixels": ids[0]}
+    found = prompts_of(batch, lambda: 99)
+    prompts = [row[-1] for row in PROMPTS.values()]
+    assert found["input_ids"].tolist() == [[99] * (3 - len(prompt)) + prompt for prompt in prompts]
+    assert found["attention_mask"].sum(1).tolist() == [len(prompt) for prompt in prompts]
+    assert (found["token_type_ids"] - 10)[0, 1:].tolist() == [5, 6] and found["pixels"] is batch["pixels"]
+    assert "labels" not in found
+    # Nothing in front of it needs no padding token, and what has no labels is a prompt already.
+    assert prompts_of({name: value[:1] for name, value in batch.items()}, lambda: 1 // 0)["input_ids"].tolist() == [
+        [5, 6]
+    ]
+    questions = {"input_ids": ids}
+    assert prompts_of(questions, lambda: 99) is questions

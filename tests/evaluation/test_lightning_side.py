@@ -1,4 +1,4 @@
-"""How evaluations run on Lightning: what is kept between them, and who hears of single batches."""
+"""An evaluation is a plain loop, or Lightning's loop if a callback or a keyword of Lightning may listen."""
 
 from __future__ import annotations
 
@@ -6,81 +6,138 @@ import gc
 import os
 import signal
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+import torch
+from lightning.pytorch.profilers import SimpleProfiler
 
 from littrainer import Trainer, TrainerCallback
+from littrainer.data.resume.rng import capture_random_states
 from littrainer.engine.module import TrainerModule
+from tests.fidelity.first_difference import first_difference
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.metrics import accuracy
-from tests.scenarios.models import VectorClassifier
+from tests.scenarios.models import NoisyClassifier
 from tests.scenarios.trainers import quiet_trainer
 
 ROWS = 5
+EACH_STEP: dict[str, Any] = {"max_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
 
 
 @pytest.fixture
-def handed_out(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The kinds of what Lightning hands to the module, one for each of its steps."""
-    kinds: list[str] = []
+def steps_by_lightning(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the steps that Lightning's loops call on the module."""
+    names: list[str] = []
     for name in ("validation_step", "predict_step"):
         step = getattr(TrainerModule, name)
 
-        def noting(self: Any, batch: Any, batch_idx: int, step: Any = step) -> Any:
-            kinds.append(type(batch).__name__)
+        def noting(self: Any, batch: Any, batch_idx: int, step: Any = step, name: str = name) -> Any:
+            names.append(name)
             return step(self, batch, batch_idx)
 
         monkeypatch.setattr(TrainerModule, name, noting)
-    return kinds
+    return names
 
 
-def trainer_over_many_batches(folder: Path, **changes: Any) -> Trainer:
-    given = {"eval_dataset": Rows(vector_rows(ROWS, seed=1)), "compute_metrics": accuracy, **changes.pop("given", {})}
-    return quiet_trainer(folder, given=given, per_device_eval_batch_size=1, **changes)
+def trainer_over_many_batches(folder: Path, *callbacks: Any, **changes: Any) -> Trainer:
+    given = {"eval_dataset": Rows(vector_rows(ROWS, seed=1)), "compute_metrics": accuracy, "callbacks": [*callbacks]}
+    return quiet_trainer(folder, NoisyClassifier(), given=given, per_device_eval_batch_size=1, **changes)
 
 
-def test_batches_that_nobody_listens_to_go_through_lightnings_loop_as_one_step(
-    tmp_path: Path, handed_out: list[str]
-) -> None:
-    trainer = trainer_over_many_batches(tmp_path, max_steps=1, eval_on_start=True)
-    predictions = trainer.predict(trainer.eval_dataset).predictions
-    assert handed_out == ["WholePass"] and len(predictions) == ROWS
-    trainer.evaluate()
-    trainer.train()
-    assert handed_out == ["WholePass"] * 3
+def evaluate_everywhere(trainer: Trainer) -> list[Any]:
+    """Evaluate and predict outside of training, and evaluate within it; returns what scripts see of that."""
+    found: list[Any] = [trainer.evaluate(), trainer.predict(trainer.eval_dataset), trainer.train()]
+    history = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    values = [found[0], found[1].predictions, found[1].metrics, *history]
+    timeless = [
+        {name: number for name, number in value.items() if not name.endswith(("_runtime", "_second", "_time"))}
+        if isinstance(value, dict)
+        else value
+        for value in values
+    ]
+    return [*timeless, [module.training for module in trainer.model.modules()], capture_random_states()]
 
 
 class Listening(pl.Callback):
     def __init__(self) -> None:
-        self.heard: list[Any] = []
+        self.batches: list[Any] = []
 
     def on_validation_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, *_: Any) -> None:
-        self.heard.append(sorted(batch))
+        self.batches.append(sorted(batch))
 
     def on_predict_batch_start(self, trainer: Any, module: Any, batch: Any, *_: Any) -> None:
-        self.heard.append(sorted(batch))
+        self.batches.append(sorted(batch))
 
 
-class Deaf(pl.Callback):
-    def on_validation_start(self, *_: Any) -> None: ...
-
-
-def test_a_lightning_callback_that_listens_hears_of_each_batch(tmp_path: Path, handed_out: list[str]) -> None:
+def test_lightnings_loop_and_the_plain_one_return_the_same_and_draw_the_same_random_numbers(
+    tmp_path: Path, steps_by_lightning: list[str]
+) -> None:
+    torch.manual_seed(0)
+    plain = evaluate_everywhere(trainer_over_many_batches(tmp_path, **EACH_STEP))
+    assert steps_by_lightning == []
+    torch.manual_seed(0)
     callback = Listening()
-    trainer = trainer_over_many_batches(tmp_path, given={"callbacks": [callback]}, max_steps=1, eval_on_start=True)
+    with_lightning = evaluate_everywhere(trainer_over_many_batches(tmp_path, callback, **EACH_STEP))
+    assert first_difference(plain, with_lightning) is None
+    assert callback.batches == [["labels", "x"]] * ROWS * 3
+    assert steps_by_lightning == [*["validation_step"] * ROWS, *["predict_step"] * ROWS, *["validation_step"] * ROWS]
+
+
+def listening(hook: str) -> Callable[[Trainer], None]:
+    def add(trainer: Trainer) -> None:
+        callback = pl.Callback()
+        setattr(callback, hook, lambda *_: None)
+        trainer.add_callback(callback)
+
+    return add
+
+
+def with_keywords(trainer: Trainer) -> None:
+    trainer.lightning_keywords["profiler"] = SimpleProfiler()
+
+
+@pytest.mark.parametrize(
+    ("change", "outside", "inside"),
+    [(listening("on_validation_end"), 3, 3), (listening("on_train_batch_end"), 3, 0), (with_keywords, 3, 3)],
+    ids=["a callback", "a callback of training alone", "a profiler"],
+)
+def test_lightnings_loop_runs_where_something_may_listen(
+    tmp_path: Path, steps_by_lightning: list[str], change: Callable[[Trainer], None], outside: int, inside: int
+) -> None:
+    trainer = quiet_trainer(tmp_path, **EACH_STEP)
+    change(trainer)
     trainer.evaluate()
-    trainer.predict(trainer.eval_dataset)
+    # Outside of training Lightning sets callbacks up for each evaluation.
+    assert len(steps_by_lightning) == outside
     trainer.train()
-    assert callback.heard == [["labels", "x"]] * ROWS * 3
-    assert handed_out == ["dict"] * ROWS * 3
-    handed_out.clear()
-    # Further keywords of Lightning bring each batch, a callback without such hooks does not.
-    trainer_over_many_batches(tmp_path, lightning={"limit_val_batches": 3}).evaluate()
-    trainer_over_many_batches(tmp_path, given={"callbacks": [Deaf()]}).evaluate()
-    assert handed_out == [*["dict"] * 3, "WholePass"]
+    assert len(steps_by_lightning) == outside + inside
+
+
+@pytest.mark.parametrize("error", [StopIteration("own"), KeyboardInterrupt(), OverflowError("own")])
+@pytest.mark.parametrize("callbacks", [[], [Listening()]], ids=["plain", "lightning"])
+def test_an_error_leaves_an_evaluation_as_it_is_and_the_next_one_works(
+    tmp_path: Path, error: BaseException, callbacks: list[Any]
+) -> None:
+    class Failing(Trainer):
+        error: BaseException | None = None
+
+        def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+            if self.error is not None:
+                raise self.error
+            return super().prediction_step(*args, **kwargs)
+
+    trainer: Any = quiet_trainer(tmp_path, kind=Failing, given={"callbacks": callbacks})
+    before = trainer.evaluate()
+    trainer.error = error
+    with pytest.raises(type(error)) as caught:
+        trainer.evaluate()
+    assert caught.value is error and torch.is_grad_enabled()
+    trainer.error = None
+    assert trainer.evaluate()["eval_loss"] == before["eval_loss"]
 
 
 def test_a_signal_ends_an_evaluation_after_its_batch_and_not_after_the_pass(tmp_path: Path) -> None:
@@ -106,24 +163,6 @@ def test_a_signal_ends_an_evaluation_after_its_batch_and_not_after_the_pass(tmp_
     finally:
         signal.signal(signal.SIGTERM, before)
     assert seen == [0, 1, 2]
-
-
-def test_evaluations_outside_of_training_share_what_lightning_needs_while_model_and_arguments_stay(
-    tmp_path: Path,
-) -> None:
-    trainer = quiet_trainer(tmp_path, max_steps=1)
-    first = trainer.evaluate()
-    kept = trainer.idle_evaluator
-    trainer.train()
-    assert kept is not None and trainer.lightning_trainer is not kept.lightning_trainer
-    assert trainer.evaluate()["eval_loss"] != first["eval_loss"] and trainer.idle_evaluator is kept
-    trainer.model = trainer.model_wrapped = VectorClassifier()
-    trainer.evaluate()
-    assert trainer.idle_evaluator is not kept
-    kept = trainer.idle_evaluator
-    trainer.args.lightning = {"limit_val_batches": 1}
-    trainer.evaluate()
-    assert trainer.idle_evaluator is not kept
 
 
 def test_an_evaluation_inside_another_one_is_one_of_its_own(tmp_path: Path) -> None:

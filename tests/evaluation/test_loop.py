@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from littrainer import TrainerCallback
-from littrainer.commands.differences import first_difference
+from littrainer import Trainer, TrainerCallback
+from tests.fidelity.first_difference import first_difference
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.models import NoisyClassifier, VectorClassifier
@@ -149,3 +149,16 @@ def test_a_dataset_given_for_once_is_evaluated_although_workers_of_another_are_k
     other = Rows(vector_rows(4, seed=5))
     assert len(trainer.get_eval_dataloader(other).dataset) == 4
     assert trainer.get_eval_dataloader() is kept
+
+
+def test_an_evaluation_that_fails_at_its_last_batch_leaves_the_accelerator_as_it_was(tmp_path: Path) -> None:
+    class FailsAtTheLast(Trainer):
+        def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.accelerator.samples_in_last_batch is not None:
+                raise ValueError("a short batch")
+            return super().prediction_step(model, inputs, *args, **kwargs)
+
+    trainer = quiet_trainer(tmp_path, kind=FailsAtTheLast)
+    with pytest.raises(ValueError, match="a short batch"):
+        trainer.evaluate(vector_rows(4))
+    assert len(trainer.accelerator.gather_for_metrics(torch.ones(8))) == 8

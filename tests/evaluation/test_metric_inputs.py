@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from littrainer import EvalPrediction, Trainer
-from littrainer.evaluation.loop import EvaluationPass
+from littrainer.evaluation.loop import EvaluationLoop
 from littrainer.evaluation.streaming import CONVERSIONS, TaskFacts, converted, guessed_conversion
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier, tiny_bert_tagger, tiny_gpt2, tiny_llama
 from tests.scenarios.trainers import quiet_trainer
@@ -128,7 +128,7 @@ def task_facts(model: Any, folder: Path, kind: type[Trainer] = Trainer, **given:
     trainer = quiet_trainer(folder, model, kind=kind, given=given)
     has_own_step = bool(trainer._own_methods("prediction_step"))
     loader = trainer.get_eval_dataloader()
-    return EvaluationPass(trainer, loader, "Evaluation", False, None, "eval", has_own_step).task_facts()
+    return EvaluationLoop(trainer, loader, "Evaluation", False, None, "eval", has_own_step).task_facts()
 
 
 def test_what_labels_belong_to_and_the_problem_are_known_of_the_models_of_transformers(tmp_path: Path) -> None:

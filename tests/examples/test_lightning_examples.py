@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import email
 import importlib
 import re
 import runpy
@@ -14,8 +12,7 @@ from typing import Any
 import pytest
 
 from littrainer.cli import main
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from tests.examples.in_one_process import EXAMPLES, use_few_texts
 
 
 def test_the_command_line_trains_and_validates_from_its_checkpoint(
@@ -26,13 +23,9 @@ def test_the_command_line_trains_and_validates_from_its_checkpoint(
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     texts: Any = importlib.import_module("local_texts")
-    # Reading all of them takes longer than these trainings.
-    files = [
-        (path, f"{package.__name__}.{path.stem}")
-        for package in (asyncio, email)
-        for path in sorted(Path(package.__path__[0]).glob("*.py"))
-    ]
-    monkeypatch.setattr(texts, "source_files", lambda: iter(files))
+    for name in ("source_files", "catalogues"):
+        monkeypatch.setattr(texts, name, getattr(texts, name))
+    use_few_texts()
     texts.read_documentation.cache_clear()
 
     def run(*options: str) -> None:

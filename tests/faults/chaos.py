@@ -85,31 +85,42 @@ class Schedule:
         return any(kind == "cut upload" for *_, kind in self.faults)
 
 
-class Forked(subprocess.Popen[bytes]):
-    """A process of torch's agent: a fork of this one instead of a fresh interpreter."""
+class Forked:
+    """A process of torch's agent: a fork of this one instead of a fresh interpreter.
 
-    def _execute_child(self, args: Any, *rest: Any) -> None:
-        self._child_created = True
-        self.pid = os.fork()
-        if self.pid:
-            return
-        os.setsid()
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        logging.disable(logging.NOTSET)
-        os.environ.update(next(one for one in rest if isinstance(one, dict)))
-        sys.argv = list(args[args.index("-m") + 1 :])
-        status = 1
-        try:
-            runpy.run_module(SCRIPT, run_name="__main__", alter_sys=True)
-            status = 0
-        except BaseException as error:
-            sys.excepthook(type(error), error, error.__traceback__)
-        finally:
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-            os._exit(status)
+    It has what the agent calls of `subprocess.Popen`.
+    """
+
+    def __init__(self, args: tuple[str, ...], env: dict[str, str], **_: Any) -> None:
+        words = [*args[args.index("-m") + 1 :]]
+        self.process = multiprocessing.get_context("fork").Process(target=run_script, args=(words, env))
+        self.process.start()
+        self.pid = self.process.pid
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise subprocess.TimeoutExpired(SCRIPT, timeout or 0)
+        return self.process.exitcode
+
+
+def run_script(words: list[str], environment: dict[str, str]) -> None:
+    """Run the script with what a fresh interpreter would have: signals, variables, and words of the command line."""
+    os.setsid()
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    logging.disable(logging.NOTSET)
+    os.environ.update(environment)
+    sys.argv = words
+    try:
+        runpy.run_module(SCRIPT, run_name="__main__", alter_sys=True)
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(1)
 
 
 def run_forked(schedule: Schedule, folder: Path) -> tuple[int, str]:

@@ -1,6 +1,6 @@
 """Lets memory run out in trainings, and finds out whether any step is lost.
 
-    python -m tests.faults.memory [--failures 30] [--in-two-processes 20] [--seed 1]
+    python -m tests.faults.memory [--faults 30] [--in-two-processes 20] [--seed 1]
 
 Each training is one whose loss is a mean over rows or labels, a sum divided by those of the window, or a script's own;
 with 1 or 4 micro-batches in an optimizer step, without dropout. Memory runs out in the forward or backward pass of a
@@ -10,15 +10,12 @@ steps have to be taken, with the losses and weights of a training in which memor
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
 import io
 import logging
-import os
 import random
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -28,8 +25,8 @@ import torch
 from lightning.pytorch.profilers import PassThroughProfiler
 from torch import nn
 
-from littrainer.distributed.agreement import from_each
-from tests.distributed.together import start_processes, wait_for_all
+from littrainer.distributed.collectives import all_gather_object
+from tests.faults.in_processes import PROCESSES, RANK, run_faults
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows, tag_rows, vector_rows
 from tests.scenarios.models import (
@@ -41,7 +38,6 @@ from tests.scenarios.models import (
 )
 from tests.scenarios.trainers import Trainer, quiet_trainer
 
-PROCESSES, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
 STEPS, BATCH_SIZE = 5, 5
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB."
 
@@ -185,7 +181,7 @@ def seen_of(trainer: Any) -> dict[str, torch.Tensor]:
     return {"losses": torch.tensor(losses), "weights": torch.cat(weights)}
 
 
-def outcomes(number: int, seed: int, folder: Path) -> tuple[collections.Counter[str], float]:
+def outcomes(number: int, seed: int, folder: Path) -> tuple[collections.Counter[str], str]:
     """How many failures of so many cost how many steps, and by how much weights differ at most."""
     source, found, largest = random.Random(seed), collections.Counter[str](), 0.0
     for one in range(number):
@@ -193,43 +189,18 @@ def outcomes(number: int, seed: int, folder: Path) -> tuple[collections.Counter[
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             trainer, other = (trained(folder, fault, is_faulty) for is_faulty in (True, False))
-        left, steps = sum(from_each(trainer.model.times_left)) - (PROCESSES - 1) * fault.times, STEPS
+        left, steps = sum(all_gather_object(trainer.model.times_left)) - (PROCESSES - 1) * fault.times, STEPS
         now, expected = seen_of(trainer), seen_of(other)
         differences = {name: float((now[name] - value).abs().max()) for name, value in expected.items()}
-        largest = max(largest, *from_each(differences["weights"]))
+        largest = max(largest, *all_gather_object(differences["weights"]))
         lost = steps - trainer.state.global_step
-        is_well = not left and max(from_each(max(differences.values()))) <= 1e-6
+        is_well = not left and max(all_gather_object(max(differences.values()))) <= 1e-6
         found[f"{lost} steps lost{'' if is_well else ', other numbers'}"] += 1
         if RANK == 0 and (lost or not is_well):
             print(fault, f"{lost} steps lost, {left} failures left, differences {differences}", flush=True)
-    return found, largest
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--failures", type=int, default=30)
-    parser.add_argument("--in-two-processes", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--folder", type=Path)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    logging.getLogger("littrainer").setLevel(logging.ERROR)
-    with tempfile.TemporaryDirectory() as other:
-        folder = options.folder or Path(other)
-        found, largest = outcomes(options.failures, options.seed, folder)
-        if RANK == 0:
-            processes = f"{PROCESSES} process{'es' if PROCESSES > 1 else ''}"
-            print(f"in {processes}: {dict(found)}, weights differ by at most {largest:.1e}", flush=True)
-        if PROCESSES == 1 and options.in_two_processes:
-            settings = {"failures": options.in_two_processes, "seed": options.seed, "folder": folder / "together"}
-            arguments = [f"--{name}={value}" for name, value in settings.items()]
-            started, logs = start_processes([sys.executable, "-m", "tests.faults.memory", *arguments], folder)
-            try:
-                wait_for_all(started, logs, 120 + 20 * options.in_two_processes)
-            finally:
-                print((folder / "out0").read_text(), end="")
-    return int(set(found) != {"0 steps lost"})
+    return found, f", weights differ by at most {largest:.1e}"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    logging.getLogger("littrainer").setLevel(logging.ERROR)
+    sys.exit(run_faults("tests.faults.memory", outcomes, 30, "0 steps lost"))

@@ -4,20 +4,17 @@
 
 Each training logs every third step, saves every second one and keeps two checkpoints. What went wrong has to be told at
 the next log at the latest, with its step and with what was wrong first; a checkpoint with finite weights has to be
-there; `skip` has to end with finite weights, and `rollback` with the very weights of a training whose data lacks the
-rows of that optimizer step.
+there; `skip` has to end with finite weights and buffers, and `rollback` with the very weights of a training whose data
+lacks the rows of that optimizer step.
 """
 
 from __future__ import annotations
 
-import argparse
 import collections
 import logging
 import math
-import os
 import random
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,13 +23,12 @@ from safetensors.torch import load_file
 
 from littrainer import UnhealthyTrainingError
 from littrainer.checkpoint.verification import get_last_checkpoint
-from littrainer.distributed.agreement import from_each
-from tests.distributed.together import start_processes, wait_for_all
+from littrainer.distributed.collectives import all_gather_object
+from tests.faults.in_processes import PROCESSES, RANK, run_faults
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import StepwiseTrainer, Trainer, quiet_trainer
 
-PROCESSES, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
 STEPS, LOGGING_STEPS, SAVE_STEPS, BATCH_SIZE = 30, 3, 2, 2
 # What is named as wrong first; at a log it is too late to tell weights from the loss.
 KINDS = {
@@ -79,16 +75,19 @@ class Fault(NamedTuple):
 
 
 class Faulty(VectorClassifier):
-    """Does what a fault says, once, in the forward pass of its micro-batch; has dropout, which random states decide."""
+    """Does what a fault says, once, in the forward pass of its micro-batch; has dropout, which random states decide.
+
+    Its batch norm has buffers, which a forward pass changes.
+    """
 
     def __init__(self, fault: Fault | None) -> None:
         super().__init__()
-        self.dropout = torch.nn.Dropout(0.2)
+        self.dropout, self.batch_norm = torch.nn.Dropout(0.2), torch.nn.BatchNorm1d(6)
         self.fault = fault
         self.micro_batches = 0
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        return super().logits(self.dropout(x))
+        return super().logits(self.dropout(self.batch_norm(x)))
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
         fault, now = self.fault, self.micro_batches
@@ -169,7 +168,7 @@ def outcome_of(fault: Fault, folder: Path) -> str:
         loggers.removeHandler(told)
     trainer = told.trainer
     wrong = []
-    texts = [one for each in from_each(told.texts) for one in each]
+    texts = [one for each in all_gather_object(told.texts) for one in each]
     about = [(step, text) for step, text in texts if f"Optimizer step {fault.step}:" in text]
     if not about:
         wrong.append(f"not told, but {texts}")
@@ -192,10 +191,10 @@ def outcome_of(fault: Fault, folder: Path) -> str:
         expected = trained(folder / "without", fault, "warn", False, told).model.state_dict()
         if any(not torch.equal(part, expected[name]) for name, part in trainer.model.state_dict().items()):
             wrong.append("other weights")
-    return "; ".join(text for each in from_each(wrong) for text in each) or "well"
+    return "; ".join(text for each in all_gather_object(wrong) for text in each) or "well"
 
 
-def outcomes(number: int, seed: int, folder: Path) -> collections.Counter[str]:
+def outcomes(number: int, seed: int, folder: Path) -> tuple[collections.Counter[str], str]:
     """What becomes of so many faults; those that do not go well are printed."""
     source, found = random.Random(seed), collections.Counter[str]()
     # In an order in which a few are of several kinds and ways.
@@ -205,32 +204,8 @@ def outcomes(number: int, seed: int, folder: Path) -> collections.Counter[str]:
         found[outcome] += 1
         if outcome != "well" and RANK == 0:
             print(fault, outcome, flush=True)
-    return found
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--faults", type=int, default=60)
-    parser.add_argument("--in-two-processes", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--folder", type=Path)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as other:
-        folder = options.folder or Path(other)
-        found = outcomes(options.faults, options.seed, folder)
-        if RANK == 0:
-            print(f"in {PROCESSES} process{'es' if PROCESSES > 1 else ''}: {dict(found)}", flush=True)
-        if PROCESSES == 1 and options.in_two_processes:
-            settings = {"faults": options.in_two_processes, "seed": options.seed, "folder": folder / "together"}
-            arguments = [f"--{name}={value}" for name, value in settings.items()]
-            started, logs = start_processes([sys.executable, "-m", "tests.faults.numbers", *arguments], folder)
-            try:
-                wait_for_all(started, logs, 60 + 20 * options.in_two_processes)
-            finally:
-                print((folder / "out0").read_text(), end="")
-    return int(set(found) != {"well"})
+    return found, ""
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_faults("tests.faults.numbers", outcomes, 60, "well"))

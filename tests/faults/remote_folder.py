@@ -10,6 +10,10 @@ machine without faults trains to the end: the weights have to be those of a run 
 After each machine every checkpoint that has a manifest at the address has to be whole, and the next machine has to find
 the newest of them or a newer one.
 
+Lost threads are uploads that end by an exception that is no Exception. Without the right to delete, what is complete
+stays complete. Hostile keys are names that lead out of a folder, in a checkpoint and in a manifest, and a marker that
+holds anything: nothing is written where they lead.
+
 A part of the schedules begins with what is at the address already: the checkpoint-1 of an older run, whose checkpoints
 are not limited here, and a checkpoint-9 without a manifest, which somebody copied there. Both have to be there in the
 end. In a part a second run begins to upload to the address in the middle of the first machine's training.
@@ -18,8 +22,10 @@ end. In a part a second run begins to upload to the address in the middle of the
 from __future__ import annotations
 
 import argparse
+import asyncio
 import collections
 import contextlib
+import json
 import os
 import random
 import sys
@@ -34,18 +40,23 @@ from unittest import mock
 
 import fsspec
 import torch
+from fsspec.core import url_to_fs
 from fsspec.implementations.memory import MemoryFileSystem
 
 from littrainer import TrainerCallback, get_last_checkpoint
 from littrainer.checkpoint.checksums import MANIFEST_NAME, parsed_manifest
 from littrainer.checkpoint.layout import checkpoint_step
-from littrainer.checkpoint.remote import RemoteRun
+from littrainer.checkpoint.remote import MARKER_NAME, RemoteRun
 from littrainer.errors.remote_folder import local_folder
 from tests.faults.damage import STEPS, build_trainer, is_equal, quiet, stop_at, weights_of
 
 LIBRARY = "littrainer"
-KINDS = ("errors", "torn writes with an error", "torn writes without", "late listings", "slow", "cut off")
+KINDS = (
+    *("errors", "torn writes with an error", "torn writes without", "late listings", "slow", "cut off"),
+    *("short reads", "refused deletes", "lost threads", "hostile keys"),
+)
 MACHINES = 3
+HOSTILE, ESCAPED = "checkpoint-7", "escaped"
 
 
 class LyingFileSystem(MemoryFileSystem):
@@ -90,8 +101,9 @@ class LyingFileSystem(MemoryFileSystem):
         return cls.kind in kinds
 
     def cat_file(self, path: str, start: Any = None, end: Any = None, **kwargs: Any) -> Any:
-        self.goes_wrong()
-        return super().cat_file(path, start, end, **kwargs)
+        is_short = self.goes_wrong("short reads")
+        content = super().cat_file(path, start, end, **kwargs)
+        return content[: self.moments.randrange(1 + len(content))] if is_short else content
 
     def get_file(self, rpath: str, lpath: Any = None, *args: Any, **kwargs: Any) -> None:
         content = self.cat_file(rpath)
@@ -102,12 +114,15 @@ class LyingFileSystem(MemoryFileSystem):
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
         is_torn = self.goes_wrong(*KINDS[1:3])
+        if self.kind == "lost threads" and self.goes_wrong("lost threads"):
+            raise asyncio.CancelledError
         super().pipe_file(path, value[: len(value) // 2] if is_torn else value, mode, **kwargs)
         if is_torn and self.kind == KINDS[1]:
             raise ConnectionError("the connection was reset")
 
     def info(self, path: str, **kwargs: Any) -> Any:
-        self.goes_wrong()
+        if self.goes_wrong("late listings"):
+            raise FileNotFoundError(path)
         return super().info(path, **kwargs)
 
     def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
@@ -123,6 +138,8 @@ class LyingFileSystem(MemoryFileSystem):
 
     def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
         """Delete what a listing shows: with a late one only a part."""
+        if self.kind == "refused deletes" and self.goes_wrong("refused deletes"):
+            raise PermissionError("DeleteObject is not allowed")
         whole = self._strip_protocol(path)
         found = sorted(name for name in self.store if name == whole or name.startswith(f"{whole}/"))
         is_late = len(found) > 1 and self.goes_wrong("late listings")
@@ -138,6 +155,8 @@ def checked_checkpoints() -> tuple[int, list[str]]:
     store = {name: file.getvalue() for name, file in LyingFileSystem.store.items()}
     newest, found = 0, []
     for path in [name for name in store if name.endswith(f"/{MANIFEST_NAME}")]:
+        if HOSTILE in path:
+            continue
         folder = path.removesuffix(MANIFEST_NAME)
         try:
             files = parsed_manifest(store[path]).files
@@ -167,11 +186,29 @@ OLDER, COPIED = "checkpoint-1", "checkpoint-9"
 
 def put_what_is_there(address: str, older: Path) -> dict[str, bytes]:
     """Upload the checkpoint of an older run, and a copied folder; return these objects."""
-    files, path = fsspec.url_to_fs(address)
+    files, path = url_to_fs(address)
     for file in (older / OLDER).iterdir():
         files.put_file(file, f"{path}/{OLDER}/{file.name}")
     files.pipe_file(f"{path}/{COPIED}/optimizer.pt", b"copied")
     return {name: file.getvalue() for name, file in LyingFileSystem.store.items()}
+
+
+def put_what_is_hostile(address: str, moments: random.Random) -> None:
+    """Put names that lead out of their folder, in a copied checkpoint and in a manifest, and an odd marker."""
+    files, path = url_to_fs(address)
+    out = "../" * moments.randrange(1, 9) + ESCAPED
+    files.pipe_file(f"{path}/checkpoint-8/{moments.choice(['', 'a/', '/', './'])}{out}", b"hostile")
+    files.pipe_file(f"{path}/checkpoint-8/model.safetensors", b"hostile")
+    content = {"version": 1, "sequence": 10**30, "files": {out: {"size": 7, "crc32": "0"}}}
+    content["crc32"] = f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
+    files.pipe_file(f"{path}/{HOSTILE}/{MANIFEST_NAME}", json.dumps(content).encode())
+    odd = [b'{"checkpoints": null}', b"[" * 200_000, b'{"checkpoints": ["../checkpoint-9", 1e400]}', b"5"]
+    if moments.random() < 0.5:
+        files.pipe_file(f"{path}/{MARKER_NAME}", moments.choice(odd))
+
+
+def is_any_unfinished() -> bool:
+    return any(name.endswith(MANIFEST_NAME) and not file.getvalue() for name, file in LyingFileSystem.store.items())
 
 
 class SecondRun(TrainerCallback):
@@ -193,6 +230,7 @@ def outcome_of(number: int, seed: int, root: Path, expected: dict[str, torch.Ten
     for kept in (cls.store, cls.listings):
         kept.clear()
     counts: collections.Counter[str] = collections.Counter()
+    was_unfinished = False
     disk, safe, second = root / f"{number}-0", 0, moments.randrange(3 * STEPS)
     # Of each kind of fault, every second schedule.
     cls.kind = None
@@ -202,6 +240,10 @@ def outcome_of(number: int, seed: int, root: Path, expected: dict[str, torch.Ten
             disk = root / f"{number}-{attempt}"
         cls.kind = None if attempt == MACHINES else KINDS[number % len(KINDS)]
         cls.chance = moments.choice([0.02, 0.1, 0.4])
+        if cls.kind == "hostile keys":
+            put_what_is_hostile(address, moments)
+        has_no_right = cls.kind == "refused deletes" and moments.random() < 0.5
+        cls.chance = 1.0 if has_no_right else cls.chance
         cls.calls_left = moments.randrange(120)
         stopped_at = STEPS if attempt == MACHINES else moments.randrange(2, STEPS + 2)
         limit = None if there else moments.choice([1, 2, None])
@@ -220,11 +262,16 @@ def outcome_of(number: int, seed: int, root: Path, expected: dict[str, torch.Ten
         except Exception as error:
             counts["error that names the address" if address in str(error) else f"unclear error: {error!r}"] += 1
         cls.kind = None
+        # A second run leaves uploads of the first one half done.
+        if has_no_right and not was_unfinished and not (attempt == 0 and second < STEPS):
+            counts["emptied without the right to delete"] += is_any_unfinished()
+        was_unfinished = is_any_unfinished()
         safe, torn = checked_checkpoints()
         if torn:
             counts[f"torn, with a manifest: {torn}"] += 1
     store = {name: file.getvalue() for name, file in cls.store.items()}
     counts["deleted or changed what was there"] += not there.items() <= store.items()
+    counts["written outside of the folder"] += len([*root.rglob(f"{ESCAPED}*")])
     counts["schedules with an older run's and a copied checkpoint"] += bool(there)
     counts["exact" if is_equal(weights_of(trainer), expected) else "different"] += 1
     return counts

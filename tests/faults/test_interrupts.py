@@ -63,7 +63,8 @@ for place in (*EVENTS, "fork"):
 
 def test_a_script_that_is_interrupted_ends_as_python_does_whatever_it_was_doing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True)
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=True, timeout=LONGEST_WAIT_SECONDS)
     statuses = dict(line.split() for line in done.stdout.splitlines() if line.count(" ") == 1)
     assert len(statuses) == 6 and set(statuses.values()) == {"-2"}, done.stderr
 

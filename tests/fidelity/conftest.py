@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.fidelity.kept_records import KeptRecords, records_kept_in_cache
 from tests.fidelity.scenarios import QUICK
 from tests.fidelity.side import MODES, ORACLE, OURS
 from tests.left_out import leave_out
@@ -45,21 +44,22 @@ def environment_of_runs() -> dict[str, str]:
     }
 
 
-def run_all(folder: Path, wanted: dict[str, list[str]], kept: KeptRecords) -> None:
-    """Run the scenarios that each side has, all sides at once; transformers' if it has no record."""
-    for run in wanted:
-        (folder / run).mkdir(parents=True)
-    missing = kept.put_into(folder / ORACLE, wanted[ORACLE])
+def run_all(folder: Path, wanted: dict[str, list[str]], environment: dict[str, str] | None = None) -> None:
+    """Run the scenarios that each side has, all sides at once.
+
+    Parameters:
+        environment: variables of the processes on top of `environment_of_runs`.
+    """
     processes = []
-    for run, names in {**wanted, ORACLE: list(missing)}.items():
+    for run, names in wanted.items():
+        (folder / run).mkdir(parents=True)
         if not names:
             continue
         side, mode = RUNS[run]
         with (folder / run / "log").open("w") as log:
             command = [sys.executable, "-m", "tests.fidelity.runner", side, mode, str(folder / run), *names]
-            processes.append(
-                subprocess.Popen(command, cwd=ROOT, env=environment_of_runs(), stdout=log, stderr=subprocess.STDOUT)
-            )
+            variables = {**environment_of_runs(), **(environment or {})}
+            processes.append(subprocess.Popen(command, cwd=ROOT, env=variables, stdout=log, stderr=subprocess.STDOUT))
     for process in processes:
         try:
             process.wait(LONGEST_RUN_SECONDS)
@@ -67,14 +67,20 @@ def run_all(folder: Path, wanted: dict[str, list[str]], kept: KeptRecords) -> No
             # The scenarios that were done have their records; the others fail by name.
             process.kill()
             process.wait()
-    kept.keep(folder / ORACLE, missing)
 
 
-def needs_a_run(item: Any) -> bool:
+def needs_a_run(item: Any, fixture: str = "runs") -> bool:
     """Whether a collected test compares the records of a scenario."""
     name = getattr(item, "callspec", NO_CALL).params.get("name")
     # A parametrisation over an empty table leaves one test behind, whose parameter is no name.
-    return "runs" in getattr(item, "fixturenames", ()) and isinstance(name, str)
+    return fixture in getattr(item, "fixturenames", ()) and isinstance(name, str)
+
+
+def wanted_runs(items: list[Any], fixture: str = "runs") -> dict[str, list[str]]:
+    """Return the scenarios of each entry of `RUNS` that the collected tests with a fixture compare."""
+    params = [item.callspec.params for item in items if needs_a_run(item, fixture)]
+    wanted = {run: sorted({each["name"] for each in params if each.get("mode", MODES[0]) == run}) for run in MODES}
+    return {**wanted, ORACLE: sorted({each["name"] for each in params})}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -91,12 +97,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with one folder of records for each entry of `RUNS`."""
-    items: list[Any] = request.session.items
-    params = [item.callspec.params for item in items if needs_a_run(item)]
-    wanted = {run: sorted({each["name"] for each in params if each.get("mode", MODES[0]) == run}) for run in MODES}
-    wanted[ORACLE] = sorted({each["name"] for each in params})
-
-    def run(folder: Path) -> None:
-        run_all(folder, wanted, records_kept_in_cache(request.config, folder))
-
-    return carried_out_once(tmp_path_factory, "fidelity", run)
+    wanted = wanted_runs(request.session.items)
+    return carried_out_once(tmp_path_factory, "fidelity", lambda folder: run_all(folder, wanted))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import pickle
 import random
 from dataclasses import dataclass, field
 from enum import Enum
@@ -64,6 +66,17 @@ class Record:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
+@functools.cache
+def read_record(folder: Path, name: str) -> Record:
+    """Return the record of one scenario, which has an error if its run did not end."""
+    path = folder / f"{name}.pickle"
+    if not path.exists():
+        return Record(error=f"the run left no record of {name!r}; see {folder / 'log'}")
+    record = pickle.loads(path.read_bytes())
+    assert isinstance(record, Record)
+    return record
+
+
 EVERY_SCENARIO = (
     "log_history",
     "log_keys",
@@ -85,7 +98,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+        return value.detach().cpu().clone()
     if isinstance(value, (np.ndarray, np.generic)):
         return value
     if isinstance(value, dict):
@@ -104,6 +117,7 @@ def random_state() -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": (kind, np.array(keys), position, has_gauss, gauss),
         "torch": torch.random.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.fidelity.record import EVERY_SCENARIO, WITH_CHECKPOINTS
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tests.fidelity.record import Record
     from tests.fidelity.side import Side
 
-    Script = Callable[[Side], Record]
+Script = Callable[["Side"], "Record"]
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,6 @@ class Scenario:
         saves: Whether it leaves checkpoints, so that their content is compared.
         predicts: Whether it hands over predictions.
         extra: Whether it hands over further values of its own.
-        resumes: Whether it resumes from a checkpoint.
-        tolerance: Largest absolute difference between two floats, 0 for equality bit for bit.
-        reason: Why the tolerance is not 0.
         processes: Processes it is for.
     """
 
@@ -36,9 +33,6 @@ class Scenario:
     saves: bool = False
     predicts: bool = False
     extra: bool = False
-    resumes: bool = False
-    tolerance: float = 0.0
-    reason: str = ""
     processes: int = 1
 
 
@@ -59,41 +53,24 @@ def add(scenario: Scenario) -> None:
     """Enter a scenario in the table.
 
     Raises:
-        ValueError: if its name is taken, or if it has a tolerance without a reason.
+        ValueError: if its name is taken.
     """
     if scenario.name in REGISTERED:
         raise ValueError(f"two scenarios are named {scenario.name!r}: rename one")
-    if scenario.tolerance and not scenario.reason:
-        raise ValueError(f"scenario {scenario.name!r} has a tolerance and no reason: state one")
     REGISTERED[scenario.name] = scenario
 
 
-def scenario(
-    *,
-    saves: bool = False,
-    predicts: bool = False,
-    extra: bool = False,
-    resumes: bool = False,
-    tolerance: float = 0.0,
-    reason: str = "",
-    processes: int = 1,
-) -> Callable[[Script], Script]:
+def add_scripts(scripts: Mapping[str, Script], **facts: Any) -> None:
+    """Enter scripts by the names of their scenarios; the keywords are `Scenario`'s."""
+    for name, script in scripts.items():
+        add(Scenario(name=name, run=script, **facts))
+
+
+def scenario(**facts: Any) -> Callable[[Script], Script]:
     """Register the decorated script under its own name; the keywords are `Scenario`'s."""
 
     def register(script: Script) -> Script:
-        add(
-            Scenario(
-                name=script.__name__,
-                run=script,
-                saves=saves,
-                predicts=predicts,
-                extra=extra,
-                resumes=resumes,
-                tolerance=tolerance,
-                reason=reason,
-                processes=processes,
-            )
-        )
+        add(Scenario(name=script.__name__, run=script, **facts))
         return script
 
     return register

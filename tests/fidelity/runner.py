@@ -26,11 +26,7 @@ from tests.fidelity.record import Record
 from tests.fidelity.registry import Scenario
 from tests.fidelity.scenarios import SCENARIOS
 from tests.fidelity.side import ORACLE, OURS, Side
-from tests.scenarios.once_per_process import (
-    leave_out_of_collections,
-    leave_writing_to_the_system,
-    remember_entry_points,
-)
+from tests.scenarios.once_per_process import leave_out_of_collections, leave_writing_to_the_system
 from tests.scenarios.other_processes import process_group
 
 START_SEED = 20
@@ -74,7 +70,6 @@ def main(name: str, mode: str, folder: Path, wanted: list[str]) -> None:
     torch.set_num_threads(1)
     records = folder / f"rank{RANK}" if PROCESSES > 1 else folder
     records.mkdir(parents=True, exist_ok=True)
-    remember_entry_points()
     leave_writing_to_the_system()
     _ = importlib.import_module(name).Trainer
     if name == OURS:

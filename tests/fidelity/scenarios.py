@@ -42,20 +42,7 @@ from tests.fidelity.side import MODES
 
 SCENARIOS: dict[str, Scenario] = dict(REGISTERED)
 
-RESUME_SCENARIOS: tuple[str, ...] = tuple(name for name, scenario in SCENARIOS.items() if scenario.resumes)
-
-COMPARE_RESUME = True
-"""Whether the resume scenarios are compared too."""
-
-REFUSED_TODAY: dict[str, str] = {}
-"""Scenarios that use an argument we do not carry out yet -> that argument. Such a run has to name it and stop; the
-test of that fails when the argument is carried out, and its entry goes."""
-
-COMPARED: tuple[str, ...] = tuple(
-    name
-    for name, scenario in SCENARIOS.items()
-    if name not in REFUSED_TODAY and (COMPARE_RESUME or not scenario.resumes) and scenario.processes == 1
-)
+COMPARED: tuple[str, ...] = tuple(name for name, scenario in SCENARIOS.items() if scenario.processes == 1)
 
 IN_BOTH_MODES = ("accumulation", "optimization", "precision", "resume")
 """Topics, by the names of their files, whose arithmetic differs most between the modes."""

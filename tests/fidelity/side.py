@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from tests.fidelity.record import Record, build_record, watching_callback
+from tests.scenarios.collators import pad_tokens
+from tests.scenarios.data import Row, Rows, vector_rows
+from tests.scenarios.models import VectorClassifier
 
 ORACLE = "transformers"
 OURS = "littrainer"
@@ -30,7 +36,8 @@ QUIET_RUN: dict[str, Any] = {
     "save_strategy": "no",
     "report_to": "none",
     "disable_tqdm": True,
-    "use_cpu": True,
+    # Runs on the CPU see no GPU; those on a simulated one see it.
+    "use_cpu": not torch.cuda.is_available(),
 }
 
 
@@ -86,6 +93,59 @@ class Side:
     def seq2seq_arguments(self, **changes: Any) -> Any:
         """Seq2SeqTrainingArguments of such a run."""
         return self.names.Seq2SeqTrainingArguments(**{**QUIET_RUN, **changes})
+
+    def vector_trainer(
+        self,
+        model: Any = None,
+        *,
+        rows: int = 18,
+        eval_rows: int = 7,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        kind: Any = None,
+        compute_metrics: Any = None,
+        callbacks: Iterable[Any] = (),
+        given: Mapping[str, Any] | None = None,
+        **changes: Any,
+    ) -> Any:
+        """Return a Trainer that classifies vectors, with the watcher after its callbacks.
+
+        Parameters:
+            model: The model, by default a VectorClassifier.
+            rows: Number of rows to train on, unless there is a `train_dataset`.
+            eval_rows: Number of rows to evaluate on, unless there is an `eval_dataset`.
+            kind: The class, by default the side's Trainer.
+            given: Further keywords of the Trainer.
+            changes: Arguments.
+        """
+        return (kind or self.Trainer)(
+            model=VectorClassifier() if model is None else model,
+            args=self.arguments(**changes),
+            train_dataset=Rows(vector_rows(rows)) if train_dataset is None else train_dataset,
+            eval_dataset=Rows(vector_rows(eval_rows, seed=1)) if eval_dataset is None else eval_dataset,
+            compute_metrics=compute_metrics,
+            callbacks=[*callbacks, self.watcher],
+            **(given or {}),
+        )
+
+    def token_trainer(
+        self,
+        model: Any,
+        make_rows: Callable[..., list[Row]],
+        *,
+        rows: int = 10,
+        eval_rows: int = 5,
+        given: Mapping[str, Any] | None = None,
+        **others: Any,
+    ) -> Any:
+        """Return such a Trainer over rows of tokens, which are padded; `others` are as in `vector_trainer`."""
+        return self.vector_trainer(
+            model,
+            train_dataset=Rows(make_rows(rows)),
+            eval_dataset=Rows(make_rows(eval_rows, seed=1)),
+            given={"data_collator": pad_tokens, **(given or {})},
+            **others,
+        )
 
     def train(self, trainer: Any, **changes: Any) -> Record:
         """Train once and record it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,13 +14,18 @@ from tests.gpu.trainings import SPREAD
 pytestmark = needs_gpus(2)
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The curve of one GPU."""
+    return run_training("ours", "fp32", tmp_path_factory.mktemp("one") / "alone")[0]
+
+
 @pytest.mark.parametrize("name", SPREAD)
-def test_losses_are_those_of_one_gpu_and_the_model_is_saved_whole(tmp_path: Path, name: str) -> None:
+def test_losses_are_those_of_one_gpu_and_the_model_is_saved_whole(tmp_path: Path, alone: Any, name: str) -> None:
     if "deepspeed" in name and importlib.util.find_spec("deepspeed") is None:
         pytest.skip("needs deepspeed")
     from transformers import AutoModelForCausalLM
 
-    alone = run_training("ours", "fp32", tmp_path / "alone")[0]
     first, second = run_training("ours", name, tmp_path / "together", processes=2)
     assert first == second
     for found, expected in zip(first, alone, strict=True):

@@ -39,6 +39,7 @@ SPREAD: dict[str, dict[str, Any]] = {
         "fsdp": True,
         "fsdp_config": {"version": 1, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]},
     },
+    "tensor parallel": {"parallelism_config": {"tp_size": 2}, "per_device_train_batch_size": 4},
     "deepspeed stage 2": {"deepspeed": {"zero_optimization": {"stage": 2}}},
     "deepspeed stage 3": {"deepspeed": {"zero_optimization": {"stage": 3}}},
 }
@@ -61,7 +62,9 @@ def trainer_of(side: ModuleType, folder: Path, callbacks: Any = (), kind: Any = 
         changes: arguments on top of these.
     """
     torch.manual_seed(0)
-    model = tiny_llama(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
+    model = tiny_llama(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
+    )
     arguments = {
         "output_dir": str(folder),
         "max_steps": STEPS,
@@ -101,12 +104,15 @@ def training_in(precision: str) -> Callable[..., Any]:
 
 
 def overflowing(side: ModuleType, folder: Path, **changes: Any) -> Any:
-    """A training in fp16 whose first steps overflow, so that the scaler skips them."""
-    trainer = trainer_of(side, folder, max_grad_norm=0.0, **PRECISIONS["fp16"], **changes)
-    with torch.no_grad():
-        trainer.model.lm_head.weight *= 200
-    trainer.train()
-    return curve(trainer)
+    """Curves of trainings in fp16, by optimizer, whose first step overflows, so that the scaler skips it."""
+    curves = {}
+    for optimizer in ("adamw_torch", "adamw_torch_fused"):
+        trainer = trainer_of(side, folder, optim=optimizer, max_grad_norm=0.0, **PRECISIONS["fp16"], **changes)
+        with torch.no_grad():
+            trainer.model.lm_head.weight *= 20
+        trainer.train()
+        curves[optimizer] = curve(trainer)
+    return curves
 
 
 @contextmanager
@@ -209,7 +215,7 @@ def spread(name: str) -> Callable[..., Any]:
         arguments = dict(SPREAD[name])
         if "deepspeed" in arguments:
             arguments["deepspeed"] = {**LEFT_TO_ARGUMENTS, **arguments["deepspeed"]}
-        trainer = trainer_of(side, folder / "run", per_device_train_batch_size=2, **{**arguments, **changes})
+        trainer = trainer_of(side, folder / "run", **{"per_device_train_batch_size": 2, **arguments, **changes})
         trainer.train()
         trainer.save_model(str(folder / "saved"))
         return curve(trainer)

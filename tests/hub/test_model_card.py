@@ -24,7 +24,7 @@ from littrainer.hub.model_card import (
     is_as_written,
     last_results,
 )
-from littrainer.hub.snapshot import CARD_NAME
+from littrainer.hub.repository import CARD_NAME
 from tests.hub.runs import pushing_trainer
 from tests.hub.server import Fault, Hub
 from tests.scenarios.data import token_rows
@@ -122,7 +122,7 @@ def test_results_are_the_last_ones_and_each_evaluation_set_has_its_columns(tmp_p
             {"eval_hard_loss": 4.0, "eval_hard_runtime": 0.1, "step": 1, "epoch": 0.5},
             {"loss": 1.0, "step": 2, "epoch": 1.0},
             {"eval_loss": 1.5, "eval_matthews_correlation": 0.5, "step": 4, "epoch": 2.0},
-            {"train_runtime": 1.0, "step": 4},
+            {"train_runtime": 1.0, "train_samples_per_second": 8.0, "step": 4},
             after,
         ]
     )

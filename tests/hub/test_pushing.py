@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.hub.snapshot import SNAPSHOT_DIR
+from littrainer.hub.push_to_hub import SNAPSHOT_DIR
 from tests.hub.runs import PUSHING, AtEnd, AtStep, files_below, pushing_trainer
 from tests.hub.server import GOOD_TOKEN, MAIN, Fault, Hub
 from tests.scenarios.data import Rows, vector_rows

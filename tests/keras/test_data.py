@@ -83,7 +83,7 @@ def test_samples_that_cannot_be_stacked_are_named(values: list[Any], error: type
 
 def test_batches_of_a_script_are_read_as_far_as_it_says() -> None:
     batches = StandInDataset([(np.ones((2, 1)), np.ones(2))] * 5)
-    loader = loader_of(batches, "get_eval_tfdataset", steps=3, num_examples=6)
+    loader = loader_of((batches, 3, 6), "get_eval_tfdataset", has_counts=True)
     assert (len(loader), len(list(loader)), loader.num_examples) == (3, 3, 6)
     assert len(loader_of(batches, "get_train_tfdataset")) == 5
     assert [labels.tolist() for _, labels in BatchedPairs(loader)] == [[1.0, 1.0]] * 3

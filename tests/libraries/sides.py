@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 import littrainer
@@ -101,9 +102,8 @@ def run_both(program: str | Sequence[str], folder: Path) -> Both:
     outputs = [side.output() for side in started]
     failures = [side.failure(output) for side, output in zip(started, outputs, strict=True)]
     assert not any(failures), "".join(failures)
-    for side, output in zip(started, outputs, strict=True):
-        (folder / f"{side.name}.txt").write_text(output)
-    return read_both(folder)
+    theirs, ours = (read_folder(side.folder, output) for side, output in zip(started, outputs, strict=True))
+    return Both(ours, theirs)
 
 
 def _started(name: str, command: list[str], folder: Path, **environment: str) -> _Side:
@@ -126,11 +126,6 @@ def _started(name: str, command: list[str], folder: Path, **environment: str) ->
         text=True,
     )
     return _Side(name, cwd, process)
-
-
-def read_both(folder: Path) -> Both:
-    """Read what `run_both` has left in its folder."""
-    return Both(*(read_folder(folder / name, (folder / f"{name}.txt").read_text()) for name in ("ours", "theirs")))
 
 
 def read_folder(folder: Path, output: str = "") -> SideRecord:
@@ -169,37 +164,25 @@ def _flat(content: Any, name: str = "") -> list[tuple[str, Any]]:
     return [] if any(part in name for part in TIMES) else [(name, content)]
 
 
-def compared(both: Both, path: str) -> list[tuple[str, float]]:
-    """Each value of a file with its difference."""
-    ours, theirs = both.ours.values[path], both.theirs.values[path]
-    return [
-        (name, distance(ours[name], theirs[name]) if name in ours and name in theirs else math.inf)
-        for name in sorted(ours.keys() | theirs.keys())
-    ]
-
-
-def distance(one: Any, other: Any) -> float:
-    """The largest absolute difference of two values; infinite where they are no numbers and not equal."""
-    if hasattr(one, "shape") and hasattr(other, "shape"):
-        if one.shape != other.shape or one.dtype != other.dtype:
-            return math.inf
-        return (one.double() - other.double()).abs().max().item() if one.numel() else 0.0
-    if isinstance(one, int | float) and isinstance(other, int | float) and not isinstance(one, bool):
-        both_nan = math.isnan(one) and math.isnan(other)
-        return 0.0 if both_nan or one == other else abs(one - other)
-    return 0.0 if one == other else math.inf
-
-
 def described(both: Both) -> list[str]:
-    """A line for each value that differs, with both values if they are short."""
+    """A line for each file that one side lacks, and for each value that differs, with both values if they are short."""
     lines = [
         f"{path}: only {'ours' if path in both.ours.files else 'theirs'}"
         for path in sorted(both.ours.files ^ both.theirs.files)
     ]
     for path in sorted(both.ours.values.keys() & both.theirs.values.keys()):
-        for name, amount in compared(both, path):
-            if amount:
-                pair = [side.values[path].get(name, "absent") for side in both]
-                shown = "" if any(hasattr(value, "shape") for value in pair) else f": ours {pair[0]}, theirs {pair[1]}"
-                lines.append(f"{path}: {name}: {amount:g}{shown}")
+        ours, theirs = both.ours.values[path], both.theirs.values[path]
+        for name in sorted(ours.keys() | theirs.keys()):
+            pair = ours.get(name, "absent"), theirs.get(name, "absent")
+            if not are_equal(*pair):
+                is_tensor = any(isinstance(value, torch.Tensor) for value in pair)
+                lines.append(f"{path}: {name}" + ("" if is_tensor else f": ours {pair[0]}, theirs {pair[1]}"))
     return lines
+
+
+def are_equal(one: Any, other: Any) -> bool:
+    """Whether two values are the same, bit for bit."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    are_nan = isinstance(one, float) and isinstance(other, float) and math.isnan(one) and math.isnan(other)
+    return are_nan or bool(one == other)

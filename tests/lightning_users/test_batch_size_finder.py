@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 from littrainer import Trainer, default_data_collator
 from tests.scenarios.data import Rows, Stream, vector_rows
@@ -36,17 +36,15 @@ class Bounded(VectorClassifier):
         return list(dict.fromkeys(self.sizes))
 
 
-@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
 @pytest.mark.parametrize(
-    ("keywords", "size", "tried"),
+    ("kind", "keywords", "size", "tried"),
     [
-        ({}, 8, [2, 4, 8, 16]),
-        ({"mode": "binsearch", "margin": 0.0}, 11, [2, 4, 8, 16, 12, 10, 11]),
-        ({"mode": "binsearch", "margin": 0.2}, 8, [2, 4, 8, 16, 12, 10, 11]),
-        ({"init_val": 40}, 10, [40, 20, 10]),
-        ({"init_val": 40, "mode": "binsearch", "margin": 0.0}, 11, [40, 20, 10, 15, 12, 11]),
-        ({"max_val": 5}, 5, [2, 4, 5]),
-        ({"max_trials": 2}, 4, [2, 4]),
+        (StepwiseTrainer, {}, 8, [2, 4, 8, 16]),
+        (Trainer, {"mode": "binsearch", "margin": 0.2}, 8, [2, 4, 8, 16, 12, 10, 11]),
+        (Trainer, {"init_val": 40}, 10, [40, 20, 10]),
+        (Trainer, {"init_val": 40, "mode": "binsearch", "margin": 0.0}, 11, [40, 20, 10, 15, 12, 11]),
+        (Trainer, {"max_val": 5}, 5, [2, 4, 5]),
+        (Trainer, {"max_trials": 2}, 4, [2, 4]),
     ],
 )
 def test_it_finds_the_largest_size_that_fits(
@@ -85,7 +83,8 @@ def test_memory_for_nothing_is_an_error_with_what_to_do(tmp_path: Path) -> None:
 def test_a_loader_of_ones_own_has_to_take_the_size(tmp_path: Path, accumulation: int) -> None:
     class Own(Trainer):
         def get_train_dataloader(self) -> Any:
-            return DataLoader(Rows(vector_rows(12)), batch_size=3, collate_fn=default_data_collator)
+            batches = BatchSampler(range(12), 3, drop_last=False)
+            return DataLoader(Rows(vector_rows(12)), batch_sampler=batches, collate_fn=default_data_collator)
 
     with pytest.raises(ValueError, match=r"asked for micro-batches of 2 samples, and .* made some of 3: let it read"):
         quiet_trainer(tmp_path, kind=Own, gradient_accumulation_steps=accumulation).scale_batch_size()

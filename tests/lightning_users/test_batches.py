@@ -100,6 +100,13 @@ def test_a_resumed_training_gets_the_batches_and_random_draws_of_one_that_was_no
     assert rest and rest == whole[goes_on_behind:]
 
 
+def test_a_checkpoint_of_the_moment_before_an_epochs_first_step_resumes_with_its_batches_and_draws(
+    tmp_path: Path,
+) -> None:
+    whole, rest = interrupted_and_resumed(tmp_path, "on_train_batch_start", EPOCH + 1, **UNSEEDED)
+    assert rest and rest == whole[EPOCH:]
+
+
 class Counted(CountingModule):
     """Notes how Lightning counts a micro-batch, and whether it steps with it."""
 
@@ -115,8 +122,7 @@ class Counted(CountingModule):
         return super().training_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize("is_limited_by_steps", [False, True])
-@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize(("accumulation", "is_limited_by_steps"), [(1, True), (4, False)])
 @pytest.mark.parametrize("rows", [Numbers(ROWS), StreamOfNumbers(ROWS)])
 @pytest.mark.parametrize(
     ("hook", "number", "is_evaluated"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import UserDict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,44 @@ def test_a_batch_is_what_the_collator_made_of_it_to_every_hook_and_callback(tmp_
     trainer.fit(module, datamodule=data)
     assert sizes == [4, 2]
     assert module.model.numbers == [[0.0, 2.0, 4.0, 6.0], [8.0, 10.0]]
+
+
+class Writer(pl.callbacks.BasePredictionWriter):
+    """Notes the samples that it is handed with each batch, and at the end with all of them."""
+
+    def __init__(self) -> None:
+        super().__init__("batch_and_epoch")
+        self.of_batches: list[Any] = []
+
+    def write_on_batch_end(self, trainer: Any, module: Any, prediction: Any, indices: Any, *_: Any) -> None:
+        self.of_batches.append(indices)
+
+    def write_on_epoch_end(self, trainer: Any, module: Any, predictions: Any, indices: Any) -> None:
+        self.of_epoch = indices
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"dataloader_num_workers": 2, "dataloader_persistent_workers": True},
+        {"train_sampling_strategy": "group_by_length", "remove_unused_columns": False},
+    ],
+)
+def test_a_prediction_writer_is_handed_the_samples_of_each_batch(arguments: Any) -> None:
+    lengths = [3, 1, 2, 5, 4]
+    rows = [{"x": float(index), "input_ids": [0] * length} for index, length in enumerate(lengths)]
+    data, writer = numbers_module(None, **arguments), Writer()
+    data.predict_dataset = {"some": rows, "stream": StreamOfNumbers(2), "few": rows[:1]}
+    trainer = lightning(callbacks=[writer])
+    for keeps in (True, False):
+        writer.of_batches = []
+        predictions: Any = trainer.predict(PlainModule(), datamodule=data, return_predictions=keeps)
+        some, stream, few = writer.of_epoch
+        assert sorted(chain(*some)) == [0, 1, 2, 3, 4] and few == [[0]] and stream == []
+        assert writer.of_batches[: len(some)] == some and writer.of_batches[-1] == [0]
+        assert not keeps or predictions[0] == [[float(index) for index in batch] for batch in some]
+        assert (some == [[0, 1], [2, 3], [4]]) is (arguments.get("train_sampling_strategy") is None)
 
 
 def test_datasets_in_a_dict_are_evaluated_by_name_and_the_others_in_order() -> None:

@@ -37,8 +37,8 @@ def test_a_number_is_watched_where_a_callback_goes_by_it(callback: object, expec
 @pytest.fixture
 def a_second_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has a batch less of everything."""
-    monkeypatch.setattr(stream_end, "are_several", lambda: True)
-    monkeypatch.setattr(stream_end, "from_each", lambda own: [own, (own[0] - 1 if own[0] else None, *own[1:])])
+    monkeypatch.setattr(stream_end, "is_distributed", lambda: True)
+    monkeypatch.setattr(stream_end, "all_gather_object", lambda own: [own, (own[0] - 1 if own[0] else None, *own[1:])])
 
 
 @pytest.mark.usefixtures("a_second_process")

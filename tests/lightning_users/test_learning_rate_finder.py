@@ -15,9 +15,9 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR, SequentialLR
 
 from littrainer import Trainer, TrainerCallback, set_seed
-from littrainer.checkpoint.random_state import capture_random_states
-from littrainer.commands.differences import first_difference
+from littrainer.data.resume.rng import capture_random_states
 from littrainer.lightning.lightning_extras import RangeTest
+from tests.fidelity.first_difference import first_difference
 from tests.scenarios.data import Rows
 from tests.scenarios.models import NoisyClassifier, VectorClassifier, tiny_llama
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
@@ -140,7 +140,7 @@ class LightningNoting(pl.Callback):
         self.batches += 1
 
 
-def prepared(folder: Path, kind: type[Trainer], warm: bool) -> Trainer:
+def prepared(folder: Path, warm: bool) -> Trainer:
     torch.manual_seed(3)
     model = NoisyClassifier()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -149,9 +149,7 @@ def prepared(folder: Path, kind: type[Trainer], warm: bool) -> Trainer:
         "optimizers": (optimizer, SequentialLR(optimizer, flat, [3])),
         "callbacks": [Noting(), LightningNoting()],
     }
-    trainer = quiet_trainer(
-        folder, model, kind=kind, given=given, rows=20, max_steps=4, logging_strategy="steps", logging_steps=1
-    )
+    trainer = quiet_trainer(folder, model, given=given, rows=20, max_steps=4, logging_strategy="steps", logging_steps=1)
     if warm:
         trainer.train()
     return trainer
@@ -177,10 +175,9 @@ def picture(trainer: Trainer, folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
 @pytest.mark.parametrize("warm", [False, True])
-def test_it_leaves_everything_as_it_was(tmp_path: Path, kind: type[Trainer], warm: bool) -> None:
-    trainer = prepared(tmp_path, kind, warm)
+def test_it_leaves_everything_as_it_was(tmp_path: Path, warm: bool) -> None:
+    trainer = prepared(tmp_path, warm)
     trainer.model.eval()
     trainer.model.head.weight.grad = torch.ones_like(trainer.model.head.weight)
     random.seed(5)
@@ -196,7 +193,7 @@ def test_it_leaves_everything_as_it_was(tmp_path: Path, kind: type[Trainer], war
         else:
             assert after[name] == value, name
     histories = []
-    for one in (trainer, prepared(tmp_path / "another", kind, warm)):
+    for one in (trainer, prepared(tmp_path / "another", warm)):
         one.model.train()
         set_seed(1)
         one.train()

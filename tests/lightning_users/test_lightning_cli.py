@@ -99,3 +99,11 @@ def test_a_subclass_brings_options_of_its_own(tmp_path: Path) -> None:
     again = cli(tmp_path, "validate", "--ckpt_path", str(checkpoint), module=SmallBert)
     assert again.model.model.config.hidden_size == 8
     assert again.trainer.callback_metrics["val_loss"] == done.trainer.callback_metrics["val_loss"]
+
+
+def test_a_file_names_the_function_that_makes_the_model(tmp_path: Path) -> None:
+    file = {"model": {"model": "tests.scenarios.models.tiny_bert_tagger"}}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(file))
+    made = cli(tmp_path, "validate", "--config", str(tmp_path / "run.yaml"), "--trainer.limit_val_batches=0").model
+    made.configure_model()
+    assert type(made.model).__name__ == "BertForTokenClassification"

@@ -10,7 +10,7 @@ import torch
 
 from littrainer import Trainer, TransformersCheckpointIO, TransformersModule, set_seed
 from littrainer.checkpoint.lightning_format import MARK
-from littrainer.lightning.model_source import made_at_once, made_by
+from littrainer.lightning.model_source import call_model_factory, resolve_model
 from tests.lightning_users.fitting import fitted, loader, module_of
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows, vector_rows
@@ -30,7 +30,7 @@ def test_a_name_is_loaded_as_its_configuration_or_the_caller_says(tmp_path: Path
     saved = tiny_bert_classifier()
     saved.save_pretrained(tmp_path / "model")
     for source in (str(tmp_path / "model"), tmp_path / "model"):
-        loaded: Any = made_at_once(source, model_class)
+        loaded: Any = resolve_model(source, model_class)
         assert type(loaded).__name__ == ("BertModel" if model_class == "BertModel" else "BertForSequenceClassification")
         inner = getattr(loaded, "bert", loaded)
         assert torch.equal(inner.embeddings.word_embeddings.weight, saved.bert.embeddings.word_embeddings.weight)
@@ -39,9 +39,9 @@ def test_a_name_is_loaded_as_its_configuration_or_the_caller_says(tmp_path: Path
 def test_a_configuration_without_a_class_asks_for_one(tmp_path: Path) -> None:
     tiny_gpt2().config.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"does not say which class its model has.*model_class="):
-        made_at_once(str(tmp_path))
+        resolve_model(str(tmp_path))
     with pytest.raises(ValueError, match="transformers has no model class 'AutoModle'"):
-        made_at_once(str(tmp_path), "AutoModle")
+        resolve_model(str(tmp_path), "AutoModle")
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_a_configuration_without_a_class_asks_for_one(tmp_path: Path) -> None:
 )
 def test_anything_else_is_no_model(source: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
-        made_at_once(source)
+        resolve_model(source)
     with pytest.raises(TypeError, match=r"dict\(\), which is to make the model, returned a dict"):
-        made_by(dict)
+        call_model_factory(dict)
 
 
 # ---- Checkpoints -----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +67,10 @@ class AroundBert(torch.nn.Module):
         return self.bert(**batch)
 
 
-def lora_around_a_loaded_model() -> Any:
-    import peft
-
-    return peft.get_peft_model(tiny_bert_classifier().eval(), peft.LoraConfig(target_modules=["query"]))
-
-
-@pytest.mark.parametrize("make", [AroundBert, lora_around_a_loaded_model])
-def test_a_loaded_model_within_another_one_is_trained_in_training_mode(make: Any) -> None:
-    model = make()
+def test_a_loaded_model_within_another_one_is_trained_in_training_mode() -> None:
+    model = AroundBert()
     fitted(module_of(model), loader(token_rows(2), 2, pad_tokens))
-    assert {name for name, part in model.named_modules() if not part.training} <= {"frozen"}
+    assert {name for name, part in model.named_modules() if not part.training} == {"frozen"}
 
 
 # ---- Optimizer and schedule ------------------------------------------------------------------------------------------
@@ -90,6 +84,21 @@ def test_a_loader_without_a_length_needs_max_steps_and_the_error_says_so() -> No
         fitted(module_of(args={"warmup_steps": 0.5}), iter(batches))
     trainer = fitted(module_of(args={"lr_scheduler_type": "constant"}), iter(batches))
     assert trainer.global_step == len(batches)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "polynomial"])
+def test_a_limit_of_no_batches_trains_nothing_as_any_module_under_lightning(schedule: str) -> None:
+    trainer = fitted(module_of(args={"lr_scheduler_type": schedule, "warmup_steps": 0.1}), limit_train_batches=0)
+    assert trainer.global_step == 0 and trainer.state.finished
+
+
+def test_a_module_that_is_compiled_as_a_whole_is_refused_with_the_forms_that_work() -> None:
+    whole: Any = torch.compile(module_of(), backend="eager")
+    with pytest.raises(TypeError, match=r"module\.model\.compile\(\), or module\.model = torch\.compile"):
+        fitted(whole)
+    module = module_of()
+    module.model.compile(backend="eager")
+    assert fitted(module).global_step > 0
 
 
 def test_a_schedule_that_follows_a_metric_steps_with_the_validation() -> None:
@@ -199,6 +208,61 @@ def test_batches_of_several_loaders_go_to_an_own_loss() -> None:
     fitted(Both(VectorClassifier()), {"a": loader(), "b": loader()})
 
 
+class Climbing(torch.optim.Optimizer):
+    """Goes uphill, and comes back down with the gradients from there, as SAM does."""
+
+    def __init__(self, parameters: Any):
+        super().__init__(parameters, {"lr": 1.0})
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        own = self.param_groups[0]["params"]
+        with torch.no_grad():
+            climbed = [0.1 * one.grad for one in own]
+            torch._foreach_add_(own, climbed)
+            self.zero_grad()
+            with torch.enable_grad():
+                loss = closure()
+            torch._foreach_sub_(own, climbed)
+            torch._foreach_sub_(own, [0.1 * one.grad for one in own])
+        return loss
+
+
+@pytest.mark.parametrize("make", [partial(torch.optim.LBFGS, lr=0.1, max_iter=3), Climbing])
+def test_an_optimizer_that_needs_a_closure_steps_with_it(make: Any) -> None:
+    class Own(TransformersModule):
+        calls = 0
+
+        def configure_optimizers(self) -> Any:
+            optimizer = make(self.parameters())
+            return [optimizer], [torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)]
+
+        def training_step(self, batch: Any, batch_idx: int = 0) -> torch.Tensor:
+            self.calls += 1
+            return super().training_step(batch, batch_idx)
+
+    module = Own(VectorClassifier(), {"max_grad_norm": 0.0})
+    expected = copy.deepcopy(module.model)
+    optimizer, calls = make(expected.parameters()), 0
+    for batch in loader():
+
+        def closure(batch: Any = batch) -> Any:
+            nonlocal calls
+            calls += 1
+            optimizer.zero_grad()
+            loss = expected(**batch)["loss"]
+            loss.backward()
+            return loss
+
+        if make is Climbing:
+            closure()
+        optimizer.step(closure)
+    fitted(module, gradient_clip_val=0)
+    assert module.calls == calls
+    assert all(torch.equal(*pair) for pair in zip(module.model.parameters(), expected.parameters(), strict=True))
+    with pytest.raises(ValueError, match="accumulate_grad_batches=2 would add the gradients up"):
+        fitted(module, accumulate_grad_batches=2)
+
+
 # ---- Evaluations -----------------------------------------------------------------------------------------------------
 
 
@@ -210,15 +274,25 @@ def test_losses_and_metrics_are_logged_under_the_names_a_lightning_user_expects(
     assert set(tested) == {"test_loss", "test_right", "test_half"}
 
 
-def test_several_loaders_are_told_apart_by_name_or_by_number() -> None:
-    metrics = {"accuracy": torchmetrics.Accuracy("multiclass", num_classes=CLASSES)}
-    module = module_of(compute_metrics=metrics)
-    loaders = {"few": loader(vector_rows(3, 1)), "many": loader()}
-    few, many = (validated(module, one) for one in loaders.values())
-    found = validated(module, loaders)
-    assert (found["val_few_accuracy"], found["val_many_accuracy"]) == (few["val_accuracy"], many["val_accuracy"])
-    by_number = trainer_for().validate(module, list(loaders.values()), verbose=False)[0]
-    assert by_number["val_loss/dataloader_idx_1"] == many["val_loss"] == found["val_many_loss"]
+def test_validate_returns_and_prints_for_each_loader_its_own_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    class Plain(pl.LightningModule):
+        def __init__(self, model: Any) -> None:
+            super().__init__()
+            self.model = model
+
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            self.log("val_loss", self.model(**batch)["loss"])
+
+    # An empty one has no numbers.
+    found, module = {}, module_of(args={"logging_nan_inf_filter": False})
+    for one in (module, Plain(module.model)):
+        trainer = trainer_for()
+        loaders = [[], loader(vector_rows(3, 1)), loader(vector_rows(8, 2))]
+        returned = trainer.validate(one, loaders)
+        found[type(one)] = (returned, trainer.callback_metrics, trainer.logged_metrics, capsys.readouterr().out)
+    ours, plain = found.values()
+    assert len(ours[0][1]) == len(ours[0][2]) == 1 and ours[0][1] != ours[0][2]
+    assert ours == plain
 
 
 @pytest.mark.parametrize("kind", ["metric", "collection", "dict"])

@@ -9,16 +9,15 @@ import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
 
 from littrainer import TrainerDataModule
-from littrainer.lightning.preparation import check_accumulation
 from tests.lightning_users.fitting import fitted, module_of, seen_in
 from tests.scenarios.data import vector_rows
 
 
 def test_accumulation_is_refused_where_the_strategy_hides_the_gradients() -> None:
-    hides: Any = SimpleNamespace(handles_gradient_accumulation=True)
-    check_accumulation(SimpleNamespace(strategy=hides, accumulate_grad_batches=1))  # type: ignore[arg-type]
+    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(handles_gradient_accumulation=True))
+    trainer.accumulate_grad_batches = 2
     with pytest.raises(ValueError, match=r"accumulate_grad_batches=2 with SimpleNamespace.*use FSDP"):
-        check_accumulation(SimpleNamespace(strategy=hides, accumulate_grad_batches=2))  # type: ignore[arg-type]
+        module_of().check_run(trainer, "fit")
 
 
 @pytest.mark.parametrize(("limits", "steps"), [({"max_epochs": 4}, 2 * 3 + 2 * 2), ({"max_steps": 5}, 5)])

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import methodcaller
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,7 +10,6 @@ from torch import nn
 
 from littrainer.model.traversal import (
     clear_gradients,
-    eval_all,
     model_device,
     modules_of,
     move_to,
@@ -91,27 +89,16 @@ def test_parameters_and_modules_are_those_of_the_model_in_their_order(make: Call
 
 @pytest.mark.parametrize("make", MODELS)
 @pytest.mark.parametrize("change", ["none", "all", "one"])
-@pytest.mark.parametrize(("put", "as_torch"), [(train_all, methodcaller("train")), (eval_all, methodcaller("eval"))])
-def test_modules_are_in_the_mode_that_torch_leaves_them_in(
-    make: Callable[[], nn.Module], change: str, put: Callable[[Any], None], as_torch: Callable[[Any], Any]
-) -> None:
+def test_modules_are_in_the_mode_that_torch_leaves_them_in(make: Callable[[], nn.Module], change: str) -> None:
     model, other = make(), make()
-    for one in (model, other):
+    for changed in (model, other):
         if change == "all":
-            one.eval()
+            changed.eval()
         if change == "one":
-            list(one.modules())[-1].eval()
-    put(model)
-    as_torch(other)
-    assert [one.training for one in model.modules()] == [one.training for one in other.modules()]
-
-
-def small_bert() -> Any:
-    from transformers import BertConfig, BertModel
-
-    return BertModel(
-        BertConfig(vocab_size=5, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4)
-    )
+            list(changed.modules())[-1].eval()
+    train_all(model)
+    other.train()
+    assert [module.training for module in model.modules()] == [module.training for module in other.modules()]
 
 
 def test_a_models_own_zero_grad_is_called() -> None:
@@ -147,12 +134,3 @@ def test_a_module_that_moves_something_of_its_own_is_moved_with_the_model() -> N
     of_the_instance._apply = Mock()  # type: ignore[method-assign]
     move_to(nn.Sequential(of_the_instance), torch.device("cpu"))
     assert of_the_instance._apply.call_count == 1
-
-
-@pytest.mark.parametrize("method", ["eval", "train"])
-def test_a_method_set_on_a_module_is_called_for_evaluation_mode(method: str) -> None:
-    model = Tied()
-    own = Mock()
-    setattr(model if method == "eval" else model.last, method, own)
-    eval_all(model)
-    own.assert_called_once()

@@ -24,9 +24,9 @@ from tests.scenarios.trainers import quiet_arguments
 RATES = {"learning_rate": 0.02, "adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-5}
 
 SETTINGS = {
-    "sgd": "momentum=0.9, dampening=0.1, weight_decay=0.2, nesterov=False",
-    "adagrad": "lr_decay=0.1,weight_decay=0.2,eps=1e-6",
-    "rmsprop": "momentum=0.9,alpha=0.8,eps=1e-6,weight_decay=0.2,centered=True",
+    "sgd": "momentum=0.9, dampening=0.1, nesterov=False",
+    "adagrad": "lr_decay=0.1,eps=1e-6",
+    "rmsprop": "momentum=0.9,alpha=0.8,eps=1e-6,centered=True",
 }
 
 ASKED: list[tuple[str, str | None]] = [*((name.value, None) for name in BUILT_IN), *SETTINGS.items()]
@@ -76,3 +76,19 @@ def test_each_setting_gets_the_type_that_the_optimizer_takes() -> None:
 def test_a_setting_that_cannot_be_meant_is_refused(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         read_optim_args("adafactor", text, ACCEPTED)
+
+
+@pytest.mark.parametrize(
+    ("optim", "text", "words"),
+    [
+        ("sgd", "weight_decay=0.1", "'weight_decay', which an argument decides: set weight_decay"),
+        ("adamw_torch", "eps=1e-6", "'eps', which an argument decides: set adam_epsilon"),
+        ("sgd", "eps=1e-6", "'eps', which optim='sgd' does not take; it takes momentum, dampening, nesterov"),
+        ("adamw_torch", "rank=4", "'rank', which optim='adamw_torch' does not take; it takes none"),
+    ],
+)
+def test_a_setting_that_an_argument_decides_is_refused_with_that_argument(
+    tmp_path: Path, optim: str, text: str, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        optimizer_class_and_keywords(quiet_arguments(tmp_path, optim=optim, optim_args=text))

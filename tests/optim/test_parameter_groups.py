@@ -9,7 +9,11 @@ import transformers
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from littrainer.optim.parameter_groups import AskedFor, are_others, decayed_parameter_names
+from littrainer.optim.parameter_groups import (
+    RequestedHyperparameters,
+    decayed_parameter_names,
+    have_hyperparameters_changed,
+)
 from littrainer.optim.schedules import get_linear_schedule_with_warmup
 from tests.scenarios.models import (
     VectorClassifier,
@@ -43,7 +47,7 @@ def stepped(optimizer: Any, schedule: Any, times: int) -> None:
 
 def gone_on(old: tuple[Any, Any], new: tuple[Any, Any], rate_then: float | None, rate_now: float) -> None:
     """Load what an optimizer and a schedule have come to into others, which have been asked for something else."""
-    asked_for = AskedFor(*new)
+    asked_for = RequestedHyperparameters(*new)
     for one, other in zip(old, new, strict=True):
         other.load_state_dict(one.state_dict())
     asked_for.put_back(*new, rate_then, rate_now)
@@ -75,7 +79,7 @@ def test_a_schedule_that_goes_by_a_metric_keeps_what_it_has_lowered_the_rate_by(
 
 def test_other_groups_than_the_checkpoint_has_are_refused() -> None:
     old, new = an_optimizer(0.1), an_optimizer(0.02)
-    asked_for = AskedFor(new, None)
+    asked_for = RequestedHyperparameters(new, None)
     old.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
     with pytest.raises(ValueError, match="3 groups of parameters and the new one 2"):
         asked_for.put_back(old, None, 0.1, 0.02)
@@ -91,7 +95,7 @@ def test_other_groups_than_the_checkpoint_has_are_refused() -> None:
     ],
 )
 def test_hyperparameters_are_compared_as_a_file_holds_them(then: Any, now: Any, differ: bool) -> None:
-    assert are_others(then, now) is differ
+    assert have_hyperparameters_changed(then, now) is differ
 
 
 class OddlyNamed(nn.Module):

@@ -18,10 +18,10 @@ from littrainer.optim.schedules import (
     FOLLOWING_A_METRIC,
     SCHEDULES,
     get_scheduler,
+    is_metric_driven,
     move_schedule,
     schedule_maker,
-    step_with_metric,
-    steps_with_metric,
+    step_on_metric,
 )
 
 STEPPED_WITH_THE_OPTIMIZER = [name for name in SCHEDULES if name not in FOLLOWING_A_METRIC]
@@ -137,18 +137,18 @@ def test_those_that_follow_a_metric_are_known_whoever_made_them() -> None:
     ]
     assert [type(one) for one in followers[:2]] == [ReduceLROnPlateau, littrainer.GreedyLR]
     assert [one.patience for one in followers[:2]] == [3, 3]
-    assert all(steps_with_metric(one) for one in followers)
-    assert not steps_with_metric(LambdaLR(optimizer(), lambda step: 1.0))
+    assert all(is_metric_driven(one) for one in followers)
+    assert not is_metric_driven(LambdaLR(optimizer(), lambda step: 1.0))
 
 
 def test_a_metric_is_found_with_or_without_its_prefix_and_the_loss_by_default() -> None:
     seen: list[float] = []
     schedule, metrics = SimpleNamespace(step=seen.append), {"eval_loss": 0.5, "eval_f1": 0.7}
     for name in ("f1", "eval_f1", None):
-        step_with_metric(schedule, metrics, name)
+        step_on_metric(schedule, metrics, name)
     assert seen == [0.7, 0.7, 0.5]
     with pytest.raises(KeyError, match=r"metric_for_best_model.*eval_accuracy.*eval_loss.*compute_metrics"):
-        step_with_metric(schedule, metrics, "accuracy")
+        step_on_metric(schedule, metrics, "accuracy")
 
 
 def test_a_schedule_that_is_moved_goes_on_as_if_it_had_taken_so_many_steps() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
 
 def first_array(value: Any) -> Any:
@@ -38,8 +39,11 @@ class StreamingAccuracy:
         self.seen = 0
 
     def __call__(self, prediction: Any, compute_result: bool) -> dict[str, float]:
-        guesses = np.argmax(np.asarray(first_array(prediction.predictions)), axis=-1)
-        labels = np.asarray(prediction.label_ids)
+        logits = first_array(prediction.predictions)
+        labels = prediction.label_ids
+        # Batch by batch these are tensors of the device.
+        guesses = np.argmax(np.asarray(logits.cpu() if isinstance(logits, torch.Tensor) else logits), axis=-1)
+        labels = np.asarray(labels.cpu() if isinstance(labels, torch.Tensor) else labels)
         self.right += int((guesses == labels).sum())
         self.seen += int(labels.size)
         if not compute_result:

@@ -22,13 +22,9 @@ from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 from tests.scenarios.trainers import QUIET_RUN
 
 Mistake = Callable[[Path], object]
-MISTAKES: dict[str, Mistake] = {}
 EVALUATED: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1}
-
-
-def mistake(function: Mistake) -> Mistake:
-    MISTAKES[function.__name__] = function
-    return function
+OTHER_DEVICE = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+LOST_WORKER = "DataLoader worker (pid 4242) is killed by signal: Killed."
 
 
 def arguments(folder: Path, kind: Any = TrainingArguments, **changes: Any) -> Any:
@@ -55,58 +51,105 @@ def sentences(length: int = 4, largest: int = 10, label: int = 1) -> list[dict[s
     return [{"input_ids": [5, *[largest] * (length - 1)], "labels": label}] * 8
 
 
-# ---- Before training ------------------------------------------------------------------------------------------------
+# Name -> the mistake in a folder; those that take several statements are functions below.
+MISTAKES: dict[str, Mistake] = {
+    # Before training
+    "argument_with_a_slip_of_the_pen": lambda folder: arguments(folder, learning_rat=1e-4),
+    "learning_rate_as_text": lambda folder: arguments(folder, learning_rate="5e-5"),
+    "unknown_interval": lambda folder: arguments(folder, eval_strategy="epochs"),
+    "evaluations_without_a_dataset": lambda folder: trainer(
+        folder, given={"eval_dataset": None}, eval_strategy="epoch"
+    ),
+    "best_model_without_evaluations_that_fit": lambda folder: arguments(
+        folder, load_best_model_at_end=True, eval_strategy="epoch", save_strategy="steps"
+    ),
+    "bfloat16_without_a_gpu": lambda folder: TrainingArguments(str(folder), bf16=True),
+    "optimizer_that_is_not_installed": lambda folder: trainer(folder, optim="adamw_8bit").train(),
+    "unknown_tracker": lambda folder: trainer(folder, report_to="wandbb"),
+    "name_for_a_model": lambda folder: trainer(folder, model="bert-base-uncased"),
+    # Data
+    "texts_for_samples": lambda folder: trainer(folder, data=["a text"] * 8).train(),
+    "splits_for_a_dataset": lambda folder: trainer(
+        folder, data={"train": vector_rows(8), "test": vector_rows(8)}
+    ).train(),
+    "path_for_a_dataset": lambda folder: trainer(folder, data="data.csv").train(),
+    "untokenized_texts": lambda folder: trainer(
+        folder, tiny_bert_classifier(), [{"text": "a text", "label": 1}] * 8
+    ).train(),
+    "no_column_that_the_model_takes": lambda folder: trainer(folder, data=[{"text": "a text"}] * 8).train(),
+    "column_by_another_name": lambda folder: trainer(
+        folder, data=[{"features": row["x"], "labels": row["labels"]} for row in vector_rows(8)]
+    ).train(),
+    "labels_as_texts": lambda folder: trainer(folder, data=[{"x": [0.0] * 6, "label": "good"}] * 8).train(),
+    "empty_dataset": lambda folder: trainer(folder, data=[]).train(),
+    "stream_without_max_steps": lambda folder: trainer(folder, data=Stream(vector_rows(8)), max_steps=-1),
+    "batch_as_a_list": lambda folder: trainer(folder, given={"data_collator": list}).train(),
+    "class_for_a_collator": lambda folder: trainer(folder, given={"data_collator": DataCollatorWithPadding}),
+    # Model
+    "data_without_labels": lambda folder: trainer(folder, data=[{"x": row["x"]} for row in vector_rows(8)]).train(),
+    "labels_out_of_range": lambda folder: trainer(folder, tiny_bert_classifier(), sentences(label=5)).train(),
+    "token_ids_out_of_range": lambda folder: trainer(folder, tiny_bert_classifier(), sentences(largest=60)).train(),
+    "samples_that_are_too_long": lambda folder: trainer(
+        folder, tiny_bert_classifier(max_position_embeddings=16), sentences(20)
+    ).train(),
+    "all_parameters_frozen": lambda folder: trainer(folder, VectorClassifier().requires_grad_(False)).train(),
+    "assertion_on_a_gpu": lambda folder: trainer(
+        folder, Failing(RuntimeError("CUDA error: device-side assert triggered"))
+    ).train(),
+    "samples_of_unequal_length": lambda folder: trainer(
+        folder, tiny_bert_classifier(), [{"input_ids": [5] * (2 + number), "labels": 1} for number in range(8)]
+    ).train(),
+    "labels_of_floats": lambda folder: trainer(
+        folder, tiny_bert_classifier(), [{**row, "labels": 1.0} for row in sentences()]
+    ).train(),
+    "column_that_forward_does_not_take": lambda folder: trainer(
+        folder, data=[{**row, "text_id": 1} for row in vector_rows(8)], remove_unused_columns=False
+    ).train(),
+    "memory_of_a_gpu": lambda folder: trainer(
+        folder, Failing(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
+    ).train(),
+    "tensor_on_another_device": lambda folder: trainer(folder, Failing(RuntimeError(OTHER_DEVICE))).train(),
+    "lost_loader_process": lambda folder: trainer(
+        folder, Failing(RuntimeError(LOST_WORKER)), dataloader_num_workers=2
+    ).train(),
+    # Evaluation
+    "metric_that_no_evaluation_gives": lambda folder: trainer(
+        folder,
+        metric_for_best_model="f1",
+        save_strategy="steps",
+        save_steps=1,
+        load_best_model_at_end=True,
+        **EVALUATED,
+    ).train(),
+    "metrics_without_names": lambda folder: trainer(folder, given={"compute_metrics": accuracy}).evaluate(),
+    "metrics_that_fail": lambda folder: trainer(folder, given={"compute_metrics": f1}).evaluate(),
+    "early_stopping_without_a_metric": lambda folder: trainer(
+        folder, given={"callbacks": [EarlyStoppingCallback()]}, **EVALUATED
+    ).train(),
+    # Checkpoints
+    "checkpoint_that_is_not_there": lambda folder: trainer(folder).train(
+        resume_from_checkpoint=str(folder / "checkpoint-500")
+    ),
+    "no_checkpoint_to_resume": lambda folder: trainer(folder).train(resume_from_checkpoint=True),
+    "folder_that_is_no_checkpoint": lambda folder: trainer(folder).train(resume_from_checkpoint=str(folder)),
+    # Devices, processes and Lightning
+    "shards_in_one_process": lambda folder: trainer(folder, fsdp="full_shard"),
+    "unknown_keyword_of_lightning": lambda folder: trainer(folder, given={"lightning": {"profilr": "simple"}}).train(),
+    "keyword_that_arguments_decide": lambda folder: trainer(folder, given={"lightning": {"max_epochs": 3}}).train(),
+    # Search
+    "search_without_model_init": lambda folder: trainer(folder).hyperparameter_search(n_trials=1),
+}
 
 
-@mistake
-def argument_with_a_slip_of_the_pen(folder: Path) -> object:
-    return arguments(folder, learning_rat=1e-4)
-
-
-@mistake
-def learning_rate_as_text(folder: Path) -> object:
-    return arguments(folder, learning_rate="5e-5")
-
-
-@mistake
-def unknown_interval(folder: Path) -> object:
-    return arguments(folder, eval_strategy="epochs")
-
-
-@mistake
-def evaluations_without_a_dataset(folder: Path) -> object:
-    return trainer(folder, given={"eval_dataset": None}, eval_strategy="epoch")
-
-
-@mistake
-def best_model_without_evaluations_that_fit(folder: Path) -> object:
-    return arguments(folder, load_best_model_at_end=True, eval_strategy="epoch", save_strategy="steps")
-
-
-@mistake
-def bfloat16_without_a_gpu(folder: Path) -> object:
-    return TrainingArguments(str(folder), bf16=True)
-
-
-@mistake
-def optimizer_that_is_not_installed(folder: Path) -> object:
-    return trainer(folder, optim="adamw_8bit").train()
-
-
-@mistake
-def unknown_tracker(folder: Path) -> object:
-    return trainer(folder, report_to="wandbb")
+def mistake(function: Mistake) -> Mistake:
+    MISTAKES[function.__name__] = function
+    return function
 
 
 @mistake
 def unknown_keyword_of_the_trainer(folder: Path) -> object:
     slip: Any = {"train_data": Rows(vector_rows(8))}
     return Trainer(model=VectorClassifier(), args=arguments(folder), **slip)
-
-
-@mistake
-def name_for_a_model(folder: Path) -> object:
-    return trainer(folder, model="bert-base-uncased")
 
 
 @mistake
@@ -128,60 +171,6 @@ def quantized_model(folder: Path) -> object:
     return trainer(folder, model)
 
 
-# ---- Data -----------------------------------------------------------------------------------------------------------
-
-
-@mistake
-def texts_for_samples(folder: Path) -> object:
-    return trainer(folder, data=["a text"] * 8).train()
-
-
-@mistake
-def splits_for_a_dataset(folder: Path) -> object:
-    return trainer(folder, data={"train": vector_rows(8), "test": vector_rows(8)}).train()
-
-
-@mistake
-def path_for_a_dataset(folder: Path) -> object:
-    return trainer(folder, data="data.csv").train()
-
-
-@mistake
-def untokenized_texts(folder: Path) -> object:
-    return trainer(folder, tiny_bert_classifier(), [{"text": "a text", "label": 1}] * 8).train()
-
-
-@mistake
-def no_column_that_the_model_takes(folder: Path) -> object:
-    return trainer(folder, data=[{"text": "a text"}] * 8).train()
-
-
-@mistake
-def column_by_another_name(folder: Path) -> object:
-    return trainer(folder, data=[{"features": row["x"], "labels": row["labels"]} for row in vector_rows(8)]).train()
-
-
-@mistake
-def labels_as_texts(folder: Path) -> object:
-    return trainer(folder, data=[{"x": [0.0] * 6, "label": "good"}] * 8).train()
-
-
-@mistake
-def samples_of_unequal_length(folder: Path) -> object:
-    rows = [{"input_ids": [5] * (2 + number), "labels": 1} for number in range(8)]
-    return trainer(folder, tiny_bert_classifier(), rows).train()
-
-
-@mistake
-def empty_dataset(folder: Path) -> object:
-    return trainer(folder, data=[]).train()
-
-
-@mistake
-def stream_without_max_steps(folder: Path) -> object:
-    return trainer(folder, data=Stream(vector_rows(8)), max_steps=-1)
-
-
 @mistake
 def unreadable_sample(folder: Path) -> object:
     class Broken(Rows):
@@ -192,24 +181,6 @@ def unreadable_sample(folder: Path) -> object:
 
 
 @mistake
-def batch_as_a_list(folder: Path) -> object:
-    return trainer(folder, given={"data_collator": list}).train()
-
-
-@mistake
-def class_for_a_collator(folder: Path) -> object:
-    return trainer(folder, given={"data_collator": DataCollatorWithPadding})
-
-
-# ---- Model ----------------------------------------------------------------------------------------------------------
-
-
-@mistake
-def data_without_labels(folder: Path) -> object:
-    return trainer(folder, data=[{"x": row["x"]} for row in vector_rows(8)]).train()
-
-
-@mistake
 def model_without_a_loss(folder: Path) -> object:
     class NoLoss(VectorClassifier):
         def forward(self, x: Any, labels: Any = None) -> Any:
@@ -217,38 +188,6 @@ def model_without_a_loss(folder: Path) -> object:
 
     NoLoss.__name__ = "Model"
     return trainer(folder, NoLoss()).train()
-
-
-@mistake
-def labels_out_of_range(folder: Path) -> object:
-    return trainer(folder, tiny_bert_classifier(), sentences(label=5)).train()
-
-
-@mistake
-def labels_of_floats(folder: Path) -> object:
-    rows = [{**row, "labels": 1.0} for row in sentences()]
-    return trainer(folder, tiny_bert_classifier(), rows).train()
-
-
-@mistake
-def token_ids_out_of_range(folder: Path) -> object:
-    return trainer(folder, tiny_bert_classifier(), sentences(largest=60)).train()
-
-
-@mistake
-def samples_that_are_too_long(folder: Path) -> object:
-    return trainer(folder, tiny_bert_classifier(max_position_embeddings=16), sentences(20)).train()
-
-
-@mistake
-def column_that_forward_does_not_take(folder: Path) -> object:
-    rows = [{**row, "text_id": 1} for row in vector_rows(8)]
-    return trainer(folder, data=rows, remove_unused_columns=False).train()
-
-
-@mistake
-def all_parameters_frozen(folder: Path) -> object:
-    return trainer(folder, VectorClassifier().requires_grad_(False)).train()
 
 
 @mistake
@@ -271,50 +210,8 @@ class Failing(VectorClassifier):
         raise self.error
 
 
-@mistake
-def memory_of_a_gpu(folder: Path) -> object:
-    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-    return trainer(folder, Failing(error)).train()
-
-
-@mistake
-def assertion_on_a_gpu(folder: Path) -> object:
-    return trainer(folder, Failing(RuntimeError("CUDA error: device-side assert triggered"))).train()
-
-
-@mistake
-def tensor_on_another_device(folder: Path) -> object:
-    text = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
-    return trainer(folder, Failing(RuntimeError(text))).train()
-
-
-@mistake
-def lost_loader_process(folder: Path) -> object:
-    error = RuntimeError("DataLoader worker (pid 4242) is killed by signal: Killed.")
-    return trainer(folder, Failing(error), dataloader_num_workers=2).train()
-
-
-# ---- Evaluation -----------------------------------------------------------------------------------------------------
-
-
-@mistake
-def metric_that_no_evaluation_gives(folder: Path) -> object:
-    saving = {"save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
-    return trainer(folder, metric_for_best_model="f1", **EVALUATED, **saving).train()
-
-
-@mistake
-def metrics_without_names(folder: Path) -> object:
-    return trainer(folder, given={"compute_metrics": accuracy}).evaluate()
-
-
 def accuracy(prediction: Any) -> Any:
     return 0.5
-
-
-@mistake
-def metrics_that_fail(folder: Path) -> object:
-    return trainer(folder, given={"compute_metrics": f1}).evaluate()
 
 
 def f1(prediction: Any) -> Any:
@@ -333,32 +230,9 @@ def loss_without_outputs(folder: Path) -> object:
 
 
 @mistake
-def early_stopping_without_a_metric(folder: Path) -> object:
-    return trainer(folder, given={"callbacks": [EarlyStoppingCallback()]}, **EVALUATED).train()
-
-
-@mistake
 def model_that_generates_nothing(folder: Path) -> object:
     args = arguments(folder, Seq2SeqTrainingArguments, predict_with_generate=True)
     return Seq2SeqTrainer(model=tiny_bert_classifier(), args=args, eval_dataset=sentences()).evaluate()
-
-
-# ---- Checkpoints ----------------------------------------------------------------------------------------------------
-
-
-@mistake
-def checkpoint_that_is_not_there(folder: Path) -> object:
-    return trainer(folder).train(resume_from_checkpoint=str(folder / "checkpoint-500"))
-
-
-@mistake
-def no_checkpoint_to_resume(folder: Path) -> object:
-    return trainer(folder).train(resume_from_checkpoint=True)
-
-
-@mistake
-def folder_that_is_no_checkpoint(folder: Path) -> object:
-    return trainer(folder).train(resume_from_checkpoint=str(folder))
 
 
 @mistake
@@ -381,37 +255,11 @@ def output_dir_that_is_a_file(folder: Path) -> object:
     return trainer(folder / "out")
 
 
-# ---- Devices, processes and Lightning -------------------------------------------------------------------------------
-
-
-@mistake
-def shards_in_one_process(folder: Path) -> object:
-    return trainer(folder, fsdp="full_shard")
-
-
-@mistake
-def unknown_keyword_of_lightning(folder: Path) -> object:
-    return trainer(folder, given={"lightning": {"profilr": "simple"}}).train()
-
-
-@mistake
-def keyword_that_arguments_decide(folder: Path) -> object:
-    return trainer(folder, given={"lightning": {"max_epochs": 3}}).train()
-
-
 @mistake
 def name_of_a_metric_in_lightning(folder: Path) -> object:
     from lightning.pytorch.callbacks import EarlyStopping
 
     return trainer(folder, given={"callbacks": [EarlyStopping("val_loss")]}, **EVALUATED).train()
-
-
-# ---- Search ---------------------------------------------------------------------------------------------------------
-
-
-@mistake
-def search_without_model_init(folder: Path) -> object:
-    return trainer(folder).hyperparameter_search(n_trials=1)
 
 
 @mistake

@@ -54,7 +54,7 @@ def process_group(meeting_place: Path, rank: int, size: int, longest_wait: timed
             dist.destroy_process_group()
         # A loader that is collected waits five seconds for each of its lasting workers.
         for worker in multiprocessing.active_children():
-            worker.terminate()
+            worker.kill()
             worker.join()
         # Garbage may still hold the group. A worker of a later loader, forked, would end it when it collects that, and
         # wait for threads which it does not have, or crash.

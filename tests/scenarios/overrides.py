@@ -83,7 +83,7 @@ OVERRIDE_POINTS: tuple[str, ...] = (
 therefore override."""
 OTHER_CALLS: dict[str, str] = {
     "_get_output_dir": "asked once more when a training begins, for the folder that it claims",
-    "_update_auto_batch_size": "with auto_find_batch_size (tests/training/test_batch_size_search.py)",
+    "_update_auto_batch_size": "with auto_find_batch_size (tests/training/test_out_of_memory.py)",
     "get_tp_size": "asked once, for the samples of an optimizer step (tests/training/test_plan.py)",
     "get_cp_size": "asked once, for the samples of an optimizer step (tests/training/test_plan.py)",
     "get_sp_size": "asked once, for the samples of an optimizer step (tests/training/test_plan.py)",

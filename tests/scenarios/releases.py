@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 VARIABLE = "LITTRAINER_TRANSFORMERS_5_3"
 """Names the folder; by default it is where `make test` installs it."""
-ABSENT = f"transformers 5.3.0 is not installed beside the environment: `make test` does it, or set {VARIABLE}"
+ABSENT = f"transformers 5.3.0 is not installed in its folder: `make test` does it, or set {VARIABLE}"
 
 
 def earlier_release() -> Path | None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from littrainer import Trainer, TrainerCallback
+from littrainer.search.optuna_backend import describe_distribution
 from littrainer.search.parameters import SearchMistake
 from littrainer.search.record import read_record
 from tests.search.trainers import rate_space, searched_trainer
@@ -95,8 +96,8 @@ def test_a_search_that_is_interrupted_or_killed_goes_on_with_the_next_call(
                 raise ending
 
     trainer = searched_trainer(tmp_path, given={"callbacks": [PressesOnce()]})
-    url = f"sqlite:///{tmp_path}/studies.db"
-    kept = {"n_trials": 3, "storage": url, "study_name": "s", "load_if_exists": True}
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(tmp_path / "studies")))
+    kept = {"n_trials": 3, "storage": storage, "study_name": "s", "load_if_exists": True}
     with pytest.raises(ending):
         searched(trainer, 0.01, 0.02, **kept)
     if ending is KeyboardInterrupt:
@@ -108,7 +109,7 @@ def test_a_search_that_is_interrupted_or_killed_goes_on_with_the_next_call(
     assert trials[1].error == "it was interrupted"
     # A search that came to its end is not gone on with.
     searched(trainer, 0.04, 0.05, 0.06, **kept)
-    assert len(optuna.load_study(study_name="s", storage=url).trials) == 7
+    assert len(optuna.load_study(study_name="s", storage=storage).trials) == 7
 
 
 def test_a_study_made_for_another_direction_is_refused(tmp_path: Path) -> None:
@@ -184,3 +185,18 @@ def test_the_record_holds_what_each_trial_drew_from_and_left(tmp_path: Path) -> 
     assert trial.folder == str(tmp_path / "rate of 0.01")
     assert trial.seconds is not None and trial.seconds > 0
     assert [value for _, value in trial.intermediate][-1] == trial.objective
+
+
+def test_distributions_are_described_with_their_ends_scale_and_step() -> None:
+    trial = optuna.create_study().ask()
+    trial.suggest_float("rate", 1e-5, 1e-1, log=True)
+    trial.suggest_float("decay", 0.0, 0.5, step=0.1)
+    trial.suggest_int("epochs", 1, 9, step=2)
+    trial.suggest_categorical("optim", ["sgd", None, 3])
+    found = {name: describe_distribution(drawn) for name, drawn in trial.distributions.items()}
+    assert found == {
+        "rate": {"kind": "float", "low": 1e-5, "high": 1e-1, "log": True, "step": None},
+        "decay": {"kind": "float", "low": 0.0, "high": 0.5, "log": False, "step": 0.1},
+        "epochs": {"kind": "int", "low": 1, "high": 9, "log": False, "step": 2},
+        "optim": {"kind": "categorical", "choices": ["sgd", None, 3]},
+    }

@@ -14,8 +14,6 @@ from littrainer import TrainingArguments
 from littrainer.arguments.choices import OptimizerNames, SchedulerType
 from littrainer.search import parameters
 from littrainer.search.parameters import SearchMistake, converted, set_parameters
-from littrainer.search.searching import searching
-from littrainer.search.trial import set_up_trial
 from tests.scenarios.trainers import quiet_arguments
 from tests.search.trainers import searched_trainer
 
@@ -126,16 +124,6 @@ def test_earlier_names_count_as_what_they_mean_today_and_a_warmup_does_not_come_
     with pytest.warns(FutureWarning, match="per_gpu_train_batch_size"):
         set_parameters(args, {"per_gpu_train_batch_size": 2, "gradient_checkpointing": True})
     assert args.per_device_train_batch_size == 2 and args.activation_checkpointing is True
-
-
-def test_what_a_trainer_reads_once_follows_the_trial_and_what_ray_keeps_for_wandb_is_no_parameter(
-    tmp_path: Path,
-) -> None:
-    trainer = searched_trainer(tmp_path)
-    with searching(trainer, "some backend"):
-        set_up_trial(trainer, {"wandb": {"project": "x"}, "seed": 3, "neftune_noise_alpha": 5.0})
-        assert (trainer.args.seed, trainer.neftune_noise_alpha) == (3, 5.0)
-    assert trainer.neftune_noise_alpha is None
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ import pytest
 
 pytest.importorskip("ray")
 
+from littrainer.search.backends import run_hp_search_ray
 from littrainer.search.parameters import SearchMistake
-from littrainer.search.ray_backend import run_hp_search_ray
 from littrainer.search.record import COMPLETE, FAILED, PRUNED, StoredSearch, read_record
 from tests.fidelity.conftest import ROOT, environment_of_runs
 from tests.scenarios.once_per_session import carried_out_once
@@ -153,3 +153,26 @@ def test_what_cannot_be_is_refused_before_ray_is_started(tmp_path: Path) -> None
     ):
         with pytest.raises(error, match=message):
             trainer.hyperparameter_search(lambda trial: {"learning_rate": 1e-3}, backend="ray", **given)
+
+
+def _number(kind: str, low: float, high: float, log: bool = False, step: float | None = None) -> dict[str, Any]:
+    return {"kind": kind, "low": low, "high": high, "log": log, "step": step}
+
+
+def test_domains_are_described_with_both_ends_included() -> None:
+    from ray.tune.search import sample
+
+    from littrainer.search.ray_backend import describe_domain
+
+    assert describe_domain(sample.uniform(0.0, 2.0)) == _number("float", 0.0, 2.0)
+    assert describe_domain(sample.loguniform(1e-5, 1e-2)) == _number("float", 1e-5, 1e-2, log=True)
+    assert describe_domain(sample.quniform(0.0, 1.0, 0.25)) == _number("float", 0.0, 1.0, step=0.25)
+    assert describe_domain(sample.qloguniform(1.0, 16.0, 1.0)) == _number("float", 1.0, 16.0, log=True, step=1.0)
+    assert describe_domain(sample.randint(1, 5)) == _number("int", 1, 4, step=1)
+    assert describe_domain(sample.lograndint(1, 50)) == _number("int", 1, 49, log=True, step=1)
+    assert describe_domain(sample.qrandint(2, 10, 2)) == _number("int", 2, 10, step=2)
+    assert describe_domain(sample.choice([4, 8])) == {"kind": "categorical", "choices": [4, 8]}
+    assert describe_domain({"grid_search": [1, 2]}) == {"kind": "categorical", "choices": [1, 2]}
+    assert [describe_domain(drawn) for drawn in (sample.randn(), sample.sample_from(lambda spec: 1), 0.5, "sgd")] == [
+        None
+    ] * 4

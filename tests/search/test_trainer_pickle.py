@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import TQDMProgressBar
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from littrainer import TrainerCallback
-from littrainer.search.trainer_pickle import packed, unpacked
+from littrainer.search.trainer_pickle import pack, unpack
 from tests.scenarios.data import vector_rows
 from tests.search.trainers import searched_trainer
 
@@ -44,20 +45,27 @@ def trained(folder: Path, **changes: Any) -> Any:
 
 def test_the_trainer_that_arrives_trains_to_the_same_numbers_with_its_callbacks(tmp_path: Path) -> None:
     trainer = trained(tmp_path)
-    arrived = unpacked(packed(trainer))
+    arrived = unpack(pack(trainer))
     follows = next(one for one in arrived.callback_handler.callbacks if isinstance(one, Follows))
     assert follows.trainer is arrived is not trainer and follows.evaluations == 3
     expected = trainer.train().training_loss, trainer.evaluate()["eval_loss"]
     assert (arrived.train().training_loss, arrived.evaluate()["eval_loss"]) == expected
 
 
+def test_a_lightning_callback_that_has_seen_a_training_is_sent_too(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, given={"callbacks": [TQDMProgressBar()]})
+    arrived = unpack(pack(trainer))
+    arrived.train()
+    assert [type(each) for each in arrived.lightning_callbacks] == [TQDMProgressBar]
+
+
 def test_model_optimizer_and_what_lightning_holds_stay_behind(tmp_path: Path) -> None:
     trainer = trained(tmp_path)
     large = 100 * sum(row["x"].numel() for row in vector_rows(7, seed=1))
     trainer.model.ballast = torch.zeros(large)
-    data = packed(trainer)
+    data = pack(trainer)
     assert len(data) < 4 * large
-    arrived = unpacked(data)
+    arrived = unpack(data)
     handler = arrived.callback_handler
     assert arrived.model is arrived.optimizer is arrived.lr_scheduler is arrived.lightning_trainer is None
     assert handler.model is handler.optimizer is handler.lr_scheduler is handler.train_dataloader is None
@@ -70,7 +78,7 @@ def test_a_tracker_begins_a_run_of_its_own(tmp_path: Path) -> None:
     )
     # As the last evaluation has left it, with a file open.
     assert trainer.callback_handler.callbacks[1].tb_writer is not None
-    arrived = unpacked(packed(trainer))
+    arrived = unpack(pack(trainer))
     arrived.args.logging_dir = str(tmp_path / "there")
     arrived.train()
     events = EventAccumulator(str(tmp_path / "there"))
@@ -82,4 +90,4 @@ def test_without_cloudpickle_the_error_says_what_to_install(tmp_path: Path, monk
     trainer = searched_trainer(tmp_path)
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     with pytest.raises(ImportError, match="pip install cloudpickle"):
-        packed(trainer)
+        pack(trainer)

@@ -20,6 +20,7 @@ from littrainer.search.record import read_record
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.trainers import quiet_arguments
 from tests.search.trainers import new_model, searched_trainer
+from tests.tracking.stores import kept_in
 
 RATES = [0.02, 0.04]
 SPACE = {"method": "grid", "parameters": {"learning_rate": {"values": RATES}}}
@@ -83,17 +84,8 @@ def open_run() -> Any:
 
 @pytest.fixture(scope="module", autouse=True)
 def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep wandb to a folder; it reads its environment once in a process."""
-    folder = tmp_path_factory.mktemp("wandb")
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("WANDB_PROJECT", "WANDB_LOG_MODEL", "WANDB_WATCH", "WANDB_DISABLED", "WANDB_NAME"):
-            patch.delenv(name, raising=False)
-        patch.setenv("WANDB_MODE", "offline")
-        patch.setenv("WANDB_SILENT", "true")
-        for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
-            patch.setenv(name, str(folder))
+    with kept_in(tmp_path_factory.mktemp("wandb")):
         yield
-        wandb.teardown()
 
 
 @pytest.fixture
@@ -197,7 +189,7 @@ def test_a_trial_that_fails_is_recorded_and_an_error_of_the_script_ends_the_swee
     assert (first.state, first.error) == ("failed", "RuntimeError: out of memory")
     assert best.run_id == second.id == "r1" and server.errors == []
     # The runs of a sweep that is there are taken.
-    with pytest.raises(RuntimeError, match=r"No trial of the sweep sweep7 is complete.*RuntimeError: out of memory"):
+    with pytest.raises(RuntimeError, match=r"None of 1 trials of this search was completed.*: out of memory"):
         searched(searched_trainer(tmp_path, kind=Failing), space={}, sweep_id="sweep7")
     assert len(server.sweeps) == 1
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 from pathlib import Path
 from typing import Any
@@ -75,3 +76,17 @@ def test_a_second_model_that_a_script_prepares_runs_in_the_same_precision(tmp_pa
         assert not torch.equal(model(BATCH)["logits"], VectorClassifier.forward(model, BATCH)["logits"])
     with trainer.accelerator.autocast():
         assert plain.head(torch.ones(1, 8)).dtype == torch.bfloat16
+
+
+def test_the_forward_has_the_signature_and_the_code_of_a_method_and_can_be_compiled() -> None:
+    model = in_bf16(VectorClassifier())
+    assert inspect.signature(model.forward) == inspect.signature(VectorClassifier().forward)
+    assert model.forward.__code__ and model.forward.__self__ is model
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(BATCH)["logits"], model(BATCH)["logits"])
+
+
+def test_accelerate_takes_its_wrapper_off() -> None:
+    other = pytest.importorskip("accelerate.utils.other")
+    model = other.extract_model_from_parallel(in_bf16(VectorClassifier()), keep_fp32_wrapper=False)
+    assert torch.equal(model(BATCH)["logits"], VectorClassifier.forward(model, BATCH)["logits"])

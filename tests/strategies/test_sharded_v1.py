@@ -12,7 +12,7 @@ from torch.distributed.fsdp import BackwardPrefetch, ShardingStrategy
 from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
 
 from littrainer.strategies.choice import strategy_name
-from littrainer.strategies.sharded_v1 import first_version_strategy
+from littrainer.strategies.sharded_v1 import FirstVersionStrategy
 from tests.scenarios.models import tiny_llama
 from tests.scenarios.trainers import quiet_arguments
 
@@ -21,7 +21,7 @@ def strategy(model: Any = None, given: Any = None, words: Any = True, **config: 
     args = quiet_arguments("unused", fsdp=words, fsdp_config={"version": 1, **config}, **(given or {}))
     assert strategy_name(args) == "FSDP version 1"
     trained: Any = SimpleNamespace(args=args, model=tiny_llama() if model is None else model, optimizer=None)
-    return first_version_strategy(trained)
+    return FirstVersionStrategy(trained)
 
 
 def test_defaults_are_those_of_transformers() -> None:
@@ -37,40 +37,29 @@ def test_defaults_are_those_of_transformers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "look", "wanted"),
+    ("name", "value", "wanted"),
     [
-        (
-            {"backward_prefetch": "backward_pre"},
-            lambda made: made.kwargs["backward_prefetch"],
-            BackwardPrefetch.BACKWARD_PRE,
-        ),
-        (
-            {"backward_prefetch": "BACKWARD_POST"},
-            lambda made: made.kwargs["backward_prefetch"],
-            BackwardPrefetch.BACKWARD_POST,
-        ),
-        ({"forward_prefetch": "true"}, lambda made: made.kwargs["forward_prefetch"], True),
-        ({"limit_all_gathers": False}, lambda made: made.kwargs["limit_all_gathers"], False),
-        ({"use_orig_params": False}, lambda made: made.kwargs["use_orig_params"], False),
-        ({"sync_module_states": False}, lambda made: made.kwargs["sync_module_states"], False),
-        ({"auto_wrap_policy": "NO_WRAP"}, lambda made: made.kwargs.get("auto_wrap_policy"), None),
-        ({"min_num_params": 50}, lambda made: made.kwargs["auto_wrap_policy"].keywords, {"min_num_params": 50}),
-        (
-            {"ignored_modules": "lm_head"},
-            lambda made: made.kwargs["ignored_modules"][0].out_features,
-            tiny_llama().config.vocab_size,
-        ),
-        ({"cpu_offload": True}, lambda made: made.cpu_offload.offload_params, True),
-        ({"state_dict_type": "SHARDED_STATE_DICT"}, lambda made: made._state_dict_type, "sharded"),
-        (
-            {"activation_checkpointing": True},
-            lambda made: made._activation_checkpointing_kwargs["auto_wrap_policy"] is not None,
-            True,
-        ),
+        ("backward_prefetch", "backward_pre", BackwardPrefetch.BACKWARD_PRE),
+        ("backward_prefetch", "BACKWARD_POST", BackwardPrefetch.BACKWARD_POST),
+        ("forward_prefetch", "true", True),
+        ("limit_all_gathers", False, False),
+        ("use_orig_params", False, False),
+        ("sync_module_states", False, False),
     ],
 )
-def test_each_key_reaches_lightnings_strategy(config: dict[str, Any], look: Any, wanted: Any) -> None:
-    assert look(strategy(**config)) == wanted
+def test_a_key_is_a_keyword_of_lightnings_strategy(name: str, value: Any, wanted: Any) -> None:
+    assert strategy(**{name: value}).kwargs[name] == wanted
+
+
+def test_other_keys_reach_lightnings_strategy() -> None:
+    assert strategy(auto_wrap_policy="NO_WRAP").kwargs.get("auto_wrap_policy") is None
+    assert strategy(min_num_params=50).kwargs["auto_wrap_policy"].keywords == {"min_num_params": 50}
+    model = tiny_llama()
+    assert strategy(model, ignored_modules="lm_head").kwargs["ignored_modules"] == [model.lm_head]
+    assert strategy(cpu_offload=True).cpu_offload.offload_params is True
+    assert strategy(state_dict_type="SHARDED_STATE_DICT")._state_dict_type == "sharded"
+    recomputing = strategy(activation_checkpointing=True)
+    assert recomputing._activation_checkpointing_kwargs["auto_wrap_policy"] is not None
 
 
 @pytest.mark.parametrize("name", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"])
@@ -114,4 +103,4 @@ def test_an_optimizer_made_beforehand_is_refused() -> None:
     model = tiny_llama()
     trained: Any = SimpleNamespace(args=args, model=model, model_wrapped=model, optimizer=object())
     with pytest.raises(ValueError, match="version"):
-        first_version_strategy(trained)
+        FirstVersionStrategy(trained)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 
 from littrainer.engine.lightning_trainer import build_lightning_trainer
-from littrainer.strategies.data_parallel import ModelInDDP
+from littrainer.strategies.data_parallel import ResidentDDPStrategy
 from littrainer.strategies.single_device import LaunchedProcesses, ResidentSingleDeviceStrategy
 from littrainer.strategies.user_strategy import fitted_strategy
 from tests.distributed.launchers import see_gpus, set_only
@@ -27,6 +27,11 @@ def test_strategies_that_start_processes_are_refused_with_what_to_do(tmp_path: P
         fitted_strategy(given, quiet_trainer(tmp_path))
 
 
+def test_a_strategy_of_deepspeed_is_refused_with_the_argument_to_set(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the argument `deepspeed`"):
+        fitted_strategy(DeepSpeedStrategy.__new__(DeepSpeedStrategy), quiet_trainer(tmp_path))
+
+
 def test_a_strategy_of_several_processes_gets_those_that_were_launched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -37,13 +42,21 @@ def test_a_strategy_of_several_processes_gets_those_that_were_launched(
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "2")
     fitted = fitted_strategy(given, trainer)
-    assert isinstance(fitted, Own) and isinstance(fitted, ModelInDDP)
+    assert isinstance(fitted, Own) and isinstance(fitted, ResidentDDPStrategy)
     assert isinstance(fitted.cluster_environment, LaunchedProcesses)
     assert (fitted.global_rank, fitted.world_size) == (2, 4)
     assert fitted._ddp_kwargs == {"bucket_cap_mb": 3}
     # It may be handed over again, for another training.
     assert given.cluster_environment is None and type(given) is Own
     assert fitted_strategy("ddp", trainer).world_size == 4
+
+
+def test_ddp_trains_in_a_notebook_as_its_processes_are_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lightning.pytorch.trainer.connectors import accelerator_connector
+
+    monkeypatch.setattr(accelerator_connector, "_IS_INTERACTIVE", True)
+    built: Any = build_lightning_trainer(quiet_trainer(tmp_path, lightning={"strategy": "ddp"}), None)
+    assert built.strategy.launcher is None
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,19 @@ import csv
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import yaml
 from lightning.pytorch.callbacks import LearningRateMonitor
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger
 
 from littrainer import TrainerCallback, TrainingArguments
 from littrainer.tracking import TensorBoardCallback
 from littrainer.tracking.lightning_loggers import loggers_of
+from littrainer.tracking.shared_logger import SharedLogger
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 from tests.tracking.both_sides import trainer_of
 from tests.tracking.stores import read_events
@@ -126,22 +128,26 @@ def test_what_lightnings_callbacks_log_lands_in_the_same_run_and_one_that_fails_
     assert len(list((tmp_path / "events").glob("events.*"))) == 1 and "train/train_loss" in scalars
 
 
-def test_a_shared_logger_is_one_of_its_kind_and_knows_its_run(tmp_path: Path) -> None:
+def test_a_shared_logger_finds_its_run_when_it_starts(tmp_path: Path) -> None:
     callback = TensorBoardCallback()
     trainer = quiet_trainer(tmp_path, given={"callbacks": [callback]}, max_steps=1)
     (shared,) = loggers_of(trainer.callback_handler.callbacks)
     assert isinstance(shared, Logger)
-    assert (shared.name, shared.version, shared.save_dir, shared.log_dir) == ("", "", None, None)
+    assert (shared.name, shared.version, shared.save_dir) == ("", "", None)
     assert not hasattr(shared, "experiment")
     shared.log_metrics({"a": 1.0}, step=1)
     callback.logging_dir = str(tmp_path / "events")
     callback.setup(trainer.args, trainer.state, trainer.model)
-    assert isinstance(shared, TensorBoardLogger)
-    assert shared.experiment is callback.tb_writer
+    assert shared.experiment is callback.tb_writer and shared.save_dir == str(tmp_path / "events")
     shared.finalize("success")
     shared.log_metrics({"b": 2.0}, step=3)
     callback.release()
     assert read_events(tmp_path / "events")["scalars"] == {"b": [(3, 2.0)]}
+
+
+def test_a_shared_logger_has_the_version_of_the_first_run() -> None:
+    tracker: Any = SimpleNamespace(has_failed=False, find_lightning_logger=lambda: SimpleNamespace(version=0))
+    assert SharedLogger(tracker).version == 0
 
 
 def test_arguments_with_loggers_are_copied_with_them_and_written_without(tmp_path: Path) -> None:

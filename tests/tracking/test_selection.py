@@ -14,7 +14,7 @@ import pytest
 
 from littrainer import TrainerCallback, TrainingArguments, tracking
 from littrainer.arguments import report_to as table
-from littrainer.arguments.report_to import SERVICES, TAKEN_ELSEWHERE, available_services
+from littrainer.arguments.report_to import SERVICES, available_services
 from littrainer.tracking import MLflowCallback, TensorBoardCallback, TrackioCallback, WandbCallback
 from littrainer.tracking.selection import tracker_class, trackers_for
 from tests.scenarios.trainers import quiet_trainer
@@ -23,7 +23,7 @@ FOUR = ["mlflow", "tensorboard", "wandb", "trackio"]
 
 
 def test_names_become_callbacks_in_their_order_each_once() -> None:
-    for nothing in (None, "none", ["none"], [], ()):
+    for nothing in ("none", ["none"], [], ()):
         assert trackers_for(nothing) == []
     chosen = trackers_for(["wandb", "tensorboard", "wandb"])
     assert [type(callback) for callback in chosen] == [WandbCallback, TensorBoardCallback]
@@ -47,14 +47,19 @@ def test_all_is_what_is_installed_and_not_switched_off(monkeypatch: pytest.Monke
     installed |= {"azure_ml", "comet_ml"}
     assert available_services() == ["mlflow", "tensorboard", "trackio"]
     installed.remove("mlflow")
+    installed.add("kubeflow")
     keys["comet.api_key"] = "key"
     assert available_services() == ["azure_ml", "comet_ml", "tensorboard", "trackio"]
+    monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", "https://nowhere")
+    assert available_services()[-1] == "kubeflow"
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "4.57.1")
+    assert "kubeflow" not in available_services()
 
 
 def test_the_names_are_those_that_transformers_documents() -> None:
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-    assert {*SERVICES, *TAKEN_ELSEWHERE} == INTEGRATION_TO_CALLBACK.keys()
+    assert SERVICES.keys() == INTEGRATION_TO_CALLBACK.keys()
     classes = {name: service.callback.partition(":")[2] for name, service in SERVICES.items()}
     assert classes == {name: INTEGRATION_TO_CALLBACK[name].__name__ for name in SERVICES}
     assert [tracker_class(name).service for name in SERVICES] == list(SERVICES)
@@ -78,7 +83,7 @@ NAMES = "give names of trackers or Lightning loggers"
         ("xyzzy", ValueError, r"Known: azure_ml, .*, all, none"),
         (["none", "wandb"], ValueError, r"report_to has 'none' and other names"),
         (["all", "wandb"], ValueError, r"report_to has 'all' and other names"),
-        ("kubeflow", ValueError, r"report_to='kubeflow': .*callbacks="),
+        ("kubeflow", RuntimeError, "KUBEFLOW_TRAINER_SERVER_URL"),
         *((value, TypeError, NAMES) for value in (True, ["wandb", 3], TrainerCallback())),
     ],
 )
@@ -95,7 +100,7 @@ def test_a_missing_package_is_an_error_with_how_to_install_it(monkeypatch: pytes
     with pytest.raises(ImportError) as caught:
         trackers_for(name)
     assert f"report_to='{name}' needs " in str(caught.value)
-    assert f'pip install "{SERVICES[name].install}"' in str(caught.value)
+    assert f"`pip install {SERVICES[name].install}`" in str(caught.value)
 
 
 def test_a_name_that_a_script_enters_into_transformers_table_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

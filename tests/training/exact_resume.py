@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from littrainer import Trainer
-from littrainer.checkpoint.random_state import capture_random_states
-from littrainer.commands.differences import first_difference
+from littrainer.data.resume.rng import capture_random_states
+from tests.fidelity.first_difference import first_difference
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.models import NoisyClassifier
 from tests.scenarios.trainers import quiet_arguments

@@ -18,7 +18,6 @@ from tests.scenarios.data import Rows
 from tests.scenarios.trainers import QUIET_RUN
 
 BATCH_SIZE = 4
-SIDES = ("raw", "littrainer", "transformers")
 
 
 def run_raw(

@@ -52,10 +52,8 @@ QUANTIZER = types.SimpleNamespace(
         (check_is_trainable, (quantized(hf_quantizer=QUANTIZER, peft_config={}),), "through which no gradients pass"),
         (check_train_dataset, ((row for row in vector_rows(2)),), r"is a generator, .*list\(\.\.\.\)"),
         (check_train_dataset, ({"x": [1.0], "labels": [0]},), "is a dict with 'x', 'labels'.*from_dict"),
-        (check_train_dataset, (type("DataFrame", (), {"iloc": None})(),), "is a DataFrame.*from_pandas"),
         (checked_optimizers, (torch.optim.SGD([torch.ones(1)], 0.1),), r"pair \(optimizer, schedule\), and is a SGD"),
-        (checked_optimizers, ((1,),), r"pair \(optimizer, schedule\), and is a tuple"),
-        (checked_optimizers, ((torch.optim.SGD, None),), "the class SGD.*optimizer_cls_and_kwargs"),
+        (checked_optimizers, ((torch.optim.SGD, None),), "has the class SGD: make an .*optimizer_cls_and_kwargs"),
         (checked_lightning_keywords, ("simple",), r"lightning has to be a dict .* is text \('simple'\)"),
     ],
 )

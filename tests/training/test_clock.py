@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,3 +91,20 @@ def test_a_file_of_an_earlier_training_is_deleted_with_a_warning(
 def test_minutes_below_zero_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max_minutes"):
         quiet_trainer(tmp_path, max_minutes=-1)
+
+
+def test_a_file_that_cannot_be_deleted_counts_once_until_somebody_puts_it_there_again(
+    tmp_path: Path, minutes: list[float], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path == file:
+            raise PermissionError(13, "not yours", str(path))
+        unlink(path, missing_ok)
+
+    file, unlink = tmp_path / "SAVE", Path.unlink
+    callback = AMinuteAStep(minutes, {2: file.touch, 5: lambda: os.remove(file), 6: file.touch})
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [callback]}, max_steps=7)
+    monkeypatch.setattr(clock.Path, "unlink", refuse)
+    trainer.train()
+    assert callback.saved == [2, 6]
+    assert caplog.text.count("could not be deleted") == 2

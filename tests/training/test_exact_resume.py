@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,24 @@ def test_a_resumed_training_ends_as_the_one_that_was_not_broken_off(
     assert differences_after_resuming(tmp_path, lambda: noisy_trainer(tmp_path, data(), **changes), *steps) == {}
 
 
+# Records that littrainer wrote on 2026-11-29, before generators and workers had one form of states.
+@pytest.mark.parametrize(
+    ("record", "case", "step"),
+    [("workers", "two workers that live on", 8), ("stream", "a stream that tells where it stands", 7)],
+)
+def test_a_record_of_an_earlier_littrainer_resumes_exactly(tmp_path: Path, record: str, case: str, step: int) -> None:
+    data, changes, _ = CASES[case]
+
+    def build() -> Trainer:
+        checkpoint = tmp_path / f"checkpoint-{step}"
+        if checkpoint.exists():
+            shutil.copy(Path(__file__).parent / "records" / f"{record}.pt", checkpoint / "littrainer_resume.pt")
+            (checkpoint / "littrainer_manifest.json").unlink()
+        return noisy_trainer(tmp_path, data(), **changes)
+
+    assert differences_after_resuming(tmp_path, build, step) == {}
+
+
 def test_an_epoch_that_a_callback_cut_short_is_not_gone_on_with(tmp_path: Path) -> None:
     class CutShort(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -161,3 +180,27 @@ def test_a_streamed_dataset_is_read_again_only_where_it_shuffles_in_a_buffer(tmp
     assert len(read) >= 44 if shuffled else len(read) == 12
     weights = expected.model.state_dict()
     assert all(torch.equal(value, weights[name]) for name, value in resumed.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        (ShuffledStream, {"gradient_accumulation_steps": 2}),
+        (ShuffledStream, {"dataloader_num_workers": 2}),
+        (StreamWithState, {"save_strategy": "epoch"}),
+    ],
+    ids=str,
+)
+def test_a_finished_training_that_is_prolonged_reads_a_stream_on(
+    tmp_path: Path, kind: Any, changes: dict[str, Any]
+) -> None:
+    def trained(steps: int, checkpoint: Any = None) -> Trainer:
+        changed = {"lr_scheduler_type": "constant", **changes, "max_steps": steps}
+        trainer = noisy_trainer(tmp_path, kind(vector_rows(60)), **changed)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        assert (trainer.state.global_step, trainer.state.epoch) == (steps, 1.0)
+        return trainer
+
+    whole, _, prolonged = trained(5), trained(3), trained(5, str(tmp_path / "checkpoint-3"))
+    weights = whole.model.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in prolonged.model.state_dict().items())

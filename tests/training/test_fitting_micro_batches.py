@@ -6,6 +6,7 @@ import logging
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 
 from littrainer import Trainer
 from littrainer.data.packing import PackedCollator
+from littrainer.training.fitting_micro_batches import _average
 from tests.faults.memory import OUT_OF_MEMORY, Fault, seen_of, trained
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, tag_rows, token_rows
@@ -274,3 +276,18 @@ def test_nothing_is_split_before_a_loss_has_shown_how_its_parts_add_up(tmp_path:
     run_out(tmp_path, model, max_steps=1)
     with pytest.raises(torch.cuda.OutOfMemoryError, match=r"even with 5 row\(s\) of 6 elements, which cannot be split"):
         run_out(tmp_path, Late(4), max_steps=1)
+
+
+def test_gradients_of_another_memory_layout_are_averaged_by_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    def all_reduce(gradient: torch.Tensor, async_op: bool) -> Any:
+        # The memory of another process, which has the same values in order.
+        assert gradient.is_contiguous()
+        gradient.mul_(2)
+        return SimpleNamespace(wait=lambda: None)
+
+    monkeypatch.setattr("littrainer.training.fitting_micro_batches.dist.all_reduce", all_reduce)
+    parameter = nn.Parameter(torch.zeros(2, 3))
+    parameter.grad = torch.arange(6.0).reshape(3, 2).t()
+    expected = parameter.grad.clone()
+    _average([parameter], 2)
+    assert torch.equal(parameter.grad, expected)

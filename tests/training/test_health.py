@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import pickle
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,12 +15,14 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from littrainer import EarlyStoppingCallback, Trainer, TrainerCallback, UnhealthyTrainingError
+from littrainer import EarlyStoppingCallback, Trainer, TrainerCallback, UnhealthyTrainingError, get_last_checkpoint
+from littrainer.checkpoint.checksums import write_manifest
 from tests.scenarios.data import Rows, language_rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_gpt2
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 SICK = 13
+IN_ORDER = {"train_sampling_strategy": "sequential"}
 LOGGING = {"logging_strategy": "steps", "logging_steps": 3}
 SAVING = {"save_strategy": "steps", "save_steps": 2}
 
@@ -69,7 +72,7 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_one_warning_names_step_numbers_rows_what_came_first_and_where_to_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer = numbered_trainer(tmp_path, max_steps=9, train_sampling_strategy="sequential", **LOGGING, **SAVING)
+    trainer = numbered_trainer(tmp_path, max_steps=9, **IN_ORDER, **LOGGING, **SAVING)
     trainer.train()
     (told,) = warnings_in(caplog)
     assert told.startswith(
@@ -83,22 +86,21 @@ def test_one_warning_names_step_numbers_rows_what_came_first_and_where_to_go_on(
     "changes",
     [
         {},
-        {"train_sampling_strategy": "sequential", "gradient_accumulation_steps": 2},
+        {**IN_ORDER, "gradient_accumulation_steps": 2},
         {"accelerator_config": {"use_seedable_sampler": False}},
         {"train_sampling_strategy": "group_by_length", "remove_unused_columns": False},
         {"dataloader_num_workers": 1, "accelerator_config": {"use_seedable_sampler": False}},
     ],
     ids=["seeded by epoch", "in order", "from the global generator", "by length", "read by a worker"],
 )
-def test_rows_of_a_batch_are_found_again_and_nothing_that_is_drawn_changes(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_the_rows_of_a_batch_are_known_when_it_has_been_trained(tmp_path: Path, changes: dict[str, Any]) -> None:
     found: dict[tuple[int, int], Any] = {}
 
     class Asking(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
             windows = trainer.session.run.windows
-            found.update({(windows.epoch, one): windows.rows_of(windows.epoch, one) for one in range(6)})
+            for number in range(windows.micro_batches_seen):
+                found[windows.epoch, number] = windows.rows_of(windows.epoch, number)
 
     rows = [
         {**row, "number": number, "input_ids": [0] * (number % 5 + 1)} for number, row in enumerate(vector_rows(22))
@@ -113,9 +115,6 @@ def test_rows_of_a_batch_are_found_again_and_nothing_that_is_drawn_changes(
     seen = trainer.model.seen
     assert len(seen) == len(found) == 12
     assert [found[epoch, batch] for epoch in range(2) for batch in range(6)] == seen
-    unasked = numbered_trainer(tmp_path, Rows(rows), {"data_collator": collate}, num_train_epochs=2, **changes)
-    unasked.train()
-    assert unasked.model.seen == seen and are_equal(weights(unasked), weights(trainer))
 
 
 class Stream(IterableDataset):
@@ -141,7 +140,7 @@ def test_optimizer_steps_without_a_single_label_are_told_with_their_share(
     rows = [{"input_ids": [6, 7, 8], "labels": [6, 7, 8]} for _ in range(6)] + [
         {"input_ids": row["input_ids"][:3], "labels": row["labels"][:3]} for row in rows
     ]
-    changes = {"per_device_train_batch_size": 2, "train_sampling_strategy": "sequential", "on_nonfinite": way}
+    changes = {"per_device_train_batch_size": 2, **IN_ORDER, "on_nonfinite": way}
     quiet_trainer(tmp_path, tiny_gpt2(), given={"train_dataset": Rows(rows)}, max_steps=7, **changes, **LOGGING).train()
     shares = [text for text in warnings_in(caplog) if "no label that counts" in text]
     assert len(shares) == 1 and shares[0].startswith("1 of 6 optimizer steps so far (16.7%)")
@@ -168,9 +167,7 @@ def test_they_are_told_too_if_the_model_takes_no_count(tmp_path: Path, caplog: p
     for row in rows[4:8]:
         row["labels"] = torch.tensor([-100, -100])
     changes = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2, "num_train_epochs": 1}
-    quiet_trainer(
-        tmp_path, Tagger(), given={"train_dataset": Rows(rows)}, train_sampling_strategy="sequential", **changes
-    ).train()
+    quiet_trainer(tmp_path, Tagger(), given={"train_dataset": Rows(rows)}, **IN_ORDER, **changes).train()
     (told,) = [text for text in warnings_in(caplog) if "no label that counts" in text]
     assert told.startswith("1 of 3 optimizer steps so far (33.3%)")
 
@@ -179,7 +176,7 @@ def test_stop_saves_nothing_sick_and_its_error_has_the_facts(tmp_path: Path) -> 
     trainer = numbered_trainer(
         tmp_path,
         max_steps=9,
-        train_sampling_strategy="sequential",
+        **IN_ORDER,
         on_nonfinite="stop",
         save_strategy="steps",
         save_steps=3,
@@ -192,9 +189,7 @@ def test_stop_saves_nothing_sick_and_its_error_has_the_facts(tmp_path: Path) -> 
     assert error.loss is not None and math.isnan(error.loss)
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
     # The batch that was fatal is left out by a resume that may go back.
-    resumed = numbered_trainer(
-        tmp_path, max_steps=9, train_sampling_strategy="sequential", on_nonfinite="rollback", **SAVING
-    )
+    resumed = numbered_trainer(tmp_path, max_steps=9, **IN_ORDER, on_nonfinite="rollback", **SAVING)
     resumed.train(resume_from_checkpoint=True)
     assert resumed.state.global_step == 9 and all(part.isfinite().all() for part in weights(resumed).values())
 
@@ -230,7 +225,7 @@ def test_a_step_left_out_changes_neither_weights_nor_moments_and_the_schedule_go
 ) -> None:
     notes = SchedulesAndMoments()
     given = {"callbacks": [notes]}
-    settings = {"on_nonfinite": "skip", "train_sampling_strategy": "sequential", "max_steps": 6, **changes}
+    settings = {"on_nonfinite": "skip", **IN_ORDER, "max_steps": 6, **changes}
     trainer = numbered_trainer(tmp_path, given=given, kind=kind, optim="adamw_torch", **settings)
     trainer.train()
     rates, counts, biases = zip(*notes.noted, strict=True)
@@ -243,10 +238,52 @@ def test_leaving_the_first_step_out_is_no_wrong_order_of_schedule_and_optimizer(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     rows = rows_with_a_sick_one()
-    numbered_trainer(
-        tmp_path, Rows(rows[SICK:]), train_sampling_strategy="sequential", on_nonfinite="skip", max_steps=3
-    ).train()
+    numbered_trainer(tmp_path, Rows(rows[SICK:]), **IN_ORDER, on_nonfinite="skip", max_steps=3).train()
     assert not [one for one in recwarn if "lr_scheduler.step()" in str(one.message)]
+
+
+class WithBuffers(Numbered):
+    """A batch norm changes its buffers in place, and another buffer is replaced by each forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch_norm = torch.nn.BatchNorm1d(6)
+        self.register_buffer("largest", torch.zeros(()), persistent=False)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        self.largest = torch.maximum(self.largest, x.detach().max())
+        return super().logits(self.batch_norm(x))
+
+
+class Buffers(TrainerCallback):
+    """Notes all buffers before and after each optimizer step."""
+
+    def __init__(self) -> None:
+        self.before: list[Any] = []
+        self.after: list[Any] = []
+
+    def on_step_begin(self, *_: Any, model: Any, **__: Any) -> None:
+        self.before.append({name: part.clone() for name, part in model.named_buffers()})
+
+    def on_step_end(self, *_: Any, model: Any, **__: Any) -> None:
+        self.after.append({name: part.clone() for name, part in model.named_buffers()})
+
+
+@pytest.mark.parametrize("way", ["skip", "rollback"])
+@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer], ids=["", "own training_step"])
+def test_buffers_are_as_before_the_step_that_is_left_out(tmp_path: Path, kind: type[Trainer], way: str) -> None:
+    torch.manual_seed(0)
+    notes, rows = Buffers(), rows_with_a_sick_one()
+    settings = {"max_steps": 5, **IN_ORDER, "gradient_accumulation_steps": 2, **SAVING}
+    given = {"train_dataset": Rows(rows), "eval_dataset": Rows(rows[:4]), "callbacks": [notes]}
+    trainer = quiet_trainer(tmp_path, WithBuffers(), kind=kind, given=given, on_nonfinite=way, **settings)
+    trainer.train()
+    assert all(part.isfinite().all() for buffers in notes.after for part in buffers.values())
+    # The second step has the sick row, in its second micro-batch.
+    assert (way == "rollback") or are_equal(notes.before[1], notes.after[1])
+    assert not are_equal(notes.before[2], notes.after[2])
+    assert math.isfinite(trainer.evaluate()["eval_loss"])
+    assert get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-5")
 
 
 def test_sick_weights_end_a_training_that_leaves_steps_out(tmp_path: Path) -> None:
@@ -292,7 +329,7 @@ def test_what_was_left_out_stays_out_when_a_killed_training_is_resumed(
     rows[28], rows[SICK] = {**rows[SICK], "number": 28}, {**rows[28], "number": SICK}
     changes = {
         "max_steps": 12,
-        "train_sampling_strategy": "sequential",
+        **IN_ORDER,
         "on_nonfinite": "rollback",
         "save_strategy": "steps",
         "save_steps": 6,
@@ -331,7 +368,7 @@ def test_a_stream_is_read_on_behind_the_batch_left_out(tmp_path: Path) -> None:
 
 def test_max_steps_are_taken_over_more_epochs_and_a_saving_thread_is_waited_for(tmp_path: Path) -> None:
     rows = rows_with_a_sick_one(16)
-    changes = {"lr_scheduler_type": "constant", "train_sampling_strategy": "sequential", **SAVING}
+    changes = {"lr_scheduler_type": "constant", **IN_ORDER, **SAVING}
     trainer = numbered_trainer(
         tmp_path / "sick", Rows(rows), max_steps=8, on_nonfinite="rollback", async_save=True, **changes
     )
@@ -351,7 +388,7 @@ def test_checkpoints_of_an_earlier_training_in_the_folder_are_not_gone_back_to(t
         save_strategy="steps",
         save_steps=50,
         on_nonfinite="rollback",
-        train_sampling_strategy="sequential",
+        **IN_ORDER,
         lr_scheduler_type="constant",
     )
     trainer.train()
@@ -360,7 +397,7 @@ def test_checkpoints_of_an_earlier_training_in_the_folder_are_not_gone_back_to(t
         tmp_path / "healthy",
         Rows(rows[:12] + rows[16:]),
         max_steps=6,
-        train_sampling_strategy="sequential",
+        **IN_ORDER,
         lr_scheduler_type="constant",
     )
     expected.train()
@@ -376,7 +413,7 @@ def test_going_back_is_no_exception_to_lightning_callbacks_and_another_layout_is
         def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
             self.heard.append(exception)
 
-    changes = {"train_sampling_strategy": "sequential", "on_nonfinite": "rollback"}
+    changes = {**IN_ORDER, "on_nonfinite": "rollback"}
     numbered_trainer(tmp_path, max_steps=2, **changes, **SAVING).train()
     changes |= {"max_steps": 8, "save_strategy": "steps", "save_steps": 50, "per_device_train_batch_size": 2}
     trainer = numbered_trainer(tmp_path, given={"callbacks": [Hears()]}, **changes)
@@ -389,12 +426,49 @@ def test_going_back_again_and_again_ends_with_an_error(tmp_path: Path) -> None:
     rows = vector_rows(80)
     for row in rows[8:]:
         row["x"] = row["x"] * math.nan
-    trainer = numbered_trainer(
-        tmp_path, Rows(rows), max_steps=20, on_nonfinite="rollback", train_sampling_strategy="sequential", **SAVING
-    )
+    trainer = numbered_trainer(tmp_path, Rows(rows), max_steps=20, on_nonfinite="rollback", **IN_ORDER, **SAVING)
     with pytest.raises(UnhealthyTrainingError, match=r"step 3: .* 10 batches have been left out at this step"):
         trainer.train()
     assert trainer.state.global_step == 2
+
+
+def test_a_training_of_which_each_batch_is_left_out_ends_with_an_error(tmp_path: Path) -> None:
+    rows = [{**row, "x": row["x"] * math.nan} for row in vector_rows(12)]
+    trainer = numbered_trainer(tmp_path, Rows(rows), num_train_epochs=2, on_nonfinite="rollback", **SAVING)
+    with pytest.raises(UnhealthyTrainingError, match="has left out all other batches, so nothing is trained"):
+        trainer.train()
+
+
+def test_a_damaged_checkpoint_is_not_gone_back_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Damages(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 3:
+                Path(args.output_dir, "checkpoint-2", "optimizer.pt").write_bytes(b"")
+
+    changes = {**IN_ORDER, "max_steps": 4, **SAVING}
+    trainer = numbered_trainer(tmp_path, given={"callbacks": [Damages()]}, on_nonfinite="rollback", **changes)
+    trainer.train()
+    assert f"Passing over the damaged checkpoint {tmp_path / 'checkpoint-2'}: optimizer.pt has 0 bytes" in caplog.text
+    assert f"goes back to {tmp_path / 'checkpoint-0'}" in caplog.text and trainer.state.global_step == 4
+
+
+@pytest.mark.parametrize("harm", ["not finite", "deleted"])
+def test_a_checkpoint_to_resume_that_is_sick_or_gone_is_not_gone_back_to(tmp_path: Path, harm: str) -> None:
+    numbered_trainer(tmp_path / "earlier", Rows(vector_rows(40)), max_steps=2, **SAVING).train()
+    checkpoint = tmp_path / "earlier" / "checkpoint-2"
+    if harm == "not finite":
+        write_manifest(checkpoint, weights_are_finite=False)
+
+    class Deletes(TrainerCallback):
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            if harm == "deleted":
+                shutil.rmtree(checkpoint)
+
+    changes = {**IN_ORDER, "max_steps": 6, "on_nonfinite": "rollback", **SAVING}
+    changes["save_steps"] = 50
+    trainer = numbered_trainer(tmp_path / "next", given={"callbacks": [Deletes()]}, **changes)
+    with pytest.raises(UnhealthyTrainingError, match=r"step 4: .* has nowhere to go back to"):
+        trainer.train(resume_from_checkpoint=str(checkpoint))
 
 
 def test_many_batches_may_be_left_out_between_two_checkpoints(tmp_path: Path) -> None:
@@ -406,7 +480,7 @@ def test_many_batches_may_be_left_out_between_two_checkpoints(tmp_path: Path) ->
         Rows(rows),
         num_train_epochs=1,
         on_nonfinite="rollback",
-        train_sampling_strategy="sequential",
+        **IN_ORDER,
         save_strategy="epoch",
     )
     trainer.train()
@@ -424,7 +498,7 @@ def test_metrics_of_a_training_that_went_back_are_those_of_its_whole_call(
             now[0] += 1
 
     rows = rows_with_a_sick_one()
-    changes = {"max_steps": 8, "lr_scheduler_type": "constant", "train_sampling_strategy": "sequential", **LOGGING}
+    changes = {"max_steps": 8, "lr_scheduler_type": "constant", **IN_ORDER, **LOGGING}
     found = []
     for data, way in ((rows, "rollback"), (rows[:12] + rows[16:], "warn")):
         given = {"callbacks": [ASecondAStep()]}
@@ -452,7 +526,7 @@ def test_early_stopping_forgets_what_it_has_counted_in_the_part_that_is_left_out
         given={**given, "eval_dataset": Rows(vector_rows(4))},
         max_steps=4,
         on_nonfinite="rollback",
-        train_sampling_strategy="sequential",
+        **IN_ORDER,
         eval_strategy="steps",
         eval_steps=1,
         save_strategy="steps",
@@ -485,7 +559,7 @@ def test_a_spike_is_told_with_the_median_it_is_compared_with(
             return {"loss": torch.nn.functional.cross_entropy(self.layer(x), labels)}
 
     changes = {
-        "train_sampling_strategy": "sequential",
+        **IN_ORDER,
         "max_steps": 28,
         "spike_factor": 100,
         "on_nonfinite": way,
@@ -536,3 +610,9 @@ def test_what_a_script_sets_later_is_refused_when_training_begins(tmp_path: Path
     trainer.args.save_strategy = "no"
     with pytest.raises(ValueError, match="save_strategy"):
         trainer.train()
+
+
+def test_the_rows_of_an_epoch_long_before_the_log_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"per_device_train_batch_size": 8, "max_steps": 12, "logging_strategy": "steps", "logging_steps": 12}
+    numbered_trainer(tmp_path, Rows(rows_with_a_sick_one(16)), **IN_ORDER, **settings).train()
+    assert f"row {SICK} in x. The rows of this batch are 8, 9, 10, 11, 12, 13, 14, 15" in warnings_in(caplog)[0]

@@ -13,7 +13,8 @@ import pytest
 
 from littrainer.callbacks.state import TrainerState
 from littrainer.distributed.environment import COMMAND
-from littrainer.training import interruption_report
+from littrainer.errors.interruptions import StoppedByUserCode, UpdateGuard
+from littrainer.training import preemption
 from tests.compat.processes import environment
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
 
@@ -67,7 +68,7 @@ def test_without_a_checkpoint_the_command_is_repeated(tmp_path: Path, monkeypatc
     (tmp_path / "checkpoint-9").mkdir()  # An earlier training has left it.
     monkeypatch.setenv(COMMAND, "littrainer run 'my train.py'")
     args: Any = SimpleNamespace(output_dir=str(tmp_path))
-    assert interruption_report.report(args, TrainerState(global_step=1, max_steps=5)) == [
+    assert preemption.report_interruption(args, TrainerState(global_step=1, max_steps=5)) == [
         "Interrupted at optimizer step 1 of 5. No checkpoint has been saved.",
         "To start again: littrainer run 'my train.py'",
     ]
@@ -97,4 +98,38 @@ def test_the_command_is_the_one_that_started_the_program(
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert interruption_report.command("c-2") == command
+    assert preemption.resume_command("c-2") == command
+
+
+def test_the_error_of_a_step_that_fails_under_ctrl_c_is_shown_before_the_two_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    args: Any = SimpleNamespace(output_dir=str(tmp_path), process_index=0)
+    state = TrainerState(global_step=1, max_steps=5)
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        with (
+            pytest.raises(KeyboardInterrupt) as caught,
+            preemption.reported_interruption(args, lambda: state),
+            UpdateGuard() as guard,
+        ):
+            guard.hold()
+            signal.raise_signal(signal.SIGINT)
+            raise RuntimeError("the device is lost")
+        sys.excepthook(KeyboardInterrupt, caught.value, caught.tb)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    trace, _, report = capsys.readouterr().err.partition("Interrupted at optimizer step 1 of 5.")
+    assert "RuntimeError: the device is lost" in trace and "To start again" in report
+
+
+@pytest.mark.parametrize(
+    "error", [StoppedByUserCode(), KeyboardInterrupt(), ValueError()], ids=lambda error: type(error).__name__
+)
+def test_ctrl_c_that_waited_has_only_a_failure_for_its_cause(error: BaseException) -> None:
+    with pytest.raises(KeyboardInterrupt) as caught, UpdateGuard() as guard:
+        guard.hold()
+        signal.raise_signal(signal.SIGINT)
+        raise error
+    assert caught.value.__cause__ is (error if isinstance(error, ValueError) else None)

@@ -30,8 +30,7 @@ def trainers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("values", SEQUENCES, ids=str)
-@pytest.mark.parametrize("greater", [True, False])
-@pytest.mark.parametrize("strategy", ["steps", "no"])
+@pytest.mark.parametrize(("greater", "strategy"), [(True, "steps"), (False, "no")])
 def test_the_best_evaluation_is_the_one_that_transformers_remembers(
     trainers: tuple[Any, Any], values: list[float], greater: bool, strategy: str
 ) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from littrainer.training.loss import (
+    HostValues,
     LabelSmoother,
     RunningLoss,
     add_to_running_loss,
@@ -22,6 +23,7 @@ from tests.scenarios.models import (
     LogitsOnly,
     LosslessClassifier,
     VectorClassifier,
+    tiny_bart,
 )
 from tests.scenarios.trainers import quiet_trainer
 
@@ -39,14 +41,13 @@ def added(losses: list[torch.Tensor], waiting: bool, filtered: bool, running: to
     return record.since_last_log
 
 
-@pytest.mark.parametrize("filtered", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("odd_one", [1e-3, 3e7, float("nan"), float("-inf")])
+@pytest.mark.parametrize(("filtered", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
+@pytest.mark.parametrize("odd_one", [3e7, float("nan")])
 @pytest.mark.parametrize("number", [1, 3, 105])
 def test_losses_that_waited_have_the_sum_of_those_that_did_not_bit_for_bit(
     number: int, odd_one: float, dtype: torch.dtype, filtered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RunningLoss, "MOST_WAITING", 100)
+    monkeypatch.setattr(RunningLoss, "MAX_WAITING", 100)
     torch.manual_seed(number)
     losses = list((torch.rand(number) * 3).to(dtype))
     losses[number // 2] = torch.tensor(odd_one, dtype=dtype)
@@ -173,3 +174,40 @@ def test_several_true_labels_at_once_are_not_smoothed_and_a_warning_says_so(tmp_
     with pytest.warns(UserWarning, match=r"label_smoothing_factor=0\.3 has no effect"):
         trainer = quiet_trainer(tmp_path, model, label_smoothing_factor=0.3)
     assert trainer.label_smoother is None
+
+
+class TakesNoLabels(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("names", [["target"], ["target", "weight"]])
+def test_a_loss_function_gets_the_labels_under_their_names(tmp_path: Path, names: list[str]) -> None:
+    got = []
+
+    def of_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        got.append(labels)
+        return outputs.sum()
+
+    batch = {"x": torch.ones(2, 6), **dict.fromkeys(names, torch.tensor([0, 2]))}
+    trainer = quiet_trainer(tmp_path, TakesNoLabels(6, 3), given={"compute_loss_func": of_loss}, label_names=names)
+    trainer.compute_loss(trainer.model, dict(batch))
+    assert torch.equal(got[0] if len(names) == 1 else got[0][1], batch["target"])
+
+
+def test_smoothing_without_decoder_inputs_names_the_collator_that_makes_them(tmp_path: Path) -> None:
+    model = tiny_bart()
+    trainer = quiet_trainer(tmp_path, model, label_smoothing_factor=0.1)
+    inputs = {"input_ids": torch.tensor([[5, 6, 7, 2]]), "labels": torch.tensor([[8, 9, 2]])}
+    with pytest.raises(RuntimeError) as caught:
+        trainer.compute_loss(model, dict(inputs))
+    assert "DataCollatorForSeq2Seq(tokenizer, model=model)" in caught.value.__notes__[0]
+    decoder_inputs = model.prepare_decoder_input_ids_from_labels(labels=inputs["labels"])
+    assert trainer.compute_loss(model, {**inputs, "decoder_input_ids": decoder_inputs}) > 0
+
+
+def test_a_number_of_inference_mode_is_read_each_time() -> None:
+    with torch.inference_mode():
+        number = torch.tensor(3.0)
+    values = HostValues()
+    assert values.items([number, 2.0]) == [3.0, 2.0] and values.item(number) == 3.0

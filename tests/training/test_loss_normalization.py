@@ -13,7 +13,14 @@ from torch import nn
 
 from littrainer import Trainer
 from littrainer.training import step
-from littrainer.training.loss_normalization import UNKNOWN, LossHead
+from littrainer.training.loss_normalization import (
+    LABELS,
+    SHIFTED_LABELS,
+    UNKNOWN,
+    LossHead,
+    _NoIgnoredIndex,
+    _Trial,
+)
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows, tag_rows, token_rows, vector_rows
 from tests.scenarios.models import (
@@ -247,6 +254,53 @@ def test_a_head_that_cannot_be_tried_is_taken_for_what_its_labels_tell(tmp_path:
     assert not warnings_of(tmp_path, OnlyTrains(), vector_rows(ROWS))
 
 
+@pytest.mark.parametrize("ignored", [-100, -1])
+def test_a_gpu_finds_out_what_is_a_mean_where_each_label_counts(tmp_path: Path, ignored: int) -> None:
+    class Hidden(HiddenTagger):
+        def forward(self, input_ids: Any, attention_mask: Any = None, labels: Any = None, **kwargs: Any) -> Any:
+            logits, targets = self.embedding(input_ids)[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+            return (nn.functional.cross_entropy(logits, targets, ignore_index=ignored),)
+
+    window = [{"input_ids": torch.arange(8).reshape(2, 4), "labels": torch.arange(8).reshape(2, 4) % CLASSES}]
+    model = Hidden()
+    trainer = quiet_trainer(tmp_path, model)
+    trial = _Trial(trainer, model, window, LossHead(unit=LABELS), torch.device("cpu"))
+    trial.device = torch.device("cuda")
+    if ignored == -100:
+        assert trial._unit() == SHIFTED_LABELS
+    else:
+        # A GPU would stop at an index out of bounds.
+        with pytest.raises(IndexError, match="nll_loss_forward gets the label -100 as an index"):
+            trial._unit()
+
+
+@pytest.mark.parametrize("normalization", ["exact", "transformers"])
+def test_a_device_that_dies_in_a_trial_ends_the_training(tmp_path: Path, normalization: str) -> None:
+    class Dies(KeywordClassifier):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any) -> Any:
+            if not self.training:
+                raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+            return super().forward(x, labels)
+
+    with pytest.raises(torch.AcceleratorError, match="device-side assert"):
+        warnings_of(tmp_path, Dies(), vector_rows(ROWS), normalization=normalization)
+
+
+def test_no_operator_of_a_trial_gets_an_ignored_label_as_an_index() -> None:
+    labels, rows = torch.tensor([1, -100]), torch.rand(2, 200)
+    for take in (
+        lambda: rows.gather(1, labels[:, None]),
+        lambda: rows[torch.arange(2), labels],
+        lambda: nn.functional.embedding(labels, rows),
+        lambda: torch.zeros(2, 200).scatter_(1, labels[:, None], 1.0),
+        lambda: nn.functional.cross_entropy(rows, labels, ignore_index=-1),
+    ):
+        with _NoIgnoredIndex(), pytest.raises(IndexError, match="gets the label -100 as an index"):
+            take()
+    with _NoIgnoredIndex():
+        assert nn.functional.cross_entropy(rows, labels) == nn.functional.cross_entropy(rows[:1], labels[:1])
+
+
 class Draws(NoisyClassifier):
     """Draws from every generator, and counts its forward passes."""
 
@@ -371,3 +425,14 @@ def test_each_training_finds_out_for_itself(tmp_path: Path) -> None:
     trainer = trained(tmp_path, tiny_bert_classifier(), token_rows(ROWS), (2, 2))
     assert trainer.session.loss_head == LossHead(is_exact=True, divides=False)
     assert trainer.session.next().loss_head is UNKNOWN
+
+
+def test_memory_that_runs_out_while_the_head_is_tried_is_an_error(tmp_path: Path) -> None:
+    class RunsOut(KeywordClassifier):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            if not self.training:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return super().forward(*args, **kwargs)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        quiet_trainer(tmp_path, RunsOut(), loss_normalization="exact", max_steps=1).train()

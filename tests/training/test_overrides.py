@@ -25,26 +25,6 @@ def losses_of(trainer: Trainer) -> list[Any]:
 LOGGING: dict[str, Any] = {"logging_strategy": "steps", "logging_steps": 1, "max_steps": 2}
 
 
-def test_the_first_form_of_compute_loss_trains_and_evaluates_with_what_the_model_returned(tmp_path: Path) -> None:
-    with pytest.warns(FutureWarning, match="First.compute_loss without return_outputs and num_items_in_batch"):
-
-        class First(Trainer):
-            def compute_loss(self, model: Any, inputs: Any) -> Any:  # type: ignore[override]
-                return model(**inputs)["loss"] * 2
-
-    class Today(Trainer):
-        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
-            outputs = model(**inputs)
-            return (outputs["loss"] * 2, outputs) if return_outputs else outputs["loss"] * 2
-
-    first, today = (quiet_trainer(tmp_path / kind.__name__, kind=kind, **LOGGING) for kind in (First, Today))
-    assert losses_of(first) == losses_of(today)
-    ours, expected = (trainer.predict(trainer.eval_dataset) for trainer in (first, today))
-    assert (ours.predictions == expected.predictions).all()
-    assert ours.metrics is not None and expected.metrics is not None
-    assert ours.metrics["test_loss"] == expected.metrics["test_loss"]
-
-
 def test_a_method_that_is_set_on_the_instance_is_called_with_what_it_takes(tmp_path: Path) -> None:
     def plain(self: Any, model: Any, inputs: Any, return_outputs: bool = False) -> Any:
         outputs = model(**inputs)

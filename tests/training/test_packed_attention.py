@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from littrainer.checkpoint.random_state import capture_random_states
-from littrainer.commands.differences import first_difference
 from littrainer.data.packing import PackedCollator
+from littrainer.data.resume.rng import capture_random_states
 from littrainer.training.packed_attention import check_packing
+from tests.fidelity.first_difference import first_difference
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows, token_rows
 from tests.scenarios.models import VOCABULARY_SIZE, tiny_bert_tagger, tiny_gpt2, tiny_llama

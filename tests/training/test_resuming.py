@@ -11,6 +11,8 @@ import torch
 
 from littrainer import Trainer, TrainerCallback, get_last_checkpoint
 from littrainer.checkpoint import distributed_resume
+from littrainer.checkpoint.checksums import MANIFEST_NAME
+from littrainer.checkpoint.distributed_resume import checkpoints_in
 from littrainer.checkpoint.layout import RESUME_RECORD_NAME
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.distributed import environment
@@ -81,7 +83,6 @@ IN_RECORD = "(from littrainer_resume.pt)"
             ],
         ),
         ({"rows": 30}, ["8 micro-batches per epoch (5)", "30 training samples (18)"]),
-        ({"num_train_epochs": 3}, [f"num_train_epochs: 3 (from args) != 2 {IN_RECORD}"]),
         ({"learning_rate": 0.5}, [f"learning_rate: 0.5 (from args) != 0.01 {IN_RECORD}, which is kept"]),
         ({"save_steps": 2}, ["save_steps: 2 (from args) != 1 (from trainer_state.json), which is kept"]),
         (
@@ -136,7 +137,8 @@ def test_a_stream_is_no_other_data_because_training_is_longer(tmp_path: Path, ca
     given = {"train_dataset": Stream(vector_rows(18))}
     checkpoint = broken_off(tmp_path, 7, given=given, max_steps=8)
     caplog.clear()
-    trainer = resumed(tmp_path, checkpoint, given=given, max_steps=9)
+    with caplog.at_level("INFO", "littrainer"):
+        trainer = resumed(tmp_path, checkpoint, given=given, max_steps=9)
     assert f"max_steps: 9 (from args) != 8 {IN_RECORD}" in caplog.text and "micro-batches per epoch" not in caplog.text
     # The second pass over the stream's five batches goes on, and is not begun anew.
     assert trainer.state.epoch == pytest.approx(1 + 4 / 9)
@@ -298,3 +300,24 @@ def test_a_script_that_is_started_again_does_not_take_an_older_run_for_its_own(
     assert newest is not None
     (Path(newest) / "README.md").write_text("from yesterday")
     assert (started(), started()) == (0, 2)
+
+
+@pytest.mark.parametrize("changes", [{"max_steps": 12}, {"num_train_epochs": 3}], ids=str)
+def test_the_same_training_prolonged_is_no_other_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any]
+) -> None:
+    checkpoint, (name, now) = broken_off(tmp_path, 3), next(iter(changes.items()))
+    caplog.clear()
+    with caplog.at_level("INFO", "littrainer"):
+        resumed(tmp_path, checkpoint, **changes)
+    (record,) = [record for record in caplog.records if f"{name}: {now} (from args) !=" in record.getMessage()]
+    assert record.levelname == "INFO" and "another training" not in caplog.text
+
+
+def test_checkpoints_are_distinguished_without_a_manifest_that_can_be_read(tmp_path: Path) -> None:
+    for step in (2, 4):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    # Reading it is an input/output error.
+    (tmp_path / "checkpoint-4" / MANIFEST_NAME).symlink_to("/proc/self/mem")
+    before = checkpoints_in(tmp_path)
+    assert before.keys() == {"checkpoint-2", "checkpoint-4"} and checkpoints_in(tmp_path) == before

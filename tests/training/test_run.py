@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from littrainer import TrainerCallback
 from tests.scenarios.data import Stream, vector_rows
 from tests.scenarios.trainers import quiet_trainer
 
@@ -30,3 +31,13 @@ def test_an_argument_set_after_construction_is_refused_when_training_begins(tmp_
     with pytest.raises(NotImplementedError, match=r"debug=.*tpu_metrics_debug"):
         trainer.train()
     assert not trainer.is_in_train
+
+
+def test_the_folder_follows_an_output_dir_that_a_callback_sets(tmp_path: Path) -> None:
+    class Moves(TrainerCallback):
+        def on_train_begin(self, args: Any, *_: Any, **__: Any) -> None:
+            args.output_dir = str(tmp_path / "moved")
+
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [Moves()]}, max_steps=1)
+    trainer.train()
+    assert trainer.training_run.folder == str(tmp_path / "moved")

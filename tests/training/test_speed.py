@@ -233,33 +233,22 @@ def test_one_line_of_advice_is_printed_once(
     with caplog.at_level(logging.WARNING):
         train(tmp_path, now, num_train_epochs=2)
     told = [record.getMessage() for record in caplog.records if "waiting for data" in record.getMessage()]
-    assert len(told) == 1 and "% of the time" in told[0] and "dataloader_num_workers=" in told[0]
+    assert len(told) == 1 and "% of the time" in told[0] and "dataloader_num_workers" in told[0]
 
 
 @pytest.mark.parametrize(
-    ("seconds", "args", "words"),
+    ("seconds", "words"),
     [
-        ({"forward": 9, "data": 1}, {}, None),
-        ({"forward": 4, "data": 6}, {}, "60 % of the time is spent waiting for data: dataloader_num_workers="),
-        ({"forward": 4, "data": 6}, {"dataloader_num_workers": "3"}, "dataloader_num_workers=6"),
-        ({"forward": 4, "data": 6}, {"dataloader_num_workers": 64}, "prepare the data once"),
-        ({"forward": 5, "save": 5}, {}, "async_save=True"),
-        ({"forward": 5, "save": 5}, {"async_save": "True"}, "a larger save_steps"),
-        ({"forward": 5, "to_device": 5}, {"dataloader_pin_memory": False}, "dataloader_pin_memory=True"),
-        ({"forward": 5, "to_device": 5}, {"dataloader_pin_memory": "True"}, "smaller types of inputs"),
-        ({"forward": 5, "evaluation": 5}, {}, "evaluations: a larger eval_steps"),
-        ({"forward": 5, "evaluation": 5}, {"eval_strategy": "epoch"}, "eval_strategy='steps' and a larger eval_steps"),
-        ({"forward": 7, "evaluation": 3, "padding": 5}, {}, "50 % of the tokens are padding"),
-        ({"forward": 9, "padding": 5}, {"max_tokens_per_batch": "64", "pack_to_length": "None"}, None),
+        ({"forward": 9, "data": 1}, None),
+        ({"forward": 4, "data": 6}, "60 % of the time is spent waiting for data: a larger dataloader_num_workers"),
+        ({"forward": 5, "save": 5}, "async_save=True"),
+        ({"forward": 7, "evaluation": 3, "padding": 5}, "50 % of the tokens are padding"),
     ],
 )
-def test_the_advice_names_what_to_set(
-    monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], args: dict[str, Any], words: str | None
-) -> None:
-    monkeypatch.setattr(log_history.os, "cpu_count", lambda: 8)
+def test_the_advice_names_what_to_set(seconds: dict[str, float], words: str | None) -> None:
     logs = {f"speed/{part}_seconds": value for part, value in seconds.items() if part != "padding"}
-    found = log_history.advice_on({**logs, "speed/padding_share": seconds.get("padding", 0) / 10}, args)
-    assert found is None if words is None else words in (found or "")
+    advice = log_history.advice_on({**logs, "speed/padding_share": seconds.get("padding", 0) / 10})
+    assert advice is None if words is None else words in (advice or "")
 
 
 def test_the_bar_shows_rate_and_time_left_and_lines_do_not_repeat_the_parts(

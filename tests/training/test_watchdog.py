@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -14,8 +15,9 @@ import pytest
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint.layout import STACKS_NAME
+from littrainer.data.windows import WindowLoader
 from littrainer.distributed.environment import HANG_TIMEOUT, REPORTS
-from littrainer.distributed.failure_report import ANSWERS, HangError
+from littrainer.distributed.failures import HEARTBEAT, HangError
 from littrainer.training import watchdog
 from littrainer.training.watchdog import Watchdog
 from tests.scenarios.other_processes import wait_until
@@ -55,10 +57,14 @@ class In(TrainerCallback):
             setattr(self, event, lambda *_, **__: does())
 
 
+@pytest.mark.parametrize("folder", [".", "run-0"], ids=["a training", "a trial"])
 def test_steps_batches_of_an_evaluation_and_files_of_a_save_count_as_progress(
-    tmp_path: Path, a_minute: Callable[[], None]
+    tmp_path: Path, a_minute: Callable[[], None], folder: str
 ) -> None:
     class Slow(Trainer):
+        def _get_output_dir(self, trial: Any) -> str:
+            return str(tmp_path / folder)
+
         def _save(self, output_dir: Any = None, state_dict: Any = None) -> None:
             super()._save(output_dir, state_dict)
             for number in range(3):
@@ -74,11 +80,20 @@ def test_steps_batches_of_an_evaluation_and_files_of_a_save_count_as_progress(
 
 
 def test_a_training_that_waits_for_ever_ends_with_an_error_after_its_stacks_and_its_last_rows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wait_for_a_lock() -> None:
         threading.Event().wait(3600)
 
+    def noted_rows(self: WindowLoader, *place: int) -> Any:
+        moving.append(threading.current_thread())
+        return rows_of(self, *place)
+
+    # Random generators are moved to find the rows, by no other thread than the one that draws from them.
+    moving, rows_of = list[threading.Thread](), WindowLoader.rows_of
+    monkeypatch.setattr(WindowLoader, "rows_of", noted_rows)
+    child = multiprocessing.Process(target=time.sleep, args=(3600,), daemon=True)
+    child.start()
     handler = signal.getsignal(signal.SIGINT)
     given = {"callbacks": [In(wait_for_a_lock, "on_step_end")]}
     trainer = quiet_trainer(tmp_path, given=given, max_steps=3, hang_timeout=1, train_sampling_strategy="sequential")
@@ -86,9 +101,13 @@ def test_a_training_that_waits_for_ever_ends_with_an_error_after_its_stacks_and_
         trainer.train()
     assert signal.getsignal(signal.SIGINT) is handler
     told = capsys.readouterr().err
-    assert "in wait_for_a_lock" in told
-    assert "Last micro-batch: number 1 of epoch 0, rows 0, 1, 2, 3.\nLast collective operation: not known" in told
-    assert "in wait_for_a_lock" in (tmp_path / STACKS_NAME).read_text()
+    for printed in (told, (tmp_path / STACKS_NAME).read_text()):
+        assert "in wait_for_a_lock" in printed and "Last collective operation: not known\n" in printed
+        assert "Last micro-batch: number 1 of epoch 0, rows 0, 1, 2, 3.\n" in printed
+    assert moving == [threading.main_thread()]
+    # The child process reads no data, so it is no worker of a loader.
+    assert child.is_alive()
+    child.kill()
     # It can train again.
     del given["callbacks"][0].on_step_end
     assert trainer.train().global_step == 3
@@ -102,7 +121,7 @@ def test_a_script_that_catches_the_error_is_no_longer_expected_to_end(
     given = {"callbacks": [In(lambda: threading.Event().wait(3600), "on_step_end")]}
     with pytest.raises(HangError):
         quiet_trainer(tmp_path, given=given, max_steps=3, hang_timeout=1).train()
-    assert [*reports.glob(f"{ANSWERS}*")] == []
+    assert [*reports.glob(f"{HEARTBEAT}*")] == []
 
 
 def test_ctrl_c_is_the_users_while_a_training_is_watched(tmp_path: Path) -> None:

@@ -59,52 +59,40 @@ class AcceleratorConfig:
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any], source: str = "accelerator_config") -> AcceleratorConfig:
-        """Build a config from a dict; `source` says in errors where the dict came from.
-
-        Raises:
-            ValueError: the dict has keys that the config does not know.
-        """
+        """Build a config from a dict, of which `source` is the name in errors."""
         _refuse_unknown(source, settings, [field.name for field in dataclasses.fields(cls)])
         return cls(**settings)
 
     @classmethod
     def from_json_file(cls, json_file: str | os.PathLike[str]) -> AcceleratorConfig:
-        """Build a config from a JSON file.
-
-        Raises:
-            ValueError: the file is missing, holds no JSON object, or has keys that the config does not know.
-        """
+        """Build a config from a JSON file."""
         source = f"accelerator_config file {os.fspath(json_file)!r}"
         return cls.from_dict(read_json_object(json_file, source), source)
 
     @classmethod
     def from_argument(cls, value: Any) -> AcceleratorConfig:
-        """Build a config from whatever the argument may hold: nothing, a dict, a path, or a finished config.
-
-        Raises:
-            NotImplementedError: the value is a class.
-            TypeError: the value is something else that is no config.
-            ValueError: as `from_dict` and `from_json_file`.
-        """
-        if value is None:
-            return cls()
+        """Build a config from whatever the argument may hold: nothing, a dict, a path, or a finished config."""
         if isinstance(value, cls):
             return value
-        if isinstance(value, dict):
-            return cls.from_dict(value)
         if isinstance(value, str | os.PathLike):
             return cls.from_json_file(value)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            # A config object of another library; accelerate's own settings carry the same names.
-            return cls.from_dict(dataclasses.asdict(value))
         forms = "a dict, the path of a JSON file, or an AcceleratorConfig instance"
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            # A config object of another library; accelerate's own settings have the same names.
+            value = dataclasses.asdict(value)
         if isinstance(value, type):
             raise NotImplementedError(f"Tried passing in a callable to `accelerator_config`, {value!r}; give {forms}.")
-        raise TypeError(f"accelerator_config={value!r} is not usable; give {forms}.")
+        if not isinstance(value, dict | None):
+            raise TypeError(f"accelerator_config={value!r} is not usable; give {forms}.")
+        return cls.from_dict(value or {})
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as a dict that shares nothing with this config."""
         return dataclasses.asdict(self)
+
+    def pop(self, key: str, default: Any = None) -> Any:
+        """Take a setting out of this config and return it; `default` if it is not there."""
+        return vars(self).pop(key, default)
 
 
 def _refuse_unknown(source: str, given: Iterable[Any], known: Sequence[str]) -> None:
@@ -114,11 +102,7 @@ def _refuse_unknown(source: str, given: Iterable[Any], known: Sequence[str]) -> 
 
 
 def configured_device() -> torch.device:
-    """Return the device of the state of accelerate that a script has set up.
-
-    Raises:
-        ValueError: it has set up none.
-    """
+    """Return the device of the state of accelerate that a script has set up."""
     partial_state: Any = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
     # All objects of that class share this dict. If it is empty, a new object would choose a device.
     if not getattr(partial_state, "_shared_state", None):
@@ -130,11 +114,7 @@ def configured_device() -> torch.device:
 
 
 def settle_accelerator_config(args: ArgumentFields) -> None:
-    """Read the config that a script has set. Its `num_steps` replaces `gradient_accumulation_steps` if that is 1.
-
-    Raises:
-        TypeError, ValueError: the config is not usable, or contradicts `gradient_accumulation_steps`.
-    """
+    """Read the config that a script has set. Its `num_steps` replaces `gradient_accumulation_steps` if that is 1."""
     config = args.accelerator_config = AcceleratorConfig.from_argument(args.accelerator_config)
     steps = (config.gradient_accumulation_kwargs or {}).get("num_steps", args.gradient_accumulation_steps)
     if args.gradient_accumulation_steps == 1:

@@ -16,14 +16,17 @@ PACKAGE_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__
 # Constructors of dataclasses, enumerations that look for what a text means, and parsers that ask them.
 BETWEEN = frozenset({"<string>", enum.__file__, os.path.join(os.path.dirname(os.__file__), "argparse.py")})
 
+# The module that the parser of command lines, dicts and files derives from.
+PARSER_MODULE = "transformers.hf_argparser"
+
 
 def stacklevel_of_script() -> int:
     """Return the `stacklevel` for `warnings.warn` in the calling function: the first frame outside littrainer."""
     frame: FrameType | None = sys._getframe(1)
     level = 1
     while frame is not None:
-        name = frame.f_code.co_filename
-        if name not in BETWEEN and not name.startswith(PACKAGE_FOLDER):
+        path, module = frame.f_code.co_filename, frame.f_globals.get("__name__")
+        if path not in BETWEEN and module != PARSER_MODULE and not path.startswith(PACKAGE_FOLDER):
             return level
         frame = frame.f_back
         level += 1
@@ -51,7 +54,7 @@ class IntervalStrategy(ExplicitEnum):
     EPOCH = "epoch"
 
 
-# What transformers 4 called it.
+# The name in transformers 4.
 EvaluationStrategy = IntervalStrategy
 
 
@@ -65,7 +68,7 @@ class SaveStrategy(ExplicitEnum):
 
 
 class HubStrategy(ExplicitEnum):
-    """What is pushed to the Hub, and when."""
+    """The files that are pushed to the Hub, and when."""
 
     END = "end"
     EVERY_SAVE = "every_save"
@@ -86,7 +89,7 @@ class SchedulerType(ExplicitEnum):
     COSINE_WITH_RESTARTS = "cosine_with_restarts"
     COSINE_WARMUP_WITH_MIN_LR = "cosine_warmup_with_min_lr"
     COSINE_WITH_MIN_LR = "cosine_with_min_lr"
-    # These two follow an evaluation metric.
+    # Schedules that follow an evaluation metric.
     REDUCE_ON_PLATEAU = "reduce_lr_on_plateau"
     GREEDY = "greedy"
 
@@ -189,7 +192,7 @@ class HPSearchBackend(ExplicitEnum):
 
 
 class ParallelMode(Enum):
-    """How this process shares the work with others; a plain enumeration, its members do not equal strings."""
+    """The way in which processes share the work; a plain enumeration, its members do not equal strings."""
 
     DISTRIBUTED = "distributed"
     NOT_DISTRIBUTED = "not_distributed"

@@ -5,21 +5,69 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
+import json
 import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from littrainer.arguments.json_values import parse_json_object, read_json_object
-from littrainer.distributed.environment import AUTO, USE_DEEPSPEED, launcher_settings
+from littrainer.arguments.json_values import read_mapping
+from littrainer.distributed.environment import NOTHING, USE_DEEPSPEED, is_on
 
 if TYPE_CHECKING:
     import torch
 
 
-OFFLOADED_TO = ("cpu", "nvme")
+# A value that the training arguments fill in.
+AUTO = "auto"
+# Variables of `accelerate launch`.
+PREFIX = "ACCELERATE_DEEPSPEED_"
+CONFIG_FILE, ZERO3_INIT = f"{PREFIX}CONFIG_FILE", f"{PREFIX}ZERO3_INIT"
+MOE_LAYERS = f"{PREFIX}MOE_LAYER_CLS_NAMES"
 
+
+class Setting(NamedTuple):
+    """A value of the configuration that no training argument decides.
+
+    Parameters:
+        name: the attribute of the plugin that libraries read, and the end of `accelerate launch`'s variable.
+        key: place in the configuration, with dots between the sections.
+        launched: value if such a launch does not set it; None leaves it out.
+        default: value of the attribute if the configuration has none.
+    """
+
+    name: str
+    key: str
+    launched: Any = None
+    default: Any = None
+
+    @property
+    def initial_value(self) -> Any:
+        """The value of the key in a configuration that does not have it."""
+        return self.default if self.launched is None else self.launched
+
+    @property
+    def variable(self) -> str:
+        """The environment variable of `accelerate launch`."""
+        return f"{PREFIX if self.key.startswith('zero') else 'ACCELERATE_'}{self.name.upper()}"
+
+
+SETTINGS = (
+    Setting("zero_stage", "zero_optimization.stage", launched=2, default=0),
+    Setting("offload_optimizer_device", "zero_optimization.offload_optimizer.device", default="none"),
+    Setting("offload_optimizer_nvme_path", "zero_optimization.offload_optimizer.nvme_path"),
+    Setting("offload_param_device", "zero_optimization.offload_param.device", default="none"),
+    Setting("offload_param_nvme_path", "zero_optimization.offload_param.nvme_path"),
+    Setting(
+        "zero3_save_16bit_model",
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+        launched=False,
+        default=False,
+    ),
+    Setting("gradient_accumulation_steps", "gradient_accumulation_steps", launched=AUTO, default=1),
+    Setting("gradient_clipping", "gradient_clipping", launched=AUTO),
+)
+OFFLOAD_DEVICES = ("cpu", "nvme")
 
 # Key, with dots between the sections -> what says the value, for errors, and the value from the arguments and the
 # micro-batch size of one process. Another value in the configuration is refused.
@@ -55,17 +103,6 @@ FROM_HIDDEN_SIZE: dict[str, tuple[Callable[[int], int], bool]] = {
     "zero_optimization.stage3_param_persistence_threshold": (lambda size: 10 * size, True),
 }
 
-# What no argument says: key -> its value where "auto" stands.
-WITHOUT_AN_ARGUMENT: dict[str, Any] = {
-    "scheduler.params.warmup_min_lr": 0,
-    "zero_optimization.stage": 2,
-    "zero_optimization.offload_optimizer.device": "none",
-    "zero_optimization.offload_param.device": "none",
-    "zero_optimization.offload_optimizer.nvme_path": None,
-    "zero_optimization.offload_param.nvme_path": None,
-    "zero_optimization.stage3_gather_16bit_weights_on_model_save": False,
-}
-
 
 class DeepSpeedConfig:
     """DeepSpeed's configuration, with the members of transformers' class of this kind.
@@ -80,7 +117,7 @@ class DeepSpeedConfig:
     def __init__(self, config_file_or_dict: Any):
         # As it was given: arguments that are changed later mean another one.
         self.given: Any = copy.deepcopy(config_file_or_dict)
-        self.config: dict[str, Any] = read_config(config_file_or_dict)
+        self.config: dict[str, Any] = read_mapping(config_file_or_dict, "deepspeed")
         self.mismatches: list[str] = []
         # Values that follow from arguments, as they were filled in.
         self._filled: dict[str, Any] = {}
@@ -89,8 +126,10 @@ class DeepSpeedConfig:
                 'deepspeed: the configuration has no section "zero_optimization". Add one, with "stage": 0 to shard '
                 "nothing."
             )
-        for key, value in WITHOUT_AN_ARGUMENT.items():
-            self.fill_only(key, value)
+        for setting in SETTINGS:
+            if setting.key.startswith("zero_optimization"):
+                self.fill_only(setting.key, setting.initial_value)
+        self.fill_only("scheduler.params.warmup_min_lr", 0)
         self.set_stage_and_offload()
 
     # ---- Asking ------------------------------------------------------------------------------------------------------
@@ -127,7 +166,7 @@ class DeepSpeedConfig:
         """Read the stage of ZeRO, and where it keeps optimizer and parameters."""
         self._stage = self.get_value("zero_optimization.stage", -1)
         places = {self.get_value(f"zero_optimization.{part}.device") for part in ("offload_optimizer", "offload_param")}
-        self._offload = self._stage in (2, 3) and not places.isdisjoint(OFFLOADED_TO)
+        self._offload = self._stage in (2, 3) and not places.isdisjoint(OFFLOAD_DEVICES)
 
     def is_zero2(self) -> bool:
         """Whether optimizer states and gradients are sharded."""
@@ -252,7 +291,7 @@ class DeepSpeedConfig:
             if self.is_zero3() or not only_in_stage_3:
                 self.fill_only(key, value(size))
             elif self.is_auto(key):
-                # It has no effect in this stage, and DeepSpeed refuses text.
+                # The value has no effect in this stage, and DeepSpeed refuses text.
                 self.del_config_sub_tree(key)
 
     def del_config_sub_tree(self, ds_key_long: str, must_exist: bool = False) -> None:
@@ -268,35 +307,15 @@ class DeepSpeedConfig:
             raise ValueError(f"The DeepSpeed configuration has no {ds_key_long}: {self.config}.")
 
 
-def read_config(given: Any) -> dict[str, Any]:
-    """Return the configuration as a new dict.
-
-    Parameters:
-        given: a dict, the path of a JSON file, or JSON text.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    if isinstance(given, dict):
-        return copy.deepcopy(given)
-    text = os.fspath(given)
-    if text.lstrip().startswith("{"):
-        return parse_json_object(text, "deepspeed")
-    if not Path(text).exists():
-        raise ValueError(
-            f"deepspeed: there is no file {text}. Give the path of a JSON file, or the configuration itself as a dict "
-            "or as JSON text."
-        )
-    return read_json_object(text, f"deepspeed: the file {text}")
-
-
 def hidden_size_of(model: Any) -> int | None:
     """Return the hidden size in a model's config, the largest of several; None if it names none."""
     config: Any = getattr(model, "config", None)
-    places = (config, getattr(config, "text_config", None))
-    found = (getattr(place, name, None) for place in places for name in ("hidden_size", "hidden_sizes"))
-    size: Any = next((size for size in found if size is not None), None)
-    return max(size) if isinstance(size, list | tuple) else size
+    for owner in (config, getattr(config, "text_config", None)):
+        for name in ("hidden_size", "hidden_sizes"):
+            size: Any = getattr(owner, name, None)
+            if size is not None:
+                return max(size) if isinstance(size, list | tuple) else size
+    return None
 
 
 def _entries(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -308,20 +327,6 @@ def _entries(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 # ---- What libraries read ---------------------------------------------------------------------------------------------
-
-
-MOE_LAYERS = "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES"
-# Attribute of the plugin -> where the configuration has it, and what counts if it does not.
-PLUGIN_VALUES: dict[str, tuple[str, Any]] = {
-    "zero_stage": ("zero_optimization.stage", 0),
-    "zero3_save_16bit_model": ("zero_optimization.stage3_gather_16bit_weights_on_model_save", False),
-    "gradient_accumulation_steps": ("gradient_accumulation_steps", 1),
-    "gradient_clipping": ("gradient_clipping", None),
-    "offload_optimizer_device": ("zero_optimization.offload_optimizer.device", "none"),
-    "offload_optimizer_nvme_path": ("zero_optimization.offload_optimizer.nvme_path", None),
-    "offload_param_device": ("zero_optimization.offload_param.device", "none"),
-    "offload_param_nvme_path": ("zero_optimization.offload_param.nvme_path", None),
-}
 
 
 class DeepSpeedPlugin:
@@ -347,8 +352,9 @@ class DeepSpeedPlugin:
         self.hf_ds_config.config = value
 
     def __getattr__(self, name: str) -> Any:
-        if name in PLUGIN_VALUES:
-            return self.hf_ds_config.get_value(*PLUGIN_VALUES[name])
+        for setting in SETTINGS:
+            if setting.name == name:
+                return self.hf_ds_config.get_value(setting.key, setting.default)
         if name in ("get_value", "is_auto", "fill_match", "set_mixed_precision"):
             return getattr(self.hf_ds_config, name)
         raise AttributeError(f"the DeepSpeed plugin has no {name!r}; deepspeed_config is DeepSpeed's configuration.")
@@ -376,7 +382,7 @@ class DeepSpeedPlugin:
             if self.hf_ds_config.is_zero3() and not self.zero3_init_flag:
                 integration.unset_hf_deepspeed_config()
             else:
-                # It keeps a weak reference: when the arguments go, so does this.
+                # transformers keeps a weak reference, which ends with the arguments.
                 integration.set_hf_deepspeed_config(self.hf_ds_config)
 
     def select(self, _from_accelerator_state: bool = False) -> None:
@@ -402,26 +408,47 @@ class DeepSpeedPlugin:
         set_leaves(model, [classes[name] for name in wanted])
 
 
+def launched_config() -> dict[str, Any] | str | None:
+    """Return the configuration that `accelerate launch` asks for, or the path of its file; None without DeepSpeed."""
+    if not is_on(USE_DEEPSPEED):
+        return None
+    file = os.environ.get(CONFIG_FILE, "")
+    if file.lower() not in NOTHING:
+        return file
+    sizes = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu"), AUTO)
+    config: dict[str, Any] = {**sizes, "bf16": {"enabled": AUTO}, "fp16": {"enabled": AUTO}}
+    for setting in SETTINGS:
+        text = os.environ.get(setting.variable, "").strip()
+        value = setting.launched if text.lower() in NOTHING else _read_value(text)
+        if value is not None:
+            *sections, key = setting.key.split(".")
+            node = config
+            for section in sections:
+                node = node.setdefault(section, {})
+            node[key] = value
+    return config
+
+
+def _read_value(text: str) -> Any:
+    try:
+        return json.loads(text.lower())
+    except ValueError:
+        return text
+
+
 def set_up_deepspeed(args: Any) -> None:
     """Give arguments that ask for DeepSpeed their `hf_deepspeed_config` and `deepspeed_plugin`.
 
     While the arguments live, `from_pretrained` of transformers shards models in stage 3.
-
-    Parameters:
-        args: training arguments whose other fields are settled.
-
-    Raises:
-        ValueError: the configuration cannot be read.
-        ImportError: DeepSpeed is not installed.
     """
-    launched = launcher_settings()
-    given = args.deepspeed or launched.get("deepspeed")
-    if not given:
+    launched = launched_config()
+    config = args.deepspeed or launched
+    if not config:
         return
     _check_installed()
-    adopt_config(args, DeepSpeedConfig(given), launched.get("zero3_init", True))
+    adopt_config(args, DeepSpeedConfig(config), launched is None or not os.environ.get(ZERO3_INIT) or is_on(ZERO3_INIT))
     if args.deepspeed_plugin.zero3_init_flag:
-        # `from_pretrained` gives each process its part.
+        # `from_pretrained` gives each process its shard.
         from littrainer.distributed.group import start_deepspeed_communication
 
         start_deepspeed_communication(args)
@@ -449,9 +476,6 @@ def check_settled(args: Any, is_enabled: bool) -> None:
 
     Parameters:
         is_enabled: whether the Trainer was made for DeepSpeed.
-
-    Raises:
-        ValueError: the arguments say something else.
     """
     plugin = args.deepspeed_plugin
     is_known = plugin is not None and plugin.hf_ds_config.given == args.deepspeed

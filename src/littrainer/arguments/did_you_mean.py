@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 
 
@@ -20,6 +20,12 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     if match is not None:
         return f"did you mean {match!r}?"
     return f"known are {', '.join(known)}" if len(known) <= 10 else "no known name is similar"
+
+
+def taken_instead(name: str, known: Collection[str]) -> str:
+    """The end of a sentence that refuses a name: what it may have meant, and all that are taken."""
+    match = nearest_name(name, known)
+    return f"{'' if match is None else f' (did you mean {match!r}?)'}; it takes {', '.join(known) or 'none'}"
 
 
 def unrecognized(words: Sequence[str], known: Iterable[str]) -> str:

@@ -16,112 +16,106 @@ from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.arguments.choices import stacklevel_of_script
 from littrainer.arguments.did_you_mean import suggestion
 from littrainer.arguments.fields import default_of
-from littrainer.arguments.json_values import parse_json_object, read_json_object
+from littrainer.arguments.json_values import read_mapping
 from littrainer.errors.tracebacks import ShortTraceback
 
+# Values of a switch that ask for nothing.
+_OFF = (False, None)
 Current = Callable[[str], Any]
-"""Takes the name of an argument, returns what the script has given for it, or its default."""
+"""Function that takes the name of an argument and returns its value, or its default."""
 
 
 @dataclass(frozen=True)
 class EarlierName:
-    """What became of one argument.
+    """Rule for an argument of an earlier release.
 
     Parameters:
-        advice: what to write instead, as the end of the sentence "X is no longer an argument: ...".
-        meaning: takes a value and the current values of today's arguments, returns the arguments of today that it
-            sets; None refuses every value but the `idle` ones.
-        replaced_by: the argument that took over, None if there is none.
+        advice: the end of the sentence "X is no longer an argument: ...", which says what to write instead.
+        replaced_by: the argument that took over; without it every value but the `idle` ones is refused.
         idle: values that ask for nothing, the former default first.
-        kind: how a command line reads the value.
-        extends: the meaning adds to a value of today's argument instead of contradicting it.
+        kind: type as which a command line reads the value.
+        convert: takes a value and the current values, returns the value of today's argument.
+        read: takes the value of today's argument, returns the earlier value.
+        extends: the value adds to today's argument instead of contradicting it.
         harmless: no value ever changed the numbers of a run, so each may be dropped.
-        read: takes arguments, returns what a script finds under the earlier name; None if it finds what it gave.
     """
 
     advice: str
-    meaning: Callable[[Any, Current], dict[str, Any]] | None = None
     replaced_by: str | None = None
     idle: tuple[Any, ...] = (None,)
     kind: type = str
+    convert: Callable[[Any, Current], Any] = lambda value, current: value
+    read: Callable[[Any], Any] = lambda value: value
     extends: bool = False
     harmless: bool = False
-    read: Callable[[Any], Any] | None = None
 
     def asks_for_nothing(self, value: Any) -> bool:
-        """Whether a value leaves everything as it is."""
+        """Return whether a value leaves everything as it is."""
         return self.harmless or any(value == idle and type(value) is type(idle) for idle in self.idle)
+
+    def translate(self, name: str, value: Any, current: Current) -> dict[str, Any]:
+        """Return the arguments of today that a value sets; `name` is the earlier name, for the error."""
+        if self.asks_for_nothing(value):
+            return {}
+        if self.replaced_by is None:
+            raise ValueError(f"{_shown(name, value)} is no longer possible: {self.advice}")
+        return {self.replaced_by: self.convert(value, current)}
+
+    def read_from(self, args: Any) -> Any:
+        """Return the value that a script finds under the earlier name."""
+        return self.idle[0] if self.replaced_by is None else self.read(getattr(args, self.replaced_by))
 
 
 def _renamed(name: str, kind: type = str) -> EarlierName:
+    return EarlierName(f"use {name}", name, kind=kind)
+
+
+def _entry(
+    name: str, key: str, kind: type = bool, idle: tuple[Any, ...] = (None,), is_list: bool = False
+) -> EarlierName:
+    """Return the rule of a name that is an entry of a dict today, or is added to the list that is the entry."""
+
+    def entries_of(config: Any) -> dict[str, Any]:
+        return config.to_dict() if isinstance(config, AcceleratorConfig) else read_mapping(config or {}, name)
+
+    def convert(value: Any, current: Current) -> dict[str, Any]:
+        entries = entries_of(current(name))
+        if is_list:
+            present = entries.get(key) or []
+            value = [*([present] if isinstance(present, str) else present), value]
+        return {**entries, key: value}
+
+    advice = f'use {name}={{"{key}": {"[...]" if is_list else "..."}}}'
     return EarlierName(
-        f"use {name}", lambda value, current: {name: value}, name, kind=kind, read=lambda args: getattr(args, name)
+        advice, name, idle, kind, convert, lambda config: entries_of(config).get(key, idle[0]), extends=True
     )
 
 
-def _switch(advice: str, name: str, value: Any) -> EarlierName:
-    return EarlierName(
-        advice,
-        lambda switched_on, current: {name: value},
-        name,
-        (False, None),
-        bool,
-        read=lambda args: getattr(args, name) == value,
-    )
-
-
-def _entry(name: str, key: str, kind: type, idle: tuple[Any, ...] = (None,), several: bool = False) -> EarlierName:
-    def meaning(value: Any, current: Current) -> dict[str, Any]:
-        entries = _entries_of(current(name), name)
-        if several:
-            held = entries.get(key) or []
-            value = [*([held] if isinstance(held, str) else held), value]
-        return {name: {**entries, key: value}}
-
-    return EarlierName(
-        f'use {name}={{"{key}": {"[...]" if several else "..."}}}',
-        meaning,
-        name,
-        idle,
-        kind,
-        extends=True,
-        read=lambda args: _entries_of(getattr(args, name), name).get(key, idle[0]),
-    )
-
-
-def _entries_of(config: Any, name: str) -> dict[str, Any]:
-    if isinstance(config, str):
-        is_json = config.lstrip().startswith("{")
-        return parse_json_object(config, name) if is_json else read_json_object(config, name)
-    return config.to_dict() if isinstance(config, AcceleratorConfig) else dict(config or {})
+def _switch(name: str, value: Any) -> EarlierName:
+    advice = f"use {name}" if value is True else f'use {name}="{value}"'
+    return EarlierName(advice, name, _OFF, bool, lambda *_: value, lambda present: present == value)
 
 
 def _gone(advice: str, *idle: Any, kind: type = str) -> EarlierName:
     return EarlierName(advice, idle=(*idle, None), kind=kind)
 
 
-def _harmless(advice: str, default: Any, kind: type) -> EarlierName:
-    return EarlierName(advice, idle=(default,), kind=kind, harmless=True)
-
-
-def _inputs_too(_: Any, current: Current) -> dict[str, Any]:
+def _add_inputs(_: Any, current: Current) -> list[str]:
     wanted = current("include_for_metrics") or []
-    wanted = [wanted] if isinstance(wanted, str) else list(wanted)
-    return {"include_for_metrics": list(dict.fromkeys([*wanted, "inputs"]))}
+    return list(dict.fromkeys([*([wanted] if isinstance(wanted, str) else wanted), "inputs"]))
 
 
-def _tokens_counted(_: Any, current: Current) -> dict[str, Any]:
+def _count_tokens(_: Any, current: Current) -> Any:
     counted = current("include_num_input_tokens_seen")
-    return {"include_num_input_tokens_seen": "all" if counted in (False, None, "no") else counted}
+    return "all" if counted in (False, None, "no") else counted
 
 
-def _within_organization(organization: str, current: Current) -> dict[str, Any]:
+def _add_organization(organization: str, current: Current) -> str:
     folder = os.path.basename(os.path.normpath(current("output_dir") or "trainer_output"))
-    return {"hub_model_id": f"{organization}/{(current('hub_model_id') or folder).rpartition('/')[2]}"}
+    return f"{organization}/{(current('hub_model_id') or folder).rpartition('/')[2]}"
 
 
 _TORCH_PRECISION = "drop it, mixed precision always comes from torch"
-_NO_REPLACEMENT = "drop it, there is no replacement"
 
 EARLIER_NAMES: Mapping[str, EarlierName] = MappingProxyType(
     {
@@ -131,48 +125,41 @@ EARLIER_NAMES: Mapping[str, EarlierName] = MappingProxyType(
         "per_gpu_eval_batch_size": _renamed("per_device_eval_batch_size", int),
         "push_to_hub_token": _renamed("hub_token"),
         "torchdynamo": _renamed("torch_compile_backend"),
-        "no_cuda": _switch("use use_cpu", "use_cpu", True),
+        "no_cuda": _switch("use_cpu", True),
         # A value of another argument today.
-        "adafactor": _switch('use optim="adafactor"', "optim", "adafactor"),
-        "group_by_length": _switch(
-            'use train_sampling_strategy="group_by_length"', "train_sampling_strategy", "group_by_length"
-        ),
+        "adafactor": _switch("optim", "adafactor"),
+        "group_by_length": _switch("train_sampling_strategy", "group_by_length"),
         "include_inputs_for_metrics": EarlierName(
             'use include_for_metrics=["inputs"]',
-            _inputs_too,
             "include_for_metrics",
-            (False, None),
+            _OFF,
             bool,
+            _add_inputs,
+            lambda wanted: "inputs" in (wanted or ()),
             extends=True,
-            read=lambda args: "inputs" in (args.include_for_metrics or ()),
         ),
         "include_tokens_per_second": EarlierName(
             "use include_num_input_tokens_seen",
-            _tokens_counted,
             "include_num_input_tokens_seen",
-            (False, None),
+            _OFF,
             bool,
+            _count_tokens,
+            lambda counted: counted != "no",
             extends=True,
-            read=lambda args: args.include_num_input_tokens_seen != "no",
         ),
-        # The organisation goes in front of the name, so the name comes first.
-        "push_to_hub_model_id": EarlierName(
-            'use hub_model_id="name" or "organisation/name"',
-            lambda name, _: {"hub_model_id": name},
-            "hub_model_id",
-            read=lambda args: args.hub_model_id,
-        ),
+        # The organisation is put in front of the name, so the name comes first.
+        "push_to_hub_model_id": EarlierName('use hub_model_id="name" or "organisation/name"', "hub_model_id"),
         "push_to_hub_organization": EarlierName(
             'use hub_model_id="organisation/name"',
-            _within_organization,
             "hub_model_id",
+            convert=_add_organization,
+            read=lambda name: (name or "").rpartition("/")[0] or None,
             extends=True,
-            read=lambda args: (args.hub_model_id or "").rpartition("/")[0] or None,
         ),
         "fsdp_min_num_params": _entry("fsdp_config", "min_num_params", int, (0, None)),
-        "fsdp_transformer_layer_cls_to_wrap": _entry("fsdp_config", "transformer_layer_cls_to_wrap", str, several=True),
-        "dispatch_batches": _entry("accelerator_config", "dispatch_batches", bool),
-        "split_batches": _entry("accelerator_config", "split_batches", bool),
+        "fsdp_transformer_layer_cls_to_wrap": _entry("fsdp_config", "transformer_layer_cls_to_wrap", str, is_list=True),
+        "dispatch_batches": _entry("accelerator_config", "dispatch_batches"),
+        "split_batches": _entry("accelerator_config", "split_batches"),
         # Set through the environment today.
         "tpu_metrics_debug": _gone("drop it, nothing here runs on TPUs", False, kind=bool),
         "tpu_num_cores": _gone("set the environment variable TPU_NUM_CORES", kind=int),
@@ -182,14 +169,16 @@ EARLIER_NAMES: Mapping[str, EarlierName] = MappingProxyType(
         "half_precision_backend": _gone(_TORCH_PRECISION, "auto", "amp", "cuda_amp", "cpu_amp"),
         "jit_mode_eval": _gone("evaluation is not traced any more, use torch_compile=True", False, kind=bool),
         "save_safetensors": _gone("drop it, weights are always saved as safetensors", True, kind=bool),
-        "past_index": _gone(_NO_REPLACEMENT, -1, kind=int),
+        "past_index": _gone("drop it, there is no replacement", -1, kind=int),
         "use_legacy_prediction_loop": _gone("drop it, evaluation_loop does that work", False, kind=bool),
         "mp_parameters": _gone("drop it, there is no SageMaker model parallelism any more", ""),
         "_n_gpu": _gone("drop it, each process uses one GPU", -1, 0, 1, kind=int),
         # Nothing to set any more.
-        "overwrite_output_dir": _harmless("drop it, an existing folder is never an error", False, bool),
-        "use_mps_device": _harmless("drop it, an Apple GPU is found by itself", False, bool),
-        "fp16_opt_level": _harmless("drop it, it was for apex alone", "O1", str),
+        "overwrite_output_dir": EarlierName(
+            "drop it, an existing folder is never an error", None, (False,), bool, harmless=True
+        ),
+        "use_mps_device": EarlierName("drop it, an Apple GPU is found by itself", None, (False,), bool, harmless=True),
+        "fp16_opt_level": EarlierName("drop it, it was for apex alone", None, ("O1",), harmless=True),
     }
 )
 """Earlier name -> what it means, in the order in which the meanings are worked out."""
@@ -205,22 +194,14 @@ def earlier_names_of(cls: type, names: Any) -> list[str]:
 
 
 def translated(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keywords with each earlier name replaced by what it means today; each is a FutureWarning.
-
-    Parameters:
-        cls: the argument class that the keywords are for.
-        given: keywords under any mixture of names.
-
-    Raises:
-        ValueError: names what asks for something that is gone, or contradicts another keyword.
-    """
+    """Return keywords for a class with each earlier name replaced by what it means today; each is a FutureWarning."""
     names = earlier_names_of(cls, given)
     today = {name: value for name, value in given.items() if name not in names}
     errors = []
     for name in names:
         rule, value = EARLIER_NAMES[name], given[name]
         try:
-            found = _meaning(rule, name, value, functools.partial(_current, cls, today))
+            found = rule.translate(name, value, functools.partial(_current, cls, today))
             for new, meant in found.items():
                 # Command-line parsers give every argument, so a default may not have been meant.
                 present = _current(cls, today, new)
@@ -234,14 +215,6 @@ def translated(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
     if errors:
         raise ValueError(f"{cls.__name__}: {'; '.join(errors)}.")
     return today
-
-
-def _meaning(rule: EarlierName, name: str, value: Any, current: Callable[[str], Any]) -> dict[str, Any]:
-    if rule.asks_for_nothing(value):
-        return {}
-    if rule.meaning is None:
-        raise ValueError(f"{_shown(name, value)} is no longer possible: {rule.advice}")
-    return rule.meaning(value, current)
 
 
 def _current(cls: type, today: Mapping[str, Any], name: str) -> Any:
@@ -264,8 +237,29 @@ def _shown(name: str, value: Any) -> str:
     return name if name.endswith("_token") else f"{name}={getattr(value, 'value', value)!r}"
 
 
+def apply_fields_with_earlier_names(args: Any) -> None:
+    """Let fields with earlier names, which a script's own dataclass declares again, set today's arguments.
+
+    Today's argument decides over the default of such a field, and another value of the field is refused.
+    """
+    cls = type(args)
+    for name, field in cls.__dataclass_fields__.items():
+        rule = EARLIER_NAMES.get(name)
+        if rule is None or rule.asks_for_nothing(value := vars(args)[name]):
+            continue
+        found = rule.translate(name, value, functools.partial(getattr, args))
+        found = {new: meant for new, meant in found.items() if getattr(args, new) != meant}
+        given = [new for new in found if not rule.extends and getattr(args, new) != _default(cls, new)]
+        if given and value != default_of(field):
+            shown = _shown(given[0], getattr(args, given[0]))
+            raise ValueError(f"{cls.__name__}: {_shown(name, value)} contradicts {shown}; {rule.advice} alone.")
+        if found and not given:
+            warnings.warn(_told(rule, name, value, found), FutureWarning, stacklevel=stacklevel_of_script())
+            vars(args).update(found)
+
+
 class EarlierAttribute:
-    """One earlier name as an attribute: scripts read and set fields of the arguments they parsed."""
+    """An earlier name as an attribute: scripts read and set fields of the arguments they parsed."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -278,21 +272,21 @@ class EarlierAttribute:
             return vars(args)[self.name]
         if self._is_field_of(args):
             raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}")
-        rule = EARLIER_NAMES[self.name]
-        return rule.idle[0] if rule.read is None else rule.read(args)
+        return EARLIER_NAMES[self.name].read_from(args)
 
     def __set__(self, args: Any, value: Any) -> None:
         rule = EARLIER_NAMES[self.name]
         if self._is_field_of(args):
             vars(args)[self.name] = value
             return
-        found = _meaning(rule, self.name, value, functools.partial(getattr, args))
-        if not found and rule.read is not None and rule.kind is bool and rule.read(args) and rule.replaced_by:
-            found = {rule.replaced_by: _default(type(args), rule.replaced_by)}
+        found = rule.translate(self.name, value, functools.partial(getattr, args))
+        today = rule.replaced_by
+        if not found and today is not None and rule.kind is bool and rule.read_from(args):
+            found = {today: _default(type(args), today)}
         warnings.warn(_told(rule, self.name, value, found), FutureWarning, stacklevel=stacklevel_of_script())
         for name, meant in found.items():
             setattr(args, name, meant)
-        if rule.read is None:
+        if rule.replaced_by is None:
             vars(args)[self.name] = value
 
     def _is_field_of(self, args: Any) -> bool:
@@ -302,9 +296,8 @@ class EarlierAttribute:
 class UnderstandsEarlierNames:
     """Base of argument classes whose constructors and attributes take earlier names too, and refuse unknown ones.
 
-    A subclass's dataclass decorator generates a constructor that calls no other one, after the class was made. So
-    `__new__`, which is called before it, checks the names and prepares the constructors. A constructor that takes
-    `**kwargs` sorts them itself, and is left alone.
+    A dataclass decorator generates a constructor after the class was made, so `__new__`, which is called before it,
+    checks the names and prepares the constructors. A constructor that takes `**kwargs` is left alone.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -358,7 +351,7 @@ def _prepare_constructor(cls: type) -> None:
             else:
                 constructor(self, *args, **kwargs)
         for name in names:
-            if EARLIER_NAMES[name].read is None:
+            if EARLIER_NAMES[name].replaced_by is None:
                 vars(self)[name] = kwargs[name]
 
     __init__.takes_earlier_names = True  # type: ignore[attr-defined]

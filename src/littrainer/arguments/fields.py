@@ -483,7 +483,7 @@ class AdditionalFields:
 
 @runtime_checkable
 class GenerationConfig(Protocol):
-    """What is read of transformers' class of this name, which may not be installed."""
+    """The part of transformers' class of this name that is read; it may not be installed."""
 
     def validate(self, strict: bool = False) -> Any:
         """Refuse settings that contradict each other."""

@@ -29,29 +29,16 @@ class GroupedSetters(ArgumentFields):
         """Set the arguments that every training has, and `do_train`.
 
         Parameters:
-            learning_rate: peak learning rate.
-            batch_size: samples in a micro-batch on each device.
-            weight_decay: decay of weights other than biases and norms.
-            num_epochs: passes over the data, a fraction allowed.
-            max_steps: optimizer steps; decides instead of `num_epochs` when positive.
-            gradient_accumulation_steps: micro-batches per optimizer step.
-            seed: random seed set before training.
-            activation_checkpointing: recompute activations instead of storing them.
-            gradient_checkpointing: other name of `activation_checkpointing`.
+            batch_size, num_epochs: `per_device_train_batch_size` and `num_train_epochs`.
+            learning_rate, weight_decay, max_steps, gradient_accumulation_steps, seed: the arguments of these names.
+            activation_checkpointing, gradient_checkpointing: the argument of both names; the latter decides.
         """
         if gradient_checkpointing is not None:
             activation_checkpointing = gradient_checkpointing
         return self._set_together(
-            do_train=True,
-            learning_rate=learning_rate,
-            per_device_train_batch_size=batch_size,
-            weight_decay=weight_decay,
-            num_train_epochs=num_epochs,
-            max_steps=max_steps,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            seed=seed,
-            activation_checkpointing=activation_checkpointing,
-            gradient_checkpointing=activation_checkpointing,
+            {**locals(), "gradient_checkpointing": activation_checkpointing, "do_train": True},
+            batch_size="per_device_train_batch_size",
+            num_epochs="num_train_epochs",
         )
 
     def set_evaluate(
@@ -62,36 +49,26 @@ class GroupedSetters(ArgumentFields):
         """Set when and how to evaluate during training, and `do_eval` to whether that happens.
 
         Parameters:
-            strategy: `no`, `steps` or `epoch`.
-            steps: optimizer steps between two evaluations.
-            batch_size: samples in an evaluation batch on each device.
-            accumulation_steps: batches after which predictions move to host memory; None: at the end.
-            delay: epochs or steps before the first evaluation; None is no delay.
-            loss_only: keep only the loss.
+            strategy, steps, accumulation_steps, delay: the arguments `eval_strategy` and so on.
+            batch_size, loss_only: `per_device_eval_batch_size` and `prediction_loss_only`.
             jit_mode: accepted when false; evaluation is not traced any more.
         """
-        _refuse_tracing(jit_mode)
         return self._set_together(
-            eval_strategy=strategy,
-            do_eval=strategy != IntervalStrategy.NO,
-            eval_steps=steps,
-            per_device_eval_batch_size=batch_size,
-            eval_accumulation_steps=accumulation_steps,
-            eval_delay=0 if delay is None else delay,
-            prediction_loss_only=loss_only,
+            {**locals(), "delay": 0 if delay is None else delay, "do_eval": strategy != IntervalStrategy.NO},
+            prefix="eval_",
+            batch_size="per_device_eval_batch_size",
+            loss_only="prediction_loss_only",
         )
 
     def set_testing(self, batch_size: int = 8, loss_only: bool = False, jit_mode: bool = False) -> Self:
         """Set how to predict test data, and `do_predict`.
 
         Parameters:
-            batch_size: samples in a batch on each device.
-            loss_only: keep only the loss.
+            batch_size, loss_only: `per_device_eval_batch_size` and `prediction_loss_only`.
             jit_mode: accepted when false; prediction is not traced any more.
         """
-        _refuse_tracing(jit_mode)
         return self._set_together(
-            do_predict=True, per_device_eval_batch_size=batch_size, prediction_loss_only=loss_only
+            {**locals(), "do_predict": True}, batch_size="per_device_eval_batch_size", loss_only="prediction_loss_only"
         )
 
     def set_save(
@@ -101,41 +78,28 @@ class GroupedSetters(ArgumentFields):
         """Set when checkpoints are written and how many are kept.
 
         Parameters:
-            strategy: `no`, `steps`, `epoch` or `best`.
-            steps: optimizer steps between two checkpoints.
-            total_limit: checkpoints to keep; None keeps all.
-            on_each_node: write on every node.
+            strategy, steps, total_limit, on_each_node: the arguments `save_strategy` and so on.
         """
-        return self._set_together(
-            save_strategy=strategy, save_steps=steps, save_total_limit=total_limit, save_on_each_node=on_each_node
-        )
+        return self._set_together(locals(), prefix="save_")
 
     def set_logging(
         self, strategy: str | IntervalStrategy = "steps", steps: float = 500,
-        report_to: str | list[str] | None = "none", level: str = "passive", first_step: bool = False,
+        report_to: str | list[str] = "none", level: str = "passive", first_step: bool = False,
         nan_inf_filter: bool = False, on_each_node: bool = False, replica_level: str = "passive",
     ) -> Self:  # fmt: skip
         """Set what is logged, when and to whom.
 
         Parameters:
-            strategy: `no`, `steps` or `epoch`.
-            steps: optimizer steps between two logs.
+            strategy, steps, first_step, nan_inf_filter: the arguments `logging_strategy` and so on.
+            level, replica_level, on_each_node: `log_level`, `log_level_replica` and `log_on_each_node`.
             report_to: experiment trackers by name; `none` reports to none.
-            level: log level of the main process.
-            first_step: log after the first step too.
-            nan_inf_filter: leave nan and infinite losses out of the logged mean.
-            on_each_node: the first process of each node logs.
-            replica_level: log level of the other processes.
         """
         return self._set_together(
-            logging_strategy=strategy,
-            logging_steps=steps,
-            report_to=trackers_in(report_to),
-            log_level=level,
-            logging_first_step=first_step,
-            logging_nan_inf_filter=nan_inf_filter,
-            log_on_each_node=on_each_node,
-            log_level_replica=replica_level,
+            {**locals(), "report_to": trackers_in(report_to)},
+            prefix="logging_",
+            level="log_level",
+            replica_level="log_level_replica",
+            on_each_node="log_on_each_node",
         )
 
     def set_push_to_hub(
@@ -145,22 +109,9 @@ class GroupedSetters(ArgumentFields):
         """Set where the model is pushed, and `push_to_hub`.
 
         Parameters:
-            model_id: Hub repository, `name` or `organisation/name`.
-            strategy: `end`, `every_save`, `checkpoint` or `all_checkpoints`.
-            token: token of the Hub; None takes the one that is logged in.
-            private_repo: create it as private; None leaves that to the organisation.
-            always_push: push even while the previous push is running.
-            revision: branch to push to.
+            model_id, strategy, token, private_repo, always_push, revision: the arguments `hub_model_id` and so on.
         """
-        return self._set_together(
-            push_to_hub=True,
-            hub_model_id=model_id,
-            hub_strategy=strategy,
-            hub_token=token,
-            hub_private_repo=private_repo,
-            hub_always_push=always_push,
-            hub_revision=revision,
-        )
+        return self._set_together({**locals(), "push_to_hub": True}, prefix="hub_")
 
     def set_optimizer(
         self, name: str | OptimizerNames = "adamw_torch", learning_rate: float = 5e-5,
@@ -170,21 +121,11 @@ class GroupedSetters(ArgumentFields):
         """Set the optimizer and what it is made with.
 
         Parameters:
-            name: name of the optimizer.
-            learning_rate: peak learning rate.
-            weight_decay: decay of weights other than biases and norms.
-            beta1, beta2, epsilon: settings of Adam and its relatives.
-            args: further settings, written as `key=value,key=value`.
+            name, args: `optim` and `optim_args`.
+            learning_rate, weight_decay: the arguments of these names.
+            beta1, beta2, epsilon: the arguments `adam_beta1` and so on.
         """
-        return self._set_together(
-            optim=name,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            adam_beta1=beta1,
-            adam_beta2=beta2,
-            adam_epsilon=epsilon,
-            optim_args=args,
-        )
+        return self._set_together(locals(), prefix="adam_", name="optim", args="optim_args")
 
     def set_lr_scheduler(
         self, name: str | SchedulerType = "linear", num_epochs: float = 3.0, max_steps: int = -1,
@@ -193,10 +134,8 @@ class GroupedSetters(ArgumentFields):
         """Set the learning-rate schedule and its length.
 
         Parameters:
-            name: name of the schedule.
-            num_epochs: passes over the data.
-            max_steps: optimizer steps; decides instead of `num_epochs` when positive.
-            warmup_steps: length of the warmup, from 1 up in optimizer steps, below 1 as a share of all steps.
+            name, num_epochs: `lr_scheduler_type` and `num_train_epochs`.
+            max_steps, warmup_steps: the arguments of these names.
             warmup_ratio: earlier spelling of a `warmup_steps` below 1; 0 leaves `warmup_steps` alone.
         """
         if warmup_ratio:
@@ -208,10 +147,7 @@ class GroupedSetters(ArgumentFields):
             )
             warmup_steps = warmup_ratio
         return self._set_together(
-            lr_scheduler_type=name,
-            num_train_epochs=num_epochs,
-            max_steps=max_steps,
-            warmup_steps=warmup_steps,
+            {**locals(), "warmup_ratio": None}, name="lr_scheduler_type", num_epochs="num_train_epochs"
         )
 
     def set_dataloader(
@@ -223,36 +159,39 @@ class GroupedSetters(ArgumentFields):
         """Set how data is loaded.
 
         Parameters:
-            train_batch_size, eval_batch_size: samples in a batch on each device.
-            drop_last: leave out a last batch that is not full.
-            num_workers: processes that load data; 0 loads in the training process.
-            pin_memory: load into page-locked memory.
-            persistent_workers: keep loader processes alive between epochs.
-            prefetch_factor: batches each loader process prepares ahead.
-            multiprocessing_context: how loader processes are started.
-            in_order: hand out batches in the order they were asked for.
-            auto_find_batch_size: start over with a smaller micro-batch when memory runs out.
-            ignore_data_skip: on resume start with the first batch of the epoch again.
-            sampler_seed: random seed of the training sampler; None takes `seed`.
+            train_batch_size, eval_batch_size: `per_device_train_batch_size` and `per_device_eval_batch_size`.
+            drop_last, num_workers, pin_memory, persistent_workers: the arguments `dataloader_drop_last` and so on.
+            prefetch_factor, multiprocessing_context, in_order: likewise.
+            auto_find_batch_size, ignore_data_skip: the arguments of these names.
+            sampler_seed: `data_seed`.
         """
         return self._set_together(
-            per_device_train_batch_size=train_batch_size,
-            per_device_eval_batch_size=eval_batch_size,
-            dataloader_drop_last=drop_last,
-            dataloader_num_workers=num_workers,
-            dataloader_pin_memory=pin_memory,
-            dataloader_persistent_workers=persistent_workers,
-            dataloader_prefetch_factor=prefetch_factor,
-            dataloader_multiprocessing_context=multiprocessing_context,
-            dataloader_in_order=in_order,
-            auto_find_batch_size=auto_find_batch_size,
-            ignore_data_skip=ignore_data_skip,
-            data_seed=sampler_seed,
+            locals(),
+            prefix="dataloader_",
+            train_batch_size="per_device_train_batch_size",
+            eval_batch_size="per_device_eval_batch_size",
+            sampler_seed="data_seed",
         )
 
-    def _set_together(self, **values: Any) -> Self:
-        for name in values.keys() & CHOICE_FIELDS.keys():
-            values[name] = CHOICE_FIELDS[name](values[name])
+    def _set_together(self, parameters: dict[str, Any], prefix: str = "", **argument_of: str) -> Self:
+        """Set the arguments that a method's parameters stand for, or none if a value cannot be right.
+
+        Parameters:
+            parameters: names and values; others are left out.
+            prefix: precedes the names of parameters that are no arguments.
+            argument_of: parameter -> argument of another name.
+        """
+        if parameters.get("jit_mode"):
+            raise ValueError(
+                "jit_mode=True is no longer possible: evaluation is not traced any more, use torch_compile."
+            )
+        # A field of the script's subclass may have the name of a parameter.
+        fields = ArgumentFields.__dataclass_fields__
+        values = {}
+        for name, value in parameters.items():
+            argument = argument_of.get(name, prefix + name if prefix + name in fields else name)
+            if argument in fields:
+                values[argument] = CHOICE_FIELDS[argument](value) if argument in CHOICE_FIELDS else value
         for name, strategy in STEP_INTERVALS.items():
             if values.get(strategy) == "steps" and values[name] == 0:
                 raise ValueError(f'{strategy}="steps" needs {name} above 0; give a number, or "epoch" or "no".')
@@ -264,8 +203,3 @@ class GroupedSetters(ArgumentFields):
             vars(self).update(before)
             raise
         return self
-
-
-def _refuse_tracing(jit_mode: bool) -> None:
-    if jit_mode:
-        raise ValueError("jit_mode=True is no longer possible: evaluation is not traced any more, use torch_compile.")

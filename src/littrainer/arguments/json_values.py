@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,7 @@ from littrainer.distributed.environment import FALSE_WORDS, TRUE_WORDS
 
 
 def truth(value: Any) -> bool:
-    """True or false, as JSON, Python and environment variables write them.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """True or false, as JSON, Python and environment variables write them."""
     text = str(value).strip().lower()
     if value is None or text not in (*TRUE_WORDS, *FALSE_WORDS):
         raise ValueError("give true or false")
@@ -38,11 +36,7 @@ def plain_values(value: Any) -> Any:
 
 
 def parse_json_object(text: str, source: str) -> dict[str, Any]:
-    """Return the dict that a JSON text stands for; `source` names the text in errors.
-
-    Raises:
-        ValueError: the text is not JSON, or JSON of something other than an object.
-    """
+    """Return the dict that a JSON text stands for; `source` names the text in errors."""
     try:
         parsed = json.loads(text)
     except json.JSONDecodeError as error:
@@ -55,17 +49,25 @@ def parse_json_object(text: str, source: str) -> dict[str, Any]:
 
 
 def read_json_object(path: str | os.PathLike[str], source: str) -> dict[str, Any]:
-    """Return the dict in a JSON file; `source` names the file in errors.
-
-    Raises:
-        ValueError: the file cannot be read or holds no JSON object.
-    """
+    """Return the dict in a JSON file; `source` names the file in errors."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ValueError(f"{source} cannot be read: {reason}. Give a dict, JSON text or the path of a file.") from None
     return parse_json_object(text, source)
+
+
+def read_mapping(value: Any, source: str) -> dict[str, Any]:
+    """Return a new dict, from a mapping, JSON text or the path of a JSON file; `source` names the argument."""
+    if isinstance(value, Mapping):
+        return copy.deepcopy(dict(value))
+    if not isinstance(value, str | os.PathLike):
+        raise ValueError(f"{source}={value!r} is not usable; give a dict, or the path of a JSON file.")
+    text = os.fspath(value)
+    if text.lstrip().startswith("{"):
+        return parse_json_object(text, source)
+    return read_json_object(text, f"{source}={text!r}")
 
 
 def _short(text: str, limit: int = 80) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -23,7 +24,7 @@ from littrainer.arguments.choices import (
 from littrainer.arguments.fields import ArgumentFields
 from littrainer.arguments.json_values import parse_json_object, plain_values
 from littrainer.arguments.report_to import available_services, trackers_in
-from littrainer.errors.remote_folder import local_folder
+from littrainer.errors.remote_folder import local_folder, without_credentials
 
 DEFAULT_OUTPUT_DIR = "trainer_output"
 
@@ -54,15 +55,7 @@ SCHEDULES_THAT_WATCH_A_METRIC = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.
 
 
 def normalize(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
-    """Bring every field of `args` into the one form that other modules read.
-
-    Parameters:
-        args: changed in place.
-        dict_fields: names of fields that hold a dict and may come as JSON text.
-
-    Raises:
-        ValueError: a choice, JSON text or configuration file is not valid.
-    """
+    """Bring every field into the one form that other modules read; `dict_fields` may come as JSON text."""
     args.output_dir = os.path.expanduser(DEFAULT_OUTPUT_DIR if args.output_dir is None else args.output_dir)
     folder = local_folder(args.output_dir)
     if folder != args.output_dir:
@@ -72,22 +65,51 @@ def normalize(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
                 "save_on_each_node at False, so that one process uploads what all nodes send to it."
             )
         # Scripts look into it for a checkpoint if it exists.
-        os.makedirs(folder, exist_ok=True)
+        with contextlib.suppress(OSError):
+            os.makedirs(folder, exist_ok=True)
         args.output_dir = folder
+    if isinstance(args.resume_from_checkpoint, str):
+        args.resume_from_checkpoint = without_credentials(args.resume_from_checkpoint)
     if args.logging_dir is not None:
         args.logging_dir = os.path.expanduser(args.logging_dir)
     for name in dict_fields:
         value = getattr(args, name)
         if isinstance(value, str) and (value.lstrip().startswith("{") or name in JSON_TEXT_ONLY_FIELDS):
             setattr(args, name, plain_values(parse_json_object(value, name)))
-    _join_aliases(args)
+    for alias, name in ALIASES.items():
+        if getattr(args, name) is None:
+            setattr(args, name, getattr(args, alias))
+        setattr(args, alias, getattr(args, name))
+    if args.activation_checkpointing is None:
+        args.activation_checkpointing = args.gradient_checkpointing = False
     _apply_warmup_ratio(args)
     _convert_choices(args)
-    _normalize_report_to(args)
-    _normalize_console(args)
+    trackers = trackers_in(args.report_to)
+    args.report_to = available_services() if trackers == ["all"] else trackers
+    args.restore_callback_states_from_checkpoint = bool(args.restore_callback_states_from_checkpoint)
+    if args.disable_tqdm is None:
+        loggers = (logging.getLogger(name) for name in ("littrainer", "transformers"))
+        args.disable_tqdm = max(logger.getEffectiveLevel() for logger in loggers) > logging.WARNING
+    if isinstance(args.include_num_input_tokens_seen, bool):
+        args.include_num_input_tokens_seen = "all" if args.include_num_input_tokens_seen else "no"
     _derive_evaluation(args)
     _derive_switches(args)
     args.accelerator_config = AcceleratorConfig.from_argument(args.accelerator_config)
+
+
+def unpack_containers(args: ArgumentFields) -> None:
+    """Replace the containers of omegaconf, which hydra gives a script, by dicts and lists."""
+    if "omegaconf" in sys.modules:
+        for name, value in vars(args).items():
+            setattr(args, name, _unpacked(value))
+
+
+def _unpacked(value: Any) -> Any:
+    is_foreign = type(value).__module__.partition(".")[0] == "omegaconf"
+    if type(value) is dict or (is_foreign and isinstance(value, Mapping)):
+        return {name: _unpacked(entry) for name, entry in value.items()}
+    is_list = type(value) is list or (is_foreign and isinstance(value, Sequence))
+    return [_unpacked(entry) for entry in value] if is_list else value
 
 
 def was_normalized(args: ArgumentFields) -> bool:
@@ -97,35 +119,25 @@ def was_normalized(args: ArgumentFields) -> bool:
     """
     settings: Any = args.accelerator_config
     if isinstance(settings, AcceleratorConfig):
-        return all(isinstance(getattr(args, name), Enum) for name in CHOICE_FIELDS)
+        # `replace` may have set some.
+        return sum(isinstance(getattr(args, name), Enum) for name in CHOICE_FIELDS) > len(CHOICE_FIELDS) / 2
     # `to_dict()` of the arguments leaves `use_configured_state` out.
     all_settings = AcceleratorConfig().to_dict().keys() - {"use_configured_state"}
     return isinstance(settings, dict) and settings.keys() >= all_settings
 
 
-def _join_aliases(args: ArgumentFields) -> None:
-    for alias, name in ALIASES.items():
-        if getattr(args, name) is None:
-            setattr(args, name, getattr(args, alias))
-        setattr(args, alias, getattr(args, name))
-    if args.activation_checkpointing is None:
-        args.activation_checkpointing = args.gradient_checkpointing = False
-
-
 def _apply_warmup_ratio(args: ArgumentFields) -> None:
     ratio, steps = args.warmup_ratio, args.warmup_steps
-    if ratio is None:
-        return
-    # A ratio of 0 was the default once: scripts that give it with their warmup_steps mean the steps.
-    decides = steps if ratio == 0 else ratio
-    set_aside = f", and warmup_steps={steps} is set aside" if decides != steps and steps != 0 else ""
-    warnings.warn(
-        f"warmup_ratio={ratio} is an earlier spelling: write warmup_steps={decides}, which below 1 is a share of all "
-        f"steps{set_aside}.",
-        FutureWarning,
-        stacklevel=stacklevel_of_script(),
-    )
-    args.warmup_steps = decides
+    if ratio is not None:
+        # A ratio of 0 was the default once: scripts that give it with their warmup_steps mean the steps.
+        args.warmup_steps = ratio or steps
+        set_aside = f", and warmup_steps={steps} is set aside" if args.warmup_steps != steps and steps != 0 else ""
+        warnings.warn(
+            f"warmup_ratio={ratio} is an earlier spelling: write warmup_steps={args.warmup_steps}, which below 1 is a "
+            f"share of all steps{set_aside}.",
+            FutureWarning,
+            stacklevel=stacklevel_of_script(),
+        )
 
 
 def _convert_choices(args: ArgumentFields) -> None:
@@ -133,31 +145,10 @@ def _convert_choices(args: ArgumentFields) -> None:
     kinds: dict[str, type[Enum]] = {**CHOICE_FIELDS, "debug": DebugOption}
     for name, kind in kinds.items():
         try:
-            value: Any = [kind(one) for one in debug] if name == "debug" else kind(getattr(args, name))
+            value: Any = [kind(option) for option in debug] if name == "debug" else kind(getattr(args, name))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
         setattr(args, name, value)
-
-
-def _normalize_report_to(args: ArgumentFields) -> None:
-    if args.report_to is None:
-        warnings.warn(
-            'report_to=None reports to no tracker; transformers 4 took it for all that are installed. Write "none" or '
-            '"all".',
-            FutureWarning,
-            stacklevel=stacklevel_of_script(),
-        )
-    named = trackers_in(args.report_to)
-    args.report_to = available_services() if named == ["all"] else named
-
-
-def _normalize_console(args: ArgumentFields) -> None:
-    args.restore_callback_states_from_checkpoint = bool(args.restore_callback_states_from_checkpoint)
-    if args.disable_tqdm is None:
-        loggers = (logging.getLogger(name) for name in ("littrainer", "transformers"))
-        args.disable_tqdm = max(one.getEffectiveLevel() for one in loggers) > logging.WARNING
-    if isinstance(args.include_num_input_tokens_seen, bool):
-        args.include_num_input_tokens_seen = "all" if args.include_num_input_tokens_seen else "no"
 
 
 def _derive_evaluation(args: ArgumentFields) -> None:

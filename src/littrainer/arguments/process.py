@@ -1,4 +1,4 @@
-"""What the arguments say about the process they are read in: device, rank, log level, who goes first."""
+"""Facts of the process in which arguments are read: device, rank, log level, the order of processes."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ logger = logging.getLogger(__name__)
 
 @functools.cache
 def _warn_of_idle_gpus(count: int) -> None:
-    if count > 1:
-        logger.warning(
-            "This process trains on one of %d GPUs, where transformers would use DataParallel and a batch %d times as "
-            "large. `littrainer run SCRIPT` trains on all of them, with a process for each.",
-            count,
-            count,
-        )
+    logger.warning(
+        "This process trains on one of %d GPUs, where transformers would use DataParallel and a batch %d times as "
+        "large. `littrainer run SCRIPT` trains on all of them, with a process for each.",
+        count,
+        count,
+    )
 
 
 class ProcessFacts(ArgumentFields):
@@ -115,7 +114,8 @@ class ProcessFacts(ArgumentFields):
         if self.device.type == "cuda" and not environment.is_launched():
             import torch
 
-            _warn_of_idle_gpus(torch.cuda.device_count())
+            if torch.cuda.device_count() > 1:
+                _warn_of_idle_gpus(torch.cuda.device_count())
 
     def _join_other_processes(self) -> None:
         """Connect with the other processes of the launcher, if it says where they meet."""
@@ -219,7 +219,7 @@ class ProcessFacts(ArgumentFields):
             yield
         finally:
             if goes_first:
-                logger.debug("Process %d is done and lets the others go on: %s.", self.process_index, desc)
+                logger.debug("Process %d is done and lets the others continue: %s.", self.process_index, desc)
                 barrier()
 
     def _barrier(self, caller: str = "main_process_first") -> Any:
@@ -236,7 +236,7 @@ class ProcessFacts(ArgumentFields):
         return torch.distributed.barrier
 
     def __getstate__(self) -> dict[str, Any]:
-        # These belong to the process that found them.
+        # Values that belong to this process.
         own = ("device", "_distributed_state", "_layout_of_model", "_checkpoint_places")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
@@ -284,24 +284,25 @@ def partial_state(args: ProcessFacts, load: bool = False) -> Any:
         load: import accelerate if it is installed and not loaded yet.
     """
     if load:
-        try:
+        with contextlib.suppress(ImportError):
             importlib.import_module("accelerate.state")
-        except ImportError:
-            return None
     if not accelerate_is_loaded() or not (load or _needs_no_rendezvous(args)):
         return None
     state: Any = sys.modules["accelerate.state"]
     shared = state.PartialState._shared_state
-    # Not `args.device`, which keeps what it finds: a script may still set use_cpu.
+    uses_deepspeed = asks_for_deepspeed(args)
+    # Not `args.device`, which is cached: a script may still set use_cpu.
     on_cpu = (vars(args).get("device") or args._find_device()).type == "cpu"
     if shared and not getattr(args.accelerator_config, "use_configured_state", False):
-        facts = {"num_processes": args.world_size, "process_index": args.process_index}
-        agrees = all(shared.get(name) == value for name, value in facts.items())
-        agrees = agrees and (shared.get("distributed_type") == DistributedType.DEEPSPEED) == asks_for_deepspeed(args)
-        if not agrees or (getattr(shared.get("device"), "type", None) == "cpu") != on_cpu:
+        kind, device = shared.get("distributed_type"), getattr(shared.get("device"), "type", None)
+        present = (shared.get("num_processes"), shared.get("process_index"), kind == "DEEPSPEED", device == "cpu")
+        if present != (args.world_size, args.process_index, uses_deepspeed, on_cpu):
             state.AcceleratorState._reset_state(reset_partial_state=True)
+    if args.world_size > 1:
+        # accelerate takes 1 if nobody says how many processes a node has.
+        os.environ[environment.LOCAL_WORLD_SIZE] = str(args.local_world_size)
     made = state.PartialState(cpu=on_cpu, backend=args.ddp_backend, timeout=args.ddp_timeout_delta)
-    if asks_for_deepspeed(args):
+    if uses_deepspeed:
         shared["distributed_type"] = state.DistributedType.DEEPSPEED
     return made
 
@@ -324,11 +325,7 @@ NO_COMPILATION = "no"
 
 
 def apply_hardware_choices(args: Any) -> None:
-    """Check bf16 and fp16, and switch TF32 matrix products on or off.
-
-    Raises:
-        ValueError: the device or torch lacks what an argument asks for.
-    """
+    """Check bf16 and fp16, and switch TF32 matrix products on or off."""
     if (args.bf16 or args.bf16_full_eval) and not args.use_cpu and not _has_bf16():
         name = "bf16" if args.bf16 else "bf16_full_eval"
         raise ValueError(
@@ -372,8 +369,18 @@ def _set_tf32(args: Any) -> None:
         logger.info("torch_compile=True lets matrix products run in TF32; set tf32=False to forbid it.")
         allowed = True
     if hasattr(torch.backends, "fp32_precision"):
-        # torch 2.9 and newer, which refuses the older switches in addition.
         torch.backends.fp32_precision = "tf32" if allowed else "ieee"
-    else:
-        torch.backends.cuda.matmul.allow_tf32 = allowed
-        torch.backends.cudnn.allow_tf32 = allowed
+    # From torch 2.9 on, reading these raises if they do not say the same as the switch above, and Lightning reads them.
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
+def matmul_precision() -> str:
+    """Return the precision of float32 matrix products, in the words of torch's older or newer switches."""
+    import torch
+
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        # A script has set the newer ones alone.
+        return torch.backends.cuda.matmul.fp32_precision

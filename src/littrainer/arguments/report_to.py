@@ -1,4 +1,4 @@
-"""What `report_to` may hold: the table of experiment trackers, whether each is installed, and loggers."""
+"""Values of `report_to`: the table of experiment trackers, whether each is installed, and loggers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 from littrainer.arguments.did_you_mean import suggestion
 from littrainer.errors.lazy_isinstance import is_a
 
-TRUE_VALUES = ("1", "ON", "YES", "TRUE")
-
 
 def environment_says(name: str) -> bool:
     """Whether an environment variable is set to 1, on, yes or true."""
-    return os.environ.get(name, "").upper() in TRUE_VALUES
+    # The words of transformers' own callbacks.
+    return os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 class Service(NamedTuple):
@@ -44,36 +43,51 @@ class Service(NamedTuple):
         return f"the environment variable {self.switch} switches it off"
 
 
+def _by_transformers(callback: str, module: str, install: str, about: str) -> Service:
+    """Return a service that transformers' own callback reports to."""
+    return Service(f"transformers_callbacks:{callback}", (module, "transformers"), f"{install} transformers", about)
+
+
 # In the order in which `report_to="all"` names them.
 SERVICES: dict[str, Service] = {
-    "azure_ml": Service("services:AzureMLCallback", ("azureml.core.run",), "azureml-core", "Azure Machine Learning"),
-    "comet_ml": Service("services:CometCallback", ("comet_ml",), "comet-ml>=3.43.2", "Comet"),
-    "dagshub": Service("mlflow:DagsHubCallback", ("dagshub", "mlflow"), "dagshub mlflow", "DagsHub, by MLflow"),
-    "dvclive": Service("services:DVCLiveCallback", ("dvclive",), "dvclive", "DVCLive"),
+    "azure_ml": _by_transformers("AzureMLCallback", "azureml.core.run", "azureml-core", "Azure Machine Learning"),
+    "comet_ml": _by_transformers("CometCallback", "comet_ml", '"comet-ml>=3.43.2"', "Comet"),
+    "dagshub": Service(
+        "transformers_callbacks:DagsHubCallback",
+        ("dagshub", "mlflow", "transformers"),
+        "dagshub mlflow transformers",
+        "DagsHub, by MLflow",
+    ),
+    "dvclive": _by_transformers("DVCLiveCallback", "dvclive", "dvclive", "DVCLive"),
     "mlflow": Service("mlflow:MLflowCallback", ("mlflow",), "mlflow", "MLflow", "DISABLE_MLFLOW_INTEGRATION"),
+    "neptune": _by_transformers("NeptuneCallback", "neptune", "neptune", "Neptune"),
     "tensorboard": Service(
         "tensorboard:TensorBoardCallback", (("tensorboard", "tensorboardX"),), "tensorboard", "TensorBoard event files"
     ),
     "wandb": Service("wandb:WandbCallback", ("wandb",), "wandb", "Weights & Biases", "WANDB_DISABLED"),
-    "codecarbon": Service("services:CodeCarbonCallback", ("codecarbon",), "codecarbon", "CodeCarbon emissions"),
-    "clearml": Service("clearml:ClearMLCallback", ("clearml",), "clearml", "ClearML"),
-    "swanlab": Service("services:SwanLabCallback", ("swanlab",), "swanlab", "SwanLab"),
+    "codecarbon": _by_transformers("CodeCarbonCallback", "codecarbon", "codecarbon", "CodeCarbon emissions"),
+    "clearml": _by_transformers("ClearMLCallback", "clearml", "clearml", "ClearML"),
+    "swanlab": _by_transformers("SwanLabCallback", "swanlab", "swanlab", "SwanLab"),
     "trackio": Service("trackio:TrackioCallback", ("trackio",), "trackio", "Trackio"),
-    "flyte": Service("services:FlyteCallback", ("flytekit",), "flytekit", "Flyte", in_all=False),
-}
-
-# Names that transformers takes, and what to do instead.
-TAKEN_ELSEWHERE: dict[str, str] = {
-    "neptune": "Neptune has no callback here; log to it with Lightning's NeptuneLogger in report_to",
-    "kubeflow": "Kubeflow's progress server has no callback here; pass your own callback in callbacks=[...]",
+    "kubeflow": Service(
+        "transformers_callbacks:KubeflowCallback",
+        ("transformers",),
+        '"transformers>=5.23"',
+        "Kubeflow Trainer, in a TrainJob",
+        "DISABLE_KUBEFLOW_INTEGRATION",
+    ),
+    "flyte": _by_transformers("FlyteCallback", "flytekit", "flytekit", "Flyte")._replace(in_all=False),
 }
 
 
 def is_installed(name: str) -> bool:
     """Whether the packages of a service are importable; none of them is imported."""
-    return all(
-        any(map(is_importable, (module,) if isinstance(module, str) else module)) for module in SERVICES[name].modules
-    )
+    return not _missing_modules(name)
+
+
+def _missing_modules(name: str) -> list[str]:
+    choices = [(modules,) if isinstance(modules, str) else modules for modules in SERVICES[name].modules]
+    return [" or ".join(modules) for modules in choices if not any(map(is_importable, modules))]
 
 
 def is_importable(module: str) -> bool:
@@ -86,31 +100,18 @@ def is_importable(module: str) -> bool:
 
 
 def require_installed(name: str) -> None:
-    """Refuse a service whose package is missing.
-
-    Raises:
-        ImportError: names the service, the package and how to install it.
-    """
-    if is_installed(name):
-        return
-    service = SERVICES[name]
-    missing = [module if isinstance(module, str) else " or ".join(module) for module in service.modules]
-    raise ImportError(
-        f"report_to={name!r} needs {' and '.join(missing)}, which is not installed: run `pip install "
-        f'"{service.install}"`, or take {name!r} out of report_to.'
-    )
+    """Refuse a service whose package is missing."""
+    if missing := _missing_modules(name):
+        raise ImportError(
+            f"report_to={name!r} needs {' and '.join(missing)}, which is not installed: run `pip install "
+            f"{SERVICES[name].install}`, or take {name!r} out of report_to."
+        )
 
 
 def require_known(name: object) -> None:
-    """Refuse the name of no service.
-
-    Raises:
-        ValueError: names the most similar service, or all of them.
-    """
+    """Refuse the name of no service."""
     if name in SERVICES:
         return
-    if name in TAKEN_ELSEWHERE:
-        raise ValueError(f"report_to={name!r}: {TAKEN_ELSEWHERE[str(name)]}.")
     if name in ("none", "all"):
         raise ValueError(f"report_to has {name!r} and other names; give it alone, or leave it out.")
     if "," in str(name):
@@ -121,17 +122,23 @@ def require_known(name: object) -> None:
 
 def available_services() -> list[str]:
     """The services that `report_to="all"` stands for: those installed and not switched off."""
-    found = [
+    unusable = {
+        # Azure Machine Learning is an MLflow server too, and would get everything twice.
+        "azure_ml": lambda: is_installed("mlflow") and SERVICES["mlflow"].switched_off() is None,
+        "comet_ml": lambda: not _comet_is_configured(),
+        "kubeflow": lambda: "KUBEFLOW_TRAINER_SERVER_URL" not in os.environ or not _has_kubeflow_callback(),
+    }
+    return [
         name
         for name, service in SERVICES.items()
         if service.in_all and is_installed(name) and service.switched_off() is None
+        if name not in unusable or not unusable[name]()
     ]
-    if "mlflow" in found and "azure_ml" in found:
-        # Azure Machine Learning is an MLflow server too, and would get everything twice.
-        found.remove("azure_ml")
-    if "comet_ml" in found and not _comet_is_configured():
-        found.remove("comet_ml")
-    return found
+
+
+def _has_kubeflow_callback() -> bool:
+    major, minor, *_ = importlib.metadata.version("transformers").split(".")
+    return (int(major), int(minor)) >= (5, 23)
 
 
 def _comet_is_configured() -> bool:
@@ -142,13 +149,7 @@ def _comet_is_configured() -> bool:
 
 
 def trackers_in(report_to: Any) -> list[Any]:
-    """The trackers in a value of `report_to`, names or Lightning loggers, as a list; `none` and None are none.
-
-    Raises:
-        TypeError: it holds something else.
-    """
-    if report_to is None:
-        return []
+    """The trackers in a value of `report_to`, names or Lightning loggers, as a list; `none` is none."""
     found = list(report_to) if isinstance(report_to, list | tuple | set) else [report_to]
     for item in found:
         if not isinstance(item, str) and not is_a(item, "lightning logger"):

@@ -1,9 +1,8 @@
-"""Which values and combinations of values of arguments are refused, before anything is computed from them."""
+"""Checks of arguments: values and combinations of values that are refused before anything is computed from them."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import numbers
 import os
 import types
@@ -13,114 +12,18 @@ from enum import Enum
 from functools import cache
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Union
+from typing import Any, Literal, Union
 
 from littrainer.arguments.accelerator_config import configured_device
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.arguments.did_you_mean import suggestion
-from littrainer.arguments.fields import (
-    ANNOUNCING_SIGNALS,
-    COMPILE_MODES,
-    ArgumentFields,
-    topics_of,
-)
+from littrainer.arguments.fields import ArgumentFields, topics_of
 from littrainer.arguments.normalization import CHOICE_FIELDS, SCHEDULES_THAT_WATCH_A_METRIC
+from littrainer.arguments.specifications import SPECS
 from littrainer.distributed.environment import refused_variables
 from littrainer.distributed.layout import data_parallel_size
 
-LARGEST_WHOLE_NUMBER = 2**63 - 1
-
-
-class Range(NamedTuple):
-    """The values a number may have.
-
-    Parameters:
-        low, high: the smallest and the largest value.
-        below: an upper bound that is not a value.
-    """
-
-    low: float = -math.inf
-    high: float = math.inf
-    below: float = math.inf
-
-    def holds(self, value: float) -> bool:
-        """Whether a number is finite and lies in the range."""
-        return math.isfinite(value) and self.low <= value <= self.high and value < self.below
-
-    def __str__(self) -> str:
-        if self.low == -math.inf:
-            return ""
-        if self.below < math.inf:
-            return f" from {self.low:g} to below {self.below:g}"
-        return f" from {self.low:g} up" if self.high == math.inf else f" from {self.low:g} to {self.high:.10g}"
-
-
-FROM_0 = Range(low=0)
-FROM_1 = Range(low=1)
-SHARE = Range(low=0, high=1)
-
-# Numbers that are not listed may have any finite value, and one any but nan.
-ANY_BUT_NAN = "max_grad_norm"
-RANGES: dict[str, Range] = {
-    "per_device_train_batch_size": FROM_1,
-    "per_device_eval_batch_size": FROM_1,
-    "num_train_epochs": FROM_0,
-    # Both -1 and 0 leave the length to num_train_epochs.
-    "max_steps": Range(low=-1),
-    "learning_rate": FROM_0,
-    "warmup_steps": FROM_0,
-    "warmup_ratio": SHARE,
-    "weight_decay": FROM_0,
-    "adam_beta1": Range(low=0, below=1),
-    "adam_beta2": Range(low=0, below=1),
-    "adam_epsilon": FROM_0,
-    "gradient_accumulation_steps": FROM_1,
-    "global_batch_size": FROM_1,
-    "label_smoothing_factor": SHARE,
-    "neftune_noise_alpha": FROM_0,
-    "torch_empty_cache_steps": FROM_1,
-    "logging_steps": FROM_0,
-    "eval_steps": FROM_0,
-    "eval_delay": FROM_0,
-    "eval_accumulation_steps": FROM_1,
-    # Scripts switch saving off with save_steps=-1, and the limit with save_total_limit=-1.
-    "save_steps": Range(low=-1),
-    "save_total_limit": Range(low=-1),
-    "save_minutes": FROM_0,
-    "eval_minutes": FROM_0,
-    "max_minutes": FROM_0,
-    "hang_timeout": FROM_1,
-    "max_tokens_per_batch": FROM_1,
-    "pack_to_length": Range(low=2),
-    "spike_factor": FROM_1,
-    "save_total_limit_best": FROM_1,
-    "keep_optimizer_states": FROM_1,
-    "ema_decay": Range(low=0, below=1),
-    # What NumPy and torch take as seeds.
-    "seed": Range(low=0, high=2**32 - 1),
-    "data_seed": FROM_0,
-    "dataloader_num_workers": FROM_0,
-    "dataloader_prefetch_factor": FROM_1,
-    "ddp_bucket_cap_mb": FROM_1,
-    # What a timedelta holds.
-    "ddp_timeout": Range(low=1, high=86_400 * 10**9 - 1),
-    "local_rank": Range(low=-1),
-    "generation_max_length": FROM_1,
-    "generation_num_beams": FROM_1,
-}
-
-# Further values, which the annotations leave out for the sake of command-line parsers.
-ALSO_TAKEN: dict[str, tuple[Any, ...]] = {
-    "output_dir": (os.PathLike, None),
-    "logging_dir": (os.PathLike,),
-    "resume_from_checkpoint": (os.PathLike, bool),
-    "dataloader_multiprocessing_context": (BaseContext,),
-    "include_for_metrics": (str,),
-    "debug": (None,),
-    "fsdp": (bool, list),
-    "fsdp_config": (os.PathLike,),
-    "deepspeed": (os.PathLike,),
-}
+MAX_WHOLE_NUMBER = 2**63 - 1
 
 # Fields that are checked when they are read, since they may hold an object of another library.
 CHECKED_ELSEWHERE = ("accelerator_config", "parallelism_config", "report_to", *CHOICE_FIELDS)
@@ -132,22 +35,12 @@ TEXT_CHOICES: dict[str, tuple[str, ...]] = {
         for field in dataclasses.fields(ArgumentFields)
         if "choices" in field.metadata
     },
-    "include_for_metrics": ("inputs", "loss"),
-    "include_num_input_tokens_seen": ("all", "non_padding", "no"),
-    "jit_checkpoint_signals": ANNOUNCING_SIGNALS,
-    "torch_compile_mode": COMPILE_MODES,
+    **{name: spec.texts for name, spec in SPECS.items() if spec.texts},
 }
 
 
 def check_values(args: Any) -> None:
-    """Refuse each value whose type or range cannot be right, before anything is computed from it.
-
-    Parameters:
-        args: arguments as a script gave them, or normalized ones; numbers are replaced by Python's own.
-
-    Raises:
-        TypeError, ValueError: names the argument, its value and what to give instead.
-    """
+    """Refuse each value whose type or range cannot be right, and replace numbers of other libraries by Python's."""
     for name, taken in _taken(args.__class__).items():
         value = getattr(args, name)
         # A subclass may give a field a default of another type, which the subclass reads.
@@ -157,28 +50,18 @@ def check_values(args: Any) -> None:
         if not any(_is_taken(plain, member) for member in taken):
             error = ValueError if isinstance(plain, float) and int in taken else TypeError
             raise error(f"{_named(name, value)} is not usable; give {_expected(name, taken)}.{_hint(value)}")
-        _check_range(name, plain, taken)
-        _check_text(name, plain)
+        if isinstance(plain, int | float) and not isinstance(plain, bool):
+            spec, is_too_large = SPECS[name], isinstance(plain, int) and abs(plain) > MAX_WHOLE_NUMBER
+            if is_too_large or not ((spec.may_be_infinite and plain == plain) or spec.range.holds(plain)):
+                raise ValueError(f"{_named(name, plain)} is out of range; give {_expected(name, taken)}.")
+        valid = TEXT_CHOICES.get(name, ())
+        for text in plain if isinstance(plain, list | tuple) else [plain]:
+            if valid and isinstance(text, str) and text not in valid:
+                raise ValueError(
+                    f"{_named(name, text)} is not valid ({suggestion(text, valid)}); choose from {', '.join(valid)}."
+                )
         if plain is not value:
             setattr(args, name, plain)
-
-
-def _check_range(name: str, value: Any, taken: tuple[Any, ...]) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return
-    too_large = isinstance(value, int) and abs(value) > LARGEST_WHOLE_NUMBER
-    # Scripts switch clipping off with 0, a negative number or infinity.
-    if too_large or not ((name == ANY_BUT_NAN and value == value) or RANGES.get(name, Range()).holds(value)):
-        raise ValueError(f"{_named(name, value)} is out of range; give {_expected(name, taken)}.")
-
-
-def _check_text(name: str, value: Any) -> None:
-    valid = TEXT_CHOICES.get(name, ())
-    for text in value if isinstance(value, list | tuple) else [value]:
-        if valid and isinstance(text, str) and text not in valid:
-            raise ValueError(
-                f"{_named(name, text)} is not valid ({suggestion(text, valid)}); choose from {', '.join(valid)}."
-            )
 
 
 @cache
@@ -187,7 +70,7 @@ def _taken(cls: type) -> dict[str, tuple[Any, ...]]:
     taken: dict[str, tuple[Any, ...]] = {}
     for topic in topics_of(cls):
         hints = typing.get_type_hints(topic)
-        taken.update({name: (*_members(hint), *ALSO_TAKEN.get(name, ())) for name, hint in hints.items()})
+        taken.update({name: (*_members(hint), *SPECS[name].also) for name, hint in hints.items()})
         for field in dataclasses.fields(topic):
             if bool in taken[field.name] and field.default is False:
                 # None reads as false.
@@ -238,7 +121,7 @@ def _is_taken(value: Any, member: Any) -> bool:
 
 
 def _expected(name: str, taken: tuple[Any, ...]) -> str:
-    allowed = RANGES.get(name, "")
+    allowed = SPECS[name].range
     words: dict[Any, str] = {
         bool: "true or false",
         int: f"a whole number{allowed}",
@@ -281,10 +164,10 @@ STEP_INTERVALS = {
     "save_steps": "save_strategy",
 }
 
-# They need loader processes, and are checked when a Trainer is made.
+# Fields that need loader processes, and are checked when a Trainer is made.
 WORKER_FIELDS = ("dataloader_persistent_workers", "dataloader_multiprocessing_context")
 
-# What forms batches or rows by length -> the values that other arguments have to have with it.
+# Argument that forms batches or rows by length -> the values that other arguments must have with it.
 DRAWN_BY_LENGTH = {
     "train_sampling_strategy": "random",
     "sortish_sampler": False,
@@ -307,11 +190,7 @@ MILLIONTHS = 1_000_000
 
 
 def validate(args: ArgumentFields) -> None:
-    """Refuse combinations that cannot be carried out; expects normalized arguments.
-
-    Raises:
-        ValueError: names the arguments and what to change.
-    """
+    """Refuse combinations that cannot be carried out; expects normalized arguments."""
     _check_step_intervals(args)
     if getattr(args, "decides_the_run", True):
         _check_best_model(args)
@@ -371,13 +250,13 @@ def _check_step_intervals(args: ArgumentFields) -> None:
         raise ValueError('logging_strategy="steps" needs logging_steps other than 0; give one, or use "epoch" or "no".')
     for name, strategy in STEP_INTERVALS.items():
         steps: Any = getattr(args, name)
-        if getattr(args, strategy) != IntervalStrategy.STEPS or steps <= 1:
-            continue
-        if steps != int(steps):
-            raise ValueError(
-                f"{name}={steps} is not a whole number; from 1 up it counts steps, only below 1 is it a share of them."
-            )
-        setattr(args, name, int(steps))
+        if getattr(args, strategy) == IntervalStrategy.STEPS and steps > 1:
+            if steps != int(steps):
+                raise ValueError(
+                    f"{name}={steps} is not a whole number; from 1 up it counts steps, only below 1 is it a share of "
+                    "them."
+                )
+            setattr(args, name, int(steps))
 
 
 def _check_best_model(args: ArgumentFields) -> None:
@@ -407,9 +286,6 @@ def check_health_arguments(args: Any, optimizer: Any = None, splits_weights: boo
     Parameters:
         optimizer: the one that will step, if it is known.
         splits_weights: tensor parallelism or the first version of FSDP splits them.
-
-    Raises:
-        ValueError: names the arguments and what to change.
     """
     way, optim = args.on_nonfinite, str(_text(args.optim))
     named = f"optim={optim!r}" if optimizer is None else type(optimizer).__name__
@@ -438,9 +314,6 @@ def check_loader_processes(args: ArgumentFields, names: Iterable[str] = WORKER_F
     """Refuse what torch refuses if the training process loads the data itself.
 
     A script may set the number of processes after it made the arguments, so this is called when a Trainer is made.
-
-    Raises:
-        ValueError: names the argument and what to change.
     """
     for name in names:
         value = getattr(args, name)
@@ -451,14 +324,11 @@ def check_loader_processes(args: ArgumentFields, names: Iterable[str] = WORKER_F
 
 
 def settle_global_batch_size(args: Any, batch_size: int | None = None, is_of_dict: bool = False) -> None:
-    """Let `gradient_accumulation_steps` follow from `global_batch_size`, if that is set; also when training begins.
+    """Derive `gradient_accumulation_steps` from `global_batch_size`, if that is set; also when training begins.
 
     Parameters:
-        batch_size: samples in a micro-batch of one process; by default what the arguments say.
-        is_of_dict: `gradient_accumulation_steps` may have followed from other sizes, by `to_dict()` of other arguments.
-
-    Raises:
-        ValueError: the sizes do not divide it, or `gradient_accumulation_steps` is given too.
+        batch_size: samples in a micro-batch of a process; by default those of the arguments.
+        is_of_dict: by `to_dict()` of other arguments, so that the accumulation may follow from other sizes.
     """
     total, size = args.global_batch_size, batch_size or args.train_batch_size
     if total is None:
@@ -467,7 +337,7 @@ def settle_global_batch_size(args: Any, batch_size: int | None = None, is_of_dic
     steps, left_over = divmod(total, size * processes)
     if left_over:
         fitting = fitting_batch_sizes(args)
-        nearest = [one for one in fitting if one < size][-2:] + [one for one in fitting if one > size][:2]
+        nearest = [other for other in fitting if other < size][-2:] + [other for other in fitting if other > size][:2]
         sizes = ", ".join(map(str, nearest))
         advice = f"per_device_train_batch_size to one of {sizes}" if sizes else f"it to a multiple of {processes}"
         raise ValueError(
@@ -507,21 +377,12 @@ HONOURED_VALUES: dict[str, tuple[str, ...]] = {"debug": ("underflow_overflow",)}
 
 
 def refuse_unsupported(args: Any) -> None:
-    """Refuse all values in `args` that would not be carried out, in one message.
-
-    Scripts set fields after construction too, so this is called again when training starts.
-
-    Parameters:
-        args: a TrainingArguments instance.
-
-    Raises:
-        NotImplementedError: names each field with its value, and the value to leave it at.
-    """
+    """Refuse all values that would not be carried out, in one message; also when training starts."""
     refused = []
     for name, honoured in HONOURED_VALUES.items():
         value = getattr(args, name)
-        texts = [getattr(item, "value", item) for item in (value if isinstance(value, list) else [value])]
-        if any(text not in honoured for text in texts):
+        texts = [_text(item) for item in (value if isinstance(value, list) else [value])]
+        if not set(texts) <= set(honoured):
             refused.append(f"{name}={texts!r} (choose from {', '.join(honoured)})")
     refused += [f"environment variable {name}={value} (unset it)" for name, value in refused_variables().items()]
     if refused:

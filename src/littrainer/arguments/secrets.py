@@ -1,4 +1,4 @@
-"""Which values are secrets that must not leave the process, and values without them."""
+"""Secrets that must not leave the process: their names, and values without them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOT_SECRET_ENDINGS = tuple(
 )
 WORD_BEGINS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 SEPARATORS = re.compile(r"[^a-z0-9]+")
-# Who signs in, in a URL: a name with a password at any service, a name or token alone for web pages.
+# Sign-in of a URL: a name with a password at any service, a name or token alone for web pages.
 SIGN_IN = re.compile(r"://[^\s/?#@:]*:[^\s/?#]*@|(?<=http)(s?)://[^\s/?#@:]+@", re.IGNORECASE)
 
 

@@ -7,10 +7,11 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.arguments.did_you_mean import suggestion
-from littrainer.arguments.json_values import read_json_object, truth
+from littrainer.arguments.json_values import read_mapping, truth
 from littrainer.distributed.environment import FALSE_WORDS, TRUE_WORDS, USE_FSDP, is_launched
 
 if TYPE_CHECKING:
@@ -25,13 +26,13 @@ OFFLOAD = "offload"
 # Words that `fsdp` takes, as transformers 4 had them.
 WORDS = (*(name.lower() for name in SHARDING_STRATEGIES), OFFLOAD, "auto_wrap")
 
-# Whether `ask_for_efficient_loading` has set the switch in the environment of this process.
-_switched_on_here = False
+# In the environment if `ask_for_efficient_loading` has set the switch there, and no launcher.
+SET_BY_ARGUMENTS = "LITTRAINER_SWITCHED_FSDP_ON"
 
 
 @dataclass(frozen=True)
 class ShardingPlan:
-    """How parameters, gradients and optimizer states are sharded; each field is a key of `fsdp_config`.
+    """Plan by which parameters, gradients and optimizer states are sharded; each field is a key of `fsdp_config`.
 
     Parameters:
         reshard_after_forward: in version 2 whether a layer's parameters are freed after its forward pass, in version 1
@@ -62,12 +63,7 @@ class ShardingPlan:
 
 
 def sharding_plan(args: Any) -> ShardingPlan | None:
-    """Return the plan that arguments or the environment of `accelerate launch` ask for; None for no FSDP.
-
-    Raises:
-        ValueError: a word, key or value that means nothing, or that the version cannot carry out.
-        NotImplementedError: it asks for TPUs.
-    """
+    """Return the plan that arguments or the environment of `accelerate launch` ask for; None for no FSDP."""
     words = _words(args.fsdp)
     if words is not None:
         return _plan(_with_words(read_config(args.fsdp_config), words), "fsdp_config")
@@ -76,36 +72,29 @@ def sharding_plan(args: Any) -> ShardingPlan | None:
 
 def is_launched_with_fsdp() -> bool:
     """Whether `accelerate launch` asks for FSDP."""
-    return not _switched_on_here and os.environ.get(USE_FSDP, "").strip().lower() in TRUE_WORDS
+    return SET_BY_ARGUMENTS not in os.environ and os.environ.get(USE_FSDP, "").strip().lower() in TRUE_WORDS
 
 
 def settle_sharding(args: ArgumentFields) -> None:
-    """Bring `fsdp` and `fsdp_config` into the form in which scripts read them, and refuse what cannot be carried out.
-
-    Raises:
-        ValueError, NotImplementedError: as `sharding_plan`; or `fsdp` together with `deepspeed` or the model's
-            own activation checkpointing.
-    """
+    """Bring `fsdp` and `fsdp_config` into the form that scripts read, and refuse what cannot be carried out."""
     attributes: Any = args
     words = _words(args.fsdp)
     if words is None:
-        given = args.fsdp_config
-        entries = given.items() if isinstance(given, Mapping) else [("", given)]
+        config = args.fsdp_config
+        entries = config.items() if isinstance(config, Mapping) else [("", config)]
         if any(value for name, value in entries if str(name).removeprefix(PREFIX) != "version"):
             warnings.warn(
-                f"fsdp_config={args.fsdp_config!r} has no effect, since fsdp is not switched on. Set fsdp=True.",
-                stacklevel=1,
+                f"fsdp_config={config!r} has no effect, since fsdp is not switched on. Set fsdp=True.", stacklevel=1
             )
         attributes.fsdp = args.fsdp or None
     else:
         config = _with_words(read_config(args.fsdp_config), words)
-        config.setdefault("min_num_params", 0)
         layers = config.get("transformer_layer_cls_to_wrap")
         if isinstance(layers, str):
             config["transformer_layer_cls_to_wrap"] = [name.strip() for name in layers.split(",")]
         # transformers sets them too.
-        for name in TPU_KEYS[:3]:
-            config.setdefault(name, False)
+        for name, default in (("min_num_params", 0), *((name, False) for name in TPU_KEYS[:3])):
+            config.setdefault(name, default)
         attributes.fsdp, attributes.fsdp_config = True, config
     plan = sharding_plan(args)
     attributes.fsdp_plugin_args = None if plan is None or words is None else plugin_arguments(plan)
@@ -131,24 +120,21 @@ def plugin_arguments(plan: ShardingPlan) -> dict[str, Any]:
 
 
 def ask_for_efficient_loading(plan: ShardingPlan | None) -> None:
-    """Let `from_pretrained`, which reads the environment, load weights in the first process alone, if planned."""
-    global _switched_on_here
-    wanted = plan is not None and plan.cpu_ram_efficient_loading
-    if wanted and not is_launched_with_fsdp():
-        os.environ[USE_FSDP] = os.environ[RAM_VARIABLE] = "true"
-        _switched_on_here = True
-    elif not wanted and _switched_on_here:
-        os.environ.pop(USE_FSDP, None)
+    """Let `from_pretrained`, which reads the environment, load weights in the first process alone, if planned.
+
+    Arguments without sharding leave that to those with it, of which the process may have some too.
+    """
+    if plan is None:
+        return
+    if plan.cpu_ram_efficient_loading and not is_launched_with_fsdp():
+        os.environ.update(dict.fromkeys((USE_FSDP, RAM_VARIABLE, SET_BY_ARGUMENTS), "true"))
+    elif SET_BY_ARGUMENTS in os.environ:
+        del os.environ[SET_BY_ARGUMENTS], os.environ[USE_FSDP]
         os.environ[RAM_VARIABLE] = "false"
-        _switched_on_here = False
 
 
 def check_processes(args: Any) -> None:
-    """Refuse sharding in a process that trains alone, and version 1 on a CPU.
-
-    Raises:
-        ValueError: either is asked for.
-    """
+    """Refuse sharding in a process that trains alone, and version 1 on a CPU."""
     plan = sharding_plan(args)
     if plan is None:
         return
@@ -165,16 +151,9 @@ def check_processes(args: Any) -> None:
 
 
 def read_config(given: Any) -> dict[str, Any]:
-    """Return a config without the prefix that its keys may have, from a dict or the path of a JSON file.
-
-    Raises:
-        ValueError: the file cannot be read, or holds no JSON object.
-    """
-    if isinstance(given, (str, os.PathLike)):
-        given = read_json_object(given, f"fsdp_config={os.fspath(given)!r}")
-    if given is not None and not isinstance(given, Mapping):
-        raise ValueError(f"fsdp_config={given!r} is not usable; give a dict, or the path of a JSON file.")
-    return {str(name).removeprefix(PREFIX): value for name, value in (given or {}).items()}
+    """Return a config without the prefix that its keys may have, from a dict or the path of a JSON file."""
+    entries = {} if given is None else read_mapping(given, "fsdp_config")
+    return {str(name).removeprefix(PREFIX): value for name, value in entries.items()}
 
 
 # ---- What a key may hold ---------------------------------------------------------------------------------------------
@@ -187,7 +166,7 @@ def _whole_number(value: Any) -> int:
 
 
 def _one_of(*words: str) -> Callable[[Any], str]:
-    """Read a word, or its number from 1 up, as in enumerations of torch and accelerate."""
+    """Return a function that reads a word, or its number from 1 up, as in enumerations of torch and accelerate."""
 
     def read(value: Any) -> str:
         text = str(value.name if isinstance(value, Enum) else value).strip().upper()
@@ -225,31 +204,39 @@ def _pattern(value: Any) -> str | None:
 
 # Strategies of version 1 -> whether version 2 frees the parameters of a layer after its forward pass.
 RESHARDING: Mapping[str, bool] = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}
-# Key -> from what is given to what is meant; raises ValueError, which says what can be meant.
-KEYS: dict[str, Callable[[Any], Any]] = {
-    **{field.name: truth for field in fields(ShardingPlan)},
-    "version": lambda value: int(_one_of("1", "2")(value)),
-    "reshard_after_forward": _resharding,
-    "auto_wrap_policy": _one_of(TRANSFORMER_BASED, SIZE_BASED, NO_WRAP),
-    "transformer_layer_cls_to_wrap": _class_names,
-    "min_num_params": _whole_number,
-    "state_dict_type": _one_of("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"),
-    "backward_prefetch": _one_of("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"),
-    "ignored_modules": _pattern,
-}
-# Version -> key -> the values that it carries out, if not all of them.
-ONLY: Mapping[int, Mapping[str, tuple[Any, ...]]] = {
-    1: {
-        "state_dict_type": ("FULL_STATE_DICT", "SHARDED_STATE_DICT"),
-        "activation_checkpointing_offload": (False,),
-    },
-    2: {
-        "state_dict_type": ("FULL_STATE_DICT", "SHARDED_STATE_DICT"),
-        # It gathers ahead by itself.
-        "backward_prefetch": ("NO_PREFETCH", "BACKWARD_PRE"),
-        "limit_all_gathers": (True,),
-        "use_orig_params": (True,),
-    },
+
+
+class Key(NamedTuple):
+    """A key of `fsdp_config`.
+
+    Parameters:
+        read: returns the value of the plan; raises ValueError, whose message says what can be given.
+        only: version -> the values that it carries out, if not all of them.
+    """
+
+    read: Callable[[Any], Any]
+    only: Mapping[int, tuple[Any, ...]] = MappingProxyType({})
+
+
+STATE_DICT_TYPES = ("FULL_STATE_DICT", "SHARDED_STATE_DICT")
+KEYS: dict[str, Key] = {
+    **{field.name: Key(truth) for field in fields(ShardingPlan)},
+    "version": Key(lambda value: int(_one_of("1", "2")(value))),
+    "reshard_after_forward": Key(_resharding),
+    "auto_wrap_policy": Key(_one_of(TRANSFORMER_BASED, SIZE_BASED, NO_WRAP)),
+    "transformer_layer_cls_to_wrap": Key(_class_names),
+    "min_num_params": Key(_whole_number),
+    "state_dict_type": Key(
+        _one_of("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"), dict.fromkeys((1, 2), STATE_DICT_TYPES)
+    ),
+    "activation_checkpointing_offload": Key(truth, {1: (False,)}),
+    # Version 2 prefetches by itself.
+    "backward_prefetch": Key(
+        _one_of("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"), {2: ("NO_PREFETCH", "BACKWARD_PRE")}
+    ),
+    "limit_all_gathers": Key(truth, {2: (True,)}),
+    "use_orig_params": Key(truth, {2: (True,)}),
+    "ignored_modules": Key(_pattern),
 }
 # Other names of keys, from accelerate's configuration files.
 OTHER_NAMES: Mapping[str, str] = {
@@ -271,7 +258,7 @@ VARIABLES: Mapping[str, str] = {
         if key not in ("cpu_offload", "transformer_layer_cls_to_wrap", "limit_all_gathers")
     },
 }
-# Keys that its environment always holds, and that mean nothing to version 2.
+# Keys that the launcher always sets, and that mean nothing to version 2.
 MEANINGLESS_IN_2 = frozenset(
     {"sharding_strategy", "use_orig_params", "sync_module_states", "forward_prefetch", "backward_prefetch"}
 )
@@ -320,10 +307,10 @@ def _launched_config() -> dict[str, Any]:
             config.pop(name, None)
         config.setdefault("state_dict_type", "SHARDED_STATE_DICT")
     elif "sharding_strategy" in config:
-        # What the launcher holds for the other version.
+        # The launcher sets it for the other version.
         config.pop("reshard_after_forward", None)
     if config["auto_wrap_policy"].upper() != SIZE_BASED:
-        # Its default, 100 million, stands there whatever the policy.
+        # The launcher sets its default, 100 million, for each policy.
         config.pop("min_num_params", None)
     if config["auto_wrap_policy"].upper() != TRANSFORMER_BASED:
         config.pop("transformer_layer_cls_to_wrap", None)
@@ -345,19 +332,20 @@ def _plan(config: Mapping[str, Any], source: str) -> ShardingPlan:
             known = [*KEYS, *OTHER_NAMES]
             raise ValueError(f"{source} has an unknown key, {given_name!r} ({suggestion(given_name, known)}).")
         try:
-            read = KEYS[name](value)
+            read = KEYS[name].read(value)
         except ValueError as error:
             raise ValueError(f"{source} has {given_name}={value!r}; {error}.") from None
         if values.setdefault(name, read) != read:
             raise ValueError(f"{source} gives {name} twice, once as {given_name}, and they differ.")
     asked = ShardingPlan(**values)
     version, other = asked.version, 3 - asked.version
-    for name, only in ONLY[version].items():
-        read = getattr(asked, name)
-        if read not in only:
+    for name, key in KEYS.items():
+        value, only = getattr(asked, name), key.only.get(version)
+        if only is not None and value not in only:
+            instead = "" if other in key.only else f", or version to {other}"
             raise ValueError(
-                f"{source} has {name}={config.get(name, read)!r}, which FSDP version {version} does not carry out; "
-                f"set it to {' or '.join(map(str, only))}{'' if name in ONLY[other] else f', or version to {other}'}."
+                f"{source} has {name}={config.get(name, value)!r}, which FSDP version {version} does not carry out; "
+                f"set it to {' or '.join(map(str, only))}{instead}."
             )
     values["reshard_after_forward"] = _resharding_of(version, asked.reshard_after_forward, source)
     if asked.min_num_params > 0:
@@ -386,17 +374,14 @@ def _resharding_of(version: int, value: bool | str, source: str) -> bool | str:
 
 def _contradictions(plan: ShardingPlan) -> dict[str, bool]:
     policy, size, layers = plan.auto_wrap_policy, plan.min_num_params, plan.transformer_layer_cls_to_wrap
+    by_size, by_class = policy == SIZE_BASED, policy == TRANSFORMER_BASED
     return {
         f"min_num_params={size} and transformer_layer_cls_to_wrap: modules are wrapped by their size or by their "
         "class. Leave one of them out": bool(size and layers),
-        f"auto_wrap_policy={SIZE_BASED}, which needs min_num_params; give a number above 0": (
-            policy == SIZE_BASED and not size
-        ),
-        f"min_num_params={size}, which is for auto_wrap_policy={SIZE_BASED}, not {policy}": (
-            policy != SIZE_BASED and size > 0
-        ),
+        f"auto_wrap_policy={SIZE_BASED}, which needs min_num_params; give a number above 0": by_size and not size,
+        f"min_num_params={size}, which is for auto_wrap_policy={SIZE_BASED}, not {policy}": not by_size and size > 0,
         f"transformer_layer_cls_to_wrap, which is for auto_wrap_policy={TRANSFORMER_BASED}, not {policy}": (
-            policy != TRANSFORMER_BASED and layers is not None
+            not by_class and layers is not None
         ),
         "activation_checkpointing_offload without activation_checkpointing; set both": (
             plan.activation_checkpointing_offload and not plan.activation_checkpointing

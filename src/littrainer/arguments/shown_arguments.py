@@ -10,7 +10,7 @@ from littrainer.arguments.fields import ArgumentFields, GenerationFields
 from littrainer.arguments.normalization import normalize
 from littrainer.arguments.secrets import without_secrets
 
-LONGEST_TEXT = 300
+MAX_TEXT_LETTERS = 300
 NOTHING = frozenset({"None", "[]", "{}", ""})
 
 
@@ -41,7 +41,7 @@ def is_same(one: str, other: str) -> bool:
 def as_text(value: Any) -> str:
     """Return a value as one line of at most 300 letters: a choice's value, the entries that a configuration sets."""
     text = " ".join(_text(without_secrets(value), is_nested=False).split())
-    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 3]}..."
+    return text if len(text) <= MAX_TEXT_LETTERS else f"{text[: MAX_TEXT_LETTERS - 3]}..."
 
 
 def _text(value: Any, is_nested: bool) -> str:
@@ -51,7 +51,7 @@ def _text(value: Any, is_nested: bool) -> str:
         # Its own text would show secrets.
         value = without_secrets({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
     if isinstance(value, dict):
-        # What is off or absent is not shown.
+        # Entries that are off or absent are not shown.
         shown = {name: entry for name, entry in value.items() if entry is not None and entry is not False}
         return "{" + ", ".join(f"{name}: {_text(entry, True)}" for name, entry in shown.items()) + "}"
     if isinstance(value, list | tuple | set | frozenset):

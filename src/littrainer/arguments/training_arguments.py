@@ -13,23 +13,23 @@ from typing import Any, ClassVar
 
 from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.arguments.deepspeed import set_up_deepspeed
-from littrainer.arguments.earlier_names import UnderstandsEarlierNames
+from littrainer.arguments.earlier_names import UnderstandsEarlierNames, apply_fields_with_earlier_names
 from littrainer.arguments.fields import GenerationFields
 from littrainer.arguments.grouped_setters import GroupedSetters
-from littrainer.arguments.normalization import normalize, was_normalized
+from littrainer.arguments.normalization import normalize, unpack_containers, was_normalized
 from littrainer.arguments.process import ProcessFacts, apply_hardware_choices, partial_state
 from littrainer.arguments.rules import check_values, refuse_unsupported, settle_global_batch_size, validate
 from littrainer.arguments.secrets import masked
 from littrainer.arguments.sharding import settle_sharding
 from littrainer.distributed.environment import adopt_launcher_variables
-from littrainer.distributed.failure_report import report_errors_to_agent
+from littrainer.distributed.failures import report_errors_to_agent
 from littrainer.distributed.layout import requested_sizes
 
 SECRET_ENDING = "_token"
 
 
 class Serialization(ProcessFacts):
-    """How TrainingArguments turn into plain values."""
+    """Conversions of TrainingArguments to plain values."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -43,11 +43,13 @@ class Serialization(ProcessFacts):
         Returns:
             A new dict; its nested dicts are copies too.
         """
-        return {
-            field.name: masked(field.name) if field.name.endswith(SECRET_ENDING) else _plain(getattr(self, field.name))
-            for field in dataclasses.fields(self)
-            if field.init
-        }
+        shown = self._shown()
+        return {field.name: _plain(shown[field.name]) for field in dataclasses.fields(self) if field.init}
+
+    def _shown(self) -> dict[str, Any]:
+        # A field of a subclass that its constructor does not take may not be set yet.
+        names = [field.name for field in dataclasses.fields(self) if field.init or hasattr(self, field.name)]
+        return {name: masked(name) if name.endswith(SECRET_ENDING) else getattr(self, name) for name in names}
 
     def to_json_string(self) -> str:
         """`to_dict` as indented JSON; objects that JSON does not know are written as text."""
@@ -64,11 +66,7 @@ class Serialization(ProcessFacts):
         return {name: value if type(value) in kept else str(value) for name, value in values.items()}
 
     def __str__(self) -> str:
-        shown = {
-            field.name: masked(field.name) if field.name.endswith(SECRET_ENDING) else getattr(self, field.name)
-            for field in dataclasses.fields(self)
-        }
-        lines = "".join(f"{name}={shown[name]},\n" for name in sorted(shown))
+        lines = "".join(f"{name}={value},\n" for name, value in sorted(self._shown().items()))
         return f"{type(self).__name__}(\n{lines})"
 
     __repr__ = __str__
@@ -78,7 +76,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, AcceleratorConfig):
-        # It is about the process, not about the training, so two dicts are compared without it.
+        # The entry is about the process, not about the training, so two dicts are compared without it.
         return {name: entry for name, entry in value.to_dict().items() if name != "use_configured_state"}
     if isinstance(value, list):
         return [_plain(item) for item in value]
@@ -121,23 +119,27 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
     # about it is neither carried out nor checked against the hardware.
     decides_the_run: ClassVar[bool] = True
 
-    # What `optim` is if nobody chooses.
+    # The default of `optim`.
     default_optim: ClassVar[str] = "adamw_torch_fused"
 
     def __post_init__(self) -> None:
         adopt_launcher_variables()
         report_errors_to_agent()
+        is_copy = was_normalized(self)
+        unpack_containers(self)
+        # In a copy today's names hold what they set.
+        if not is_copy:
+            apply_fields_with_earlier_names(self)
         check_values(self)
         # Left open, bars are drawn on terminals only.
-        is_copy = was_normalized(self)
         is_of_dict = is_copy and isinstance(self.accelerator_config, dict)
         self._asked_for_bars: bool = self.disable_tqdm is False and not is_copy
         restores = self.restore_callback_states_from_checkpoint
         # Left open it reads as False, as in transformers, and early stopping alone goes on.
         self._restores_patience: bool = vars(self).get("_restores_patience", restores is not False or is_copy)
         normalize(self, [*self._VALID_DICT_FIELDS, "lightning"])
-        validate(self)
-        # What contradicts itself is refused before a script loads its model.
+        self._validate_args()
+        # Contradictions are refused before a script loads its model.
         requested_sizes(self)
         if self.decides_the_run:
             # Scripts call torch.distributed as soon as they have arguments.
@@ -155,6 +157,13 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
         set_up_deepspeed(self)
         # Loggers and collectives of accelerate, which libraries on top use, refuse to work without it.
         partial_state(self)
+
+    def _validate_args(self) -> None:
+        """Refuse what cannot be carried out together; scripts override it."""
+        validate(self)
+
+    # Copies of transformers' loop read whether gradients are exchanged only at the end of a window.
+    _no_sync_in_gradient_accumulation = property(lambda self: not self.deepspeed)
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
         """Optimizer steps of the linear warmup.

@@ -37,7 +37,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
             args: whether greater is better.
             state: the best value so far.
             control: not used.
-            metric_value: what the evaluation came to.
+            metric_value: the value of this evaluation.
         """
         gain = None
         if state.best_metric is not None:
@@ -48,11 +48,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
             self.early_stopping_patience_counter += 1
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Check that there will be evaluations of a named metric.
-
-        Raises:
-            EarlyStoppingError: no `metric_for_best_model`, or no evaluation strategy.
-        """
+        """Raise an EarlyStoppingError without `metric_for_best_model` or an evaluation strategy."""
         if args.metric_for_best_model is None:
             raise EarlyStoppingError("EarlyStoppingCallback requires metric_for_best_model, which it watches: set it.")
         if args.eval_strategy == IntervalStrategy.NO:
@@ -73,7 +69,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         metrics: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Compare the evaluation's metric with the best one and stop when patience has run out."""
+        """Compare the evaluation's metric with the best one, and stop after too many without improvement."""
         name = args.metric_for_best_model
         name = name if name.startswith("eval_") else f"eval_{name}"
         value = (metrics or {}).get(name)
@@ -89,7 +85,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
             control.should_training_stop = True
 
     def state(self) -> dict[str, Any]:
-        """Patience, threshold and the evaluations counted so far."""
+        """Return patience, threshold and the evaluations counted so far."""
         return {
             "args": {
                 "early_stopping_patience": self.early_stopping_patience,
@@ -103,11 +99,11 @@ COUNTER = "early_stopping_patience_counter"
 
 
 def restore_patience(callbacks: Iterable[Any], saved_states: dict[str, Any]) -> None:
-    """Let those callbacks that stop early count on from what `TrainerState.stateful_callbacks` holds."""
+    """Restore the counters of callbacks that stop early from `TrainerState.stateful_callbacks`."""
     # Two of one class have a list of states, with more at each save: the last ones are theirs, in their order.
     left = {name: [*saved] if isinstance(saved, list) else [saved] for name, saved in saved_states.items()}
     for callback in reversed([*callbacks]):
         states = left.get(type(callback).__name__)
-        counted = states.pop().get("attributes", {}) if states else {}
-        if hasattr(callback, COUNTER) and COUNTER in counted:
-            setattr(callback, COUNTER, counted[COUNTER])
+        attributes = states.pop().get("attributes", {}) if states else {}
+        if hasattr(callback, COUNTER) and COUNTER in attributes:
+            setattr(callback, COUNTER, attributes[COUNTER])

@@ -1,4 +1,4 @@
-"""`CallbackHandler`: calls each callback at each event, in order; and what callbacks have to be."""
+"""`CallbackHandler`, which calls each callback at each event, in order; and the checks of callbacks."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.callbacks.base import TrainerCallback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
-from littrainer.distributed.failure_report import note_step_of_error
+from littrainer.distributed.failures import note_step_of_error
 from littrainer.errors.lazy_isinstance import is_a, known_classes
 from littrainer.errors.notes import add_note, kind_of
 
 logger = logging.getLogger(__name__)
 
-# What each event is given by keyword, read from the handler.
-OFFERED = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
-read_offered = attrgetter(*OFFERED)
-# An object of no callback class is taken for a callback if it has this one; it is called for the events that it has.
+# The keywords of each event, attributes of the handler.
+KEYWORDS = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
+read_keywords = attrgetter(*KEYWORDS)
+# An object of no callback class is taken for a callback if it has this event; it is called for the events that it has.
 NEEDED_EVENT = "on_step_end"
 ENDED_FOR_CALLBACKS = "_has_ended_for_callbacks"
-"""Set on an error before which the callbacks heard on_train_end, as when a search prunes its trial."""
-# How the note begins that an error of a callback is given.
+"""Set on an error if the callbacks have received on_train_end before it, as when a search prunes its trial."""
+# The beginning of the note of an error in a callback.
 FROM_CALLBACK = "It came from the callback"
 
 
@@ -32,7 +32,7 @@ class DefaultFlowCallback(TrainerCallback):
     """Sets the control's switches from the logging, evaluation and save strategies."""
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
-        """Due intervals of the `steps` strategies; at the last step also what is still outstanding."""
+        """Set the switches of the `steps` strategies; at the last step also those of outstanding actions."""
         step = state.global_step
         is_last = step >= state.max_steps
         if args.logging_strategy == IntervalStrategy.STEPS and step % state.logging_steps == 0:
@@ -54,7 +54,7 @@ class DefaultFlowCallback(TrainerCallback):
         return control
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
-        """What the `epoch` strategies ask for."""
+        """Set the switches of the `epoch` strategies."""
         if args.logging_strategy == IntervalStrategy.EPOCH:
             control.should_log = True
         if args.eval_strategy == IntervalStrategy.EPOCH and state.epoch >= args.eval_delay:
@@ -83,7 +83,7 @@ class CallbackHandler(TrainerCallback):
 
     Parameters:
         callbacks: callbacks or callback classes, called in this order.
-        model, processing_class, optimizer, lr_scheduler: handed to each event by keyword; keep them current.
+        model, processing_class, optimizer, lr_scheduler: keywords of each event; keep them current.
     """
 
     on_init_end = _forwarded("on_init_end")
@@ -110,7 +110,9 @@ class CallbackHandler(TrainerCallback):
         self.lr_scheduler = lr_scheduler
         self.train_dataloader: Any = None
         self.eval_dataloader: Any = None
-        if not any(isinstance(c, DefaultFlowCallback) or is_a(c, "default flow") for c in self.callbacks):
+        if not any(
+            isinstance(callback, DefaultFlowCallback) or is_a(callback, "default flow") for callback in self.callbacks
+        ):
             logger.warning(
                 "No DefaultFlowCallback among the callbacks (%s): nothing will be logged, evaluated or saved, and "
                 "training will not stop at max_steps. Add one with trainer.add_callback(DefaultFlowCallback).",
@@ -118,11 +120,7 @@ class CallbackHandler(TrainerCallback):
             )
 
     def add_callback(self, callback: Any) -> None:
-        """Append a callback, or an instance of a callback class.
-
-        Raises:
-            TypeError: it is no callback of a Trainer, or its class takes arguments.
-        """
+        """Append a callback, or an instance of a callback class; a TypeError if it is no callback of a Trainer."""
         added = new_callback(callback)
         if any(type(present) is type(added) for present in self.callbacks):
             logger.warning("A second %s is added to the callbacks; both will be called.", type(added).__name__)
@@ -133,11 +131,7 @@ class CallbackHandler(TrainerCallback):
         return popped(self.callbacks, callback)
 
     def remove_callback(self, callback: Any) -> None:
-        """Remove the first callback of a class (if there is one), or this very one.
-
-        Raises:
-            ValueError: an instance that is not in the list.
-        """
+        """Remove the first callback of a class (if there is one), or this very one; an absent one is a ValueError."""
         if isinstance(callback, type):
             self.pop_callback(callback)
         else:
@@ -173,29 +167,24 @@ class CallbackHandler(TrainerCallback):
         nothing = getattr(TrainerCallback, event, None)
         # Not over a copy: a callback that another one adds is called for the same event.
         for callback in self.callbacks:
-            # The usual answer: neither its class nor the callback itself overrides the event.
+            # Usually neither its class nor the callback itself overrides the event.
             if nothing is not None and getattr(type(callback), event, None) is nothing and event not in vars(callback):
                 continue
-            # An object of its own class may lack an event, or make one up when it is asked for it.
+            # An object of another class may lack an event, or have any attribute.
             method = getattr(callback, event, None)
             if not callable(method):
                 continue
             try:
-                answer = method(
-                    args,
-                    state,
-                    control,
-                    **dict(zip(OFFERED, read_offered(self), strict=True)),
-                    **kwargs,
-                )
-                control = control if answer is None else answer
+                keywords = dict(zip(KEYWORDS, read_keywords(self), strict=True))
+                returned = method(args, state, control, **keywords, **kwargs)
+                control = control if returned is None else returned
             except Exception as error:
-                _say_where(error, callback, event, state)
+                _note_callback(error, callback, event, state)
                 raise
         return control
 
 
-def _say_where(error: Exception, callback: Any, event: str, state: Any) -> None:
+def _note_callback(error: Exception, callback: Any, event: str, state: Any) -> None:
     where = f"{type(callback).__name__}.{event}"
     add_note(error, f"{FROM_CALLBACK} {where}, at optimizer step {getattr(state, 'global_step', '?')}.")
     if isinstance(error, TypeError) and f"{event}() got an unexpected keyword argument" in str(error):
@@ -203,11 +192,7 @@ def _say_where(error: Exception, callback: Any, event: str, state: Any) -> None:
 
 
 def callbacks_in_list(callbacks: Any) -> list[Any]:
-    """What a script gave as `callbacks`, as a list; None is none.
-
-    Raises:
-        TypeError: it is no list, but one callback perhaps.
-    """
+    """Return the `callbacks` of a script as a list; None is none, and a single callback a TypeError."""
     if callbacks is None:
         return []
     if isinstance(callbacks, (str, bytes, type)) or not isinstance(callbacks, Iterable):
@@ -217,7 +202,7 @@ def callbacks_in_list(callbacks: Any) -> list[Any]:
 
 
 def new_callback(callback: Any) -> Any:
-    """A callback that was handed over as itself, or as a class to make one of.
+    """Return a callback that was passed as an instance, or as a class to make one of.
 
     Raises:
         TypeError: it is no callback of a Trainer, or its class takes arguments.
@@ -239,11 +224,7 @@ def new_callback(callback: Any) -> Any:
 
 
 def made_of(callback: Any) -> Any:
-    """A callback as it was given, or made of a class.
-
-    Raises:
-        TypeError: the class takes arguments.
-    """
+    """Return a callback, or an instance of a class; a TypeError if the class takes arguments."""
     if not isinstance(callback, type):
         return callback
     try:
@@ -255,18 +236,15 @@ def made_of(callback: Any) -> Any:
 
 def popped(callbacks: list[Any], callback: Any) -> Any:
     """Remove and return the first callback of a class in a list, or this very one; None if there is none."""
-    is_class = isinstance(callback, type)
-    for place, present in enumerate(callbacks):
-        if isinstance(present, callback) if is_class else present == callback:
-            return callbacks.pop(place)
+    for present in callbacks:
+        if isinstance(present, callback) if isinstance(callback, type) else present == callback:
+            callbacks.remove(present)
+            return present
     return None
 
 
-# ---- Ends and beginnings ---------------------------------------------------------------------------------------------
-
-
 @contextmanager
-def callbacks_told_of_failure(handler: CallbackHandler, args: Any, state: Callable[[], TrainerState]) -> Iterator[None]:
+def notify_of_failure(handler: CallbackHandler, args: Any, state: Callable[[], TrainerState]) -> Iterator[None]:
     """Call `on_training_failed` of the callbacks if the training within ends with an error or an interruption.
 
     A callback has this method if it has to close what `on_train_begin` opened. An error in it is logged.
@@ -278,28 +256,24 @@ def callbacks_told_of_failure(handler: CallbackHandler, args: Any, state: Callab
         yield
     except BaseException as error:
         note_step_of_error(error, state().global_step)
-        if not getattr(error, ENDED_FOR_CALLBACKS, False):
-            for callback in list(handler.callbacks):
-                try:
-                    if callable(getattr(callback, "on_training_failed", None)):
-                        callback.on_training_failed(args, state(), error)
-                except Exception:
-                    logger.warning("%s.on_training_failed failed:", type(callback).__name__, exc_info=True)
+        callbacks = [] if getattr(error, ENDED_FOR_CALLBACKS, False) else list(handler.callbacks)
+        for callback in callbacks:
+            try:
+                if callable(getattr(callback, "on_training_failed", None)):
+                    callback.on_training_failed(args, state(), error)
+            except Exception:
+                logger.warning("%s.on_training_failed failed:", type(callback).__name__, exc_info=True)
         raise
 
 
 def restore_callbacks(handler: CallbackHandler, saved_states: dict[str, Any], control: Any) -> Any:
-    """Replace callbacks by ones made from the saved states of their class; these come after all others.
+    """Replace callbacks by ones made from the saved states of their class, after all others; return the control.
 
     Several callbacks of a class get the states in the order in which they were saved. States of classes that the
     Trainer has no callback of are named in a warning.
 
     Parameters:
         saved_states: by class name, as `TrainerState.stateful_callbacks` holds them.
-        control: the one there is.
-
-    Returns:
-        the control to go on with.
     """
     restored: list[Any] = []
     replaced: set[int] = set()
@@ -319,7 +293,7 @@ def restore_callbacks(handler: CallbackHandler, saved_states: dict[str, Any], co
             if is_exportable(callback):
                 replaced.add(id(callback))
                 restored.append(type(callback).from_state({"args": {}, "attributes": {}, **state}))
-    handler.callbacks[:] = [*(one for one in handler.callbacks if id(one) not in replaced), *restored]
+    handler.callbacks[:] = [*(callback for callback in handler.callbacks if id(callback) not in replaced), *restored]
     if without_callback:
         logger.warning(
             "The checkpoint has states of callbacks that this Trainer does not have: %s.", ", ".join(without_callback)

@@ -1,4 +1,4 @@
-"""Which of Lightning's callbacks cannot work in a Trainer, as a table, and the checks that follow from it."""
+"""A table of Lightning's callbacks that do not work in a Trainer, and the checks of a Trainer's callbacks."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ def _has_batch_norm(model: Any) -> bool:
 
 
 def backbone_of(model: Any) -> Any:
-    """The part of a model below its head, which `BackboneFinetuning` freezes and unfreezes; None if it has none."""
+    """Return the part of a model below its head, which `BackboneFinetuning` freezes; None if it has none."""
     candidates = (getattr(model, name, None) for name in ("backbone", "base_model"))
-    return next((found for found in candidates if hasattr(found, "parameters") and found is not model), None)
+    return next((part for part in candidates if hasattr(part, "parameters") and part is not model), None)
 
 
 class Refusal(NamedTuple):
-    """Why a callback of Lightning does not work in a Trainer.
+    """A callback of Lightning that does not work in a Trainer.
 
     Parameters:
-        name: of its class, in lightning.pytorch.callbacks; a class that derives from it is treated as that one.
-        reason: why not.
+        name: of its class, in lightning.pytorch.callbacks; classes that derive from it are refused too.
+        reason: why it does not work.
         instead: what to do about it.
-        is_so: whether it is so in a set-up, asked with arguments and model when a training begins; None is always.
+        applies: takes arguments and model when a training begins, and returns whether the reason applies; None if it
+            always does.
     """
 
     name: str
     reason: str
     instead: str
-    is_so: Callable[[Any, Any], bool] | None = None
+    applies: Callable[[Any, Any], bool] | None = None
 
 
-# docs/callbacks.md says of all others what they do.
+# docs/callbacks.md describes all others.
 REFUSED: tuple[Refusal, ...] = (
     Refusal(
         "BatchSizeFinder",
@@ -85,14 +86,14 @@ REFUSED: tuple[Refusal, ...] = (
         lambda args, model: _has_batch_norm(model),
     ),
 )
-# These change the model, and only a training is theirs: not the model that a later evaluation is asked about.
+# These modify the model: they take part in fit only, never in a standalone evaluation.
 ONLY_IN_TRAINING = ("BaseFinetuning", "ModelPruning", "StochasticWeightAveraging", "WeightAveraging")
 PACKAGES = ("lightning", "pytorch_lightning")
 KNOWN_PACKAGES = ("littrainer", "transformers", *PACKAGES)
 
 
 def names_of(callback: Any) -> Iterator[str]:
-    """The names of Lightning's own classes that a callback, or a class of callbacks, derives from; nearest first."""
+    """Yield the names of Lightning's classes that a callback, or a class of callbacks, derives from; nearest first."""
     kind = callback if isinstance(callback, type) else type(callback)
     for ancestor in kind.__mro__:
         if ancestor.__module__.partition(".")[0] in PACKAGES:
@@ -100,70 +101,59 @@ def names_of(callback: Any) -> Iterator[str]:
 
 
 def is_one_of(callback: Any, *names: str) -> bool:
-    """Whether a callback is of one of Lightning's classes, by their names."""
+    """Return whether a callback is of one of Lightning's classes, by their names."""
     return any(name in names for name in names_of(callback))
 
 
-def brings_a_bar(callbacks: list[Any], args: TrainingArguments) -> bool:
-    """Whether one of the callbacks is a progress bar of Lightning's, and the Trainer's own bar stays away for it."""
+def has_progress_bar(callbacks: list[Any], args: TrainingArguments) -> bool:
+    """Return whether one of the callbacks is a progress bar of Lightning's, which replaces the Trainer's."""
     return not args.disable_tqdm and any(is_one_of(callback, "ProgressBar") for callback in callbacks)
 
 
 def add_lightning_callback(present: list[Any], callback: Any) -> None:
-    """Add a callback of Lightning's kind, or an instance of a class of them; it joins with the next training.
+    """Add a callback of Lightning's kind, or an instance of a class of them, from the next training on.
 
     Raises:
-        ValueError: it cannot work.
+        ValueError: it does not work in a Trainer.
         TypeError: its class takes arguments.
     """
-    refuse_what_cannot_work(callback)
+    reject_unsupported_callback(callback)
     present.append(made_of(callback))
 
 
 def remove_lightning_callback(present: list[Any], callback: Any) -> None:
-    """Remove a callback of Lightning's kind, or the first one of a class.
-
-    Raises:
-        ValueError: an instance that the Trainer does not have.
-    """
+    """Remove a callback of Lightning's kind, or the first one of a class; an absent instance is a ValueError."""
     if popped(present, callback) is None and not isinstance(callback, type):
         raise ValueError(f"This Trainer does not have the callback {callback!r}.")
 
 
-def refuse_what_cannot_work(callback: Any) -> None:
-    """See that a callback of Lightning's kind, or a class of them, is one that works in a Trainer.
-
-    Raises:
-        ValueError: it cannot work.
-    """
+def reject_unsupported_callback(callback: Any, *training: Any) -> None:
+    """Raise a ValueError for a callback that does not work in a Trainer, or in a training (arguments and model)."""
     names = set(names_of(callback))
     for refusal in REFUSED:
-        if refusal.name in names and refusal.is_so is None:
+        if refusal.name not in names:
+            continue
+        if refusal.applies is None:
             raise ValueError(
                 f"Lightning's {refusal.name} cannot work in a Trainer: {refusal.reason}. Instead, {refusal.instead}."
+            )
+        if training and refusal.applies(*training):
+            raise ValueError(
+                f"Lightning's {refusal.name} does not work in this training: {refusal.reason}. To train with it, "
+                f"{refusal.instead}."
             )
 
 
 def check_set_up(callbacks: list[Any], args: TrainingArguments, model: Any, others: Sequence[Any]) -> None:
-    """See, before a training, that each callback of Lightning's kind works as the Trainer is set up.
+    """Raise a ValueError, before a training, if one of Lightning's callbacks does not work in it.
 
     Parameters:
-        others: the Trainer and its own callbacks. One that a user has written may evaluate, or log, when it likes.
-
-    Raises:
-        ValueError: one does not.
+        others: the Trainer and its own callbacks. A user's class among them may evaluate, or log, at any time.
     """
     has_functions = any(is_one_of(callback, "LambdaCallback") for callback in callbacks)
     evaluates = args.eval_strategy != IntervalStrategy.NO or args.eval_on_start or not _are_known(others)
     for callback in callbacks:
-        refuse_what_cannot_work(callback)
-        names = set(names_of(callback))
-        for refusal in REFUSED:
-            if refusal.name in names and refusal.is_so is not None and refusal.is_so(args, model):
-                raise ValueError(
-                    f"Lightning's {refusal.name} does not work in this training: {refusal.reason}. To train with it, "
-                    f"{refusal.instead}."
-                )
+        reject_unsupported_callback(callback, args, model)
         monitored = getattr(callback, "monitor", None)
         if not isinstance(monitored, str):
             continue
@@ -183,12 +173,22 @@ def _are_known(parts: Sequence[Any]) -> bool:
     return all(type(part).__module__.partition(".")[0] in KNOWN_PACKAGES for part in parts)
 
 
-def check_can_resume(callbacks: list[Any]) -> None:
-    """See, before a training is resumed, that no callback would let it go on otherwise than it was.
+def check_average_begins(callbacks: list[Any], steps: int, epochs: int) -> None:
+    """Raise a ValueError if an average of weights would not begin before a training of this length ends."""
+    for callback in callbacks:
+        if is_one_of(callback, "EMAWeightAveraging") and not (
+            any(callback.should_update(step_idx=step) for step in range(steps))
+            or any(callback.should_update(epoch_idx=epoch) for epoch in range(min(epochs, steps)))
+        ):
+            raise ValueError(
+                f"{type(callback).__name__} never averages in this training of {steps} optimizer steps and {epochs} "
+                f"epochs: lower update_starting_at_step={callback.update_starting_at_step} or "
+                f"update_starting_at_epoch={callback.update_starting_at_epoch}."
+            )
 
-    Raises:
-        ValueError: one would.
-    """
+
+def check_can_resume(callbacks: list[Any]) -> None:
+    """Raise a ValueError, before a training is resumed, if a callback has state that is not in the checkpoint."""
     for callback in callbacks:
         if is_one_of(callback, "BaseFinetuning"):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What Lightning's callbacks see of a Trainer: its metrics, when a validation has ended, places of predictions."""
+"""Metrics, ends of validations and indices of predictions of a Trainer, for Lightning's callbacks."""
 
 from __future__ import annotations
 

@@ -4,81 +4,94 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer.data.position import loads_safely
+from littrainer.data.resume.progress import can_be_stored
+from littrainer.errors.nested_values import map_nested
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
 logger = logging.getLogger(__name__)
 
-# What Lightning's checkpoints hold that a callback may look at, or replace, in `on_save_checkpoint`.
+# The entry of Lightning's checkpoints that a callback may look at, or replace, in `on_save_checkpoint`.
 WEIGHTS = "state_dict"
-# Stands for the weights of the model at the checkpoint, which are in other files.
-THE_MODELS_WEIGHTS = "the weights of the model"
-# The weights of the model are averaged ones; those that were trained are among what the callback adds.
+# Replaces the weights of the model at the checkpoint, which are in other files.
+MODEL_WEIGHTS = "the weights of the model"
+# The weights of the model are averaged ones; those that were trained are among the additions of the callback.
 IS_EXCHANGED = "averaged_weights_are_the_models"
 
 
 def states_of_lightning_callbacks(module: pl.LightningModule | None) -> dict[str, Any]:
-    """What `state_dict()` of each Lightning callback returns, by its `state_key`.
+    """Return the `state_dict()` of each Lightning callback of a training, by its `state_key`.
 
-    One that holds what could not be loaded safely is left out, and named in a warning.
-
-    Parameters:
-        module: that of the training that runs; None if none does.
+    A state that could not be loaded safely is left out, and its callback named in a warning.
     """
-    states = {}
-    for callback in _callbacks(module):
-        state = callback.state_dict()
-        if not state:
-            continue
-        if loads_safely(_outline(state)):
-            states[callback.state_key] = copy.deepcopy(state)
-        else:
-            _warn_that_left_out(callback, "state_dict()")
-    return states
+    states = {callback.state_key: (callback, callback.state_dict()) for callback in _callbacks(module)}
+    return _keep_storable(states, "state_dict()")
 
 
 def additions_of_lightning_callbacks(module: pl.LightningModule | None, global_step: int) -> dict[str, Any]:
-    """What `on_save_checkpoint` of each Lightning callback adds to a checkpoint, or replaces in it, by its `state_key`.
+    """Return the entries that `on_save_checkpoint` of each Lightning callback adds or replaces, by its `state_key`.
 
-    One that holds what could not be loaded safely is left out, and named in a warning.
+    Entries that could not be loaded safely are left out, and their callback named in a warning.
     """
     additions = {}
     for callback in _callbacks(module):
-        if module is None or not _has_own(callback, "on_save_checkpoint"):
+        if module is None or not _overrides(callback, "on_save_checkpoint"):
             continue
         offered = _lightning_checkpoint(module, global_step)
         checkpoint = dict(offered)
         callback.on_save_checkpoint(module.trainer, module, checkpoint)
         added = {
-            name: THE_MODELS_WEIGHTS if value is offered[WEIGHTS] else value
+            name: MODEL_WEIGHTS if value is offered[WEIGHTS] else value
             for name, value in checkpoint.items()
             if value is not offered.get(name)
         }
-        if added and loads_safely(_outline(added)):
-            additions[callback.state_key] = copy.deepcopy(added)
-        elif added:
-            _warn_that_left_out(callback, "on_save_checkpoint")
-    return additions
+        additions[callback.state_key] = callback, added
+    return _keep_storable(additions, "on_save_checkpoint")
+
+
+def _keep_storable(values: dict[str, tuple[Any, Any]], method: str) -> dict[str, Any]:
+    """Return copies of the values of callbacks that can be loaded safely, and warn of the others."""
+    kept = {}
+    for key, (callback, value) in values.items():
+        if value and can_be_stored(_without_tensors(value)):
+            kept[key] = copy.deepcopy(value)
+        elif value:
+            logger.warning(
+                "What %s.%s gives is not kept in checkpoints: it holds something that could not be loaded safely. Keep "
+                "tensors, numbers, text and containers of them there.",
+                type(callback).__name__,
+                method,
+            )
+    return kept
+
+
+def _without_tensors(value: Any) -> Any:
+    """Return a nested value with empty tensors: they are always safe, and may be as large as the model."""
+    return map_nested(
+        lambda leaf: torch.empty(0) if isinstance(leaf, torch.Tensor) else leaf,
+        value,
+        is_leaf=lambda part: type(part) not in (dict, OrderedDict, list, tuple),
+    )
 
 
 def restore_lightning_callbacks(
     module: pl.LightningModule | None, global_step: int, record: dict[str, Any] | None
 ) -> None:
-    """Give Lightning callbacks what the checkpoint has for them.
+    """Restore the states of Lightning callbacks from a checkpoint.
 
     Parameters:
-        record: what `littrainer_resume.pt` holds; None if the checkpoint has none.
+        record: the content of `littrainer_resume.pt`; None if the checkpoint has none.
     """
     states = (record or {}).get("lightning_callbacks", {})
     additions = (record or {}).get("lightning_additions", {})
-    for callback in _callbacks(module):
+    callbacks = _callbacks(module)
+    for callback in callbacks:
         key = callback.state_key
         if key in states:
             try:
@@ -90,15 +103,14 @@ def restore_lightning_callbacks(
                     type(error).__name__,
                     error,
                 )
-        is_told = key in additions or (record is not None and _has_own(callback, "on_load_checkpoint"))
-        if module is not None and is_told:
+        loads_checkpoint = key in additions or (record is not None and _overrides(callback, "on_load_checkpoint"))
+        if module is not None and loads_checkpoint:
             checkpoint = _lightning_checkpoint(module, global_step)
             weights = checkpoint[WEIGHTS]
             for name, value in additions.get(key, {}).items():
-                stands_for_weights = isinstance(value, str) and value == THE_MODELS_WEIGHTS
-                checkpoint[name] = weights if stands_for_weights else value
+                checkpoint[name] = weights if isinstance(value, str) and value == MODEL_WEIGHTS else value
             callback.on_load_checkpoint(module.trainer, module, checkpoint)
-    for key in additions.keys() - {callback.state_key for callback in _callbacks(module)}:
+    for key in additions.keys() - {callback.state_key for callback in callbacks}:
         if module is not None and additions[key].get(IS_EXCHANGED):
             module.load_state_dict(additions[key][WEIGHTS])
 
@@ -118,29 +130,8 @@ def _callbacks(module: pl.LightningModule | None) -> list[Any]:
     return [] if module is None else list(module.trainer.callbacks)  # type: ignore[attr-defined]
 
 
-def _has_own(callback: Any, hook: str) -> bool:
+def _overrides(callback: Any, hook: str) -> bool:
     from lightning.pytorch import Callback
 
-    found = getattr(callback, hook)
-    return getattr(found, "__func__", found) is not getattr(Callback, hook)
-
-
-def _outline(value: Any) -> Any:
-    # Whether it loads safely does not depend on the numbers in its tensors, which may be as many as the model's.
-    if isinstance(value, torch.Tensor):
-        return torch.empty(0)
-    if isinstance(value, Mapping):
-        is_plain = type(value) is dict or type(value).__name__ == "OrderedDict"
-        return type(value)((key, _outline(item)) for key, item in value.items()) if is_plain else value  # type: ignore[call-arg]
-    if type(value) in (list, tuple, set):
-        return type(value)(map(_outline, value))
-    return value
-
-
-def _warn_that_left_out(callback: Any, where: str) -> None:
-    logger.warning(
-        "What %s.%s gives is not kept in checkpoints: it holds something that could not be loaded safely. Keep "
-        "tensors, numbers, text and containers of them there.",
-        type(callback).__name__,
-        where,
-    )
+    method = getattr(callback, hook)
+    return getattr(method, "__func__", method) is not getattr(Callback, hook)

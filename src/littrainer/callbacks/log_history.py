@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,9 +13,10 @@ from littrainer.errors.notes import listed
 TRAINING = "training"
 EVALUATION = "evaluation"
 # The entry at the end of a training has this metric and describes the whole training.
-OF_THE_WHOLE_TRAINING = "train_runtime"
+OF_THE_WHOLE_TRAINING = "train_samples_per_second"
 RUNTIME_ENDING = "_runtime"
-NO_METRICS = frozenset({"total_flos", "num_input_tokens_seen"})
+# If input tokens are counted, each log has them and the runtime of the training so far.
+NO_METRICS = frozenset({"total_flos", "num_input_tokens_seen", "train_runtime"})
 # What an evaluation logs about its cost, without its prefix.
 SPEED = "samples_per_second"
 COSTS = frozenset({"runtime", SPEED, "steps_per_second", "model_preparation_time", "jit_compilation_time"})
@@ -63,11 +63,14 @@ class History:
 
     @property
     def speed(self) -> dict[str, float]:
-        """What `log_speed` has logged of the whole training; of one that has not ended, sums of seconds, last rates."""
-        found = {name: [value] for name, value in self.summary.items() if name.startswith(SPEED_PREFIX)} or {
-            name: [one.value for one in points] for (name, _), points in self.curves.items() if SPEED_PREFIX in name
+        """The logs of `log_speed` about the whole training; before its end sums of seconds, and the last rates."""
+        whole = {name: value for name, value in self.summary.items() if name.startswith(SPEED_PREFIX)}
+        curves = {name: [point.value for point in points] for (name, _), points in self.curves.items()}
+        return whole or {
+            name: sum(values) if name.endswith("_seconds") else values[-1]
+            for name, values in curves.items()
+            if name.startswith(SPEED_PREFIX)
         }
-        return {name: sum(values) if name.endswith("_seconds") else values[-1] for name, values in found.items()}
 
 
 def read_history(entries: list[Any]) -> History:
@@ -83,7 +86,7 @@ def read_history(entries: list[Any]) -> History:
     has_ended = False
     no_numbers: dict[str, None] = {}
     for entry in sound:
-        epoch = entry["epoch"] if _is_number(entry.get("epoch")) else None
+        epoch = entry["epoch"] if _is_number(entry.get("epoch")) and math.isfinite(entry["epoch"]) else None
         history.last_epoch = history.last_epoch if epoch is None else epoch
         ends_training = OF_THE_WHOLE_TRAINING in entry
         has_ended = ends_training or (has_ended and "loss" not in entry)
@@ -119,7 +122,7 @@ def evaluation_sources(entries: Iterable[dict[str, Any]]) -> dict[str, str]:
     sources = {"eval": EVALUATION}
     for entry in entries:
         for name in entry:
-            if name.endswith(RUNTIME_ENDING) and name != OF_THE_WHOLE_TRAINING:
+            if name.endswith(RUNTIME_ENDING) and name not in NO_METRICS:
                 prefix = name.removesuffix(RUNTIME_ENDING)
                 sources.setdefault(prefix, prefix.removeprefix("eval_"))
     return sources
@@ -151,51 +154,36 @@ def _is_number(value: Any) -> bool:
 
 # ---- Where the time goes ---------------------------------------------------------------------------------------------
 
-# What `log_speed` logs begins with this; the parts of the time, each with its seconds.
+# The parts of the time that `log_speed` logs under this prefix.
 SPEED_PREFIX = "speed/"
 TIME_PARTS = ("data", "to_device", "forward", "backward", "step", "evaluation", "save", "other")
+# Part -> the share from which on it is worth a sentence, and the sentence after the share.
+ADVICE = {
+    "data": (
+        0.15,
+        "the time is spent waiting for data: a larger dataloader_num_workers, or prepared data",
+    ),
+    "to_device": (
+        0.15,
+        "the time is spent copying batches to the device: dataloader_pin_memory=True, or fewer bytes",
+    ),
+    "evaluation": (0.3, "the time is spent in evaluations: a larger eval_steps, with eval_strategy='steps'"),
+    "save": (0.15, "the time is spent saving checkpoints: async_save=True, or a larger save_steps"),
+    "other": (0.4, "the time is spent in callbacks, logs and trackers: a larger logging_steps"),
+    "padding": (0.25, "the tokens are padding: max_tokens_per_batch=N"),
+}
 
 
 def shares_of_time(logs: Mapping[str, float]) -> dict[str, float]:
-    """Return the share of each part in what `log_speed` has logged; nothing if no time was logged."""
+    """Return the share of each part in the logs of `log_speed`; nothing if no time was logged."""
     seconds = {part: logs.get(f"{SPEED_PREFIX}{part}_seconds", 0.0) for part in TIME_PARTS}
     total = sum(seconds.values())
-    return {part: one / total for part, one in seconds.items()} if total > 0 else {}
+    return {part: value / total for part, value in seconds.items()} if total > 0 else {}
 
 
-def advice_on(logs: Mapping[str, float], args: Mapping[str, Any]) -> str | None:
-    """Return one line on what to change first; None if there is nothing worth it.
-
-    Parameters:
-        logs: what `log_speed` has logged.
-        args: arguments by name, as values or as texts.
-    """
-    shares, texts = shares_of_time(logs), {name: str(value) for name, value in args.items()}
-    if {texts.get(name, "None") for name in ("max_tokens_per_batch", "pack_to_length")} == {"None"}:
-        shares["padding"] = logs.get(f"{SPEED_PREFIX}padding_share", 0.0)
-    workers = int(args.get("dataloader_num_workers") or 0)
-    wanted = min(max(2 * workers, 4), max((os.cpu_count() or 1) - 1, 1))
-    load = f"dataloader_num_workers={wanted}" if wanted > workers else "prepare the data once, before training"
-    copy = "smaller types of inputs, and less work in _prepare_inputs"
-    if texts.get("dataloader_pin_memory") == "False":
-        copy = "dataloader_pin_memory=True"
-    evaluate, save, log = (
-        f"{name}_strategy='steps' and a larger {name}_steps"
-        if texts.get(f"{name}_strategy", "").lower().endswith("epoch")
-        else f"a larger {name}_steps"
-        for name in ("eval", "save", "logging")
-    )
-    if texts.get("async_save") != "True":
-        save = "async_save=True"
-    # Part -> the share from which on it is worth a sentence, what it is a share of, and what to set instead.
-    remedies = {
-        "data": (0.15, "the time is spent waiting for data", load),
-        "to_device": (0.15, "the time is spent copying batches to the device", copy),
-        "evaluation": (0.3, "the time is spent in evaluations", evaluate),
-        "save": (0.15, "the time is spent saving checkpoints", save),
-        "other": (0.4, "the time is spent in callbacks, logs and trackers", log),
-        "padding": (0.25, "the tokens are padding", "max_tokens_per_batch=N"),
-    }
-    found = [(share, *remedies[part]) for part, share in shares.items() if part in remedies]
-    share, _, of_what, instead = max((one for one in found if one[0] >= one[1]), default=(None,) * 4)
-    return None if share is None else f"{100 * share:.0f} % of {of_what}: {instead}"
+def advice_on(logs: Mapping[str, float]) -> str | None:
+    """Return one line on what to change first, from the logs of `log_speed`; None if nothing is worth it."""
+    shares = shares_of_time(logs) | {"padding": logs.get(f"{SPEED_PREFIX}padding_share", 0.0)}
+    large = [(shares[part], text) for part, (least, text) in ADVICE.items() if shares.get(part, 0.0) >= least]
+    share, text = max(large, default=(0.0, ""))
+    return f"{100 * share:.0f} % of {text}" if text else None

@@ -1,4 +1,4 @@
-"""What a user sees while training runs: labelled progress bars, and the logs as lines."""
+"""The output of a running training: labelled progress bars, and the logs as lines."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from littrainer.data.loaders import has_length
 
 # Logged value -> its name at the end of the training's bar.
 AFTER_THE_BAR = {"loss": "loss", "learning_rate": "lr", f"{SPEED_PREFIX}samples_per_second": "samples/s"}
-# Ends the bar: tqdm's own forecast knows nothing of evaluations and saves.
+# Ends the bar: tqdm's own forecast leaves out evaluations and saves.
 SECONDS_LEFT = f"{SPEED_PREFIX}seconds_left"
 TRAINING, SAVING = "training", "saving"
-# Prefix of metrics -> what they come from, as bars and lines of results call it.
+# Prefix of metrics -> their source, as bars and lines of results name it.
 LABELS = {"eval": "evaluation", "test": "prediction"}
 # Speeds among the results -> their unit, which says enough without the name.
 UNITS = {"runtime": "s", "samples_per_second": "samples/s"}
-# What is left out of lines, since the bar shows it.
+# Left out of lines, since the bar shows it.
 SHOWN_BY_BARS = "steps_per_second"
-WIDEST_LINE = 100
-# Stands between a name and its value, where a line must not break.
+MAX_COLUMNS = 100
+# Between a name and its value, where a line must not break.
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -39,19 +39,17 @@ def readable(logs: dict[str, Any], max_str_len: int | None = None) -> dict[str, 
     for name, value in logs.items():
         if name == "total_flos":
             continue
-        if isinstance(value, float):
-            value = f"{value:.4g}"
-        elif isinstance(value, str) and max_str_len is not None and len(value) > max_str_len:
+        is_long = isinstance(value, str) and max_str_len is not None and len(value) > max_str_len
+        if is_long:
             value = f"[a string of {len(value)} characters, more than max_str_len={max_str_len}]"
-        shown[name] = value
+        shown[name] = f"{value:.4g}" if isinstance(value, float) else value
     return shown
 
 
 def label_of(prefix: str, generates: bool = False) -> str:
-    """Return what a pass over data is called: metrics with the prefix `eval_german` come from `evaluation german`.
+    """Return the label of an evaluation by the prefix of its metrics: `eval_german` is `evaluation german`.
 
     Parameters:
-        prefix: of the names of its metrics.
         generates: whether it generates text, which takes most of its time.
     """
     split, _, name = prefix.partition("_")
@@ -62,7 +60,7 @@ def label_of(prefix: str, generates: bool = False) -> str:
 def result_line(logs: dict[str, Any], state: TrainerState, max_str_len: int | None = None) -> str:
     """Return logs as one line in columns for a terminal; if it is too wide, it continues in the next line."""
     shown = readable(logs, max_str_len)
-    # What takes time is logged with its duration.
+    # Each evaluation logs its duration.
     prefix = next((name.removesuffix("_runtime") for name in shown if name.endswith("_runtime")), "")
     label = {"": TRAINING, "train": "finished"}.get(prefix) or label_of(prefix)
     step = f"step{NO_BREAK}{state.global_step:>{len(str(state.max_steps))}}/{state.max_steps}"
@@ -73,14 +71,14 @@ def result_line(logs: dict[str, Any], state: TrainerState, max_str_len: int | No
             cells.append(f"{value}{NO_BREAK}{UNITS[short]}")
         elif short != SHOWN_BY_BARS and not name.startswith(SPEED_PREFIX):
             cells.append(f"{name if prefix == 'train' else short}{NO_BREAK}{value!s:<9}")
-    width = min(WIDEST_LINE, shutil.get_terminal_size((WIDEST_LINE, 0)).columns)
+    width = min(MAX_COLUMNS, shutil.get_terminal_size((MAX_COLUMNS, 0)).columns)
     line = textwrap.fill("  ".join(cells), width, subsequent_indent=" " * (len(step) + 2))
     return line.replace(NO_BREAK, " ")
 
 
 def shows_bars(args: Any) -> bool:
-    """Whether bars are drawn: on a terminal, or if a script asked for them with `disable_tqdm=False`."""
-    # A library may hand its own arguments to callbacks.
+    """Return whether bars are drawn: on a terminal, or because a script has set `disable_tqdm=False`."""
+    # A library may pass other arguments to callbacks.
     return getattr(args, "_asked_for_bars", False) or (sys.stderr is not None and sys.stderr.isatty())
 
 
@@ -89,7 +87,7 @@ class ProgressCallback(TrainerCallback):
 
     The training's bar ends in the last logged loss and learning rate. On a terminal the logs are lines in columns;
     in a file or a pipe they are printed as transformers prints them, for programs that read them. If stderr is not a
-    terminal, and the script did not ask for bars, only the logs are printed.
+    terminal, and the script has not set `disable_tqdm=False`, only the logs are printed.
 
     Parameters:
         max_str_len: characters up to which a logged string is shown.
@@ -120,12 +118,12 @@ class ProgressCallback(TrainerCallback):
             self.current_step = state.global_step
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Let the training bar say that a checkpoint is written, if that comes next."""
+        """Show in the training bar that a checkpoint is written, if that comes next."""
         if control.should_save and not control.should_evaluate:
             self._name_training_bar(SAVING)
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Let the training bar say that training continues."""
+        """Show in the training bar that training continues."""
         self._name_training_bar(TRAINING)
 
     def on_prediction_step(
@@ -196,7 +194,7 @@ class ProgressCallback(TrainerCallback):
 
 
 def name_evaluation(callbacks: Iterable[Any], label: str) -> None:
-    """Let the bars among callbacks know what the next pass over data is called."""
+    """Set the label of the next evaluation in the bars among callbacks."""
     for callback in callbacks:
         if isinstance(callback, ProgressCallback):
             callback.prediction_label = label
@@ -219,7 +217,7 @@ class PrinterCallback(TrainerCallback):
 
 
 def in_notebook() -> bool:
-    """Whether this is a notebook in which HTML can be shown: a Jupyter kernel, Colab, or marimo with IPython."""
+    """Return whether this is a notebook that shows HTML: a Jupyter kernel, Colab, or marimo with IPython."""
     if "marimo" in sys.modules:
         return importlib.util.find_spec("IPython") is not None
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
@@ -227,7 +225,7 @@ def in_notebook() -> bool:
 
 
 def default_progress_callback() -> type[Any]:
-    """The callback that shows progress here: in a notebook transformers' table, if transformers is installed."""
+    """Return the class that shows progress here: in a notebook transformers' table, if transformers is installed."""
     if in_notebook():
         with suppress(ImportError):
             from transformers.utils.notebook import NotebookProgressCallback

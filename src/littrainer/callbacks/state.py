@@ -1,10 +1,11 @@
-"""Where training stands (`TrainerState`), what a callback asks for (`TrainerControl`), and how callbacks are saved."""
+"""The progress of a training (`TrainerState`), the switches of its loop (`TrainerControl`), and states of callbacks."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ExportableState:
-    """Something whose state is kept in trainer_state.json and given back when training resumes."""
+    """An object whose state is kept in trainer_state.json and restored when training resumes."""
 
     def state(self) -> dict[str, Any]:
         """Return what rebuilds this object: `{"args": constructor keywords, "attributes": values set afterwards}`."""
@@ -26,11 +27,7 @@ class ExportableState:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Any:
-        """A new object from what `state()` returned.
-
-        Parameters:
-            state: that dict, as it was read from trainer_state.json.
-        """
+        """Return a new object from the result of `state()`, as it was read from trainer_state.json."""
         instance = cls(**state["args"])
         for name, value in state["attributes"].items():
             setattr(instance, name, value)
@@ -55,18 +52,30 @@ class TrainerControl(ExportableState):
     should_evaluate: bool = field(default=False)
     should_log: bool = field(default=False)
 
+    def _new_training(self) -> None:
+        self.should_training_stop = False
+
+    def _new_epoch(self) -> None:
+        self.should_epoch_stop = False
+
+    def _new_step(self) -> None:
+        self.should_save = self.should_evaluate = self.should_log = False
+
     def state(self) -> dict[str, Any]:
-        """The five switches; there is nothing else to restore."""
-        # A comparison of NumPy's or torch's numbers gives a truth value that JSON does not know.
+        """Return the five switches."""
+        # A comparison of NumPy's or torch's numbers gives a truth value that JSON cannot hold.
         return {"args": {name: bool(getattr(self, name)) for name in SWITCHES}, "attributes": {}}
 
 
+LONG_INTEGER = re.compile(r"\d{300}")
+# First letters of a field's annotation -> its types in a file; a whole number may be written with a point.
+KINDS: dict[str, Any] = {"int": (int, float), "flo": (int, float), "str": str, "lis": list, "dic": dict}
 SWITCHES: tuple[str, ...] = tuple(entry.name for entry in dataclasses.fields(TrainerControl))
 
 
 @dataclass
 class TrainerState:
-    """The one record of where training stands; it is what trainer_state.json holds.
+    """The one record of a training's progress, in trainer_state.json.
 
     A step is an optimizer step: with gradient accumulation it takes several micro-batches.
 
@@ -80,7 +89,7 @@ class TrainerState:
         num_input_tokens_seen: tokens fed to the model so far, if they are counted.
         total_flos: floating-point operations so far (a float, since an int would overflow elsewhere).
         log_history: everything logged so far, each entry with its `step`.
-        best_metric, best_global_step, best_model_checkpoint: the best evaluation so far and where its model lies.
+        best_metric, best_global_step, best_model_checkpoint: the best evaluation so far and the folder of its model.
         is_local_process_zero, is_world_process_zero: whether this process is the first of its node, of all nodes.
         is_hyper_param_search, trial_name, trial_params: set while a hyperparameter search runs.
         stateful_callbacks: the states of exportable callbacks by class name; a list of callbacks is turned into it.
@@ -114,7 +123,7 @@ class TrainerState:
             self.stateful_callbacks = exported_states(self.stateful_callbacks or [])
 
     def save_to_json(self, json_path: str) -> None:
-        """Write the state to a JSON file, whole or not at all.
+        """Write the state to a JSON file in an existing folder, completely or not at all.
 
         Parameters:
             json_path: the file; its folder has to be there.
@@ -125,7 +134,7 @@ class TrainerState:
         write_whole(json_path, self.to_json())
 
     def to_json(self) -> str:
-        """The state as the text of that file."""
+        """Return the state as the text of that file."""
         content = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
         try:
             return json.dumps(content, indent=2, sort_keys=True) + "\n"
@@ -137,22 +146,27 @@ class TrainerState:
     def load_from_json(cls, json_path: str) -> TrainerState:
         """Read a state that `save_to_json` or transformers wrote; skip unknown fields.
 
-        Parameters:
-            json_path: the file.
-
         Raises:
             OSError: it cannot be read.
-            ValueError: the file is not JSON, or counts no steps.
+            ValueError: the file is not JSON, counts no steps, or a field has a value of another kind.
         """
         try:
-            content = json.loads(Path(json_path).read_text("utf-8"))
+            text = Path(json_path).read_text("utf-8")
+            # Arithmetic with a longer integer would raise an OverflowError wherever the state is read.
+            if LONG_INTEGER.search(text):
+                raise TypeError("it has an integer of 300 digits or more")
+            content = json.loads(text)
             if not isinstance(content, dict):
                 raise TypeError("it holds no object with fields")
             if "global_step" not in content:
                 # The default would be a fresh start; it may stand there under a misspelled name.
                 raise TypeError("global_step is missing")
-            known = {entry.name for entry in dataclasses.fields(cls)}
-            return cls(**{name: value for name, value in content.items() if name in known})
+            kinds = {entry.name: KINDS.get(str(entry.type)[:3], object) for entry in dataclasses.fields(cls)}
+            found = {name: value for name, value in content.items() if name in kinds and value is not None}
+            for name, value in found.items():
+                if not isinstance(value, kinds[name]):
+                    raise TypeError(f"{name} is {value!r:.100}")
+            return cls(**found)
         except (ValueError, TypeError) as error:
             raise ValueError(
                 f"{json_path} is not a readable trainer state: {error}. Correct the file, or resume from another "
@@ -160,7 +174,7 @@ class TrainerState:
             ) from error
 
     def compute_steps(self, args: TrainingArguments, max_steps: int) -> None:
-        """Resolve the logging, evaluation and saving intervals.
+        """Resolve the logging, evaluation and saving intervals; an interval below 1 is a fraction of the training.
 
         Parameters:
             args: the intervals, in optimizer steps; one below 1 is a fraction of the training.
@@ -172,7 +186,7 @@ class TrainerState:
                 setattr(self, name, math.ceil(max_steps * interval) if interval < 1 else interval)
 
     def init_training_references(self, trainer: Any, max_steps: int, num_train_epochs: int, trial: Any) -> None:
-        """Note how long this training will be, which trial of a search it is, and which process this is.
+        """Set the length of this training, its trial of a search, or None, and the facts about this process.
 
         Parameters:
             trainer: the Trainer that trains.
@@ -190,34 +204,25 @@ class TrainerState:
 
 
 def hp_params(trial: Any) -> dict[str, Any]:
-    """The parameters of a trial by name: those that an Optuna trial was asked for so far, or the dict itself.
-
-    Raises:
-        RuntimeError: it is neither.
-    """
-    found = trial if isinstance(trial, Mapping) else getattr(trial, "params", None)
-    if not isinstance(found, Mapping):
+    """Return the parameters of a trial by name: those that an Optuna trial has suggested so far, or the dict itself."""
+    parameters = trial if isinstance(trial, Mapping) else getattr(trial, "params", None)
+    if not isinstance(parameters, Mapping):
         raise RuntimeError(
             f"A trial is {kind_of(trial)}, and has to be an Optuna trial, or a dict of parameters by name."
         )
-    return dict(found)
+    return dict(parameters)
 
 
 def is_exportable(callback: Any) -> bool:
-    """Whether a callback or control has a state to be kept, ours or of transformers' own classes.
+    """Return whether a callback or control has a state to be kept, by the name of its base class.
 
-    The class is known by its name: after the redirection no module holds transformers' own any more, and a callback
-    that was made before derives from it.
+    The base may be transformers' own class, which no module has any more after a redirection.
     """
     return ExportableState.__name__ in [base.__name__ for base in type(callback).__mro__]
 
 
 def exported_states(callbacks: list[Any]) -> dict[str, Any]:
-    """The states of callbacks by class name; several of one class become a list.
-
-    Raises:
-        TypeError: one of them is not an `ExportableState`.
-    """
+    """Return the states of callbacks by class name; several of one class become a list."""
     states: dict[str, list[Any]] = {}
     for callback in callbacks:
         if not is_exportable(callback):
@@ -226,4 +231,4 @@ def exported_states(callbacks: list[Any]) -> dict[str, Any]:
                 "ExportableState."
             )
         states.setdefault(type(callback).__name__, []).append(callback.state())
-    return {name: found[0] if len(found) == 1 else found for name, found in states.items()}
+    return {name: saved[0] if len(saved) == 1 else saved for name, saved in states.items()}

@@ -49,7 +49,7 @@ class Finding(NamedTuple):
         return f"{self.status:<11}{textwrap.indent(words, ' ' * 11).lstrip()}"
 
 
-def judged(about: str, passed: str, problem: str = "", when: str = "") -> Finding:
+def make_finding(about: str, passed: str, problem: str = "", when: str = "") -> Finding:
     """Return that something would fail with a problem, and when; or that it has passed if there is none."""
     return Finding(FAILS, about, problem, when) if problem else Finding(PASSED, about, passed)
 
@@ -64,7 +64,7 @@ class CheckReport:
         forecast_seconds: how long the whole training takes; None if that is not known.
         forecast_bytes: peak memory of one process, on a GPU what torch allocates there; None if that is not known.
         forecast: lines about time and memory, by their first word.
-        is_broken_off: whether one of several processes has failed, and others wait for it.
+        is_interrupted: whether one of several processes has failed, and others wait for it.
     """
 
     training: str
@@ -72,7 +72,7 @@ class CheckReport:
     forecast_seconds: float | None = None
     forecast_bytes: int | None = None
     forecast: dict[str, str] = field(default_factory=dict)
-    is_broken_off: bool = False
+    is_interrupted: bool = False
 
     @property
     def failures(self) -> list[Finding]:
@@ -91,7 +91,7 @@ class CheckReport:
         return "\n".join([f"littrainer check: {self.training}", "", *map(str, shown), *forecast, "", verdict])
 
 
-def words_of(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Return what an error says: its kind, its words and notes, and the line of the user's code that it came from."""
     said = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]
     lines = [textwrap.shorten(str(one), MOST_LETTERS, placeholder=" ...") for one in said]
@@ -99,15 +99,15 @@ def words_of(error: BaseException) -> str:
     for at in traceback.extract_tb(error.__traceback__):
         if not at.filename.startswith(OTHERS) and "site-packages" not in at.filename:
             users = f"\n({Path(at.filename).name}, line {at.lineno}, in {at.name})"
-    return "\n".join(lines) + users
+    return ("\n".join(lines) + users).encode("utf-8", "backslashreplace").decode()
 
 
-def shown_seconds(number: float) -> str:
+def format_seconds(number: float) -> str:
     """Return a time for reading, as `0.12 s` or `1:23:45`."""
     return f"{number:.3g} s" if number < 100 else str(datetime.timedelta(seconds=round(number)))
 
 
-def room_on_disk(args: TrainingArguments, checkpoint: Path, saves: int) -> Finding:
+def check_disk(args: TrainingArguments, checkpoint: Path, saves: int) -> Finding:
     """Say whether the disk that a checkpoint is on has room for those of all saves that will lie there at one time."""
     sizes = {path.relative_to(checkpoint): path.stat().st_size for path in checkpoint.rglob("*") if path.is_file()}
     of_resumes = sum(size for path, size in sizes.items() if OF_A_RESUME.fullmatch(path.parts[0]))
@@ -124,10 +124,10 @@ def room_on_disk(args: TrainingArguments, checkpoint: Path, saves: int) -> Findi
     text = f"{most} checkpoints of {words[0]} need {words[1]}, and {words[2]} are free"
     first = next((number for number, size in enumerate(needed) if size > free), None)
     problem = f"{text}: set save_total_limit, save less often, or choose another output_dir"
-    return judged("disk", text, "" if first is None else problem, f"at save {first} of {saves}")
+    return make_finding("disk", text, "" if first is None else problem, f"at save {first} of {saves}")
 
 
-def rights_on_hub(args: TrainingArguments) -> Finding:
+def check_hub_permissions(args: TrainingArguments) -> Finding:
     """Say whether the token may push, by one request that reads what the Hub knows of it."""
     from huggingface_hub import HfApi, constants
 
@@ -149,10 +149,10 @@ def rights_on_hub(args: TrainingArguments) -> Finding:
         problem = f"{user['name']} is no member of {namespace}: look at hub_model_id"
     if access.get("role") == "read" or (access.get("role") == "fineGrained" and not writable & {namespace, name}):
         problem = f"this token may not write in {namespace}: use one with write access"
-    return judged("Hub", f"{user['name']} may push {name}", problem, when)
+    return make_finding("Hub", f"{user['name']} may push {name}", problem, when)
 
 
-def starts_of_trackers(callbacks: Iterable[Any]) -> Iterator[Finding]:
+def check_tracker_logins(callbacks: Iterable[Any]) -> Iterator[Finding]:
     """Say of each tracker, whose package its callback has needed already, whether its login is there; start none."""
     for callback in callbacks:
         if isinstance(callback, TrackerCallback):

@@ -18,14 +18,14 @@ from littrainer.data.loaders import has_length
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.model.facts import base_model
 
-SECONDS_TO_LOOK = 10.0
+MAX_SECONDS = 10.0
 LABELS = ("labels", "label", "label_ids")
 # Padding of labels; and how many times as many rows as have the length below it may be cut off at the greatest one.
 PADDING, TIMES_AS_MANY = -100, 3
 
 
 @dataclass
-class RowLook:
+class RowSummary:
     """What a look at rows has found.
 
     Attributes:
@@ -42,14 +42,14 @@ class RowLook:
     failing: dict[str, dict[int, str]] = field(default_factory=dict)
     without_labels: int = 0
 
-    def good(self, rows: Collection[int]) -> list[int]:
+    def sound(self, rows: Collection[int]) -> list[int]:
         """Return those of the rows that were not found to fail."""
         bad = {row for found in self.failing.values() for row in found}
         return [row for row in rows if row not in bad]
 
     def longest(self, number: int) -> list[int]:
         """Return the longest good rows."""
-        return sorted(self.good(self.lengths), key=lambda row: -self.lengths[row])[:number]
+        return sorted(self.sound(self.lengths), key=lambda row: -self.lengths[row])[:number]
 
     def __str__(self) -> str:
         counts, seen = Counter(self.lengths.values()), len(self.lengths)
@@ -73,7 +73,7 @@ class SelectedRows(Subset[Any]):
         return getattr(self.dataset, name)
 
 
-def selected(dataset: Any, rows: list[int]) -> Any:
+def select_rows(dataset: Any, rows: list[int]) -> Any:
     """Return a dataset of some rows, of the same kind if it is one of the library datasets."""
     return dataset.select(rows) if is_a(dataset, "datasets.Dataset") else SelectedRows(dataset, rows)
 
@@ -84,10 +84,10 @@ def can_select(dataset: Any) -> bool:
     return is_map and has_length(dataset) and len(dataset) > 0
 
 
-def look_at_rows(
+def summarize_rows(
     dataset: Any, columns: Collection[str] | None, model: Any, own_loss: bool = False, labels: Collection[str] = LABELS
-) -> RowLook:
-    """Look at all rows, or at as many as fit in ten seconds, spread over the whole.
+) -> RowSummary:
+    """Summarize all rows, or as many as fit in ten seconds, spread over the whole.
 
     Parameters:
         columns: names that count; None for all.
@@ -95,7 +95,7 @@ def look_at_rows(
         own_loss: whether labels may mean something else than to the model's own loss.
         labels: columns one of which is a label.
     """
-    ends, total, found = time.monotonic() + SECONDS_TO_LOOK, len(dataset), RowLook(len(dataset))
+    ends, total, found = time.monotonic() + MAX_SECONDS, len(dataset), RowSummary(len(dataset))
     # What a row may stand out by -> how much the row does that stands out most, and its number.
     notable: dict[str, tuple[float, int]] = {}
     bounds, main_input = _bounds(model, own_loss), getattr(model, "main_input_name", "input_ids")

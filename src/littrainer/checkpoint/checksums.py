@@ -27,16 +27,15 @@ MANIFEST_VERSION = 1
 # Bytes read at a time: large enough that summing them up leaves other threads to run, small enough for the cache.
 BYTES_AT_A_TIME = 1 << 20
 # A thread costs more than it saves for a smaller one.
-BYTES_OF_A_LARGE_FILE = 1 << 22
-THREADS_OF_A_SEAL = 4
-# If the disk takes the first small file faster, starting threads for the others would take as long as all of them.
-SECONDS_WORTH_A_THREAD = 0.001
-# What file systems answer that cannot do it, some for folders only.
-NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
-# What changes when a file is written again: size, modification time in ns, inode, device.
+MIN_LARGE_FILE_BYTES = 1 << 22
+MANIFEST_THREADS = 4
+# Below this time for the first small file, threads for the others do not pay off.
+MIN_FSYNC_FOR_THREADS_S = 0.001
+# Errors of file systems without fsync, some for folders only.
+NO_FSYNC_ERRORS = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
+# Values that change when a file is written again: size, modification time in ns, inode, device.
 Stamp = tuple[int, int, int, int]
-# Manifests that are remembered.
-MOST_KNOWN = 1000
+MAX_CACHED_MANIFESTS = 1000
 
 
 class DamagedManifest(ValueError):
@@ -45,7 +44,7 @@ class DamagedManifest(ValueError):
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a file was when it was written: its length in bytes and its CRC-32."""
+    """The length in bytes and the CRC-32 of a file when it was written."""
 
     size: int
     crc32: int
@@ -58,7 +57,7 @@ class Manifest:
     Parameters:
         files: their records by path, relative to the checkpoint's folder.
         sequence: how many checkpoints of this run's folder had been written before it; None if it is not known.
-        weights_are_finite: whether no weight is infinite or not a number; None if it is not known.
+        weights_are_finite: whether no weight is infinite or nan, and no optimizer's state nan; None if it is not known.
         is_thinned: whether what a resume needs besides the weights was deleted.
     """
 
@@ -87,11 +86,7 @@ def file_record(path: str | os.PathLike[str]) -> FileRecord:
 
 
 def files_in(folder: Path, with_links: bool = False) -> list[str]:
-    """Return the paths of the files that a manifest lists, relative to the folder.
-
-    Parameters:
-        with_links: links to files too, of which a downloaded folder may consist; links to nothing are left out.
-    """
+    """Return the paths of the files that a manifest lists; `with_links` those of a downloaded folder's links too."""
     return [name for name, _ in _entries_in(folder, with_links)]
 
 
@@ -137,28 +132,23 @@ def write_manifest(
         os.fsync(file.fileno())
         stamp = _stamp(os.fstat(file.fileno()))
     os.replace(unfinished, os.path.join(folder, MANIFEST_NAME))
-    if len(_known) >= MOST_KNOWN:
+    if len(_known) >= MAX_CACHED_MANIFESTS:
         _known.clear()
     _known[stamp] = Manifest(dict(files), sequence, weights_are_finite, is_thinned)
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Read the manifest of a folder; None if there is none, as in checkpoints of transformers.
-
-    Raises:
-        DamagedManifest: it is not as it was written.
-    """
+    """Read the manifest of a folder; None if there is none, a DamagedManifest if it is not as it was written."""
     try:
-        text = (folder / MANIFEST_NAME).read_text("utf-8")
+        return parsed_manifest((folder / MANIFEST_NAME).read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise DamagedManifest(f"{MANIFEST_NAME} cannot be read ({error})") from error
-    return parsed_manifest(text)
 
 
-def parsed_manifest(text: str | bytes) -> Manifest:
-    """Return what the file of a manifest says; it raises DamagedManifest if that is not what was written."""
+def parsed_manifest(text: bytes) -> Manifest:
+    """Return the manifest in a file; it raises DamagedManifest if the file is not as it was written."""
     try:
         content = json.loads(text)
         claimed = content.pop("crc32")
@@ -166,9 +156,12 @@ def parsed_manifest(text: str | bytes) -> Manifest:
             raise DamagedManifest(f"{MANIFEST_NAME} has version {content['version']!r}, which is not known here")
         if claimed != _checksum_of(json.dumps(content, sort_keys=True)):
             raise DamagedManifest(f"{MANIFEST_NAME} is not as it was written (its checksum differs)")
-        files = {name: FileRecord(entry["size"], int(entry["crc32"], 16)) for name, entry in content["files"].items()}
-        sequence = int(content["sequence"])
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+        entries = content["files"].items()
+        files = {name: FileRecord(operator.index(entry["size"]), int(entry["crc32"], 16)) for name, entry in entries}
+        sequence = operator.index(content["sequence"])
+    except DamagedManifest:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedManifest(f"{MANIFEST_NAME} is not readable ({error})") from error
     return Manifest(files, sequence, content.get("weights_are_finite"), content.get("is_thinned", False))
 
@@ -190,7 +183,7 @@ def _checksum_of(text: str) -> str:
     return f"{zlib.crc32(text.encode()):08x}"
 
 
-# ---- Complete files, summed up and brought onto the disk; large ones while the next one is written -------------------
+# ---- Complete files, hashed and flushed to the disk; large files while the next one is written -----------------------
 
 
 def stamps_in(folder: Path, with_links: bool = False) -> dict[str, Stamp]:
@@ -202,67 +195,60 @@ def _stamp(status: os.stat_result) -> Stamp:
     return status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev
 
 
-def to_disk(*paths: str | os.PathLike[str]) -> None:
-    """Wait until the data of files, or the names in folders, are on the disk, if the file system can say so.
-
-    Raises:
-        OSError: the disk is full, or fails.
-    """
+def fsync_paths(*paths: str | os.PathLike[str]) -> None:
+    """Flush the data of files, or the names in folders, to the disk, if the file system supports that."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         except OSError as error:
-            if error.errno not in NOT_SUPPORTED:
+            if error.errno not in NO_FSYNC_ERRORS:
                 raise
         finally:
             os.close(descriptor)
 
 
-class Seal:
-    """Collects the records of a folder's files for its manifest, and brings them onto the disk.
+class ManifestBuilder:
+    """Collects the records of a folder's files for its manifest, and flushes the files to the disk.
 
     Attributes:
-        weights_are_finite: what the manifest is to say of them.
+        weights_are_finite: value for the manifest.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.weights_are_finite: bool | None = None
-        # One thread sums up a large file while others wait for the disk, which takes several files as fast as one.
-        self._threads = ThreadPoolExecutor(THREADS_OF_A_SEAL)
-        self._added: dict[str, tuple[Stamp, Future[FileRecord], Future[None]]] = {}
+        # A thread hashes a large file while others wait for the disk, which takes several files as fast as one.
+        self._threads = ThreadPoolExecutor(MANIFEST_THREADS)
+        self._large: dict[str, tuple[Stamp, Future[FileRecord], Future[None]]] = {}
 
-    def add_all(self) -> dict[str, Stamp]:
-        """Begin to seal large files that are complete, and new or written again; return the stamps of all files."""
+    def add_large_files(self) -> dict[str, Stamp]:
+        """Begin to hash and flush large files that are new or written again; return the stamps of all files."""
         stamps = stamps_in(self.folder)
         for name, stamp in stamps.items():
-            if stamp[0] >= BYTES_OF_A_LARGE_FILE and (name not in self._added or self._added[name][0] != stamp):
+            if stamp[0] >= MIN_LARGE_FILE_BYTES and (name not in self._large or self._large[name][0] != stamp):
                 path = os.path.join(self.folder, name)
-                self._added[name] = stamp, self._threads.submit(file_record, path), self._threads.submit(to_disk, path)
+                hashed, flushed = self._threads.submit(file_record, path), self._threads.submit(fsync_paths, path)
+                self._large[name] = stamp, hashed, flushed
         return stamps
 
     def complete(self, sequence: int = 0) -> None:
         """Write the manifest; everything is on the disk when this returns."""
-        stamps, records = self.add_all(), dict[str, FileRecord]()
-        small: list[str] = []
-        for name in sorted(stamps, key=stamps.__getitem__):
-            if stamps[name][0] < BYTES_OF_A_LARGE_FILE:
-                small.append(os.path.join(self.folder, name))
-                records[name] = file_record(small[-1])
-        began = time.perf_counter()
-        to_disk(*small[:1])
-        if time.perf_counter() - began > SECONDS_WORTH_A_THREAD:
-            list(self._threads.map(to_disk, small[1:]))
-        else:
-            to_disk(*small[1:])
+        stamps = self.add_large_files()
+        small = [name for name in stamps if stamps[name][0] < MIN_LARGE_FILE_BYTES]
+        paths = [os.path.join(self.folder, name) for name in small]
+        records = dict(zip(small, map(file_record, paths), strict=True))
+        start = time.perf_counter()
+        fsync_paths(*paths[:1])
+        is_slow = time.perf_counter() - start > MIN_FSYNC_FOR_THREADS_S
+        list((self._threads.map if is_slow else map)(fsync_paths, paths[1:]))
         for name in stamps.keys() - records.keys():
-            _, summed, on_disk = self._added[name]
-            records[name] = summed.result()
-            on_disk.result()
+            _, hashed, flushed = self._large[name]
+            records[name] = hashed.result()
+            flushed.result()
         write_manifest(self.folder, records, sequence, self.weights_are_finite)
         inner = sorted({Path()}.union(*(Path(name).parents for name in stamps if "/" in name)))
-        to_disk(*(self.folder / one for one in inner))
+        fsync_paths(*(self.folder / path for path in inner))
 
     def close(self) -> None:
         """End the threads, with what they have begun."""
@@ -270,26 +256,23 @@ class Seal:
 
 
 def note_changes(folder: Path) -> None:
-    """Bring the manifest up to date with files that a user's code added, changed or deleted since it was written."""
+    """Update the manifest with files that a user's code added, changed or deleted since it was written."""
     manifest = readable_manifest(folder)
     if manifest.sequence is None:
         return
-    # Renaming the manifest into its place was the last change of all files; times of another clock do not matter.
+    # The manifest was renamed after all files were written; times of another clock do not matter.
     written = os.stat(folder / MANIFEST_NAME).st_ctime_ns
     records: dict[str, FileRecord] = {}
     for name, entry in _entries_in(folder):
-        status = entry.stat()
-        is_known = name in manifest.files and status.st_size == manifest.files[name].size
-        if is_known and max(status.st_ctime_ns, status.st_mtime_ns) < written:
-            records[name] = manifest.files[name]
-        else:
-            records[name] = file_record(entry)
-    if records == manifest.files:
+        status, earlier = entry.stat(), manifest.files.get(name)
+        is_older = max(status.st_ctime_ns, status.st_mtime_ns) < written
+        is_same = earlier is not None and is_older and status.st_size == earlier.size
+        records[name] = earlier if earlier is not None and is_same else file_record(entry)
+    changed = {name for name, _ in records.items() ^ manifest.files.items()}
+    if not changed:
         return
-    for name in records:
-        if records[name] != manifest.files.get(name):
-            to_disk(folder / name)
-    # What a user's code writes nobody has looked into.
-    is_same_model = not any(WEIGHT_FILE.fullmatch(name) for name, _ in records.items() ^ manifest.files.items())
+    fsync_paths(*(folder / name for name in sorted(changed & records.keys())))
+    # Weights that a user's code writes have not been looked at.
+    is_same_model = not any(map(WEIGHT_FILE.fullmatch, changed))
     write_manifest(folder, records, manifest.sequence, manifest.weights_are_finite if is_same_model else None)
-    to_disk(folder)
+    fsync_paths(folder)

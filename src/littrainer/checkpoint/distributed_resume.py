@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -23,8 +24,15 @@ from littrainer.checkpoint.layout import (
     checkpoint_step,
 )
 from littrainer.checkpoint.remote import fetch_checkpoint
+from littrainer.checkpoint.store import store_of
 from littrainer.checkpoint.verification import damage_in, get_last_checkpoint, last_intact, missing_from, refuse_damage
-from littrainer.distributed.agreement import are_several, failing_together, from_each, from_first, while_others_wait
+from littrainer.distributed.collectives import (
+    all_gather_object,
+    broadcast_object,
+    is_distributed,
+    raise_on_all_ranks,
+    run_with_keepalive,
+)
 from littrainer.distributed.environment import TRAININGS, rank, reports_folder
 from littrainer.errors.atomic_files import write_whole
 from littrainer.errors.remote_folder import address_of, local_folder
@@ -40,7 +48,7 @@ READ_BY = {
     "_load_optimizer_and_scheduler": (OPTIMIZER_NAME, SCHEDULER_NAME),
     "_load_rng_state": (RANDOM_STATE_NAME,),
 }
-# What `resume_from_checkpoint` may say: the newest intact checkpoint, or a fresh start if there is none.
+# A value of `resume_from_checkpoint`: the newest intact checkpoint, or a fresh start if there is none.
 AUTO = "auto"
 # The folder of a pushed checkpoint on the Hub, and in a download of it.
 LAST_CHECKPOINT = "last-checkpoint"
@@ -52,7 +60,7 @@ _trainings = itertools.count()
 def checkpoint_for_all(
     resume_from_checkpoint: str | bool | None, args: TrainingArguments, needed: Sequence[str]
 ) -> Path | None:
-    """As `checkpoint_to_resume`, with one answer for all processes: the first one chooses and verifies.
+    """Do what `checkpoint_to_resume` does, with one result for all processes: the first one chooses and verifies.
 
     If a node has its checkpoints on another disk, its first process verifies there. If the newest one is
     damaged on any disk, all processes skip it.
@@ -60,43 +68,42 @@ def checkpoint_for_all(
     Raises:
         ValueError: there is none, it is damaged, or some processes cannot see it; these are named.
     """
-    if not are_several():
+    if not is_distributed():
         return checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed)
-    resumes = from_each(bool(resume_from_checkpoint))
+    resumes = all_gather_object(bool(resume_from_checkpoint))
     if len(set(resumes)) > 1:
         raise ValueError(
             "Some processes are to resume from a checkpoint, and process "
-            f"{', '.join(str(rank) for rank, one in enumerate(resumes) if not one)} is not: give all of them the same "
-            "resume_from_checkpoint."
+            f"{', '.join(str(rank) for rank, does in enumerate(resumes) if not does)} is not: give all of them the "
+            "same resume_from_checkpoint."
         )
-    takes_the_newest = from_first(resume_from_checkpoint in (True, LAST_CHECKPOINT, AUTO))
-    passed_over: set[str] = set()
-    while True:
-        found: tuple[Path, tuple[int, int]] | None = None
+    takes_newest = broadcast_object(resume_from_checkpoint in (True, LAST_CHECKPOINT, AUTO))
+    skipped: set[str] = set()
 
-        def choose() -> None:
-            nonlocal found
-            if args.process_index == 0:
-                folder = checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed, passed_over)
-                found = None if folder is None else (folder, _identity(folder))
-
-        with failing_together("looking for the checkpoint to resume from"):
-            # A download may take long.
-            while_others_wait(choose)
-        found = from_first(found)
-        if found is None:
+    def choose() -> Path | None:
+        if args.process_index != 0:
             return None
-        folder, identity = found
+        return checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed, skipped)
+
+    while True:
+        chosen: list[Path | None] = []
+        with raise_on_all_ranks("looking for the checkpoint to resume from"):
+            # A download may take long.
+            run_with_keepalive(lambda: chosen.append(choose()))  # noqa: B023
+            identity = None if chosen[0] is None else _identity(chosen[0])
+        folder, identity = broadcast_object((chosen[0], identity))
+        if folder is None or identity is None:
+            return None
         if address_of(folder) is not None:
             # A node with another disk downloads it too.
-            brings = args.local_process_index == 0
-            with failing_together(f"downloading {folder}"):
-                while_others_wait(functools.partial(fetch_checkpoint, folder) if brings else lambda: None)
-        problems = from_each(_problem(folder, identity, args))
+            fetch = functools.partial(fetch_checkpoint, folder)
+            with raise_on_all_ranks(f"downloading {folder}"):
+                run_with_keepalive(fetch if args.local_process_index == 0 else lambda: None)
+        problems = all_gather_object(_problem(folder, identity, args))
         text = " ".join(f"Process {rank} on {problem}" for rank, problem in enumerate(problems) if problem is not None)
         if not text:
             return folder
-        if not takes_the_newest:
+        if not takes_newest:
             raise ValueError(f"The checkpoint {folder} cannot be resumed in all processes. {text}")
         if SEES_NONE in text:
             raise ValueError(
@@ -105,7 +112,7 @@ def checkpoint_for_all(
             )
         if args.process_index == 0:
             logger.warning("Passing over the checkpoint %s, which is not intact on all disks. %s", folder, text)
-        passed_over.add(folder.name)
+        skipped.add(folder.name)
 
 
 def resumed_after_restart(resume_from_checkpoint: str | bool | None, output_dir: str) -> str | bool | None:
@@ -120,7 +127,7 @@ def resumed_after_restart(resume_from_checkpoint: str | bool | None, output_dir:
     if reports_folder() is None or TRAININGS not in os.environ:
         return resume_from_checkpoint
     number = str(next(_trainings))
-    with failing_together("looking for the checkpoint to go on from"):
+    with raise_on_all_ranks("looking for the checkpoint to go on from"):
         if rank() == 0:
             file = Path(os.environ[TRAININGS])
             trainings = json.loads(file.read_text("utf-8")) if file.is_file() else {}
@@ -136,16 +143,17 @@ def resumed_after_restart(resume_from_checkpoint: str | bool | None, output_dir:
                     break
             folders.setdefault(os.path.abspath(output_dir), checkpoints_in(output_dir))
             write_whole(file, json.dumps(trainings))
-    return from_first(resume_from_checkpoint)
+    return broadcast_object(resume_from_checkpoint)
 
 
 def checkpoints_in(folder: str | Path) -> dict[str, list[int]]:
     """Return the checkpoints in a folder by name, each with what tells it from another one: its manifest, if any."""
-    manifests = {path: path / MANIFEST_NAME for path in Path(folder).glob("*") if checkpoint_step(path) is not None}
-    return {
-        path.name: [zlib.crc32(manifest.read_bytes())] if manifest.is_file() else [*_identity(path)]
-        for path, manifest in manifests.items()
-    }
+    found = {path: [*_identity(path)] for path in Path(folder).glob("*") if checkpoint_step(path) is not None}
+    for path in found:
+        # A checkpoint of transformers has none, and a disk may fail.
+        with contextlib.suppress(OSError):
+            found[path] = [zlib.crc32((path / MANIFEST_NAME).read_bytes())]
+    return {path.name: identity for path, identity in found.items()}
 
 
 def _identity(folder: Path) -> tuple[int, int]:
@@ -178,7 +186,7 @@ def checkpoint_to_resume(
     """Return the folder that `train(resume_from_checkpoint=...)` means; None for a fresh start.
 
     Parameters:
-        resume_from_checkpoint: a folder or its address; True for the newest intact one in `output_dir`; "auto" for that
+        resume_from_checkpoint: a folder or its URL; True for the newest intact one in `output_dir`; "auto" for that
             one or, if there is none, a fresh start; or "last-checkpoint" for the folder of that name there, which a
             push to the hub makes, and if there is none for the newest one.
         needed: files without which it cannot be resumed.
@@ -189,35 +197,31 @@ def checkpoint_to_resume(
     """
     if not resume_from_checkpoint:
         return None
-    given: str | bool = resume_from_checkpoint
-    if given == LAST_CHECKPOINT and not Path(LAST_CHECKPOINT).is_dir():
+    path: str | bool = resume_from_checkpoint
+    if path == LAST_CHECKPOINT and not Path(LAST_CHECKPOINT).is_dir():
         pushed = Path(output_dir) / LAST_CHECKPOINT
-        given = str(pushed) if pushed.is_dir() else True
-    begins_if_none = given == AUTO and not Path(AUTO).is_dir()
-    if given is True or begins_if_none:
+        path = str(pushed) if pushed.is_dir() else True
+    starts_if_none = path == AUTO and not Path(AUTO).is_dir()
+    if path is True or starts_if_none:
         newest = get_last_checkpoint(output_dir, without) if Path(output_dir).is_dir() else None
-        if newest is None and begins_if_none:
+        if newest is None and starts_if_none:
             return None
         if newest is None:
             raise ValueError(
                 f"No valid checkpoint found in output directory ({address_of(output_dir) or output_dir}): "
-                "resume_from_checkpoint="
-                f"{resume_from_checkpoint}, but there is no intact checkpoint-<step> folder. Start without resuming, "
-                "or give the checkpoint's folder."
+                f"resume_from_checkpoint={resume_from_checkpoint}, but there is no intact checkpoint-<step> folder. "
+                "Start without resuming, or give the checkpoint's folder."
             )
-        given = newest
-    folder = Path(local := local_folder(str(given)))
-    if local != str(given):
+        path = newest
+    folder = Path(local := local_folder(str(path)))
+    if local != str(path):
         fetch_checkpoint(folder)
     if not folder.is_dir():
-        told = str(given).lower() in ("true", "false")
+        advice = "Give the path of a checkpoint-<step> folder, or True for the newest one in output_dir."
+        if str(path).lower() in ("true", "false"):
+            advice = f"{path!r} is text: write {str(path).capitalize()} without quotes."
         raise ValueError(
-            f"Can't find a valid checkpoint at {address_of(folder) or folder}: there is no such folder. "
-            + (
-                f"{given!r} is text: write {str(given).capitalize()} without quotes."
-                if told
-                else "Give the path of a checkpoint-<step> folder, or True for the newest one in output_dir."
-            )
+            f"Can't find a valid checkpoint at {address_of(folder) or folder}: there is no such folder. {advice}"
         )
     manifest = readable_manifest(folder)
     if manifest.is_thinned:
@@ -226,22 +230,20 @@ def checkpoint_to_resume(
             f"from it. Resume from {get_last_checkpoint(folder.parent) or 'a complete one'}, or load its model with "
             "from_pretrained."
         )
-    missing = missing_from(set(files_in(folder, with_links=True)), needed)
-    if missing:
-        within = next(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), None)
+    if missing := missing_from(set(files_in(folder, with_links=True)), needed):
+        advice = "Resume from another checkpoint, or load its model with from_pretrained and start a new training."
+        if (inner := next(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), None)) is not None:
+            advice = f"There are checkpoints in it: give one of these, such as {inner}."
         raise ValueError(
             f"Can't find a valid checkpoint at {folder}: {', '.join(missing)} is missing, so it cannot be resumed "
-            "exactly. "
-            + (
-                f"There are checkpoints in it: give one of these, such as {within}."
-                if within is not None
-                else "Resume from another checkpoint, or load its model with from_pretrained and start a new training."
-            )
+            f"exactly. {advice}"
         )
     refuse_damage(
         folder, "Resume from another checkpoint, or give resume_from_checkpoint=True to take the newest intact one."
     )
     if manifest.weights_are_finite is False:
-        healthy = "resume_from_checkpoint=True takes the newest checkpoint whose weights are."
-        logger.warning("Not all weights in %s are finite numbers, and training does not heal them: %s", folder, healthy)
+        advice = "Training does not heal them; resume_from_checkpoint=True takes the newest checkpoint where all are."
+        logger.warning("Weights or optimizer states in %s are not finite. %s", folder, advice)
+    if (remote := store_of(folder.parent).remote) is not None:
+        remote.continue_from(folder.name)
     return folder

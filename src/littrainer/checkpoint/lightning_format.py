@@ -15,8 +15,9 @@ from littrainer.checkpoint.layout import (
     TRAINER_STATE_NAME,
     resume_record_name,
 )
-from littrainer.checkpoint.random_state import find_random_states, portable_states
+from littrainer.checkpoint.reader import find_random_states
 from littrainer.checkpoint.safe_loading import load_tensors
+from littrainer.data.resume.rng import portable_states
 
 # What Lightning asks for when it validates, tests or predicts with a checkpoint.
 LOOPS_AT_THEIR_START: dict[str, Any] = {"validate_loop": {}, "test_loop": {}, "predict_loop": {}}
@@ -83,13 +84,13 @@ def lightning_checkpoint(states: TrainingStates, accumulate_grad_batches: int = 
     """
     from lightning.pytorch import __version__ as lightning_version
 
-    place = _place(states, accumulate_grad_batches)
+    counts = _loop_counts(states, accumulate_grad_batches)
     checkpoint: dict[str, Any] = {
         "pytorch-lightning_version": lightning_version,
-        "epoch": place.epoch,
+        "epoch": counts.epoch,
         "global_step": states.state.global_step,
-        "loops": {"fit_loop": _fit_loop_state(states.state.global_step, place), **LOOPS_AT_THEIR_START},
-        DATA_MODULE: _data_module_state(states, place),
+        "loops": {"fit_loop": _fit_loop_state(states.state.global_step, counts), **LOOPS_AT_THEIR_START},
+        DATA_MODULE: _data_module_state(states, counts),
     }
     record = states.record or {}
     if record.get("lightning_callbacks"):
@@ -105,8 +106,8 @@ def lightning_checkpoint(states: TrainingStates, accumulate_grad_batches: int = 
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where the data stands: after complete epochs, and so many micro-batches and steps of the next one."""
+class LoopCounts:
+    """Counts of a fit loop: complete epochs, and micro-batches and optimizer steps of the next epoch."""
 
     epoch: int
     micro_batches: int
@@ -114,7 +115,7 @@ class _Place:
     micro_batches_in_all: int
 
 
-def _place(states: TrainingStates, accumulate_grad_batches: int) -> _Place:
+def _loop_counts(states: TrainingStates, accumulate_grad_batches: int) -> LoopCounts:
     steps = states.state.global_step
     if states.record is not None:
         position, sizes = states.record["position"], states.record["sizes"]
@@ -124,15 +125,15 @@ def _place(states: TrainingStates, accumulate_grad_batches: int) -> _Place:
             epoch, micro_batches = epoch + 1, 0
         steps_in_epoch = -(-micro_batches // sizes["accumulation"])
         before = steps * sizes["accumulation"] - micro_batches if sizes["is_endless"] else epoch * sizes["epoch_length"]
-        return _Place(epoch, micro_batches, steps_in_epoch, before + micro_batches)
+        return LoopCounts(epoch, micro_batches, steps_in_epoch, before + micro_batches)
     epochs = int(states.state.epoch)
     fraction = states.state.epoch - epochs
     # An epoch has the same number of steps throughout, so the fraction tells how many of them this one has had.
     steps_in_epoch = round(steps * fraction / states.state.epoch) if fraction else 0
-    return _Place(epochs, steps_in_epoch * accumulate_grad_batches, steps_in_epoch, steps * accumulate_grad_batches)
+    return LoopCounts(epochs, steps_in_epoch * accumulate_grad_batches, steps_in_epoch, steps * accumulate_grad_batches)
 
 
-def _data_module_state(states: TrainingStates, place: _Place) -> dict[str, Any]:
+def _data_module_state(states: TrainingStates, counts: LoopCounts) -> dict[str, Any]:
     record = states.record or {}
     # From it, with the epoch, the random order of an epoch follows.
     seed = (record.get("data") or {}).get("order_seed")
@@ -141,8 +142,8 @@ def _data_module_state(states: TrainingStates, place: _Place) -> dict[str, Any]:
         "version": DATA_VERSION,
         "processes": [
             {
-                "epoch": place.epoch,
-                "micro_batches": place.micro_batches,
+                "epoch": counts.epoch,
+                "micro_batches": counts.micro_batches,
                 "sizes": record.get("sizes"),
                 "data": one["data"],
                 "random": None if one["random_states"] is None else portable_states(one["random_states"]),
@@ -153,12 +154,12 @@ def _data_module_state(states: TrainingStates, place: _Place) -> dict[str, Any]:
     }
 
 
-def _fit_loop_state(steps: int, place: _Place) -> dict[str, Any]:
-    epochs, in_epoch = place.epoch, place.micro_batches > 0
+def _fit_loop_state(steps: int, counts: LoopCounts) -> dict[str, Any]:
+    epochs, in_epoch = counts.epoch, counts.micro_batches > 0
     begun = epochs + in_epoch
-    total, current = _stages(place.micro_batches_in_all), _stages(place.micro_batches)
+    total, current = _stages(counts.micro_batches_in_all), _stages(counts.micro_batches)
     # Only the stages that Lightning counts for it stand in a progress.
-    step = {"total": _counts(steps), "current": _counts(place.steps_in_epoch)}
+    step = {"total": _counts(steps), "current": _counts(counts.steps_in_epoch)}
     zero = {name: {**counts, "started": counts["ready"]} for name, counts in step.items()}
     epoch = {"ready": begun, "started": begun, "processed": epochs, "completed": epochs}
     return {

@@ -22,11 +22,11 @@ from littrainer.checkpoint.atomic_write import set_aside_and_delete, staged_fold
 from littrainer.checkpoint.checksums import MANIFEST_NAME
 from littrainer.checkpoint.layout import LIGHTNING_STATE_NAME, TRAINER_STATE_NAME
 from littrainer.checkpoint.lightning_format import lightning_checkpoint, states_in
+from littrainer.checkpoint.manager import CheckpointManager, SavedTraining
 from littrainer.checkpoint.safe_loading import load_tensors, refuse_unsafe
 from littrainer.checkpoint.verification import refuse_damage
 from littrainer.checkpoint.weights import load_weights, write_weights
-from littrainer.checkpoint.writer import SavedTraining, note_best_checkpoint, write_checkpoint
-from littrainer.distributed.agreement import are_several, failing_together
+from littrainer.distributed.collectives import is_distributed, raise_on_all_ranks
 
 # In that file: weights of the LightningModule that are not the model's.
 FURTHER_WEIGHTS = "further_weights"
@@ -184,39 +184,42 @@ class TrainerCheckpointIO(TransformersCheckpointIO):
 
     Parameters:
         model: the Trainer's.
-        training: gives what a checkpoint is written of; an overridden `save_model` writes the model.
+        checkpoints: writes the folder.
+        training: returns what a checkpoint is written of; an overridden `save_model` writes the model.
     """
 
-    def __init__(self, model: nn.Module, training: Callable[[], SavedTraining]):
+    def __init__(self, model: nn.Module, checkpoints: CheckpointManager, training: Callable[[], SavedTraining]):
         super().__init__(model)
-        self.training = training
+        self.checkpoints, self.training = checkpoints, training
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write a folder, as the Trainer writes its own; all processes call this together."""
         folder, training = _local(path), self.training()
         state: dict[str, Any] = {}
-        with failing_together(f"collecting {folder}"):
+        with raise_on_all_ranks(f"collecting {folder}"):
             if training.args.should_save:
                 # Optimizer and schedule have other files.
                 others = {name: value for name, value in checkpoint.items() if name not in IN_FILES_OF_A_TRAINER}
                 state = {LIGHTNING_STATE_NAME: self._weights_and_state(others)[1]}
                 folder.parent.mkdir(parents=True, exist_ok=True)
-        note_best_checkpoint(training)
-        write_checkpoint(training, folder, further=state, advice=ADVICE)
+        self.checkpoints.note_best(training)
+        self.checkpoints.write(training, folder, further=state, advice=ADVICE)
 
 
 def save_in_each_process(strategy: Any) -> None:
     """Let all processes write what a Lightning callback saves, since a strategy calls its plugin in the first only."""
     plugin = strategy.checkpoint_io
-    if isinstance(plugin, TrainerCheckpointIO) and are_several():
+    if isinstance(plugin, TrainerCheckpointIO) and is_distributed():
         strategy.save_checkpoint = plugin.save_checkpoint
 
 
-def with_checkpoint_io(plugins: list[Any], model: nn.Module, training: Callable[[], SavedTraining]) -> list[Any]:
+def with_checkpoint_io(
+    plugins: list[Any], model: nn.Module, checkpoints: CheckpointManager, training: Callable[[], SavedTraining]
+) -> list[Any]:
     """Add the plugin that writes checkpoints to those of a Trainer's `lightning.Trainer`, unless a user's does."""
     if any(isinstance(plugin, CheckpointIO) for plugin in plugins):
         return plugins
-    return [*plugins, TrainerCheckpointIO(model, training)]
+    return [*plugins, TrainerCheckpointIO(model, checkpoints, training)]
 
 
 def _local(path: str | Path) -> Path:

@@ -9,6 +9,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -17,14 +18,17 @@ from littrainer.checkpoint.layout import (
     FSDP_OPTIMIZER_NAME,
     OPTIMIZER_FOLDER,
     OPTIMIZER_NAME,
+    RANDOM_STATE_NAME,
     RESUME_RECORD_NAME,
     SCALER_NAME,
     SCHEDULER_NAME,
     TRAINER_STATE_NAME,
     holds_parts,
+    random_state_name,
+    rank_file,
 )
-from littrainer.checkpoint.random_state import random_state_name, rank_file, read_random_states, set_random_states
 from littrainer.checkpoint.safe_loading import load_tensors
+from littrainer.data.resume.rng import set_random_states
 from littrainer.strategies.shards import is_by_name, numbered_for
 
 logger = logging.getLogger(__name__)
@@ -39,13 +43,10 @@ def processes_that_wrote(folder: Path) -> int:
 
 
 def read_state(folder: Path) -> TrainerState:
-    """Return the trainer state of a checkpoint.
+    """Return the trainer state of a checkpoint; a ValueError if the file is none.
 
-    The best checkpoint is looked for next to this one, since people move and copy the folder of a run; one that no
-    longer exists is forgotten.
-
-    Raises:
-        ValueError: the file is no trainer state.
+    The best checkpoint is looked for next to this one, since people move and copy the folder of a run; a best one that
+    no longer exists is forgotten.
     """
     state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
     if state.best_model_checkpoint is None:
@@ -84,7 +85,7 @@ def load_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
 def refuse_other_optimizer(path: Path, optimizer: Any, state: Any) -> None:
     """Raise a ValueError if a state, with numbers of parameters, is not one of this training's optimizer."""
     if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
-        # It may keep its state in another form.
+        # Such an optimizer may keep its state in another form.
         return
     sizes = [len(group["params"]) for group in state["param_groups"]]
     own_sizes = [len(group["params"]) for group in optimizer.param_groups]
@@ -115,7 +116,7 @@ def load_random_states(folder: Path, args: Any) -> None:
     if (folder / name).is_file():
         set_random_states(read_random_states(folder / name))
     elif processes_that_wrote(folder) == args.world_size:
-        # Of another number of processes the resume has told.
+        # The resume has warned of another number of processes.
         logger.warning("%s has no %s. Random numbers go on from the seed.", folder, name)
 
 
@@ -131,3 +132,19 @@ def _fitted_to_groups(state: dict[str, Any], groups: int) -> dict[str, Any]:
         if isinstance(values, list) and values and len(values) != groups and all(one == values[0] for one in values):
             fitted[name] = values[:1] * groups
     return fitted
+
+
+def read_random_states(path: Path) -> Any:
+    """Return what a file of random states holds."""
+    # The file holds NumPy's state tuple, which the weights-only loader accepts only with these names allowed.
+    numpy: Any = np
+    allowed = [np.ndarray, np.dtype, numpy._core.multiarray._reconstruct, type(np.dtype(np.uint32))]
+    return load_tensors(path, allowed)
+
+
+def find_random_states(folder: Path) -> dict[int, dict[str, Any]]:
+    """Return the states that a checkpoint has of each process, by rank."""
+    if (folder / RANDOM_STATE_NAME).is_file():
+        return {0: read_random_states(folder / RANDOM_STATE_NAME)}
+    ranks = [path.stem.rpartition("_")[2] for path in folder.glob(rank_file("*"))]
+    return {int(rank): read_random_states(folder / rank_file(rank)) for rank in sorted(ranks) if rank.isdecimal()}

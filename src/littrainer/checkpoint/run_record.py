@@ -1,4 +1,4 @@
-"""What a run was started with: littrainer_run.json, for our commands, and training_args.bin, for other tools too.
+"""Records of how a run was started: littrainer_run.json, for our commands, and training_args.bin, for other tools too.
 
 The second names transformers' classes, and so opens if littrainer is not installed.
 """
@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from littrainer.arguments.process import matmul_precision
 from littrainer.arguments.report_to import trackers_in
 from littrainer.arguments.secrets import holds_a_secret, without_secrets
 from littrainer.arguments.shown_arguments import as_text
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.data.fingerprint import described, described_model
+from littrainer.errors.atomic_files import write_whole
 from littrainer.errors.version import __version__
 from littrainer.redirection.names import REPLACED
 from littrainer.strategies.choice import strategy_name
@@ -63,11 +65,7 @@ def facts_of_run(model: Any, train_dataset: Any, eval_dataset: Any) -> dict[str,
 
 
 def write_run_record(args: TrainingArguments, run_dir: Path | str, facts: Mapping[str, Any] | None = None) -> None:
-    """Write littrainer_run.json: arguments without secrets, versions, the device, and what `facts_of_run` returned.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write littrainer_run.json: arguments without secrets, versions, the device, and what `facts_of_run` returned."""
     names = [field.name for field in dataclasses.fields(args) if field.init and not holds_a_secret(field.name)]
     packages = ("torch", "lightning", "transformers", "datasets", "peft", "numpy")
     is_cuda = args.device.type == "cuda"
@@ -81,7 +79,7 @@ def write_run_record(args: TrainingArguments, run_dir: Path | str, facts: Mappin
             "processes": args.world_size,
             "strategy": strategy_name(args),
             "threads": torch.get_num_threads(),
-            "float32 matmul precision": torch.get_float32_matmul_precision(),
+            "float32 matmul precision": matmul_precision(),
             "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
             "python": platform.python_version(),
             "system": f"{platform.system()} {platform.machine()}",
@@ -91,8 +89,8 @@ def write_run_record(args: TrainingArguments, run_dir: Path | str, facts: Mappin
         "arguments": without_secrets({name: getattr(args, name) for name in names if name != "lightning"}),
     }
     text = json.dumps(record, indent=2, default=_as_json, skipkeys=True)
-    # Not by another file, which a killed run would leave: half a record is written again by the next run.
-    Path(run_dir, RUN_RECORD_NAME).write_text(f"{text}\n", "utf-8")
+    # `compare` and `report` may read it meanwhile.
+    write_whole(Path(run_dir, RUN_RECORD_NAME), f"{text}\n")
 
 
 def _as_json(value: Any) -> Any:
@@ -143,9 +141,9 @@ def write_arguments(args: TrainingArguments, path: Path | str) -> None:
     """Write training arguments, without secrets, as transformers would."""
     written = {
         **args.__getstate__(),
-        # It may hold objects of Lightning, a whole model among them, and means nothing to other tools.
+        # The value may hold objects of Lightning, a whole model among them, and means nothing to other tools.
         "lightning": None,
-        # What transformers keeps there of accelerate, and asks arguments for that it has read.
+        # transformers keeps a state of accelerate there, and reads it from arguments that it has loaded.
         "distributed_state": None,
         "report_to": [tracker for tracker in trackers_in(args.report_to) if isinstance(tracker, str)],
     }
@@ -172,11 +170,7 @@ class _Inert(dict[str, Any]):
 
 
 def read_arguments(path: Path) -> dict[str, str]:
-    """Return the arguments in a training_args.bin as short texts without secrets; no code in it, or it names, is run.
-
-    Raises:
-        ValueError: the file is damaged, or does not hold arguments.
-    """
+    """Return the arguments in a training_args.bin as short texts without secrets, and run no code that it names."""
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
         # Whatever class the file names, an inert object takes the place of its instances.

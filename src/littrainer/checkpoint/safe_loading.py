@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-# What torch names in the error if a file asks for something that is no tensor, number, text or container.
+# The name in torch's error if a file needs something that is no tensor, number, text or container.
 FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)")
 OTHER_CHECKPOINT = "Resume from another checkpoint."
 COULD_RUN_CODE = "could run code while it is loaded. Nothing of it has run. Use a checkpoint whose origin you trust."
@@ -40,13 +40,9 @@ def load_tensors(path: Path, allowed: Sequence[Any] = ()) -> Any:
 
 
 def refuse_unsafe(path: Path, advice: str) -> None:
-    """Refuse a file that has just been written with `torch.save` if it could not be loaded safely.
-
-    Raises:
-        ValueError: it holds other things than tensors, numbers, text and containers.
-    """
+    """Delete a file of `torch.save` that could not be loaded safely, and raise a ValueError."""
     try:
-        # What tensors hold is not read.
+        # The contents of tensors are not read.
         torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
         forbidden = FORBIDDEN.search(str(error))
@@ -58,12 +54,7 @@ def refuse_unsafe(path: Path, advice: str) -> None:
 
 
 def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a safetensors file.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: the file is damaged.
-    """
+    """Return the tensors of a safetensors file; a ValueError if it is damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -1,8 +1,7 @@
-"""Weights and optimizer states as transformers leaves them in checkpoints of FSDP, in one file or in parts.
+"""Weights and optimizer states as transformers writes them in checkpoints of FSDP, in one file or in parts.
 
 In one file the optimizer's state has names of parameters; in parts, a folder of `torch.distributed.checkpoint` holds
-what each process has. They are read as all files of a checkpoint are: a ValueError says that one is damaged, or names
-what could run code or lies outside of its folder.
+the shards of each process. Damage, code and paths outside of the folder are a ValueError.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from littrainer.checkpoint.layout import FSDP_WEIGHTS_NAME, PARTS_INDEX_NAME, WEIGHTS_FOLDER
 from littrainer.checkpoint.safe_loading import COULD_RUN_CODE, FORBIDDEN, OTHER_CHECKPOINT, file_inside, load_tensors
 
-# What the folders hold everything under.
+# Names of the states in the folders.
 WEIGHTS_KEY, OPTIMIZER_KEY = "model", "optimizer"
 STATE, GROUPS = f"{OPTIMIZER_KEY}.state.", f"{OPTIMIZER_KEY}.param_groups."
 
@@ -58,11 +57,7 @@ def stored_weights(folder: Path) -> dict[str, TensorStorageMetadata | None]:
 
 
 def read_optimizer_into(folder: Path, parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Read this process's part of an optimizer's state, with names of parameters.
-
-    Parameters:
-        parameters: by name; entries of the same shape are spread as they are.
-    """
+    """Read this process's part of an optimizer's state, sharded as its parameters are, with their names."""
     wanted: dict[str, Any] = {}
     for name, entry in stored_tensors(folder).items():
         if entry is None:
@@ -79,7 +74,7 @@ def read_optimizer_into(folder: Path, parameters: Mapping[str, torch.Tensor]) ->
     return nested_state(wanted)
 
 
-# What an index consists of: module -> names of it.
+# Parts of an index: module -> names in it.
 PATHS = frozenset(("Path", "PosixPath", "PurePath", "PurePosixPath", "WindowsPath"))
 PARTS_OF_AN_INDEX: Mapping[str, frozenset[str]] = {
     "torch.distributed.checkpoint.metadata": frozenset(
@@ -97,13 +92,10 @@ PARTS_OF_AN_INDEX: Mapping[str, frozenset[str]] = {
 
 
 def write_parts(folder: Path, state: dict[str, Any], group: Any = None) -> None:
-    """Write each process's part of a state; all processes call this.
+    """Write each process's part of a state; if one could not be written, all raise an OSError.
 
     Parameters:
-        group: in which they agree; by default that of the training.
-
-    Raises:
-        OSError: a part could not be written, in this or another process.
+        group: the process group in which they agree; by default that of the training.
     """
     try:
         distributed_checkpoint.save(
@@ -137,7 +129,7 @@ def read_into(folder: Path, wanted: dict[str, Any]) -> None:
     """Read into tensors by name, each process what it has of those that are spread; other values are put in place."""
     try:
         with warnings.catch_warnings():
-            # That no process group is used is what is asked for.
+            # No process group is used on purpose.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
             distributed_checkpoint.load(wanted, storage_reader=_Reader(folder), planner=_Planner(), no_dist=True)
     except CheckpointException as failure:

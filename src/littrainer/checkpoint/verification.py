@@ -13,6 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
+from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.checksums import (
     DamagedManifest,
     FileRecord,
@@ -35,6 +36,7 @@ from littrainer.checkpoint.layout import (
     WEIGHT_PARTS,
     WEIGHTS_NAME,
     checkpoint_step,
+    list_checkpoints,
     shards_of,
 )
 from littrainer.errors.remote_folder import address_of, local_folder
@@ -60,7 +62,7 @@ class Findings(NamedTuple):
     edits: list[str]
 
 
-# What was found in a folder, by the stamps its files had; verifying reads every byte, and a script that asks which
+# Findings in a folder, by the stamps of its files; verifying reads every byte, and a script that asks which
 # checkpoint is the newest and then resumes from it asks twice.
 _found: dict[Path, tuple[dict[str, Stamp], Manifest | None, Findings]] = {}
 
@@ -106,87 +108,84 @@ def refuse_damage(folder: Path, advice: str) -> None:
 def _inspected(folder: Path) -> Findings:
     if not folder.is_dir():
         return Findings([f"{folder} is no folder."], [])
-    stamps = stamps_in(folder, with_links=True)
     try:
+        stamps = stamps_in(folder, with_links=True)
         manifest = read_manifest(folder)
-    except DamagedManifest as error:
+    except (OSError, DamagedManifest) as error:
         return Findings([f"{error}."], [])
     key = folder.resolve()
-    if key not in _found or _found[key][:2] != (stamps, manifest):
-        present = set(stamps)
-        if manifest is None:
-            found = Findings(_damage_by_format(folder, present), [])
-        else:
-            found = _compare(folder, manifest, present)
+    if key in _found and _found[key][:2] == (stamps, manifest):
+        return _found[key][2]
+    if manifest is None:
+        found = Findings(_inspect_without_manifest(folder, set(stamps)), [])
+    else:
+        found = _compare(folder, manifest, set(stamps))
+    # A disk may read later what it does not read now.
+    if not found.damage:
         _found[key] = stamps, manifest, found
-    return _found[key][2]
+    return found
 
 
 def _compare(folder: Path, manifest: Manifest, present: set[str]) -> Findings:
-    damage: list[str] = []
-    changed, gone = [], []
+    damage, edits = [], list[str]()
     for name, expected in manifest.files.items():
         if NOT_READ.fullmatch(name):
             continue
-        if name not in present:
-            if WHOLE_MODEL.fullmatch(name) and _holds_whole_model(folder, present):
-                gone.append(name)
-            else:
-                damage.append(f"{name} is missing.")
-        elif (read := file_record(folder / name)) != expected:
-            if reason := _reason_against_an_edit(folder / name, read, expected):
-                damage.append(f"{name} {reason}.")
-            else:
-                changed.append(name)
+        if name in present:
+            is_edited, reason = _compare_file(folder / name, expected)
+            damage += [f"{name} {reason}."] if reason else []
+            edits += [f"{name} changed"] if is_edited else []
+        elif WHOLE_MODEL.fullmatch(name) and _holds_whole_model(folder, present):
+            edits.append(f"{name} gone")
+        else:
+            damage.append(f"{name} is missing.")
     added = sorted(name for name in present - manifest.files.keys() if not NOT_READ.fullmatch(name))
     # The state even if it is as it was written: in a copy it may not be the one of that folder.
-    damage += _damage_by_grammar(folder, present.intersection((*added, TRAINER_STATE_NAME)))
-    edits = {"changed": changed, "added": added, "gone": gone}
-    return Findings([*dict.fromkeys(damage)], [f"{name} {how}" for how, names in edits.items() for name in names])
+    damage += _damage_by_format(folder, present.intersection((*added, TRAINER_STATE_NAME)))
+    return Findings([*dict.fromkeys(damage)], [*edits, *(f"{name} added" for name in added)])
 
 
-def _reason_against_an_edit(path: Path, read: FileRecord, expected: FileRecord) -> str | None:
-    """Return what is wrong with a file that is not as it was written; None if it is a text that is whole."""
-    if path.suffix == ".json":
-        reason = (state_damage if path.name == TRAINER_STATE_NAME else json_damage)(path)
-        return reason and f"is damaged: {reason}"
-    holds_tensors = TENSORS.fullmatch(path.name) is not None
-    if read.size < expected.size or (holds_tensors and read.size != expected.size):
-        return f"has {read.size:,} bytes and was written with {expected.size:,}"
+def _compare_file(path: Path, expected: FileRecord) -> tuple[bool, str | None]:
+    """Return whether a file is another complete text than was written, and the damage to a file that is neither."""
     try:
+        if (record := file_record(path)) == expected:
+            return False, None
+        if path.suffix == ".json":
+            reason = (state_damage if path.name == TRAINER_STATE_NAME else json_damage)(path)
+            return reason is None, reason and f"is damaged: {reason}"
+        holds_tensors = TENSORS.fullmatch(path.name) is not None
+        if record.size < expected.size or (holds_tensors and record.size != expected.size):
+            return False, f"has {record.size:,} bytes and was written with {expected.size:,}"
         if not holds_tensors:
             path.read_text("utf-8")
-            return None
+            return True, None
+    except OSError as error:
+        return False, f"cannot be read ({error})"
     except UnicodeDecodeError:
         pass
-    return "is not as it was written (its checksum differs)"
+    return False, "is not as it was written (its checksum differs)"
 
 
 def _holds_whole_model(folder: Path, present: set[str]) -> bool:
-    if not present.isdisjoint((SAFE_WEIGHTS_NAME, WEIGHTS_NAME)):
-        return True
     indexes = present.intersection(WEIGHT_INDEXES)
-    return bool(indexes) and not any(_missing_shards(folder, index) for index in indexes)
+    has_shards = bool(indexes) and not any(_missing_shards(folder, index) for index in indexes)
+    return has_shards or not present.isdisjoint((SAFE_WEIGHTS_NAME, WEIGHTS_NAME))
 
 
-def _damage_by_format(folder: Path, present: set[str]) -> list[str]:
-    found = []
+def _inspect_without_manifest(folder: Path, present: set[str]) -> list[str]:
+    damage = []
     indexes = [name for name in WEIGHT_INDEXES if name in present]
-    has_weights = bool(indexes) or any(Path(name).name in WEIGHTS or _is_one_of(name, WEIGHT_PARTS) for name in present)
-    if not has_weights:
-        found.append("There are no weights (model.safetensors, an index of shards, or an adapter's).")
-    if TRAINER_STATE_NAME not in present:
-        found.append(f"{TRAINER_STATE_NAME} is missing.")
-    # A checkpoint of the model only has none of them.
+    if not indexes and not any(Path(name).name in WEIGHTS or _matches(name, WEIGHT_PARTS) for name in present):
+        damage.append("There are no weights (model.safetensors, an index of shards, or an adapter's).")
+    # A checkpoint of the model only has no states of a resume.
     missing = missing_from(present, STATES_OF_A_RESUME)
-    if len(missing) < len(STATES_OF_A_RESUME):
-        found.extend(f"{name} is missing." for name in missing)
-    for index in indexes:
-        found.extend(_missing_shards(folder, index))
-    return [*found, *_damage_by_grammar(folder, present)]
+    missing = [] if len(missing) == len(STATES_OF_A_RESUME) else missing
+    damage += [f"{name} is missing." for name in [*missing_from(present, [TRAINER_STATE_NAME]), *missing]]
+    damage += [sentence for index in indexes for sentence in _missing_shards(folder, index)]
+    return [*damage, *_damage_by_format(folder, present)]
 
 
-def _damage_by_grammar(folder: Path, names: Iterable[str]) -> list[str]:
+def _damage_by_format(folder: Path, names: Iterable[str]) -> list[str]:
     return [
         f"{name} is damaged: {reason}."
         for name in sorted(names)
@@ -195,11 +194,11 @@ def _damage_by_grammar(folder: Path, names: Iterable[str]) -> list[str]:
     ]
 
 
-def _is_one_of(name: str, patterns: Iterable[str]) -> bool:
+def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
 
 
-# What may exist instead of a file: parts of the optimizer's state, DeepSpeed's engine, which keeps a schedule
+# A file -> files that may exist instead: parts of the optimizer's state, DeepSpeed's engine, which keeps a schedule
 # that it steps by itself, and a file of random states for each of several processes.
 IN_PLACE_OF = {
     OPTIMIZER_NAME: OPTIMIZER_PARTS,
@@ -211,7 +210,7 @@ IN_PLACE_OF = {
 def missing_from(present: set[str], needed: Iterable[str]) -> list[str]:
     """Return the files that a resume needs and that neither are there nor have others in their place."""
     absent = [name for name in needed if name not in present]
-    return [name for name in absent if not any(_is_one_of(other, IN_PLACE_OF.get(name, ())) for other in present)]
+    return [name for name in absent if not any(_matches(other, IN_PLACE_OF.get(name, ())) for other in present)]
 
 
 def _missing_shards(folder: Path, index: str) -> list[str]:
@@ -226,20 +225,23 @@ def json_damage(path: Path) -> str | None:
     """Return why a file is no JSON; None if it is."""
     try:
         json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return f"it is no readable JSON ({error})"
     return None
 
 
 def state_damage(path: Path) -> str | None:
     """Return why a trainer_state.json is not the one of its folder; None if it may be."""
-    if reason := json_damage(path):
-        return reason
-    state = json.loads(path.read_text("utf-8"))
-    if not isinstance(state, dict):
-        return "it holds no object with fields"
-    folder, step, epoch = path.parent.resolve(), state.get("global_step"), state.get("epoch")
-    if isinstance(epoch, float) and not math.isfinite(epoch):
+    try:
+        state = TrainerState.load_from_json(str(path))
+    except (OSError, ValueError, RecursionError) as error:
+        return f"it is no readable state ({error.__cause__ or error})"
+    folder, step, epoch = path.parent.resolve(), state.global_step, state.epoch
+    # Several callbacks of a class are a list.
+    entries = [state.log_history, *state.stateful_callbacks.values()]
+    if not all(isinstance(entry, dict) for part in entries for entry in (part if isinstance(part, list) else [part])):
+        return "log_history or stateful_callbacks cannot be what was written"
+    if not math.isfinite(epoch):
         return f"epoch is {epoch}"
     # A folder may have a name without a step.
     return f"global_step is {step} in {folder.name}" if checkpoint_step(folder) not in (None, step) else None
@@ -250,26 +252,31 @@ def safetensors_damage(path: Path) -> str | None:
     from safetensors import SafetensorError, safe_open
 
     try:
+        # A bad sector among the numbers would end the process that maps them.
+        file_record(path)
         with safe_open(path, "pt"):
             return None
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
+        return f"it cannot be read ({error})"
+    except SafetensorError as error:
         return f"its header is not readable ({error})"
 
 
 def archive_damage(path: Path) -> str | None:
     """Return why a file of torch.save is damaged, by the checksums in its archive; before torch 1.6 it has none."""
-    with open(path, "rb") as file:
-        start = file.read(len(START_OF_ARCHIVE))
-    if start.startswith(START_OF_PICKLE):
-        return None
-    if start != START_OF_ARCHIVE:
-        return "it does not begin as a file of torch.save does" if start else "it is empty"
     try:
+        with open(path, "rb") as file:
+            start = file.read(len(START_OF_ARCHIVE))
+        if start.startswith(START_OF_PICKLE):
+            return None
+        if start != START_OF_ARCHIVE:
+            return "it does not begin as a file of torch.save does" if start else "it is empty"
         with zipfile.ZipFile(path) as archive:
             # All are 0 if a script has switched them off.
             has_sums = any(entry.CRC for entry in archive.infolist())
             member = archive.testzip() if has_sums else None
-    except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
+    # Bytes that nobody wrote make it fail in many ways.
+    except Exception as error:
         return f"it is no readable archive of torch.save ({error})"
     return None if member is None else f"{member} in it has another checksum than was written"
 
@@ -287,9 +294,9 @@ FORMATS: dict[re.Pattern[str], Callable[[Path], str | None]] = {
 def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> str | None:
     """Return the intact checkpoint with the highest step in a folder from which training can go on, or None.
 
-    Skips newer ones that are damaged, with a warning that names the damaged files, and those with weights that are
-    known not to be finite, with a warning that names them. If an address stands behind the folder, the newest complete
-    checkpoint there is downloaded first.
+    Skips newer ones that are damaged, with a warning that names the damaged files, and those with weights, or states of
+    the optimizer, that are known not to be finite, with a warning that names them. If an address stands behind the
+    folder, the newest complete checkpoint there is downloaded first.
 
     Parameters:
         folder: an output folder, which holds the `checkpoint-<step>` folders, or its address.
@@ -309,25 +316,24 @@ def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> st
 
 def last_intact(folder: str | Path, without: Collection[str] = ()) -> str | None:
     """Do what `get_last_checkpoint` does with what is on this disk alone."""
-    folders = (entry for entry in Path(folder).iterdir() if entry.is_dir() and entry.name not in without)
-    steps = {step: entry.name for entry in folders if (step := checkpoint_step(entry)) is not None}
-    found, damaged, sick = None, {}, []
-    for step in sorted(steps, reverse=True):
-        path = os.path.join(folder, steps[step])
+    newest, damaged, nonfinite = None, {}, []
+    for name in [path.name for path in list_checkpoints(folder) if path.name not in without]:
+        path = os.path.join(folder, name)
         manifest = readable_manifest(Path(path))
         if manifest.is_thinned:
             continue
         if damage := damage_in(Path(path)):
-            damaged[path] = damage
+            damaged[path] = " ".join(damage)
         elif manifest.weights_are_finite is False:
-            sick.append(path)
+            nonfinite.append(path)
         else:
-            found = path
+            newest = path
             break
-    for path, damage in damaged.items():
-        going_on = f"{found} is the newest intact one." if found else "There is no intact one before it."
-        logger.warning("Passing over the damaged checkpoint %s: %s %s", path, " ".join(damage), going_on)
-    if sick:
-        going_on = f"{found} is the newest one before." if found else "There is no other one."
-        logger.warning("Passing over %s: not all of their weights are finite numbers. %s", ", ".join(sick), going_on)
-    return found
+    consequence = f"{newest} is the newest intact one." if newest else "There is no intact one before it."
+    for path, damage_text in damaged.items():
+        logger.warning("Passing over the damaged checkpoint %s: %s %s", path, damage_text, consequence)
+    if nonfinite:
+        consequence = f"{newest} is the newest one before." if newest else "There is no other one."
+        names = ", ".join(nonfinite)
+        logger.warning("Passing over %s: weights or optimizer states are not finite. %s", names, consequence)
+    return newest

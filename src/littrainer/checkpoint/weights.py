@@ -10,13 +10,14 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
 from littrainer.checkpoint.layout import (
     SAFE_WEIGHTS_INDEX_NAME,
@@ -40,12 +41,12 @@ from littrainer.model.facts import users_model
 logger = logging.getLogger(__name__)
 
 WEIGHTS_INDEX_NAME = "pytorch_model.bin.index.json"
-# What modules keep besides tensors (`get_extra_state`); safetensors holds tensors only.
+# States of modules other than tensors (`get_extra_state`); safetensors holds tensors only.
 EXTRA_STATE_NAME = "littrainer_extra_state.pt"
 EXTRA_STATE_SUFFIX = "_extra_state"
 # Beyond it the weights are spread over several files, as `save_pretrained` does.
 MAX_SHARD_SIZE: int | str = 50 * 10**9
-# What torch.compile and DistributedDataParallel put before the names of what they wrap.
+# Prefixes of torch.compile and DistributedDataParallel in the names of what they wrap.
 COMPILED_PART = "_orig_mod"
 WRAPPER_PREFIX = "module."
 # Names in an error; the rest is counted.
@@ -64,12 +65,11 @@ def write_weights(
     """Write a model's weights, and its configuration if it has one; of a model with adapters only these.
 
     Parameters:
-        output_dir: the folder, created if it does not exist.
         state_dict: weights to write instead of the model's.
         max_shard_size: bytes, or text such as "5GB", beyond which the weights are spread over several files.
 
     Raises:
-        ValueError: a weight has no values (device meta), or what is no tensor could not be loaded safely.
+        ValueError: a weight has no values (device meta), or an extra state could not be loaded safely.
     """
     os.makedirs(output_dir, exist_ok=True)
     inner: Any = users_model(model)
@@ -93,8 +93,9 @@ def _without_bar_of_files() -> Iterator[None]:
     try:
         yield
     finally:
-        # A save in the background may have put it there too.
-        set_hook(None if earlier is _no_bar else earlier)
+        # A save in the background may have put it there before, and takes it away.
+        if earlier is not _no_bar:
+            set_hook(earlier)
 
 
 def _no_bar(factory: Any, args: Any, keywords: Any) -> Any:
@@ -119,18 +120,16 @@ def _write_plain(model: nn.Module, folder: Path, given: Mapping[str, Any] | None
     import safetensors.torch
 
     own = model.state_dict()
-    state = dict(own if given is None else given)
+    state = own if given is None else given
     tensors = {name: value.detach() for name, value in state.items() if isinstance(value, torch.Tensor)}
-    without_values = [name for name, tensor in tensors.items() if tensor.is_meta]
-    if without_values:
+    if without_values := [name for name, tensor in tensors.items() if tensor.is_meta]:
         raise ValueError(
             f"The model's weights cannot be written to {folder}: {listed(without_values, LONGEST_LIST)} have no values "
             "(device meta). Give them values, for instance with to_empty() and an initialisation, before saving."
         )
-    extras = {name: value for name, value in state.items() if name not in tensors}
     extras_path = folder / EXTRA_STATE_NAME
     extras_path.unlink(missing_ok=True)
-    if extras:
+    if extras := {name: value for name, value in state.items() if name not in tensors}:
         torch.save(extras, extras_path)
         refuse_unsafe(extras_path, "Let get_extra_state return tensors, numbers, text and containers of them.")
     # Copied weights no longer share memory, and are tied anyway if the model's own are.
@@ -138,54 +137,43 @@ def _write_plain(model: nn.Module, folder: Path, given: Mapping[str, Any] | None
         for name in others:
             if first in tensors and name in tensors and torch.equal(tensors[first], tensors[name]):
                 del tensors[name]
-    # Views of one piece of memory are written each for itself.
-    whole = {
-        name: tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
-        for name, tensor in tensors.items()
-    }
-    are_separate = len({tensor.data_ptr() for tensor in whole.values()}) == len(whole)
-    fits = isinstance(max_shard_size, int) and sum(tensor.nbytes for tensor in whole.values()) <= max_shard_size
-    if are_separate and fits and not (folder / SAFE_WEIGHTS_INDEX_NAME).exists():
+    # Views of one piece of memory are written separately.
+    written = set()
+    for name, tensor in tensors.items():
+        if tensor.untyped_storage().nbytes() != tensor.nbytes or tensor.data_ptr() in written:
+            tensors[name] = tensor.clone(memory_format=torch.contiguous_format)
+        written.add(tensor.data_ptr())
+    fits = isinstance(max_shard_size, int) and sum(tensor.nbytes for tensor in tensors.values()) <= max_shard_size
+    if fits and not (folder / SAFE_WEIGHTS_INDEX_NAME).exists():
         # As the library does it then, which first searches for what is excluded here.
-        contiguous = {name: tensor.contiguous() for name, tensor in whole.items()}
+        contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
         safetensors.torch.save_file(contiguous, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
     else:
         from huggingface_hub import save_torch_state_dict
 
-        save_torch_state_dict(whole, folder, max_shard_size=max_shard_size)
+        save_torch_state_dict(tensors, folder, max_shard_size=max_shard_size)
 
 
 def tied_names(state_dict: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the names that stand for one tensor: the first of them -> the others."""
     names: dict[Any, list[str]] = {}
     for name, value in state_dict.items():
-        place = _place(value)
-        if place is not None:
-            names.setdefault(place, []).append(name)
+        # A sharded tensor has no address; this process's part of it has one.
+        tensor = value.to_local() if is_a(value, "sharded tensor") else value
+        if _has_shape(tensor) and not tensor.is_meta and tensor.numel():
+            key = tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+            names.setdefault(key, []).append(name)
     return {first: others for first, *others in names.values() if others}
-
-
-def _place(value: Any) -> Any:
-    if is_a(value, "sharded tensor"):
-        # What is spread over processes has no address; this process's part of it has one.
-        value = value.to_local()
-    if not _has_shape(value) or value.is_meta or value.numel() == 0:
-        return None
-    return value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride()
 
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
 
 
 def read_weights(folder: Path) -> dict[str, Any]:
-    """Return the state dict in a folder: one file, or the shards of an index; of safetensors, or of `torch.save`.
-
-    Raises:
-        ValueError: the folder holds no weights, a file is damaged, or an index names a file outside the folder.
-    """
-    found = next((name for name in READERS if (folder / name).is_file()), None)
-    if found is not None:
-        state: dict[str, Any] = READERS[found](folder / found)
+    """Return the state dict in a folder; a ValueError names damage, and index entries outside the folder."""
+    name = next((name for name in READERS if (folder / name).is_file()), None)
+    if name is not None:
+        state = READERS[name](folder / name)
     elif holds_fsdp_weights(folder):
         from littrainer.checkpoint.sharded_files import read_fsdp_weights
 
@@ -195,9 +183,8 @@ def read_weights(folder: Path) -> dict[str, Any]:
             f"No model weights in {folder}: expected {', '.join(READERS)}. Give a checkpoint's folder, or one that "
             "save_pretrained wrote."
         )
-    if (folder / EXTRA_STATE_NAME).is_file():
-        state = {**state, **load_tensors(folder / EXTRA_STATE_NAME)}
-    return state
+    extras = folder / EXTRA_STATE_NAME
+    return {**state, **load_tensors(extras)} if extras.is_file() else state
 
 
 def holds_weights(folder: Path) -> bool:
@@ -227,7 +214,7 @@ READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Differences:
-    """What keeps stored weights from being those of a model.
+    """Differences between stored weights and those of a model.
 
     Parameters:
         missing: names that the file does not have.
@@ -238,6 +225,20 @@ class Differences:
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     shapes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def between(cls, stored: Mapping[str, Any], own: Mapping[str, Any]) -> Differences:
+        """Compare names and shapes of stored weights with those of a model."""
+        shared = [name for name in own if _has_shape(own[name]) and _has_shape(stored.get(name))]
+        return cls(
+            [name for name in own if name not in stored],
+            [name for name in stored if name not in own],
+            [
+                other_shape(name, stored[name].shape, own[name].shape)
+                for name in shared
+                if stored[name].shape != own[name].shape and not name.endswith(EXTRA_STATE_SUFFIX)
+            ],
+        )
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.unexpected or self.shapes)
@@ -252,25 +253,25 @@ class Differences:
 
 
 def load_weights(
-    model: nn.Module, folder: Path, *, to_resume: bool = False, tell: Callable[[Any], None] | None = None
+    model: nn.Module, folder: Path, *, to_resume: bool = False, on_key_mismatch: Callable[[Any], None] | None = None
 ) -> None:
-    """Load the weights of a checkpoint into a model by its own `load_state_dict`, and say what that left.
+    """Load the weights of a checkpoint into a model by its own `load_state_dict`, and log what that left.
 
     Parameters:
         to_resume: a training goes on with them, so that a difference which changes its numbers is an error. Else
             differing names are logged; what the model's own loading refuses, such as other shapes, is always an error.
-        tell: gets the names that the model or the file lacks, as torch's `load_state_dict` returns them; by default
-            they are logged. It is not called for adapters.
+        on_key_mismatch: called with what torch's `load_state_dict` returns, the names that the model or the file lacks;
+            by default they are logged. It is not called for adapters.
 
     Raises:
         ValueError: the folder holds no weights, or a file is damaged.
         RuntimeError: the weights are those of another model.
     """
     inner = users_model(model)
+    separate_elements(inner)
     has_whole = any((folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME))
     if carries_adapters(inner) and not (has_whole or (holds_fsdp_weights(folder) and not adapter_folders(folder))):
-        complaints = load_adapters(inner, folder, is_trainable=to_resume) or load_left_out(inner, folder)
-        if complaints:
+        if complaints := load_adapters(inner, folder, is_trainable=to_resume) or load_left_out(inner, folder):
             raise RuntimeError(_another_model(folder, listed(complaints, LONGEST_LIST)))
         return
     state, differences = fitted(inner, read_weights(folder))
@@ -283,18 +284,22 @@ def load_weights(
     missing = [name for name in result.missing_keys if name in state or name in differences.missing]
     unexpected = [name for name in differences.unexpected if name not in names or name in result.unexpected_keys]
     refuse_other_weights(inner, folder, Differences(missing, unexpected), to_resume)
-    (tell or log_names_that_differ)(type(result)(missing, unexpected))
+    (on_key_mismatch or log_names_that_differ)(type(result)(missing, unexpected))
+
+
+def separate_elements(model: nn.Module) -> None:
+    """Give tensors that `expand` has made memory for each element, without which torch loads nothing into them."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided
+        if is_plain and 0 in tensor.stride():
+            tensor.data = tensor.data.contiguous()
 
 
 def refuse_other_weights(model: nn.Module, folder: Path, differences: Differences, to_resume: bool) -> None:
-    """Refuse stored weights that are not those of a model; they may lack buffers and frozen parameters.
+    """Raise a RuntimeError for stored weights of another model; buffers and frozen parameters may be missing.
 
     Parameters:
-        differences: what `fitted` found, or what loading left.
         to_resume: a training goes on with them; else only shapes that differ are refused.
-
-    Raises:
-        RuntimeError: they are those of another model, as torch's `load_state_dict` raises it.
     """
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if differences.shapes or (to_resume and (differences.unexpected or trained.intersection(differences.missing))):
@@ -302,13 +307,8 @@ def refuse_other_weights(model: nn.Module, folder: Path, differences: Difference
 
 
 def log_names_that_differ(load_result: Any) -> None:
-    """Warn of weights that the model or the checkpoint lacks.
-
-    Parameters:
-        load_result: `missing_keys` and `unexpected_keys`, as torch's `load_state_dict` returns them.
-    """
-    differences = Differences(list(load_result.missing_keys), list(load_result.unexpected_keys))
-    if differences:
+    """Warn of weights that the model or the checkpoint lacks, as torch's `load_state_dict` returns them."""
+    if differences := Differences(list(load_result.missing_keys), list(load_result.unexpected_keys)):
         logger.warning("Weights were loaded that are not all of the model's: %s.", differences)
 
 
@@ -344,27 +344,17 @@ def fitted(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any],
 def _renamed(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any], Differences]:
     own = model.state_dict()
     plain = {_plain_name(name): name for name in own}
-    state = {}
-    for name, value in stored.items():
-        state[name if name in own else plain.get(_plain_name(name), name)] = value
+    state = {name if name in own else plain.get(_plain_name(name), name): value for name, value in stored.items()}
     for first, others in tied_names(own).items():
-        found = next((state[name] for name in (first, *others) if name in state), None)
-        if found is not None:
-            state.update({name: found for name in (first, *others) if name not in state})
-    shapes = [
-        other_shape(name, state[name].shape, value.shape)
-        for name, value in own.items()
-        if _has_shape(value)
-        and _has_shape(state.get(name))
-        and state[name].shape != value.shape
-        and not name.endswith(EXTRA_STATE_SUFFIX)
-    ]
-    inner = users_model(model)
-    missing = _not_ignored(
-        (name for name in own if name not in state), inner, "_keys_to_ignore_on_save", "_keys_to_ignore_on_load_missing"
-    )
-    unexpected = _not_ignored((name for name in state if name not in own), inner, "_keys_to_ignore_on_load_unexpected")
-    return state, Differences(missing, unexpected, shapes)
+        tied = (first, *others)
+        value = next((state[name] for name in tied if name in state), None)
+        if value is not None:
+            state = {**dict.fromkeys(tied, value), **state}
+    inner, differences = users_model(model), Differences.between(state, own)
+    ignored = ("_keys_to_ignore_on_save", "_keys_to_ignore_on_load_missing")
+    missing = _not_ignored(differences.missing, inner, *ignored)
+    unexpected = _not_ignored(differences.unexpected, inner, "_keys_to_ignore_on_load_unexpected")
+    return state, Differences(missing, unexpected, differences.shapes)
 
 
 def _has_shape(value: Any) -> bool:
@@ -380,15 +370,14 @@ def _converted(inner: Any, stored: Mapping[str, Any]) -> tuple[dict[str, Any], l
     """Convert weights to the names of the installed transformers.
 
     Returns:
-        the weights, and with them what no weight came from; stored names that no weight came from; and a sentence
-        for each name whose shape differs.
+        the weights, with those not converted; the stored names of these; and sentences about shapes, by name.
     """
     wide = any(parameter.dtype == torch.float64 for parameter in inner.parameters())
     # transformers warns of what does not match, which the caller says in its own words, and of what it does not shard.
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        # What it initialises by itself must not move the random numbers of the training.
+        # Weights that it initialises must not move the random numbers of the training.
         with torch.random.fork_rng(devices=[]):
             other, notes = type(inner).from_pretrained(
                 None,
@@ -402,7 +391,7 @@ def _converted(inner: Any, stored: Mapping[str, Any]) -> tuple[dict[str, Any], l
         logging.disable(before)
     shapes = {name: other_shape(name, theirs, own) for name, theirs, own in notes["mismatched_keys"]}
     initialised = {*notes["missing_keys"], *shapes}
-    # What it has no place for, the model's own loading may have one for.
+    # The model's own loading may use names that the conversion does not.
     left = {name: stored[name] for name in (*notes["unexpected_keys"], *shapes) if name in stored}
     state = {name: value for name, value in other.state_dict().items() if name not in initialised}
     return {**left, **state}, list(notes["unexpected_keys"]), shapes
@@ -424,32 +413,35 @@ def _not_ignored(names: Iterable[str], model: Any, *attributes: str) -> list[str
 WEIGHT_FILE = re.compile(r".*\.safetensors|(.*/)?(pytorch|adapter)_model.*\.bin|littrainer_trained_beside_adapters\.pt")
 
 
-def names_of_sick(model: nn.Module, with_buffers: bool = False) -> list[str]:
-    """Return the names of weights with a number that is not finite; of those that are split this process's part.
+def names_of_sick(model: nn.Module, with_buffers: bool = False, optimizer: Any = None) -> list[str]:
+    """Return the names of weights with a number that is not finite; of those that are sharded this process's part.
 
     Parameters:
-        with_buffers: those that are saved too; they have to be numbers and may be infinite, as masks are.
+        with_buffers: saved buffers too, which must not be nan and may be infinite, as masks are.
+        optimizer: its states too, to which the same applies.
     """
-    names: list[str] = []
-    buffers: dict[str, torch.Tensor] = {}
+    states = tree_leaves([dict(state) for state in getattr(optimizer, "state", {}).values()])
+    # Without counts of steps, which are many and would each be copied to the device separately.
+    buffers = {str(place): part for place, part in enumerate(states) if isinstance(part, torch.Tensor) and part.ndim}
     for prefix, module in model.named_modules() if with_buffers else ():
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
                 buffers[f"{prefix}.{name}".removeprefix(".")] = buffer
     weights = {}
-    for name, given in [*model.named_parameters(), *buffers.items()]:
-        weight = getattr(given, "_local_tensor", given).detach()
+    for name, tensor in [*model.named_parameters(), *buffers.items()]:
+        weight = getattr(tensor, "_local_tensor", tensor).detach()
         weight = torch.view_as_real(weight) if weight.is_complex() else weight
         if weight.is_floating_point() and weight.itemsize > 1 and not weight.is_meta and weight.numel():
             weights[name] = weight
-    # One number for all: where it is finite they are, and it is not, too, where squares are too large.
+    # If the total norm is finite, all weights are. Squares that are too large make it infinite too.
     if math.isfinite(nn.utils.get_total_norm(weights.values())):
-        return names
-    for name, weight in weights.items():
+        return []
+
+    def is_sick(name: str, weight: torch.Tensor) -> bool:
         ends = [*map(float, weight.aminmax())]
-        if any(map(math.isnan, ends)) or not (name in buffers or all(map(math.isfinite, ends))):
-            names.append(name)
-    return names
+        return any(map(math.isnan, ends)) or not (name in buffers or all(map(math.isfinite, ends)))
+
+    return [name for name, weight in weights.items() if is_sick(name, weight)]
 
 
 # ---- Adapters of PEFT: only they are in a checkpoint, and only they are read back -----------------------------------
@@ -460,7 +452,7 @@ ADAPTER_WEIGHTS_NAMES = ("adapter_model.safetensors", "adapter_model.bin")
 LEFT_OUT_NAME = "littrainer_trained_beside_adapters.pt"
 # The name that PEFT gives an adapter by itself; it lies in the checkpoint's own folder, others in one of their names.
 DEFAULT_ADAPTER = "default"
-# What PEFT's own models have before each name; a transformers model that carries adapters is written with it too.
+# The prefix of names in PEFT's own models; a transformers model that carries adapters is written with it too.
 PEFT_PREFIX = "base_model.model."
 
 
@@ -480,16 +472,10 @@ def adapter_folders(folder: Path) -> dict[str, Path]:
 
 
 def load_adapters(model: Any, folder: Path, *, is_trainable: bool) -> list[str]:
-    """Load the adapters of a checkpoint into a model that has them.
+    """Load the adapters of a checkpoint into a model that has them, and return what did not match, in sentences.
 
     Parameters:
-        is_trainable: whether the adapter at work is to be trained; else the model is put into evaluation mode.
-
-    Returns:
-        what did not match, one sentence for each adapter.
-
-    Raises:
-        ValueError: there is no adapter in the folder, or one that the model does not have.
+        is_trainable: whether the active adapter is to be trained; else the model is put into evaluation mode.
     """
     from peft import set_peft_model_state_dict
 
@@ -523,11 +509,7 @@ def _active_adapters(model: Any) -> list[str]:
 
 
 def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the weights of an adapter, under the names of the file.
-
-    Raises:
-        ValueError: there is no adapter in the folder, or it is damaged.
-    """
+    """Return the weights of an adapter, under the names of the file; a ValueError if there is none."""
     path = _weights_file(folder)
     if path is None:
         raise ValueError(
@@ -538,32 +520,23 @@ def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def write_left_out(model: Any, folder: Path, state_dict: Mapping[str, Any] | None = None) -> None:
-    """Write the trained parameters that the files of the adapters lack; no file if they lack none.
-
-    Parameters:
-        state_dict: values to write instead of the model's.
-    """
+    """Write the trained parameters that the files of the adapters lack; no file if they lack none."""
     own = model.state_dict()
-    given, names = own if state_dict is None else state_dict, _trained_outside_adapters(model, own)
+    weights, names = own if state_dict is None else state_dict, _trained_outside_adapters(model, own)
     (folder / LEFT_OUT_NAME).unlink(missing_ok=True)
     if names:
-        torch.save({name: given.get(name, own[name]) for name in names}, folder / LEFT_OUT_NAME)
+        torch.save({name: weights.get(name, own[name]) for name in names}, folder / LEFT_OUT_NAME)
 
 
 def load_left_out(model: Any, folder: Path) -> list[str]:
-    """Load what `write_left_out` wrote, and log which trained parameters are in no file at all.
-
-    Returns:
-        what did not match; nothing is loaded then.
-    """
+    """Load what `write_left_out` wrote, if it matches, and return what did not; log trained parameters in no file."""
     own = model.state_dict()
     path = folder / LEFT_OUT_NAME
     stored = load_tensors(path) if path.is_file() else {}
     wrong = [name for name, value in stored.items() if name not in own or own[name].shape != value.shape]
     if wrong:
         return [f"{name} in {LEFT_OUT_NAME} is not the model's" for name in wrong]
-    absent = [name for name in _trained_outside_adapters(model, own) if name not in stored]
-    if absent:
+    if absent := [name for name in _trained_outside_adapters(model, own) if name not in stored]:
         logger.warning(
             "%s does not hold %s, which is trained: PEFT does not save it. It stays as it is, and numbers differ from "
             "those of an uninterrupted training.",
@@ -596,44 +569,35 @@ def _differences(model: Any, name: str, stored: dict[str, torch.Tensor]) -> Diff
 
     # PEFT decides whether it stores embeddings with an adapter, since their size may have changed.
     own = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    return Differences(
-        [key for key in own if key not in stored],
-        [key for key in stored if key not in own and "embed" not in key and "lm_head" not in key],
-        [
-            other_shape(key, stored[key].shape, tensor.shape)
-            for key, tensor in own.items()
-            if key in stored and stored[key].shape != tensor.shape
-        ],
-    )
+    differences = Differences.between(stored, own)
+    unexpected = [key for key in differences.unexpected if "embed" not in key and "lm_head" not in key]
+    return replace(differences, unexpected=unexpected)
 
 
 def adapter_weights(model: Any, folder: Path) -> dict[str, Any]:
-    """Return the weights of a checkpoint's adapters under the names that they have in a model.
-
-    Raises:
-        ValueError: there are none, or the model has no such adapter.
-    """
+    """Return the weights of a checkpoint's adapters under the names that they have in a model, which must have them."""
     own = [name for name, _ in model.named_parameters()]
-    found: dict[str, Any] = {}
+    folders, weights = adapter_folders(folder), dict[str, Any]()
     for adapter in getattr(model, "peft_config", {}):
-        place = adapter_folders(folder).get(adapter) or adapter_folders(folder).get("")
-        if place is None:
+        source = folders.get(adapter) or folders.get("")
+        if source is None:
             continue
         names = {
             name.replace(f".modules_to_save.{adapter}.", ".").replace(f".{adapter}.", "."): name
             for name in own
             if f".{adapter}." in name
         }
-        stored = read_adapter(place)
         # A model of transformers that carries an adapter has it in a file with the names of PEFT's wrapper.
-        stored = {name if name in names else name.removeprefix(PEFT_PREFIX): value for name, value in stored.items()}
-        others = [name for name in stored if name not in names]
-        if others:
+        stored = {
+            name if name in names else name.removeprefix(PEFT_PREFIX): value
+            for name, value in read_adapter(source).items()
+        }
+        if others := [name for name in stored if name not in names]:
             raise ValueError(
-                f"The adapter in {place} is not one of this model: it has {', '.join(others[:8])}. Make the model as "
+                f"The adapter in {source} is not one of this model: it has {', '.join(others[:8])}. Make the model as "
                 "it was when the checkpoint was written."
             )
-        found.update({names[name]: value for name, value in stored.items()})
-    if not found:
+        weights.update({names[name]: value for name, value in stored.items()})
+    if not weights:
         raise ValueError(f"{folder} holds no adapter that this model has. Resume from another checkpoint.")
-    return found
+    return weights

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from littrainer.commands import run
-from littrainer.commands.command_line import complain
+from littrainer.commands.command_line import ProgramParser, reject
+from littrainer.commands.output_dirs import remove_output_dirs
 from littrainer.commands.recorded_training import end_process, run_program
 
 DESCRIPTION = """\
@@ -24,10 +26,8 @@ WOULD_FAIL = 1
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command on what follows `littrainer check`; returns the exit status, as `run.main` does."""
-    # A check that finds something is not started again.
-    parser = run.build_parser("littrainer check", DESCRIPTION, "--restarts", "--hang-timeout")
-    return run.start("check", parser, words, ["-m", __spec__.name])
+    """Run the command on the words after `littrainer check`; returns the exit status, as `run.main` does."""
+    return run.start("check", ProgramParser("check", DESCRIPTION), words, ["-m", __spec__.name])
 
 
 def check_program(program: Sequence[str]) -> int:
@@ -36,60 +36,66 @@ def check_program(program: Sequence[str]) -> int:
     Returns:
         2, if the script has ended without a training.
     """
-    from littrainer import trainer as module
     from littrainer.check.checking import TrainingCheck
     from littrainer.redirection.redirect import install
     from littrainer.tracking.base import TrackerCallback
+    from littrainer.trainer import Trainer
+    from littrainer.training.checks import CHECKED_PROCESS
 
     install()
-    kind: Any = module.Trainer
-    name, train, make_output_dir = program[program[0] == "-m"], kind.train, module.make_output_dir
-    page, made = sys.stdout, list[Path]()
+    trainer_class: Any = Trainer
+    name, train, page = program[program[0] == "-m"], trainer_class.train, sys.stdout
+    exit_process, process_id, checks = os._exit, os.getpid(), list[TrainingCheck]()
+    os.environ[CHECKED_PROCESS] = str(process_id)
 
     def check_instead(self: Any, *given: Any, trial: Any = None, **keywords: Any) -> None:
-        kind.train, is_broken_off = train, False
-        stack, script = traceback.walk_stack(sys._getframe()), os.path.abspath(name)
-        lines = [f", line {line}," for frame, line in stack if os.path.abspath(frame.f_code.co_filename) == script]
-        training = f"the training that {os.path.basename(name)}{''.join(lines[:1])} begins"
+        trainer_class.train, is_interrupted = train, False
+        frames, script = traceback.extract_stack(), os.path.abspath(name)
+        lines = [f", line {frame.lineno}," for frame in frames if os.path.abspath(frame.filename) == script]
+        training = f"the training that {os.path.basename(name)}{''.join(lines[-1:])} begins"
         if given or keywords.get("resume_from_checkpoint"):
             training += ", from its first step and not from a checkpoint"
         try:
             if trial is not None:
                 raise NotImplementedError("it is a trial of a search; let the script call train().")
-            report = TrainingCheck(self, f"{training}; what the script does after it was not run").run(True)
-        except Exception as error:
-            status = complain("check", f"this training cannot be checked: {type(error).__name__}: {error}")
+            checks.append(TrainingCheck(self, f"{training}; what the script does after it was not run"))
+            report = checks[-1].run(True)
+        except (Exception, SystemExit) as error:
+            status = reject("check", f"this training cannot be checked: {type(error).__name__}: {error}")
         else:
-            status, is_broken_off = 0 if report.ok else WOULD_FAIL, report.is_broken_off
+            status, is_interrupted = 0 if report.ok else WOULD_FAIL, report.is_interrupted
             if self.args.process_index == 0:
                 print(report, file=page, flush=True)
-            elif is_broken_off:
+            elif is_interrupted:
                 print(f"process {self.args.process_index}:", *report.failures, sep="\n", file=page, flush=True)
-        remove_folders()
+        folders.close()
+        vars(os)["_exit"] = exit_process
         # Other processes may wait in a collective call, and so would functions that end this one.
-        (os._exit if is_broken_off else end_process)(status)
+        (exit_process if is_interrupted else end_process)(status)
 
-    def note_output_dir(folder: Any) -> None:
-        path = Path(folder).absolute()
-        made.extend(one for one in (path, *path.parents) if not one.exists())
-        make_output_dir(folder)
+    def exit_with_message(status: int) -> None:
+        if os.getpid() == process_id:
+            if checks and threading.current_thread() is threading.main_thread():
+                raise SystemExit(f"os._exit({status!r})")
+            status = reject("check", f"{name} called os._exit({status!r}), so nothing is known of the training")
+            folders.close()
+            for check in checks:
+                shutil.rmtree(check.folder, ignore_errors=True)
+        exit_process(status)
 
-    def remove_folders() -> None:
-        for folder in made:
-            # What the script itself has put there stays.
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-
-    kind.train = kind.check = check_instead
-    kind.init_hf_repo, module.make_output_dir = lambda *_, **__: None, note_output_dir
-    # An evaluation before the training starts none either.
+    # A script that ends the process at once would end the check with its own status, without a word.
+    vars(os)["_exit"] = exit_with_message
+    trainer_class.train = trainer_class.check = check_instead
+    # An evaluation before the training starts no tracker either.
     TrackerCallback.has_failed = True
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
+    with contextlib.ExitStack() as folders, contextlib.redirect_stdout(sys.stderr):
+        folders.enter_context(remove_output_dirs())
+        try:
             run_program(program)
-    finally:
-        remove_folders()
-    return complain("check", f"{name} ended without a call of train(), so there is nothing to check")
+        except SystemExit as end:
+            if end.code:
+                raise
+    return reject("check", f"{name} ended without a call of train(), so there is nothing to check")
 
 
 if __name__ == "__main__":

@@ -1,41 +1,92 @@
-"""How all commands parse their options, complain about bad input, and end."""
+"""How all commands parse their options, reject bad input, and end."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 BAD_INPUT = 2
 # How shells report programs that SIGPIPE or SIGINT has ended.
-NOBODY_READS, INTERRUPTED = 128 + 13, 128 + 2
+PIPE_CLOSED, INTERRUPTED = 128 + 13, 128 + 2
+# Given as the script's name, as with python itself.
+STANDARD_INPUT = "-"
+
+
+class BadInput(Exception):
+    """The command line, or a file that it names, cannot be used; the message says why and what to do."""
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that complains in one line, which names the nearest known option.
+    """A parser whose errors are one line, which names the nearest known option.
 
     Parameters:
-        prog: the command, as `littrainer report`.
+        command: the command, as `report`; its help page begins with this name.
+        description: of the help page.
         keywords: of `argparse.ArgumentParser`.
     """
 
-    def __init__(self, prog: str, **keywords: Any) -> None:
-        super().__init__(prog=prog, allow_abbrev=False, **keywords)
+    def __init__(self, command: str, description: str, **keywords: Any) -> None:
+        prog = f"littrainer {command}".rstrip()
+        super().__init__(prog=prog, description=description, allow_abbrev=False, **keywords)
 
     def error(self, message: str) -> NoReturn:
         """End the program with exit status 2 and one line."""
         self.exit(BAD_INPUT, f"{self.prog}: {message}\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As in argparse; a complaint about an unknown option names the nearest one."""
-        found, left = self.parse_known_args(args, namespace)
-        if left:
+        """As in argparse; the error about an unknown option names the nearest one."""
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
             from littrainer.arguments.did_you_mean import unrecognized
 
-            self.error(unrecognized(left, option_names(self)))
-        return found
+            self.error(unrecognized(unknown, option_names(self)))
+        return options
+
+
+class ProgramParser(CommandParser):
+    """The parser of a command that starts a program: options, then a script or `-m` and a module, then its arguments.
+
+    Parameters:
+        command, description: as of `CommandParser`.
+    """
+
+    def __init__(self, command: str, description: str) -> None:
+        start = f"littrainer {command} [-h] [OPTIONS]"
+        usage = f"{start} SCRIPT [ARGS ...]\n       {start} -m MODULE [ARGS ...]"
+        epilog = "Everything after SCRIPT or MODULE is passed to the program."
+        super().__init__(command, description, usage=usage, epilog=epilog)
+        self.add_argument("-m", dest="is_module", action="store_true", help="run a module, as in python -m")
+        self.add_argument(
+            "program", nargs=argparse.REMAINDER, metavar="SCRIPT", help="script, or folder with __main__.py"
+        )
+
+    def parse_program(self, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+        """Return the options, and the program as python takes it: a script, or `-m` and a module, and its arguments."""
+        options = self.parse_args(words)
+        program = list(options.program)
+        if program[:1] == ["--"]:
+            # Python would take a name that begins with a dash for its options.
+            program[:2] = [os.path.join(os.curdir, name) for name in program[1:2]]
+        if not program:
+            self.error("no program is named; give a SCRIPT, or -m MODULE, after the options and their values")
+        if options.is_module:
+            return options, ["-m", *program]
+        script = program[0]
+        if os.path.isdir(script):
+            if not os.path.isfile(os.path.join(script, "__main__.py")):
+                raise BadInput(f"{script} is a folder without a __main__.py; name the script in it")
+        elif script != STANDARD_INPUT:
+            check_script(script)
+        return options, program
+
+
+def check_script(script: str) -> None:
+    """Raise `BadInput` unless there is such a file, which may be a pipe."""
+    if os.path.isdir(script) or not os.path.exists(script):
+        raise BadInput(f"no script {script!r} (looked in {os.path.abspath(os.path.dirname(script))})")
 
 
 def option_names(parser: argparse.ArgumentParser) -> list[str]:
@@ -43,37 +94,31 @@ def option_names(parser: argparse.ArgumentParser) -> list[str]:
     return [name for name in parser._option_string_actions if name.startswith("--")]
 
 
-def complain(command: str, message: str) -> int:
-    """Print one line about bad input of a command on standard error; returns the status."""
+def reject(command: str, message: object) -> int:
+    """Print one line about bad input of a command on standard error; returns the exit status."""
     print(f"littrainer {command}: {message}", file=sys.stderr)
     return BAD_INPUT
 
 
-def quietly(answer: Callable[[], int]) -> int:
-    """Run a command; Ctrl-C, and a reader that has left (`littrainer explain | head -1`), end it without a message.
+def run_quietly(command: Callable[[], int]) -> int:
+    """Run a command, which returns its exit status; Ctrl-C and a closed pipe (`| head -1`) end it without a message.
 
     Letters that standard output cannot hold are written as escapes.
-
-    Parameters:
-        answer: runs it and returns the exit status.
-
-    Returns:
-        That status, or the one that shells expect after a signal.
     """
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")
     try:
         try:
-            return answer()
+            return command()
         finally:
-            # What argparse prints itself still lies in the buffer when it raises SystemExit.
+            # A page that argparse prints is still in the buffer when it raises SystemExit.
             if sys.stdout is not None:
                 sys.stdout.flush()
     except BrokenPipeError:
         # The interpreter flushes once more when it ends, and would report the error then.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return NOBODY_READS
+        return PIPE_CLOSED
     except KeyboardInterrupt:
         if os.name == "posix":
             import signal

@@ -1,4 +1,4 @@
-"""The command `littrainer compare`: why do these two runs differ?"""
+"""The command `littrainer compare`: the first difference between two runs, and its causes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from littrainer.arguments.shown_arguments import default_texts, is_same
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.weights import holds_weights
-from littrainer.commands.command_line import BAD_INPUT, CommandParser, complain
+from littrainer.commands.command_line import BAD_INPUT, BadInput, CommandParser
 from littrainer.commands.differences import LogComparison, compare_logs, weight_gaps, weights_in
 from littrainer.commands.report_charts import ABSENT, training_charts
-from littrainer.commands.report_folders import FIRST_WEIGHTS, NothingToReport, Run, checkpoints_in, read_folders
+from littrainer.commands.report_folders import FIRST_WEIGHTS, Run, checkpoints_in, read_folders
 from littrainer.commands.report_page import Table, page
 from littrainer.errors.atomic_files import write_whole
 
@@ -23,47 +23,42 @@ first step at which they logged other values; their last metrics; and the larges
 layer. The folders may be those that transformers wrote, of which less is known. Exit status: 0 if logged values and
 weights are equal, 1 if they differ, 2 if a folder cannot be read, or the runs have no step and no weights in common.
 """
-# They say where a run writes and what it is called.
+# Folders and names of a run, which are others in each run.
 NAMES_OF_THE_RUN = frozenset({"output_dir", "logging_dir", "run_name", "local_rank"})
 # The layer of a weight: up to its number if it is one of a list, else all but the last name.
 LAYER = re.compile(r".*?\.\d+(?=\.)|.*(?=\.)|.*")
 
 
-def build_parser() -> CommandParser:
-    """Return the parser of the command line."""
-    parser = CommandParser("littrainer compare", description=DESCRIPTION)
+def main(words: Sequence[str]) -> int:
+    """Run the command on the words after `littrainer compare`; returns the exit status."""
+    parser = CommandParser("compare", DESCRIPTION)
     parser.add_argument("runs", nargs=2, metavar="OUTPUT_DIR", help="output_dir of a training, or a checkpoint in it")
     parser.add_argument("--html", metavar="FILE.html", help="write a page too, with charts of both")
-    return parser
-
-
-def main(words: Sequence[str]) -> int:
-    """Run the command on what follows `littrainer compare`; returns the exit status."""
-    options = build_parser().parse_args(words)
+    options = parser.parse_args(words)
+    runs, searches = read_folders(options.runs)
+    if len(runs) != 2 or searches:
+        raise BadInput("give the folders of two trainings; a search, or one folder twice, is not two")
+    logs = compare_logs(runs[0].logged, runs[1].logged, {}, common_only=True)
     try:
-        runs, searches = read_folders(options.runs)
-        if len(runs) != 2 or searches:
-            raise ValueError("give the folders of two trainings; a search, or one folder twice, is not two")
-        logs = compare_logs(runs[0].logged, runs[1].logged, {}, common_only=True)
         places, layers = _layers_of(*runs)
         status, verdict = _verdict_on(logs, layers)
         tables = _tables_of(runs, logs, places, layers)
         notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
-        print("\n\n".join([verdict, *(_as_text(*table) for table in tables), *notes]))
+        print("\n\n".join([verdict, *map(_as_text, tables), *notes]))
         if options.html is not None:
             write_whole(options.html, page(runs, [], training_charts(runs), verdict=verdict, tables=tables))
             print(f"\npage: {options.html}")
         return status
-    except (NothingToReport, ValueError, OSError) as error:
-        return complain("compare", str(error))
+    except (ValueError, OSError) as error:
+        raise BadInput(str(error)) from error
 
 
 def _verdict_on(logs: LogComparison, layers: dict[str, float]) -> tuple[int, str]:
-    """Return the exit status, and in a sentence what came out."""
+    """Return the exit status, and the result in a sentence."""
     if logs.step is not None:
         name, (one, other) = next(iter(logs.differing.items()))
-        told = f"The logs differ first at step {logs.step}: {name} is {one} and {other}."
-        return 1, f"{told} {logs.equal} values before it are equal."
+        difference = f"The logs differ first at step {logs.step}: {name} is {one} and {other}."
+        return 1, f"{difference} {logs.equal} values before it are equal."
     if any(layers.values()):
         return 1, f"The weights differ, and all {logs.equal} values that both have logged are equal."
     if not logs.equal and not layers:
@@ -72,7 +67,7 @@ def _verdict_on(logs: LogComparison, layers: dict[str, float]) -> tuple[int, str
 
 
 def causes(one: Run, other: Run) -> list[tuple[str, str, str]]:
-    """Return what was not the same from the start: its name, and both values."""
+    """Return the name and both values of each argument and fact that differed from the start."""
     found = []
     if one.arguments is not None and other.arguments is not None:
         left, right = ({**default_texts(), **arguments} for arguments in (one.arguments, other.arguments))
@@ -88,10 +83,10 @@ def causes(one: Run, other: Run) -> list[tuple[str, str, str]]:
 
 
 def _layers_of(one: Run, other: Run) -> tuple[str, dict[str, float]]:
-    """Return which folders have the weights that were compared, and the largest difference in each layer."""
+    """Return the folders of the compared weights, and the largest difference in each layer."""
     # The folder of a run, and its checkpoints, the newest first.
-    found = [[run.folder, *reversed(checkpoints_in(run.folder))] for run in (one, other)]
-    pairs = [*itertools.product(*(filter(holds_weights, folders) for folders in found))]
+    folders = [[run.folder, *reversed(checkpoints_in(run.folder))] for run in (one, other)]
+    pairs = [*itertools.product(*(filter(holds_weights, places) for places in folders))]
     if not pairs:
         return "", {}
     common = [pair for pair in pairs if pair[0].relative_to(one.folder) == pair[1].relative_to(other.folder)]
@@ -116,27 +111,31 @@ def _tables_of(runs: Sequence[Run], logs: LogComparison, places: str, layers: di
     differing = sorted(((name, gap) for name, gap in layers.items() if gap), key=lambda layer: -layer[1])
     gaps = [(name, f"{gap:.3g}" if math.isfinite(gap) else "another shape, or nan") for name, gap in differing]
     one, other = ({step for step, _ in run.logged} for run in runs)
-    parts = [
-        (_have_noted(*runs), "code, data, versions, environment", f"one of the runs has no {RUN_RECORD_NAME}"),
-        (one == other, "steps of one run alone", f"of {len(one)} and {len(other)}, {len(one & other)} are common"),
-        (layers, "weights", "one of the runs has none in its folder or its checkpoints"),
+    left_out = []
+    if not _have_noted(*runs):
+        left_out.append(("code, data, versions, environment", f"one of the runs has no {RUN_RECORD_NAME}"))
+    if one != other:
+        common = f"of {len(one)} and {len(other)}, {len(one & other)} are common"
+        left_out.append(("steps of one run alone", common))
+    if not layers:
+        left_out.append(("weights", "one of the runs has none in its folder or its checkpoints"))
+    tables = [
+        Table(f"First difference, at step {logs.step}", ("", *names), first),
+        Table("What differs from the start", ("", *names), causes(*runs) or [("nothing that is known", "", "")]),
+        Table("Last values", ("", *names, "difference"), metrics),
+        Table(
+            f"Weights in {places}: {len(gaps)} of {len(layers)} layers differ", ("layer", "largest difference"), gaps
+        ),
+        Table("Not compared", ("what", "why"), left_out),
     ]
-    left_out = [(what, why) for is_compared, what, why in parts if not is_compared]
-    tables: list[Table] = [
-        (f"First difference, at step {logs.step}", ("", *names), first),
-        ("What differs from the start", ("", *names), causes(*runs) or [("nothing that is known", "", "")]),
-        ("Last values", ("", *names, "difference"), metrics),
-        (f"Weights in {places}: {len(gaps)} of {len(layers)} layers differ", ("layer", "largest difference"), gaps),
-        ("Not compared", ("what", "why"), left_out),
-    ]
-    return [table for table in tables if table[2]]
+    return [table for table in tables if table.rows]
 
 
 def _have_noted(*runs: Run) -> bool:
     return all("littrainer" in run.environment for run in runs)
 
 
-def _as_text(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    padded = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in (headings, *rows))
-    return "\n  ".join([title, *padded])
+def _as_text(table: Table) -> str:
+    widths = [max(map(len, column)) for column in zip(table.headings, *table.rows, strict=True)]
+    padded = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in (table.headings, *table.rows))
+    return "\n  ".join([table.title, *padded])

@@ -1,4 +1,4 @@
-"""Where two values, the logs of two trainings, or their weights differ: read by `verify`, `compare` and the tests."""
+"""The differences between the logs of two trainings, and between their weights; for `verify` and `compare`."""
 
 from __future__ import annotations
 
@@ -7,69 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from littrainer.callbacks.log_history import NOT_REPEATED
 from littrainer.checkpoint.weights import adapter_folders, read_adapter, read_weights
 
 NOT_LOGGED = "not logged"
-
-
-def first_difference(expected: Any, actual: Any, tolerance: float = 0.0, place: str = "") -> str | None:
-    """Say where two values differ first, in words; None if they are equal.
-
-    Types count (1 is not 1.0), a nan equals a nan, and arrays count with their dtype and shape. Of what is measured, as
-    times are, only the name counts.
-
-    Parameters:
-        tolerance: largest absolute difference allowed between two floats, 0 for equality.
-        place: where the two values stand, for the message.
-    """
-    here = place or "the whole value"
-    are_tensors = isinstance(expected, torch.Tensor) and isinstance(actual, torch.Tensor)
-    if not are_tensors and type(expected) is not type(actual):
-        kinds = type(expected).__name__, type(actual).__name__
-        return f"{here}: expected {expected!r:.200} ({kinds[0]}), got {actual!r:.200} ({kinds[1]})"
-    if isinstance(expected, (dict, list, tuple)):
-        left, right = (dict(one if isinstance(one, dict) else enumerate(one)) for one in (expected, actual))
-        common = [key for key in left if key in right and not NOT_REPEATED.search(str(key))]
-        found = (first_difference(left[key], right[key], tolerance, f"{place}[{key!r}]") for key in common)
-        missing, surplus = [key for key in left if key not in right], [key for key in right if key not in left]
-        keys = f"{here}: missing keys {missing!r:.200}, surplus keys {surplus!r:.200}" if missing or surplus else None
-        return next(filter(None, found), keys)
-    one, other = _as_array(expected), _as_array(actual)
-    dtypes = getattr(expected, "dtype", None), getattr(actual, "dtype", None)
-    if one.shape != other.shape or dtypes[0] != dtypes[1]:
-        return f"{here}: expected {dtypes[0]}{one.shape}, got {dtypes[1]}{other.shape}"
-    if one.dtype == object and one.ndim:
-        return first_difference(one.tolist(), other.tolist(), tolerance, here)
-    unequal, gaps = np.asarray(one != other, bool), None
-    if one.dtype.kind == "f" and unequal.any():
-        gaps = np.abs(one.astype(np.float64) - other.astype(np.float64))
-        unequal &= ~(np.isnan(one) & np.isnan(other) | (gaps <= tolerance))
-    if not unequal.any():
-        return None
-    first = tuple(map(int, np.argwhere(unequal)[0]))
-    gap = "" if gaps is None else f" (difference up to {gaps[unequal].max():.3g})"
-    entries = f"{int(unequal.sum())} of {one.size} entries differ, first at {first}: " if one.ndim else ""
-    return f"{here}: {entries}expected {one.item(first)!r:.200}, got {other.item(first)!r:.200}{gap}"
-
-
-def _as_array(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        # NumPy does not know all small floats, and float32 holds their numbers.
-        return (value.float() if value.is_floating_point() and value.itemsize < 4 else value).numpy()
-    return np.asarray(value)
-
-
-# ---- Logs and weights of two trainings -------------------------------------------------------------------------------
-
 Logs = Mapping[tuple[int, str], Any]
 
 
 class LogComparison(NamedTuple):
-    """How many values are equal before the first step with a difference; what differs there; no step if none does."""
+    """How many values are equal before the first step with a difference; the differences there; no step if none."""
 
     equal: int
     step: int | None
@@ -77,20 +24,45 @@ class LogComparison(NamedTuple):
 
 
 def compare_logs(one: Logs, other: Logs, tolerances: Mapping[str, float], common_only: bool = False) -> LogComparison:
-    """Compare what two trainings logged, by step and name, as `Run.logged` has it.
+    """Compare the logs of two trainings, by step and name, as `Run.logged` has them; weights may be among them.
 
     Parameters:
         tolerances: name of a value -> largest difference that is allowed; 0 for others.
-        common_only: skip what only one of them has logged; otherwise these are differences.
+        common_only: skip values that only one of them has logged; otherwise these are differences.
     """
     places = one.keys() & other.keys() if common_only else one.keys() | other.keys()
     pairs = {place: (one.get(place, NOT_LOGGED), other.get(place, NOT_LOGGED)) for place in places}
-    unequal = [place for place, pair in pairs.items() if first_difference(*pair, tolerances.get(place[1], 0.0))]
+    unequal = [place for place, pair in pairs.items() if not are_equal(*pair, tolerances.get(place[1], 0.0))]
     first = min((step for step, _ in unequal), default=None)
     equal = sum(first is None or step < first for step, _ in pairs)
-    # The loss is what a reader looks at first.
+    # The loss is of the greatest interest to a reader.
     unequal.sort(key=lambda place: (not place[1].endswith("loss"), place[1]))
     return LogComparison(equal, first, {place[1]: pairs[place] for place in unequal if place[0] == first})
+
+
+def are_equal(one: Any, other: Any, tolerance: float = 0.0) -> bool:
+    """Whether two logged values, or weights, differ by no more than a tolerance; a nan equals a nan."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return all(gap <= tolerance for gap in weight_gaps(one, other).values())
+    if isinstance(one, float):
+        return one == other or abs(one - other) <= tolerance or (math.isnan(one) and math.isnan(other))
+    return bool(one == other)
+
+
+def largest_gaps(one: Logs, other: Logs) -> dict[str, float]:
+    """Return the largest difference of each float, and of weights, that differ; a nan has no size and is left out."""
+    gaps: dict[str, float] = {}
+    for place, left in one.items():
+        right = other.get(place)
+        if isinstance(left, dict) and isinstance(right, dict):
+            gap = max(weight_gaps(left, right).values(), default=0.0)
+        else:
+            gap = abs(left - right) if isinstance(left, float) and isinstance(right, float) else 0.0
+        if gap > gaps.get(place[1], 0.0):
+            gaps[place[1]] = gap
+    return gaps
 
 
 def weights_in(folder: Path) -> dict[str, torch.Tensor]:

@@ -35,11 +35,11 @@ PACKAGES = (
     *("azureml-core", "dagshub", "matplotlib", "psutil", "tqdm", "rich", "packaging"),
 )
 # Runs in another process, since a broken driver may end it. Other lines may be printed first.
-ASK_TORCH = """\
+QUERY_TORCH = """\
 import json, torch.utils.collect_env as c
 print(json.dumps({name: value for name, value in c.get_env_info()._asdict().items() if name != "pip_packages"}))
 """
-SECONDS = 120
+MAX_SECONDS = 120
 
 VARIABLES = re.compile(
     r"(LITTRAINER|PL|LT|LIGHTNING|ACCELERATE|FSDP|PARALLELISM_CONFIG|TORCH\w*|PYTORCH|CUDA|CUBLAS|CUDNN|NCCL|GLOO|TRITON"
@@ -59,28 +59,16 @@ SECRET_VALUE = re.compile(
 SWITCHES = frozenset({"", "0", "1", "true", "false", "yes", "no", "on", "off"})
 
 
-def build_parser() -> CommandParser:
-    """The parser of the command line."""
-    return CommandParser("littrainer env", description=DESCRIPTION)
-
-
 def main(words: Sequence[str]) -> int:
-    """Run the command on what follows `littrainer env`; returns the exit status."""
-    build_parser().parse_args(words)
-    home = os.path.expanduser("~").rstrip(os.sep)
-    print(re.sub(rf"{re.escape(home)}(?![\w.-])", "~", report()) if home else report())
-    return 0
-
-
-def report() -> str:
-    """Return what is installed here, as Markdown for an issue."""
+    """Run the command on the words after `littrainer env`; returns the exit status."""
+    CommandParser("env", DESCRIPTION).parse_args(words)
     torch = about_torch()
-    found = [*([torch["error"]] if "error" in torch else []), *findings()]
     versions = {name: version_of(name) for name in PACKAGES}
     installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     missing = ", ".join(name for name, version in versions.items() if not version)
+    problems = [*([torch["error"]] if "error" in torch else []), *findings()] or ["none"]
     lines = [f"### littrainer {__version__}", "", f"- {Path(__file__).parents[1]}", "", "### findings", ""]
-    lines += [f"- {' '.join(finding.split())}" for finding in found or ["none"]]
+    lines += [f"- {' '.join(problem.split())}" for problem in problems]
     lines += ["", "### packages", "", f"- installed: {installed}", f"- not installed: {missing}"]
     sections = {
         "torch": torch,
@@ -88,27 +76,28 @@ def report() -> str:
         "environment variables": variables(os.environ),
     }
     for title, facts in sections.items():
-        lines += ["", f"### {title}", "", "```text"]
-        lines += [f"{name}: {value}" for name, value in facts.items()] or ["none"]
-        lines.append("```")
-    return "\n".join(lines)
+        shown = [f"{name}: {value}" for name, value in facts.items()]
+        lines += ["", f"### {title}", "", "```text", *(shown or ["none"]), "```"]
+    text, home = "\n".join(lines), os.path.expanduser("~").rstrip(os.sep)
+    print(re.sub(rf"{re.escape(home)}(?![\w.-])", "~", text) if home else text)
+    return 0
 
 
 def about_torch() -> dict[str, Any]:
-    """Return what `torch.utils.collect_env` finds; if torch cannot be imported, `error` says why."""
+    """Return the facts of `torch.utils.collect_env`; if torch cannot be imported, `error` says why."""
     # The folders of this process come first, so that the same torch is found wherever it was started.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    command = [sys.executable, "-c", QUERY_TORCH]
     try:
-        command = [sys.executable, "-c", ASK_TORCH]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, errors="replace", timeout=SECONDS
+        process = subprocess.run(
+            command, env=environment, capture_output=True, text=True, errors="replace", timeout=MAX_SECONDS
         )
-        return {name: value for name, value in json.loads(done.stdout.splitlines()[-1]).items() if value is not None}
+        return {name: value for name, value in json.loads(process.stdout.splitlines()[-1]).items() if value is not None}
     except subprocess.TimeoutExpired:
-        return {"error": f"importing torch and looking at its devices took more than {SECONDS} seconds"}
+        return {"error": f"importing torch and looking at its devices took more than {MAX_SECONDS} seconds"}
     except (IndexError, ValueError):
-        said = (done.stderr.strip().splitlines() or ["without a message"])[-1]
-        return {"error": f"import torch ended its process with status {done.returncode}: {said}"}
+        reason = (process.stderr.strip().splitlines() or ["without a message"])[-1]
+        return {"error": f"import torch ended its process with status {process.returncode}: {reason}"}
 
 
 def version_of(name: str) -> str | None:
@@ -119,7 +108,7 @@ def version_of(name: str) -> str | None:
 
 
 def findings() -> Iterator[str]:
-    """Say which packages are missing or have a version that littrainer does not support, and what to install."""
+    """Yield which packages are missing or have a version that littrainer does not support, and what to install."""
     if version_of(OWN_NAME) is None:
         yield "littrainer is not installed as a package here, so that versions cannot be checked: install it"
         return
@@ -127,11 +116,10 @@ def findings() -> Iterator[str]:
         from packaging.requirements import Requirement
 
         requirement = Requirement(text)
-        about_extra = re.search(r"extra == ['\"](\w+)", str(requirement.marker or ""))
-        extra = about_extra[1] if about_extra else ""
-        if extra in EXTRAS_FOR_DEVELOPMENT or not (
-            requirement.marker is None or requirement.marker.evaluate({"extra": extra})
-        ):
+        of_extra = re.search(r"extra == ['\"](\w+)", text)
+        extra = of_extra[1] if of_extra else ""
+        is_relevant = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+        if extra in EXTRAS_FOR_DEVELOPMENT or not is_relevant:
             continue
         found = version_of(requirement.name)
         wanted = f"pip install '{requirement.name}{requirement.specifier}'"
@@ -142,7 +130,7 @@ def findings() -> Iterator[str]:
 
 
 def accelerate_configuration() -> dict[str, str]:
-    """Return what `accelerate config` has written for `accelerate launch`."""
+    """Return the files that `accelerate config` has written for `accelerate launch`."""
     folder = os.environ.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
     files = [Path(folder, "accelerate", f"default_config.{ending}") for ending in ("yaml", "json")]
     return {str(path): path.read_text(errors="replace") for path in files if path.is_file()}

@@ -1,8 +1,11 @@
-"""The folders that `littrainer report` reads: trainings and hyperparameter searches."""
+"""The folders that `littrainer report` and `littrainer compare` read: trainings and hyperparameter searches."""
 
 from __future__ import annotations
 
+import bisect
 import csv
+import functools
+import itertools
 import json
 import math
 import os
@@ -13,7 +16,7 @@ from typing import Any
 
 from littrainer.arguments.secrets import without_secrets
 from littrainer.arguments.shown_arguments import as_text
-from littrainer.callbacks.log_history import TRAINING, History, logged_values, read_history
+from littrainer.callbacks.log_history import EVALUATION, TRAINING, History, Point, logged_values, read_history
 from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.layout import (
     PREFIX_CHECKPOINT_DIR,
@@ -22,28 +25,32 @@ from littrainer.checkpoint.layout import (
     TRAINING_ARGS_NAME,
     checkpoint_step,
 )
+from littrainer.commands.command_line import BadInput
 from littrainer.search.record import (
-    FAILED,
-    RUNNING,
+    COMPLETE,
+    MAXIMIZE,
     SEARCH_RECORD_NAME,
     StoredSearch,
+    TrialRecord,
     UnreadableRecord,
+    best_of,
     read_record,
 )
 
-# What Lightning's CSVLogger writes.
+# The file of Lightning's CSVLogger, and prefixes of its metrics -> those of a Trainer.
 LIGHTNING_LOG_NAME = "metrics.csv"
-# Models whose loss is the mean of -log p of tokens end so, as do tasks of PEFT.
+LIGHTNING_PREFIXES = {"val_": "eval_", "test_": "test_", "train_": ""}
+# Classes of models, and tasks of PEFT, whose loss is the mean of -log p of tokens.
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "CAUSAL_LM")
-MOST_EXPONENT = 700
-# What has the arguments of a run: ours, and what transformers writes too.
-RECORDS = (RUN_RECORD_NAME, TRAINING_ARGS_NAME)
-# What the model of a run is called among its facts; a run that only saved its state at the end does not know it.
+MAX_EXPONENT = 700
+# A run that only saved its state at the end has no such entry in its environment.
 FIRST_WEIGHTS = "weights at the start"
+# A lower value of a metric with such a name is better.
+LESS_IS_BETTER = ("loss", "perplexity", "error", "wer", "cer", "mae", "mse", "rmse")
 
 
-class NothingToReport(Exception):
-    """What was given cannot be reported on; the message is one sentence that names the file and says what to do."""
+class MissingState(BadInput):
+    """A folder has no state of a training and no record of a search."""
 
 
 @dataclass
@@ -51,13 +58,11 @@ class Run:
     """One training, as its folder shows it.
 
     Parameters:
-        name: what it is called on the page; no two runs of a page have the same.
-        folder: the folder that was given.
-        state_file: the trainer_state.json that was read.
-        state: what it holds.
-        history: the numbers in it.
+        name: unique among the runs of a page.
+        folder: the folder that the command was given.
+        state_file, state, history: the trainer_state.json that was read, its content, and the numbers in it.
         arguments: its arguments as text, None if they are not known.
-        environment: what it ran on, by name: device, processes, versions, class of the model.
+        environment: device, processes, versions, class of the model, by name.
         notes: sentences about what could not be shown.
     """
 
@@ -72,69 +77,150 @@ class Run:
 
     @property
     def logged(self) -> dict[tuple[int, str], Any]:
-        """What was logged by step and name, as `logged_values` returns it."""
+        """The logged values by step and name, as `logged_values` returns them."""
         return logged_values(self.state.log_history)
 
     @property
-    def places(self) -> list[Path]:
-        """Where files about the run may lie, the most likely folder first."""
-        return [self.state_file.parent, self.folder, self.state_file.parent.parent]
-
-    @property
     def best_checkpoint(self) -> str | None:
-        """The best checkpoint, as a path if it lies next to the others or where it was written, else its name."""
+        """The path of the best checkpoint, next to the others or where it was written, else the recorded one."""
         recorded = self.state.best_model_checkpoint
         if recorded is None:
             return None
         home, name = self.state_file.parent, Path(recorded).name
-        found = (place for place in (home / name, home.parent / name, Path(recorded)) if place.is_dir())
-        return str(next(found, f"{recorded} (not there)"))
+        paths = map(str, (home / name, home.parent / name, recorded))
+        return next(filter(os.path.isdir, paths), f"{recorded} (not there)")
 
     @property
     def best_step(self) -> int | None:
-        """The optimizer step of the best evaluation; earlier releases note it in the checkpoint's name alone."""
+        """The optimizer step of the best evaluation; earlier releases record it in the checkpoint's name alone."""
         if self.state.best_global_step is not None or self.state.best_model_checkpoint is None:
             return self.state.best_global_step
         return checkpoint_step(Path(self.state.best_model_checkpoint))
 
+    @functools.cached_property
+    def deciding_curve(self) -> tuple[str, str]:
+        """The metric and the evaluation set that decide how good the run is: those of its best model, else the loss."""
+        best, step = self.state.best_metric, self.best_step
+        evaluated = {key: points for key, points in self.history.curves.items() if key[1] != TRAINING}
+        recorded = [
+            key
+            for key, points in evaluated.items()
+            if best is not None and any(point.step == step and point.value == best for point in points)
+        ]
+        losses = [key for key in evaluated if key[0] == "loss"]
+        return [*recorded, *losses, ("loss", EVALUATION)][0]
+
+    def is_less_better(self, metric: str) -> bool:
+        """Whether a lower value of a metric is the better one."""
+        greater = (self.arguments or {}).get("greater_is_better")
+        if self.state.best_metric is not None and greater in ("True", "False") and self.deciding_curve[0] == metric:
+            return greater == "False"
+        return metric.endswith(LESS_IS_BETTER)
+
+    def best_points(self, metric: str, source: str) -> list[Point]:
+        """Return the best evaluations during training by a metric; several if they are equally good."""
+        points = [point for point in self.history.curves.get((metric, source), []) if math.isfinite(point.value)]
+        points = [point for point in points if not point.is_after_training] or points
+        if not points:
+            return []
+        values = [point.value for point in points]
+        best = min(values) if self.is_less_better(metric) else max(values)
+        if self.deciding_curve == (metric, source) and self.state.best_metric in values:
+            best = self.state.best_metric
+        return [point for point in points if point.value == best]
+
+    @functools.cached_property
+    def _pace(self) -> tuple[float, list[int], list[float]] | None:
+        """Seconds of a step, the steps of the evaluations, and the seconds of the first 0, 1, 2 ... of these."""
+        total, steps = self.history.summary.get("train_runtime"), self.state.global_step
+        if not total or not math.isfinite(total + steps) or not steps:
+            return None
+        costs = sorted(
+            (point.step, point.value)
+            for (metric, _), points in self.history.curves.items()
+            for point in points
+            if metric == "runtime" and not point.is_after_training and math.isfinite(point.value)
+        )
+        sums = [0.0, *itertools.accumulate(seconds for _, seconds in costs)]
+        return max(0.0, total - sums[-1]) / steps, [step for step, _ in costs], sums
+
+    def seconds_at(self, step: int) -> float | None:
+        """Return the seconds since the training began, for steps of equal duration and evaluations as logged."""
+        if self._pace is None:
+            return None
+        pace, evaluated, sums = self._pace
+        return round(pace * step + sums[bisect.bisect_left(evaluated, step)], 3)
+
 
 @dataclass
 class Search:
-    """One hyperparameter search: its name on the page, the record that was read, what it holds, and notes."""
+    """Hyperparameter search.
+
+    Parameters:
+        name: unique among the searches of a page.
+        file, stored: the record that was read, and its content.
+    """
 
     name: str
     file: Path
     stored: StoredSearch
-    notes: list[str] = field(default_factory=list)
+
+    @property
+    def objective_names(self) -> list[str]:
+        """The names of the objectives."""
+        count = len(self.stored.directions)
+        default = [f"objective {number + 1}" for number in range(count)] if count > 1 else ["objective"]
+        return self.stored.objective_names or default
+
+    def is_complete(self, trial: TrialRecord) -> bool:
+        """Whether a trial has all objectives as finite numbers."""
+        values = trial.objectives()
+        is_whole = len(values) == len(self.stored.directions) and all(map(math.isfinite, values))
+        return trial.state == COMPLETE and is_whole
+
+    @functools.cached_property
+    def complete(self) -> list[TrialRecord]:
+        """The complete trials, the best by the first objective first."""
+        complete = filter(self.is_complete, self.stored.trials)
+        is_reversed = self.stored.directions[0] == MAXIMIZE
+        return sorted(complete, key=lambda trial: -trial.objectives()[0] if is_reversed else trial.objectives()[0])
+
+    @functools.cached_property
+    def best(self) -> list[TrialRecord]:
+        """All trials with the best objective; of several objectives, those that no trial surpasses."""
+        trials = self.stored.trials
+        objectives = {tuple(trial.objectives()) for trial in best_of(trials, self.stored.directions)}
+        return [trial for trial in trials if self.is_complete(trial) and tuple(trial.objectives()) in objectives]
 
 
 def read_folders(folders: Sequence[str]) -> tuple[list[Run], list[Search]]:
-    """Read the runs and searches in the given folders; one that is given twice is read once.
+    """Read the runs and searches in folders; a folder that is given twice is read once.
 
     Parameters:
         folders: output directories, checkpoints in them, or trainer_state.json and hyperparameter_search.json files.
 
     Raises:
-        NothingToReport: one of them cannot be read; the message names it.
+        BadInput: a folder cannot be read; the message names it.
     """
     paths: dict[Path, Path] = {}
-    for given in folders:
-        path = Path(given)
+    for path in map(Path, folders):
         is_known_file = path.name in (TRAINER_STATE_NAME, SEARCH_RECORD_NAME) and path.is_file()
         folder = path.parent if is_known_file else path
         paths.setdefault(folder.resolve(), folder)
     runs: list[Run] = []
     searches: list[Search] = []
-    # Several are called by what follows their common beginning.
+    # Several are named by what follows their common beginning.
     common = Path(os.path.commonpath(paths)) if len(paths) > 1 else None
     for real, folder in paths.items():
         name = real.name if common is None or common == real else str(real.relative_to(common))
-        record = folder / SEARCH_RECORD_NAME
+        record, state_file = folder / SEARCH_RECORD_NAME, _state_file(folder)
         if record.is_file():
             searches.append(_read_search(record, name))
         # A training may have followed in the same folder.
-        if not record.is_file() or _state_file(folder) is not None:
-            runs.append(_read_run(folder, name))
+        if state_file is not None:
+            runs.append(_read_run(folder, name, state_file))
+        elif not record.is_file():
+            raise MissingState(_describe_missing(folder))
     return runs, searches
 
 
@@ -142,72 +228,61 @@ def _read_search(record: Path, name: str) -> Search:
     try:
         search = Search(name, record, read_record(record))
     except (OSError, UnreadableRecord) as error:
-        raise NothingToReport(
+        raise BadInput(
             f"{record} is not a readable record of a search ({error}); give a folder whose file is intact."
         ) from error
-    trials = search.stored.trials
-    for trial in trials:
+    for trial in search.stored.trials:
         trial.parameters = without_secrets(trial.parameters)
-    running = sum(trial.state == RUNNING for trial in trials)
-    if running:
-        search.notes.append(f"{running} of {len(trials)} trials were running when the record was written.")
-    failure = next((trial.error for trial in trials if trial.state == FAILED and trial.error), None)
-    if failure:
-        search.notes.append(f"The first failure: {failure[:300]}")
     return search
 
 
-def _read_run(folder: Path, name: str) -> Run:
-    state_file = _state_file(folder)
-    if state_file is None:
-        raise NothingToReport(_nothing_in(folder))
+def _read_run(folder: Path, name: str, state_file: Path) -> Run:
+    is_table = state_file.name == LIGHTNING_LOG_NAME
     try:
-        is_table = state_file.name == LIGHTNING_LOG_NAME
         state = _state_of_lightning(state_file) if is_table else TrainerState.load_from_json(str(state_file))
-    # A file that is nested without end makes the reader run out of its stack.
-    except (OSError, ValueError, RecursionError) as error:
-        raise NothingToReport(
+    # A file that is nested without end exceeds the stack of the reader.
+    except (OSError, ValueError, OverflowError, RecursionError) as error:
+        raise BadInput(
             f"{state_file} is not a readable trainer state ({error.__cause__ or error}); give the folder of a "
             "checkpoint whose file is intact."
         ) from error
-    run = Run(name, folder, state_file, state, read_history(state.log_history))
-    run.notes += run.history.notes
-    if not run.history.curves:
+    history = read_history(state.log_history)
+    run = Run(name, folder, state_file, state, history, notes=[*history.notes])
+    if not history.curves:
         run.notes.append(
             "Nothing was logged that could be drawn. Was training shorter than logging_steps, or logging_strategy 'no'?"
         )
+    # Files about the run may be in all of these, the most likely folder first.
+    places = [state_file.parent, folder, state_file.parent.parent]
     if not is_table:
-        _add_arguments(run)
-    _add_model(run)
+        _add_arguments(run, places)
+    _add_model(run, places)
     return run
 
 
 def _state_file(folder: Path) -> Path | None:
-    """The trainer_state.json of a run, from the folder or its newest checkpoint; else what a CSVLogger wrote last."""
-    places = [folder, *reversed(checkpoints_in(folder))]
-    state = next((place / TRAINER_STATE_NAME for place in places if (place / TRAINER_STATE_NAME).is_file()), None)
+    """Return the trainer_state.json of a run or its newest checkpoint, else the last file of a CSVLogger."""
+    states = (place / TRAINER_STATE_NAME for place in (folder, *reversed(checkpoints_in(folder))))
     logs = (log for depth in ("", "version_*/", "*/version_*/") for log in folder.glob(depth + LIGHTNING_LOG_NAME))
-    return state or max(logs, key=lambda log: log.stat().st_mtime, default=None)
+    return next(filter(Path.is_file, states), None) or max(logs, key=lambda log: log.stat().st_mtime, default=None)
 
 
 def _state_of_lightning(table: Path) -> TrainerState:
-    """What Lightning's CSVLogger wrote, under the names that a Trainer logs."""
-    with table.open(encoding="utf-8", newline="") as file:
-        rows = [{name: float(cell) for name, cell in row.items() if name and cell} for row in csv.DictReader(file)]
-    names = {"val_": "eval_", "test_": "test_", "train_": ""}
+    """Return the rows of Lightning's CSVLogger under the names that a Trainer logs."""
     history: list[dict[str, Any]] = []
-    for row in rows:
-        step = int(row.pop("step", 0))
-        renamed = {
-            next((new + name.removeprefix(old) for old, new in names.items() if name.startswith(old)), name): value
-            for name, value in row.items()
-        }
-        history.append({**renamed, "step": step})
+    with table.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            entry: dict[str, Any] = {"step": int(float(row.pop("step", None) or 0))}
+            for name, cell in row.items():
+                if name and cell:
+                    prefix = next(filter(name.startswith, LIGHTNING_PREFIXES), "")
+                    entry[LIGHTNING_PREFIXES.get(prefix, "") + name.removeprefix(prefix)] = float(cell)
+            history.append(entry)
     steps = max((entry["step"] + 1 for entry in history), default=0)
     return TrainerState(global_step=steps, log_history=history)
 
 
-def _nothing_in(folder: Path) -> str:
+def _describe_missing(folder: Path) -> str:
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         return f"{folder} {what}; give the output_dir of a training, or a checkpoint in it."
@@ -219,18 +294,19 @@ def _nothing_in(folder: Path) -> str:
 
 def checkpoints_in(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, the one with the fewest steps first."""
-    found = [entry for entry in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if checkpoint_step(entry) is not None]
-    return sorted((entry for entry in found if entry.is_dir()), key=lambda entry: checkpoint_step(entry) or 0)
+    found = {path: checkpoint_step(path) for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.is_dir()}
+    steps = {path: step for path, step in found.items() if step is not None}
+    return sorted(steps, key=steps.__getitem__)
 
 
-def _add_arguments(run: Run) -> None:
-    found = {name: place / name for place in reversed(run.places) for name in RECORDS if (place / name).is_file()}
-    if not found:
+def _add_arguments(run: Run, places: list[Path]) -> None:
+    records = (RUN_RECORD_NAME, TRAINING_ARGS_NAME)
+    path = next((place / name for name in records for place in places if (place / name).is_file()), None)
+    if path is None:
         run.notes.append(
-            f"The arguments are not known: the folder of {run.state_file} has no {' and no '.join(RECORDS)}."
+            f"The arguments are not known: the folder of {run.state_file} has no {' and no '.join(records)}."
         )
         return
-    path = found.get(RUN_RECORD_NAME) or found[TRAINING_ARGS_NAME]
     try:
         if path.name == TRAINING_ARGS_NAME:
             # It loads torch, which most reports do without.
@@ -240,9 +316,7 @@ def _add_arguments(run: Run) -> None:
             return
         record = json.loads(path.read_text("utf-8"))
         run.arguments = {name: as_text(value) for name, value in without_secrets(record["arguments"]).items()}
-        facts = {
-            name: fact for part in ("environment", "versions", "code") for name, fact in record.get(part, {}).items()
-        }
+        facts = {**record.get("environment", {}), **record.get("versions", {}), **record.get("code", {})}
         for name, described in record.get("data", {}).items():
             facts |= {f"{name} attributes": described.pop("attributes", None), f"{name} data": described}
         facts[FIRST_WEIGHTS] = record.get("model")
@@ -251,35 +325,20 @@ def _add_arguments(run: Run) -> None:
         run.notes.append(f"The arguments are not known: {path} is not readable ({type(error).__name__}: {error}).")
 
 
-def _add_model(run: Run) -> None:
+def _add_model(run: Run, places: list[Path]) -> None:
     """Add the model's class, and the perplexity if its loss is that of a language model."""
-    for path in (place / name for place in run.places for name in ("config.json", "adapter_config.json")):
+    for path in (place / name for place in places for name in ("config.json", "adapter_config.json")):
         try:
-            described = json.loads(path.read_text("utf-8"))
-            model = str((described.get("architectures") or [described["task_type"]])[0])
-        # No model of transformers, or a file that is no configuration of one.
+            config = json.loads(path.read_text("utf-8"))
+            model = str((config.get("architectures") or [config["task_type"]])[0])
+        # No model of transformers, or a file that is no configuration.
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             continue
         run.environment = {"model": model, **run.environment}
-        smoothed = (run.arguments or {}).get("label_smoothing_factor", "0.0")
-        if model.endswith(LANGUAGE_MODELS) and smoothed in ("0", "0.0"):
+        smoothing = (run.arguments or {}).get("label_smoothing_factor", "0.0")
+        if model.endswith(LANGUAGE_MODELS) and smoothing in ("0", "0.0"):
             for (metric, source), points in [*run.history.curves.items()]:
                 if metric == "loss" and source != TRAINING:
-                    perplexity = [point._replace(value=math.exp(min(point.value, MOST_EXPONENT))) for point in points]
+                    perplexity = [point._replace(value=math.exp(min(point.value, MAX_EXPONENT))) for point in points]
                     run.history.curves.setdefault(("perplexity", source), perplexity)
         return
-
-
-def last_changes(folders: Sequence[str]) -> list[tuple[str, int]]:
-    """The files that a page would be written from, with the times of their last changes; none before all are there."""
-    found = []
-    for given in folders:
-        path = Path(given)
-        folder = path.parent if path.is_file() else path
-        read = [
-            file for file in (folder / SEARCH_RECORD_NAME, _state_file(folder)) if file is not None and file.is_file()
-        ]
-        if not read:
-            return []
-        found += [(str(file), file.stat().st_mtime_ns) for file in read]
-    return found

@@ -77,7 +77,7 @@ class Restarts:
         when = time.strftime("%Y-%m-%d %H:%M:%S")
         for folder in [*reversed(run_dirs), os.getcwd(), tempfile.gettempdir()]:
             path = os.path.join(folder, STACKS_NAME)
-            with suppress(OSError), open(path, "a", encoding="utf-8") as file:
+            with suppress(OSError), open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(f"==== {when}: {failure.words} ====\n{failure.stacks}\n")
                 if failure.stacks:
                     _say(f"where all processes stood is in {path}")

@@ -1,9 +1,9 @@
 """The command `littrainer run`.
 
-It hands over to a fresh interpreter, started exactly as `python script.py` would be, with the redirection in its
-environment. So sys.argv, `__main__`, tracebacks, signals, exit status and the processes that the script spawns are
-those of python itself. If there are several GPUs, or several devices are asked for, it starts that interpreter once for
-each of them, and waits for all.
+It starts a fresh interpreter exactly as `python script.py` would be started, with the redirection in its environment.
+So sys.argv, `__main__`, tracebacks, signals, exit status and the processes that the script spawns are those of python
+itself. For several GPUs, or several devices that are asked for, it starts that interpreter once for each of them, and
+waits for all.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from littrainer.commands.command_line import CommandParser, complain
+from littrainer.commands.command_line import STANDARD_INPUT, BadInput, ProgramParser
 from littrainer.commands.restarts import Restarts
 from littrainer.distributed.environment import (
     COMMAND,
+    DEFAULT_GRACE_S,
     FALSE_WORDS,
     HANG_TIMEOUT,
-    SECONDS_TO_SAVE,
     TRUE_WORDS,
     USE_DEEPSPEED,
     USE_FSDP,
@@ -31,16 +31,14 @@ from littrainer.distributed.environment import (
 from littrainer.distributed.launcher import Launch, LaunchError, check, run_processes
 from littrainer.redirection.redirect import extend_to_children
 
-# Given as the script's name, as with python itself.
-STANDARD_INPUT = "-"
 # As number of devices: a process for each GPU.
 ALL = "all"
-# Where drivers of NVIDIA's and AMD's GPUs are found on Linux.
+# Files of the drivers of NVIDIA's and AMD's GPUs on Linux.
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 # How `accelerate launch`, and the script's own arguments, ask for the CPU.
 USE_CPU = "ACCELERATE_USE_CPU"
 CPU_OPTIONS = ("--use_cpu", "--use-cpu", "--no_cuda", "--no-cuda")
-# Strategy -> variables with which `accelerate launch` asks for it; what they leave open is as with the argument alone.
+# Strategy -> variables with which `accelerate launch` asks for it; the rest is as with the argument alone.
 STRATEGIES: dict[str, dict[str, str]] = {
     "ddp": {},
     "fsdp": {
@@ -51,100 +49,62 @@ STRATEGIES: dict[str, dict[str, str]] = {
     },
     "deepspeed": {USE_DEEPSPEED: "true"},
 }
-# Options of `littrainer run` -> the name of its value, its type, and what `--help` says about it.
-RUN_OPTIONS: dict[str, tuple[str, type, str]] = {
-    "--devices": (
-        "N",
-        str,
-        "number of processes on this machine (default: one for each GPU, `all`, or one on the CPU); MIN:MAX starts "
-        "MAX, and fewer if one fails again and again (with --restarts)",
-    ),
-    "--nodes": ("M", int, "number of machines that train together"),
-    "--node-rank": ("R", int, "number of this machine, counted from 0"),
-    "--main-address": ("HOST", str, "address of machine 0"),
-    "--main-port": ("P", int, "free port on machine 0; one machine finds one by itself"),
-    "--grace": ("SECONDS", int, f"time to save and end after Ctrl-C or SIGTERM (default: {SECONDS_TO_SAVE})"),
-    "--restarts": ("N", int, "start all again from the newest checkpoint, up to N times, if a process fails or hangs"),
-    "--hang-timeout": ("SECONDS", float, "end the processes if their training has not moved for so many seconds"),
-    "--strategy": ("NAME", str, f"how the model is spread over the processes: {', '.join(STRATEGIES)}"),
-}
-
 DESCRIPTION = "Run a script or a module as Python does, with littrainer's Trainer in place of transformers'."
-
-
-def build_parser(command: str = "littrainer run", description: str = DESCRIPTION, *without: str) -> CommandParser:
-    """Return the parser of the options of a command, without some, and of the name of the program it starts."""
-    usage = f"{command} [-h] [OPTIONS] SCRIPT [ARGS ...]\n       {command} [-h] [OPTIONS] -m MODULE [ARGS ...]"
-    parser = CommandParser(command, description=description, usage=usage)
-    parser.set_defaults(restarts=None, hang_timeout=None)
-    for name, (metavar, kind, about) in RUN_OPTIONS.items():
-        choices = list(STRATEGIES) if name == "--strategy" else None
-        if name not in without:
-            parser.add_argument(name, metavar=metavar, type=kind, choices=choices, help=about)
-    program = parser.add_mutually_exclusive_group()
-    program.add_argument("script", nargs="?", metavar="SCRIPT", help="script to run, or a folder with __main__.py")
-    program.add_argument("-m", dest="module", metavar="MODULE", help="module to run, as in python -m")
-    parser.epilog = "Everything after SCRIPT or MODULE is passed to the program."
-    return parser
+ABOUT_DEVICES = (
+    "number of processes on this machine (default: one for each GPU, `all`, or one on the CPU); MIN:MAX starts MAX, "
+    "and fewer if one fails again and again (with --restarts)"
+)
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command on what follows `littrainer run`.
+    """Run the command on the words after `littrainer run`.
 
     Returns:
         The exit status. It does not return if one process is enough and the operating system can replace it by another.
     """
-    return start("run", build_parser(), words)
+    parser = ProgramParser("run", DESCRIPTION)
+    parser.add_argument(
+        "--restarts",
+        metavar="N",
+        type=int,
+        help="start all again from the newest checkpoint, up to N times, if a process fails or hangs",
+    )
+    parser.add_argument(
+        "--hang-timeout",
+        metavar="SECONDS",
+        type=float,
+        help="end the processes if their training has not moved for so many seconds",
+    )
+    return start("run", parser, words)
 
 
-def start(command: str, parser: CommandParser, words: Sequence[str], through: Sequence[str] = ()) -> int:
-    """Start the program that a command line names.
+def start(command: str, parser: ProgramParser, words: Sequence[str], module: Sequence[str] = ()) -> int:
+    """Start the program that a command line names, in as many processes as it asks for.
 
     Parameters:
-        command: the command's name, for complaints.
-        parser: of its options.
-        words: what follows the command.
-        through: `-m MODULE` of a program that takes this one as its arguments.
+        command: the command's name.
+        parser: has the options that the command alone has.
+        words: the words after the command.
+        module: `-m MODULE` of a program that takes this one as its arguments.
 
     Returns:
         as `main`.
     """
-    own, program = _split_at_program(list(words))
-    options = parser.parse_args(own)
-    if not program:
-        parser.error("no program is named; give a SCRIPT, or -m MODULE, after the options and their values")
+    about_grace = f"time to save and end after Ctrl-C or SIGTERM (default: {DEFAULT_GRACE_S})"
+    about_strategy = "how the model is sharded over the processes"
+    parser.add_argument("--devices", metavar="N", help=ABOUT_DEVICES)
+    parser.add_argument("--nodes", metavar="M", type=int, help="number of machines that train together")
+    parser.add_argument("--node-rank", metavar="R", type=int, help="number of this machine, counted from 0")
+    parser.add_argument("--main-address", metavar="HOST", help="address of machine 0")
+    parser.add_argument("--main-port", metavar="P", type=int, help="free port on machine 0; one machine finds one")
+    parser.add_argument("--grace", metavar="SECONDS", type=int, help=about_grace)
+    parser.add_argument("--strategy", choices=list(STRATEGIES), help=about_strategy)
+    parser.set_defaults(restarts=None, hang_timeout=None)
+    options, program = parser.parse_program(words)
     try:
-        if program[0] != "-m":
-            _check_script(program[0])
-        return _run([*through, *program], options, ["littrainer", command, *words])
+        return _run([*module, *program], options, ["littrainer", command, *words])
     except LaunchError as error:
-        return complain(command, str(error))
-
-
-def _split_at_program(given: list[str]) -> tuple[list[str], list[str]]:
-    """Divide the arguments into those that littrainer parses and the program's: ["-m", MODULE, ...] or [SCRIPT, ...].
-
-    The first list names the program too, for the parser to check. argparse alone cannot do it: it would take options of
-    the program for littrainer's.
-    """
-    is_value = False
-    for position, argument in enumerate(given):
-        if is_value or argument in RUN_OPTIONS:
-            is_value = not is_value
-            continue
-        if argument == "-m":
-            return given[: position + 2], given[position:]
-        if argument.startswith("-m"):
-            return given[: position + 1], ["-m", argument[2:], *given[position + 1 :]]
-        if argument == "--":
-            program = given[position + 1 :]
-            if program and program[0].startswith("-"):
-                # python would take such a name for its options.
-                program[0] = os.path.join(os.curdir, program[0])
-            return given[: position + 2], program
-        if argument == STANDARD_INPUT or not argument.startswith("-"):
-            return given[: position + 1], given[position:]
-    return given, []
+        raise BadInput(str(error)) from error
 
 
 def _run(program: list[str], options: argparse.Namespace, words: Sequence[str]) -> int:
@@ -163,7 +123,7 @@ def _run(program: list[str], options: argparse.Namespace, words: Sequence[str]) 
         stream.flush()
     if options.hang_timeout is not None:
         environment[HANG_TIMEOUT] = str(options.hang_timeout)
-    is_asked_for = any(getattr(options, name) is not None for name in ("devices", "nodes", "strategy"))
+    is_asked_for = any(value is not None for value in (options.devices, options.nodes, options.strategy))
     if (is_asked_for or options.restarts is not None) or (
         not _is_started_by_launcher() and (options.hang_timeout is not None or _count_gpus(program) > 1)
     ):
@@ -189,13 +149,13 @@ def _run(program: list[str], options: argparse.Namespace, words: Sequence[str]) 
 
 
 def _wait_for(command: list[str], environment: dict[str, str]) -> int:
-    """Run the command as a child, since Windows would give the terminal back while a program that replaces us runs."""
+    """Run the command as a child: Windows would return to the prompt while a program that replaces this one runs."""
     with subprocess.Popen(command, env=environment) as child:
         while True:
             try:
                 return child.wait()
             except KeyboardInterrupt:
-                # The terminal interrupts the child too, and how it ends is for the child to say.
+                # The terminal interrupts the child too, which decides how it ends.
                 continue
 
 
@@ -243,7 +203,7 @@ def _launch(options: argparse.Namespace, program: list[str]) -> Launch:
 
 def _count_gpus(program: list[str]) -> int:
     """Return how many GPUs a program can use: none if it is to run on the CPU."""
-    is_on_cpu = os.environ.get(USE_CPU, "").lower() in TRUE_WORDS or _asks_for_cpu(program)
+    is_on_cpu = os.environ.get(USE_CPU, "").lower() in TRUE_WORDS or _has_cpu_option(program)
     # Loading torch takes a second.
     if is_on_cpu or (os.name == "posix" and not any(map(os.path.exists, DRIVERS))):
         return 0
@@ -253,30 +213,17 @@ def _count_gpus(program: list[str]) -> int:
 
 
 def _is_started_by_launcher() -> bool:
-    found = dict(os.environ)
-    adopt_launcher_variables(found)
-    return is_launched(found)
+    environment = dict(os.environ)
+    adopt_launcher_variables(environment)
+    return is_launched(environment)
 
 
-def _asks_for_cpu(program: list[str]) -> bool:
-    """Whether the program's arguments set `use_cpu`, as HfArgumentParser reads them."""
-    asks = False
-    for position, argument in enumerate(program):
+def _has_cpu_option(program: list[str]) -> bool:
+    """Whether the program's arguments set `use_cpu`, as HfArgumentParser reads them; the last one counts."""
+    is_set = False
+    for argument, following in zip(program, [*program[1:], ""], strict=True):
         name, _, value = argument.partition("=")
-        if name not in CPU_OPTIONS:
-            continue
-        following = program[position + 1] if position + 1 < len(program) else ""
-        if not value and following.lower() in (*TRUE_WORDS, *FALSE_WORDS):
-            value = following
-        asks = not value or value.lower() not in FALSE_WORDS
-    return asks
-
-
-def _check_script(script: str) -> None:
-    if script == STANDARD_INPUT:
-        return
-    if os.path.isdir(script):
-        if not os.path.exists(os.path.join(script, "__main__.py")):
-            raise LaunchError(f"{script!r} is a folder without a __main__.py; name the script in it")
-    elif not os.path.exists(script):
-        raise LaunchError(f"no script {script!r} (looked in {os.path.abspath(os.path.dirname(script))})")
+        if name in CPU_OPTIONS:
+            word = (value or following).lower()
+            is_set = word not in FALSE_WORDS or not word
+    return is_set

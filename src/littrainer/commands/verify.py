@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from littrainer.arguments.shown_arguments import away_from_defaults, default_texts
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME
 from littrainer.commands import differences, recorded_training
-from littrainer.commands.command_line import CommandParser, complain
+from littrainer.commands.command_line import STANDARD_INPUT, BadInput, ProgramParser
 from littrainer.commands.compare import causes
 from littrainer.commands.env import version_of
 from littrainer.commands.recorded_training import LITTRAINER, TRANSFORMERS
-from littrainer.commands.report_folders import NothingToReport, Run, read_folders
+from littrainer.commands.report_folders import Run, read_folders
 from littrainer.distributed.environment import is_launched
 from littrainer.redirection.redirect import STARTUP_FOLDER, extend_to_children
 
@@ -29,13 +29,13 @@ script writes into temporary folders instead of its output_dir; trackers and the
 is equal, 1 if something differs, 2 if the script does not run with one of them.
 """
 SIDES = {TRANSFORMERS: "transformers' own Trainer", LITTRAINER: "littrainer's Trainer"}
-# Stand for a step and a name among what was logged, for the weights that were saved.
+# The step and the name of the saved weights among the logged values.
 END, WEIGHTS = sys.maxsize, "weights"
-# By so many times what a Trainer differs from itself in two runs two Trainers may differ. What is more than a share of
-# the loss is no rounding.
-TIMES_THE_NOISE, LARGEST_NOISE = 4, 0.01
-# What is shown of a script that fails.
-LAST_LINES = 15
+# Two Trainers may differ by so many times the difference of one Trainer in two runs, unless that is a larger share of
+# the loss: then it is no rounding.
+TIMES_THE_NOISE, MAX_NOISE = 4, 0.01
+# Lines of the output of a script that fails.
+MAX_OUTPUT_LINES = 15
 # The release whose numbers littrainer has.
 COMPARED_WITH = "5.23.0"
 # Argument that differs from its default -> the topic in docs/known-differences.md that may be about it.
@@ -47,70 +47,65 @@ KNOWN_DIFFERENCES = {
 }
 
 
-def build_parser() -> CommandParser:
-    """Return the parser of the command's options and of the program's name."""
-    usage = "littrainer verify [-h] [--steps N] {SCRIPT | -m MODULE} [ARGS ...]"
-    parser = CommandParser("littrainer verify", description=DESCRIPTION, usage=usage)
-    parser.add_argument("--steps", metavar="N", type=int, default=20, help="optimizer steps to compare (default: 20)")
-    parser.add_argument("-m", dest="is_module", action="store_true", help="the program is a module and no script")
-    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="SCRIPT", help="script to run, with its arguments")
-    return parser
-
-
 def main(words: Sequence[str]) -> int:
-    """Run the command on what follows `littrainer verify`; returns the exit status."""
-    options = build_parser().parse_args(words)
-    name = next(iter(options.program), "")
-    try:
-        if not name or options.steps < 1:
-            raise ValueError("name a SCRIPT, or -m MODULE, after the options, and give at least one of --steps")
-        if not options.is_module and not os.path.isfile(name):
-            raise ValueError(f"no script {name!r} (looked in {os.path.abspath(os.path.dirname(name))})")
-        if is_launched():
-            raise ValueError("it compares trainings in one process; start it without a launcher")
-        with tempfile.TemporaryDirectory(prefix="littrainer-verify-") as folder:
-            return _verify(["-m"] * options.is_module + options.program, options.steps, Path(folder))
-    except (NothingToReport, ValueError) as error:
-        return complain("verify", str(error))
+    """Run the command on the words after `littrainer verify`; returns the exit status."""
+    parser = ProgramParser("verify", DESCRIPTION)
+    parser.add_argument("--steps", metavar="N", type=int, default=20, help="optimizer steps to compare (default: 20)")
+    options, program = parser.parse_program(words)
+    if program[0] == STANDARD_INPUT:
+        raise BadInput("standard input cannot be read for both sides; give a script")
+    if options.steps < 1:
+        raise BadInput("give at least one of --steps")
+    if is_launched():
+        raise BadInput("it compares trainings in one process; start it without a launcher")
+    if missing := " ".join(name for name in ("transformers", "accelerate") if find_spec(name) is None):
+        raise BadInput(f"transformers' own Trainer needs {missing}: pip install {missing}")
+    with tempfile.TemporaryDirectory(prefix="littrainer-verify-") as folder:
+        return _verify(program, options.steps, Path(folder))
 
 
 def _verify(program: list[str], steps: int, folder: Path) -> int:
-    theirs, ours = (_recorded(program, steps, folder / side, side) for side in SIDES)
+    theirs, ours = (_record_run(program, steps, folder / side, side) for side in SIDES)
     expected, actual = _values_of(theirs), _values_of(ours)
-    found, noise, repeats = differences.compare_logs(expected, actual, {}), {}, True
-    if found.step is not None:
-        # By what each side differs from itself in a second run, the two may differ too.
-        twins = [_values_of(_recorded(program, steps, folder / f"{side} again", side)) for side in SIDES]
-        noise = _noise([expected, actual], twins)
+    comparison, repeats = differences.compare_logs(expected, actual, {}), True
+    noise: dict[str, float] = {}
+    if comparison.step is not None:
+        # The two Trainers may differ by as much as each of them differs from itself in a second run.
+        for side, first in zip(SIDES, (expected, actual), strict=True):
+            second = _values_of(_record_run(program, steps, folder / f"{side} again", side))
+            for name, gap in differences.largest_gaps(first, second).items():
+                noise[name] = max(noise.get(name, 0.0), gap)
         largest_loss = max((abs(value) for (_, name), value in expected.items() if name == "loss"), default=0.0)
-        repeats = noise.get("loss", 0.0) <= LARGEST_NOISE * largest_loss and all(map(math.isfinite, noise.values()))
+        repeats = noise.get("loss", 0.0) <= MAX_NOISE * largest_loss and all(map(math.isfinite, noise.values()))
         if repeats:
             tolerances = {name: TIMES_THE_NOISE * gap for name, gap in noise.items()}
-            found = differences.compare_logs(expected, actual, tolerances)
+            comparison = differences.compare_logs(expected, actual, tolerances)
     shown = ", ".join(f"{name} by up to {gap:.3g}" for name, gap in noise.items())
-    if found.step is None:
-        numbers = sum(weight.numel() for weight in actual[END, WEIGHTS].values())
+    if comparison.step is None:
+        weights = sum(weight.numel() for weight in actual[END, WEIGHTS].values())
         print(
-            f"{'equal but for rounding' if noise else 'equal, bit for bit'}: {found.equal - 1} logged values of "
-            f"{ours.state.global_step} steps, and {numbers:,} weights ({ours.environment['device']})"
+            f"{'equal but for rounding' if noise else 'equal, bit for bit'}: {comparison.equal - 1} logged values of "
+            f"{ours.state.global_step} steps, and {weights:,} weights ({ours.environment['device']})"
         )
         if noise:
             print(f"Two runs with the same Trainer differ as much: {shown}.")
         return 0
-    if found.step == END:
-        weights = differences.first_difference(*found.differing[WEIGHTS], place=WEIGHTS)
-        print(f"different: all {found.equal} logged values are equal, and {weights}")
+    if comparison.step == END:
+        gaps = {name: gap for name, gap in differences.weight_gaps(*comparison.differing[WEIGHTS]).items() if gap}
+        name = max(gaps, key=gaps.__getitem__)
+        print(f"different: all {comparison.equal} logged values are equal, and {len(gaps)} weights differ, most {name}")
+        print(f"  by up to {gaps[name]:.3g}")
     else:
-        print(f"different: first at step {found.step}, after {found.equal} equal values")
-        for name, (one, other) in found.differing.items():
-            gap = f" (difference {other - one:.3g})" if isinstance(one, float) and isinstance(other, float) else ""
-            print(f"  {name}: {one} with transformers, {other} with littrainer{gap}")
+        print(f"different: first at step {comparison.step}, after {comparison.equal} equal values")
+        for name, (left, right) in comparison.differing.items():
+            is_number = isinstance(left, float) and isinstance(right, float)
+            difference = f" (difference {right - left:.3g})" if is_number else ""
+            print(f"  {name}: {left} with transformers, {right} with littrainer{difference}")
     print("Usual causes:")
     if not repeats:
         print("- numbers that the script does not repeat, since they come from the clock or the system: two runs with")
         print(f"  the same Trainer differ, {shown}")
-    for cause in _causes(theirs, ours, found):
-        print(f"- {cause}")
+    print(*(f"- {cause}" for cause in _causes(theirs, ours, comparison)), sep="\n")
     return 1
 
 
@@ -118,26 +113,11 @@ def _values_of(run: Run) -> differences.Logs:
     return {**run.logged, (END, WEIGHTS): differences.weights_in(run.folder)}
 
 
-def _noise(ones: Sequence[differences.Logs], again: Sequence[differences.Logs]) -> dict[str, float]:
-    """Return by how much runs with the same Trainer differ at most, by the name of the value."""
-    noise: dict[str, float] = {}
-    for one, other in zip(ones, again, strict=True):
-        for place in filter(other.__contains__, one):
-            pair, gaps = (one[place], other[place]), [0.0]
-            if place == (END, WEIGHTS):
-                gaps += differences.weight_gaps(*pair).values()
-            elif all(isinstance(value, float) for value in pair):
-                gaps.append(abs(pair[0] - pair[1]))
-            # A nan is not larger, and leaves no tolerance.
-            noise[place[1]] = max(noise.get(place[1], 0.0), *gaps)
-    return {name: gap for name, gap in noise.items() if gap}
-
-
-def _recorded(program: list[str], steps: int, folder: Path, side: str) -> Run:
+def _record_run(program: list[str], steps: int, folder: Path, side: str) -> Run:
     """Run the script with one side's Trainer, in a new process.
 
     Raises:
-        ValueError: it fails, or does not train.
+        BadInput: it fails, or does not train.
     """
     folder.mkdir()
     environment = {"PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": "0", **os.environ, "WANDB_MODE": "disabled"}
@@ -148,22 +128,22 @@ def _recorded(program: list[str], steps: int, folder: Path, side: str) -> Run:
         environment["PYTHONPATH"] = environment["PYTHONPATH"].removeprefix(STARTUP_FOLDER).removeprefix(os.pathsep)
     print(f"littrainer verify: {steps} steps with {SIDES[side]}", file=sys.stderr, flush=True)
     command = [sys.executable, recorded_training.__file__, side, str(steps), str(folder), *program]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    if done.returncode != 0:
-        said = "\n".join(done.stdout.decode("utf-8", "replace").splitlines()[-LAST_LINES:])
-        raise ValueError(
-            f"the script fails with {SIDES[side]} (exit status {done.returncode}). Its last lines:\n{said}"
+    process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if process.returncode != 0:
+        lines = "\n".join(process.stdout.decode("utf-8", "replace").splitlines()[-MAX_OUTPUT_LINES:])
+        raise BadInput(
+            f"the script fails with {SIDES[side]} (exit status {process.returncode}). Its last lines:\n{lines}"
         )
     if not (folder / TRAINER_STATE_NAME).is_file():
-        raise ValueError(f"the script ended with {SIDES[side]} without a training, so there is nothing to compare")
+        raise BadInput(f"the script ended with {SIDES[side]} without a training, so there is nothing to compare")
     (run,), _ = read_folders([str(folder)])
     return run
 
 
-def _causes(theirs: Run, ours: Run, found: differences.LogComparison) -> Iterator[str]:
-    """What usually causes a difference like this one."""
-    for name, one, other in causes(theirs, ours):
-        yield f"the script itself, which sets {name} to {one} with transformers and to {other} with littrainer"
+def _causes(theirs: Run, ours: Run, comparison: differences.LogComparison) -> Iterator[str]:
+    """Yield what usually causes a difference like this one."""
+    for name, left, right in causes(theirs, ours):
+        yield f"the script itself, which sets {name} to {left} with transformers and to {right} with littrainer"
     arguments = away_from_defaults(ours.arguments or {}, default_texts())
     for name, topic in KNOWN_DIFFERENCES.items():
         if name in arguments:
@@ -171,18 +151,19 @@ def _causes(theirs: Run, ours: Run, found: differences.LogComparison) -> Iterato
     installed = version_of("transformers")
     if installed != COMPARED_WITH:
         yield f"transformers {installed} is installed, and littrainer has the numbers of {COMPARED_WITH}"
-    names, is_one_sided = found.differing, any(differences.NOT_LOGGED in pair for pair in found.differing.values())
-    is_evaluation = all(name.startswith("eval_") for name in names)
-    # The first that is true.
-    likely = {
-        "what is done after the last step: a best model that is loaded, a callback, or a save": found.step == END,
-        "a value that one side logs alone: an override of log() or evaluate(), or a callback": is_one_sided,
-        "the evaluation alone: compute_metrics that draws random numbers, generation, or a loader": is_evaluation,
-        "the update and not the loss: clipping, optimizer or schedule, or a callback": "loss" not in names,
-        "the first loss: initial weights or data, drawn by another generator or in another order": found.equal == 0,
-        "a step in the middle: random draws in the data, the collator or a callback, or what depends on time": True,
-    }
-    yield next(cause for cause, is_so in likely.items() if is_so)
+    names = comparison.differing
+    if comparison.step == END:
+        yield "what is done after the last step: a best model that is loaded, a callback, or a save"
+    elif any(differences.NOT_LOGGED in pair for pair in names.values()):
+        yield "a value that one side logs alone: an override of log() or evaluate(), or a callback"
+    elif all(name.startswith("eval_") for name in names):
+        yield "the evaluation alone: compute_metrics that draws random numbers, generation, or a loader"
+    elif "loss" not in names:
+        yield "the update and not the loss: clipping, optimizer or schedule, or a callback"
+    elif comparison.equal == 0:
+        yield "the first loss: initial weights or data, drawn by another generator or in another order"
+    else:
+        yield "a step in the middle: random draws in the data, the collator or a callback, or what depends on time"
     if ours.environment["device"] != "cpu":
         yield "kernels of the GPU that add in another order each time; full_determinism=True makes torch choose others"
     yield "code that asks which Trainer it has: the module of the class, or private attributes"

@@ -1,1 +1,1 @@
-"""What lets code written against transformers run on littrainer unchanged."""
+"""Members of a Trainer for code that was written against transformers."""

@@ -2,48 +2,69 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
+from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from littrainer.compat.accelerator.facade import adopted
+from littrainer.callbacks.handler import CallbackHandler
+from littrainer.callbacks.state import TrainerState
+from littrainer.compat.accelerator.facade import AcceleratorFacade, wrap_accelerator
 from littrainer.distributed.layout import tensor_parallel_size
+from littrainer.model.facts import facts_about
 
 if TYPE_CHECKING:
     from littrainer.training.reports import MemoryReport
 
 
-STAGES = {"__init__": "init", "train": "train", "_inner_training_loop": "train", "evaluate": "eval", "predict": "test"}
+UNSET: Any = None
+# Stage of a memory report that a script starts itself, and the stages by the names of which its metrics begin.
+OWN_STAGE, STAGES = "own", ("train", "eval", "test")
 
 
 class MemoryTracker:
-    """Measures the memory of an overridden `evaluate` or `predict` that calls it.
-
-    Parameters:
-        report: measures, if `skip_memory_metrics` is False.
-        skips: the value of `skip_memory_metrics`.
-    """
+    """Measures the memory of an overridden `evaluate` or `predict` that calls it, unless `skip_memory_metrics`."""
 
     def __init__(self, report: MemoryReport, skips: bool):
         self._report = report
         self.skip_memory_metrics = skips
 
     def start(self) -> None:
-        """Start to measure the method that calls this."""
-        self._report.start(_stage_of_caller())
+        """Start to measure."""
+        self._report.start(OWN_STAGE)
 
     def stop_and_update_metrics(self, metrics: dict[str, Any] | None = None) -> None:
-        """End the measurement and write what the method took into its metrics, in bytes."""
-        self._report.stop(_stage_of_caller(), metrics)
+        """End the measurement and write its results into metrics, in bytes, under the prefix of the metrics."""
+        measured: dict[str, Any] = {}
+        self._report.stop(OWN_STAGE, None if metrics is None else measured)
+        if metrics is not None:
+            stage = next((stage for stage in STAGES if any(name.startswith(f"{stage}_") for name in metrics)), "eval")
+            metrics.update({name.replace(f"{OWN_STAGE}_", f"{stage}_", 1): size for name, size in measured.items()})
 
 
-def _stage_of_caller() -> str:
-    name = sys._getframe(2).f_code.co_name
-    return STAGES.get(name, name)
+class _Unset:
+    """An attribute that is computed from its object until somebody sets it."""
+
+    def __init__(self, value_of: Callable[[Any], Any]):
+        self.value_of = value_of
+
+    def __get__(self, instance: Any, kind: type) -> Any:
+        return self if instance is None else self.value_of(instance)
 
 
 class TrainerAttributes:
     """Attributes of a Trainer that only subclasses and libraries read."""
+
+    # Defaults for a Trainer made without `__init__`.
+    processing_class = data_collator = train_dataset = eval_dataset = compute_metrics = model_wrapped = UNSET
+    _parameters_without_embeddings: int | None = None
+    is_model_parallel = False
+    lightning_keywords: Any = cached_property(lambda self: {})
+    lightning_callbacks: Any = cached_property(lambda self: [])
+    _dropped_columns: Any = cached_property(lambda self: {})
+    _loss_shifts_labels: Any = cached_property(lambda self: facts_about(self.model).shifts_labels)
+    state: Any = cached_property(lambda self: TrainerState())
+    callback_handler: Any = cached_property(lambda self: CallbackHandler([], None, None, None, None))
 
     is_fsdp_xla_enabled: Any = None
     is_fsdp_xla_v1_enabled: Any = None
@@ -51,8 +72,19 @@ class TrainerAttributes:
     is_distributed_loading_by_transformers = False
     _loggers_initialized = False
 
+    def _accelerator_as_set(self: Any) -> Any:
+        given = vars(self).get("_accelerator_before_arguments")
+        if given is None or hasattr(self, "args"):
+            given = self._accelerator = wrap_accelerator(given or AcceleratorFacade(self.args), self.args, None)
+        return given
+
+    _accelerator: Any = _Unset(_accelerator_as_set)
+
     def _adopt_accelerator(self: Any, value: Any) -> None:
-        self._accelerator = adopted(value, self.args, vars(self).get("_accelerator"))
+        if hasattr(self, "args"):
+            self._accelerator = wrap_accelerator(value, self.args, vars(self).get("_accelerator"))
+        else:
+            self._accelerator_before_arguments = value
 
     # `create_accelerator_and_postprocess` or a script sets it; accelerate's own becomes a facade. Steps read it often.
     accelerator: Any = property(attrgetter("_accelerator"), _adopt_accelerator)

@@ -7,14 +7,10 @@ import inspect
 import logging
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from littrainer.arguments.did_you_mean import suggestion
-from littrainer.checkpoint.atomic_write import rotate_checkpoints, sort_checkpoints
-from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
-from littrainer.errors.nested_values import as_numpy
-from littrainer.training.model_preparation import noisy_embeddings
+from littrainer.checkpoint.retention import rotate_checkpoints
 from littrainer.training.overrides import SIGNATURES, accept_earlier_signature
 
 if TYPE_CHECKING:
@@ -28,11 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def accepts_earlier_keywords(**today: str) -> Callable[[Method], Method]:
-    """Decorate a method so that it takes keywords under earlier names, with a FutureWarning.
-
-    Parameters:
-        today: earlier name -> today's.
-    """
+    """Decorate a method so that it takes keywords under earlier names (earlier=today's), with a FutureWarning."""
 
     def decorate(method: Method) -> Method:
         known = [name for name in inspect.signature(method).parameters if name != "self"]
@@ -64,14 +56,14 @@ def _warn(earlier: str, today: str) -> None:
 
 
 class EarlierTrainerMembers:
-    """What scripts and subclasses written for transformers 4 call on a Trainer, or override with fewer parameters."""
+    """Methods that scripts written for transformers 4 call on a Trainer, or override with fewer parameters."""
 
     processing_class: Any
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name in SIGNATURES:
-            # A class derived from this one alone, to be mixed in, may lack them.
+            # A mixin that derives from this class alone may lack them.
             if hasattr(cls, name):
                 accept_earlier_signature(cls, name)
 
@@ -148,27 +140,6 @@ class EarlierTrainerMembers:
 
     def _nested_gather(self: Any, tensors: Any, name: str | None = None) -> Any:
         return None if tensors is None else self.accelerator.gather(tensors)
-
-    def _gather_and_numpify(self: Any, tensors: Any, name: str | None = None) -> Any:
-        return None if tensors is None else as_numpy(self.accelerator.gather(tensors))
-
-    def _activate_neftune(self: Any, model: Any) -> Any:
-        """Add NEFTune's noise to a model's input embeddings until `_deactivate_neftune` is called."""
-        self._neftune = ExitStack()
-        self._neftune.enter_context(noisy_embeddings(model, self.neftune_noise_alpha))
-        return model
-
-    def _deactivate_neftune(self: Any, model: Any) -> None:
-        self._neftune.close()
-
-    def _sorted_checkpoints(
-        self: Any,
-        output_dir: str | None = None,
-        checkpoint_prefix: str = PREFIX_CHECKPOINT_DIR,
-        use_mtime: bool = False,
-    ) -> list[str]:
-        folder = self.args.output_dir if output_dir is None else output_dir
-        return sort_checkpoints(folder, checkpoint_prefix, use_mtime, self.state.best_model_checkpoint)
 
     def _rotate_checkpoints(self: Any, use_mtime: bool = False, output_dir: str | None = None) -> None:
         folder = self.args.output_dir if output_dir is None else output_dir

@@ -1,4 +1,4 @@
-"""From a list of samples to a batch: stacking, and leaving out columns that the model does not take."""
+"""Collators: stacking of samples, and removal of columns that the model does not take."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -
     try:
         samples = [feature if isinstance(feature, Mapping) else vars(feature) for feature in features]
     except TypeError:
-        raise TypeError(_without_names(features)) from None
+        raise TypeError(_describe_unnamed(features)) from None
     first = samples[0]
     batch: dict[str, Any] = {}
     label_name = next((name for name in LABEL_NAMES if first.get(name) is not None), None)
@@ -70,13 +70,13 @@ def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -
 
 
 def text_in(value: Any) -> str | None:
-    """How the text begins that a value is, or the first of a list that begins with one; None where it is none."""
+    """Return the beginning of a text, or of the first text of a list; None if there is none."""
     first = value[0] if isinstance(value, (list, tuple)) and value else value
     return first[:40] if isinstance(first, str) else None
 
 
-def _without_names(features: Sequence[Any]) -> str:
-    sample = next(one for one in features if not isinstance(one, Mapping) and not hasattr(one, "__dict__"))
+def _describe_unnamed(features: Sequence[Any]) -> str:
+    sample = next(item for item in features if not isinstance(item, Mapping) and not hasattr(item, "__dict__"))
     shown = " ".join(repr(sample).split())
     return (
         f"A sample of the dataset is {kind_of(sample)} ({shown[:80]}{'...' if len(shown) > 80 else ''}), and the "
@@ -116,7 +116,7 @@ _STACKERS: dict[str, Callable[[list[Any], bool | None], Any]] = {"pt": _stack_to
 
 @dataclass
 class DefaultDataCollator:
-    """`default_data_collator` as an object, which remembers the kind of tensor.
+    """`default_data_collator` as an object, with a kind of tensor.
 
     Parameters:
         return_tensors: `"pt"` for torch tensors, `"np"` for NumPy arrays.
@@ -130,7 +130,7 @@ class DefaultDataCollator:
 
 
 def default_collator_for(processing_class: Any) -> Callable[[list[Any]], Any]:
-    """The collator of a Trainer that was given none: it pads where the processing class can, else it stacks."""
+    """Return the default collator: it pads if the processing class can, else it stacks."""
     if processing_class is not None and is_a(processing_class, "padding class"):
         # It is of transformers' own classes, so that transformers is loaded.
         return importlib.import_module("transformers.data.data_collator").DataCollatorWithPadding(processing_class)
@@ -138,7 +138,7 @@ def default_collator_for(processing_class: Any) -> Callable[[list[Any]], Any]:
 
 
 class RemoveColumnsCollator:
-    """A collator around another one, which drops what the model's forward does not take.
+    """A collator around another collator, which drops the columns that the model's forward does not take.
 
     Parameters:
         data_collator: the collator that is called with the remaining columns.
@@ -158,25 +158,29 @@ class RemoveColumnsCollator:
         self.data_collator, self.signature_columns = data_collator, signature_columns
         self.logger, self.model_name, self.description = logger, model_name, description
         self.message_logged = False
-        # In the order in which they were met.
+        # An ordered set.
         self.dropped: dict[str, None] = {}
 
     def __call__(self, features: Sequence[Any]) -> Any:
         """Drop the columns and collate."""
-        kept = frozenset(self.signature_columns)
-        rows = []
+        kept, rows = frozenset(self.signature_columns), []
         for feature in features:
-            if not isinstance(feature, dict):
-                rows.append(feature)
-            elif feature.keys() <= kept:
-                # Copied here and below: collators take entries out of what they get.
+            if isinstance(feature, dict) and feature.keys() <= kept:
+                # A copy, since collators take entries out of their samples. A call for each sample would be slow.
                 rows.append(dict(feature))
             else:
-                rows.append(self._without_extra_columns(feature, kept))
+                rows.append(self._remove_columns(feature, kept))
         return self.data_collator(rows)
 
+    def _remove_columns(self, feature: Any, kept: frozenset[str]) -> Any:
+        if not isinstance(feature, dict):
+            return feature
+        if not feature.keys() <= kept | self.dropped.keys():
+            self.note_extra_columns(feature)
+        return {name: value for name, value in feature.items() if name in kept}
+
     def note_extra_columns(self, feature: Any) -> None:
-        """Remember which columns of a sample are dropped, and log those of the first one that has any."""
+        """Record the columns of a sample that are dropped, and log those of the first sample that has any."""
         if not isinstance(feature, dict):
             return
         extra = [name for name in feature if name not in self.signature_columns]
@@ -185,14 +189,9 @@ class RemoveColumnsCollator:
             self.message_logged = True
             self.logger.info(dropped_columns_message(sorted(extra), self.description, self.model_name))
 
-    def _without_extra_columns(self, feature: dict[str, Any], kept: frozenset[str]) -> dict[str, Any]:
-        if not feature.keys() <= kept | self.dropped.keys():
-            self.note_extra_columns(feature)
-        return {name: value for name, value in feature.items() if name in kept}
-
 
 def dropped_columns_message(dropped: Sequence[str], description: str | None, model_name: str | None) -> str:
-    """One sentence on which columns are not passed to the model, and how to keep them."""
+    """Return a sentence that names the columns which are not passed to the model, and how to keep them."""
     where = f" of the {description} set" if description else ""
     return (
         f"Columns{where} that {model_name}.forward does not take are left out: {', '.join(dropped)}. "

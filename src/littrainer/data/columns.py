@@ -1,4 +1,4 @@
-"""Which columns of a dataset the model takes, and who misses the others."""
+"""The columns of a dataset that the model takes, and notes on errors that miss the others."""
 
 from __future__ import annotations
 
@@ -15,20 +15,25 @@ from littrainer.model.facts import base_model, catch_all_name
 
 logger = logging.getLogger(__name__)
 
-# How Python words that something is not there; also in the text of an error that a loader's worker process hands on.
+# Messages of Python for a missing name; also in the text of an error from a loader's worker process.
 MISSING_KEY = re.compile(r"^KeyError: ['\"](.+)['\"]$", re.MULTILINE)
 MISSING_ARGUMENTS = re.compile(r"missing \d+ required [\w-]+ arguments?: (.+)")
+# Columns that tokenizers and maps add to a sample.
+ADDED_COLUMNS = (
+    *("attention_mask", "token_type_ids", "special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping"),
+    *("length", "id", "idx"),
+)
 MISSING_ATTRIBUTE = re.compile(r"has no attribute '(\w+)'")
 
 
 class DroppedColumns(NamedTuple):
-    """What `remove_unused_columns` has left out of a dataset.
+    """The columns that `remove_unused_columns` has left out of a dataset.
 
     Parameters:
-        names: the columns; the collator that drops them may add some when it meets them.
-        description: which dataset, such as "Training".
-        model_name: class of the model whose forward they were compared with.
-        accepted: the names that are kept: the arguments of forward and those of labels.
+        names: the columns; the collator that drops them may add some later.
+        description: the dataset, such as "Training".
+        model_name: class of the model.
+        accepted: the names that are kept: the arguments of forward and the names of labels.
     """
 
     names: Collection[str]
@@ -38,18 +43,13 @@ class DroppedColumns(NamedTuple):
 
 
 def accepted_columns(model: Any, label_names: Sequence[str]) -> list[str]:
-    """Names of columns that are kept: the arguments of the model's forward and those of labels.
-
-    Parameters:
-        model: one around which an adapter or a compiled module lies is looked through.
-        label_names: labels in addition to those with a usual name.
-    """
+    """Return the columns that are kept: the arguments of the (unwrapped) model's forward, and names of labels."""
     arguments = inspect.signature(base_model(model).forward).parameters
     return list(dict.fromkeys([*arguments, *label_names, "label", "label_ids"]))
 
 
 def batch_without_names(batch: Any, model: Any, override: str = "compute_loss") -> TypeError:
-    """The error for a batch that is no mapping, so that a model cannot be called unless a method is overridden."""
+    """Return the error for a batch that is no mapping, so that only an overridden method can call the model."""
     given = "None" if batch is None else kind_of(batch)
     return TypeError(
         f"The batch is {given}, and {type(model).__name__} is called with its entries as keywords: let "
@@ -58,7 +58,7 @@ def batch_without_names(batch: Any, model: Any, override: str = "compute_loss") 
 
 
 def first_sample(source: Any, evaluates: bool) -> dict[str, Any]:
-    """The first sample of a Trainer's data, with columns that are dropped; empty if it cannot be had."""
+    """Return the first sample of a Trainer's data, with columns that are dropped; empty if it cannot be read."""
     data: list[Any] = [getattr(source, name, None) for name in ("train_dataset", "eval_dataset")]
     for dataset in reversed(data) if evaluates else data:
         with suppress(Exception):
@@ -67,11 +67,12 @@ def first_sample(source: Any, evaluates: bool) -> dict[str, Any]:
 
 
 def renaming(wanted: str, sample: Mapping[str, Any], model: Any) -> str | None:
-    """Half a sentence for data without an argument of forward, where it has a column by another name; else None."""
-    # A forward may be a callable without a signature, and this error is the one to be raised.
+    """Return half a sentence for data that has an argument of forward under another name; else None."""
+    # A forward may be a callable without a signature, and the first error is to be raised.
     with suppress(AttributeError, TypeError, ValueError):
         accepted = accepted_columns(model, [])
-        others = [name for name, value in sample.items() if name not in accepted and text_in(value) is None]
+        known = {*accepted, *ADDED_COLUMNS}
+        others = [name for name, value in sample.items() if name not in known and text_in(value) is None]
         if others:
             return (
                 f"{type(base_model(model)).__name__}.forward takes {', '.join(accepted)}, and the data has "
@@ -81,11 +82,7 @@ def renaming(wanted: str, sample: Mapping[str, Any], model: Any) -> str | None:
 
 
 def without_extra_columns(dataset: Any, accepted: list[str], model_name: str, description: str | None) -> Any:
-    """A `datasets.Dataset` without the columns that the model's forward does not take.
-
-    Raises:
-        ValueError: no column is left.
-    """
+    """Return a `datasets.Dataset` without columns that forward does not take; raise a ValueError if none is left."""
     dropped = [name for name in dataset.column_names if name not in accepted]
     if dropped and len(dropped) == len(dataset.column_names):
         where = f" of the {description.lower()} set" if description else ""
@@ -102,11 +99,7 @@ def without_extra_columns(dataset: Any, accepted: list[str], model_name: str, de
 
 @contextmanager
 def naming_dropped_columns(source: Any) -> Iterator[None]:
-    """A context for work with a Trainer's data: an error that misses a dropped column leaves with a note that says so.
-
-    The column may be missed by a collator, a dataset's transform, the model, the loss or the metric function. The
-    error keeps its type and its arguments.
-    """
+    """A block of work with a Trainer's data, in which an error that misses a dropped column gets a note."""
     try:
         yield
     except Exception as error:
@@ -118,13 +111,7 @@ def naming_dropped_columns(source: Any) -> Iterator[None]:
 def explain_missing_columns(
     error: BaseException, left_out: Iterable[DroppedColumns], loaders: Iterable[Any], model: Any
 ) -> None:
-    """Add a note to an error that misses a dropped column.
-
-    Parameters:
-        left_out: what was left out of each dataset.
-        loaders: asked for the columns that their collators have left out.
-        model: the model, or None.
-    """
+    """Add a note to an error that misses a column which datasets or the collators of loaders have dropped."""
     missing = _missing_names(error)
     if not missing:
         return
@@ -137,9 +124,9 @@ def explain_missing_columns(
 
 def _explanation(missing: list[str], dropped: DroppedColumns, model: Any) -> str:
     catch_all = None
-    # A forward may be a callable without a signature, and this error is the one to be raised.
+    # A forward may be a callable without a signature, and the first error is to be raised.
     with suppress(AttributeError, TypeError, ValueError):
-        # What forward takes any further keywords under is no argument.
+        # The name of further keywords is no argument.
         catch_all = None if model is None else catch_all_name(model)
     where = f"the {dropped.description.lower()} set" if dropped.description else "the data"
     names = ", ".join(map(repr, missing))
@@ -153,7 +140,7 @@ def _explanation(missing: list[str], dropped: DroppedColumns, model: Any) -> str
 
 def _missing_names(error: BaseException | None) -> set[str]:
     missing: set[str] = set()
-    # An error that was carried out of a generator may be among its own causes.
+    # An error from a generator may be among its own causes.
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -170,7 +157,7 @@ def _missing_names(error: BaseException | None) -> set[str]:
 
 
 def _look_for_columns(loader: Any) -> None:
-    # What a collator drops in a worker process it does not know in this one.
+    # A collator in a worker process drops columns of which its copy here has no record.
     collate = getattr(loader, "collate_fn", None)
     if isinstance(collate, RemoveColumnsCollator) and not collate.dropped and loader.num_workers:
         with suppress(Exception):

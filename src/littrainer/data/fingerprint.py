@@ -1,7 +1,7 @@
-"""What a dataset or a model is, in a few words, with a fingerprint of what it holds.
+"""Descriptions of a dataset or a model: class, size, and a fingerprint of the content.
 
-Reading a row may draw random numbers, download, or decode an image. So no row is asked for: what an object holds is
-read instead, which is its attributes, lists, arrays, tensors and Arrow tables; of much data a sample.
+No row is read, since that may draw random numbers, download, or decode an image. The content of an object is the
+content of its attributes, lists, arrays, tensors and Arrow tables; of much data a sample.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def described(dataset: Any) -> dict[str, Any]:
 def described_model(model: torch.nn.Module) -> dict[str, Any]:
     """Return a model's class, how many parameters it has, and a fingerprint of some numbers of them."""
     parameters = dict(model.named_parameters())
-    count = sum(one.numel() for one in parameters.values() if not is_lazy(one))
+    count = sum(parameter.numel() for parameter in parameters.values() if not is_lazy(parameter))
     return {"class": type(model).__name__, "parameters": count, "fingerprint": fingerprints(parameters)[0]}
 
 
@@ -64,45 +64,45 @@ def _content(objects: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
     content: list[Any] = []
     inner: list[Any] = []
     share = 1 + MOST_AT_A_DEPTH // (len(objects) or 1)
-    # From so many on every second is read, from twice as many on every third.
+    # Every second is read of more than this number, every third of more than twice the number.
     many_items, many_numbers = 1 + min(MOST_ITEMS, share), 1 + min(MOST_NUMBERS, share)
-    for one in objects:
-        kind = type(one)
+    for value in objects:
+        kind = type(value)
         own: Any = None
         items: list[Any] = []
         if kind in PLAIN:
-            own = one
-        elif isinstance(one, (str, bytes)):
-            own = len(one), one[:share]
-        elif isinstance(one, torch.Tensor):
+            own = value
+        elif isinstance(value, (str, bytes)):
+            own = len(value), value[:share]
+        elif isinstance(value, torch.Tensor):
             own = ()
             # It may be on the meta device, sparse, lazy or quantized.
             with suppress(RuntimeError, ValueError):
                 # A tensor that is split between processes has another class.
-                local: Any = one.to_local() if hasattr(one, "to_local") else one
+                local: Any = value.to_local() if hasattr(value, "to_local") else value
                 numbers = local.detach().reshape(-1)[:: 1 + local.numel() // many_numbers].cpu().contiguous()
-                own = str(one.dtype), tuple(one.shape), numbers.view(torch.uint8).numpy().tobytes()
-        elif isinstance(one, (np.ndarray, np.generic)):
-            sample = np.asarray(one).reshape(-1)[:: 1 + one.size // many_numbers]
-            own = str(one.dtype), one.shape, b"" if one.dtype.hasobject else sample.tobytes()
-            items = sample.tolist() if one.dtype.hasobject else []
-        elif isinstance(one, (list, tuple)):
+                own = str(value.dtype), tuple(value.shape), numbers.view(torch.uint8).numpy().tobytes()
+        elif isinstance(value, (np.ndarray, np.generic)):
+            sample = np.asarray(value).reshape(-1)[:: 1 + value.size // many_numbers]
+            own = str(value.dtype), value.shape, b"" if value.dtype.hasobject else sample.tobytes()
+            items = sample.tolist() if value.dtype.hasobject else []
+        elif isinstance(value, (list, tuple)):
             # Not by a method of a subclass.
-            base: Any = list if isinstance(one, list) else tuple
-            own = base.__len__(one)
-            items = [*base.__getitem__(one, slice(None, None, 1 + own // many_items))]
-        elif isinstance(one, dict):
-            pairs = [*dict.items(one)]
+            base: Any = list if isinstance(value, list) else tuple
+            own = base.__len__(value)
+            items = [*base.__getitem__(value, slice(None, None, 1 + own // many_items))]
+        elif isinstance(value, dict):
+            pairs = [*dict.items(value)]
             own, items = len(pairs), [*itertools.chain(*pairs[:: 1 + len(pairs) // many_items])]
-        elif is_a(one, "datasets.Dataset"):
+        elif is_a(value, "datasets.Dataset"):
             from datasets.formatting import query_table
 
             # From the table nothing is decoded and no transform runs.
-            rows = range(0, len(one), 1 + len(one) // many_items)
-            items = [query_table(one.data, rows, indices=one._indices).to_pydict()]
-        elif not isinstance(one, (type, ModuleType, FunctionType)):
+            rows = range(0, len(value), 1 + len(value) // many_items)
+            items = [query_table(value.data, rows, indices=value._indices).to_pydict()]
+        elif not isinstance(value, (type, ModuleType, FunctionType)):
             # What a class, a module or a function holds is no data.
-            held = getattr(one, "__dict__", {}).items()
+            held = getattr(value, "__dict__", {}).items()
             # A time or a temporary folder changes no row; a long text is data.
             plain = {name: v for name, v in held if isinstance(v, ATTRIBUTES) and getsizeof(v) < MOST_ITEMS}
             attributes += plain.items()

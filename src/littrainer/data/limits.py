@@ -1,13 +1,13 @@
-"""How many batches of its data a Trainer reads, where `lightning` asks for fewer than there are.
+"""Limits of the batches that a Trainer reads, by the keywords of `lightning.Trainer` in `lightning`.
 
-The keywords are those of `lightning.Trainer`. They are carried out here and not handed to it: what it is handed counts
-otherwise than the data, and a Trainer has to know beforehand how many optimizer steps there are.
+They are applied here and not passed to `lightning.Trainer`, since a Trainer has to know beforehand how many optimizer
+steps there are.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,43 +19,39 @@ if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 OVERFIT, DEVELOPMENT_RUN = "overfit_batches", "fast_dev_run"
-# What the batches are for -> the keywords that limit them; the smallest limit counts.
+# Purpose of the batches -> the keywords that limit them; the smallest limit counts.
 LIMITS: dict[str, tuple[str, ...]] = {
     "training": ("limit_train_batches",),
     "evaluation": ("limit_val_batches",),
-    # Of test data a Trainer predicts and computes metrics, so that `predict()` is both of Lightning's.
+    # `predict()` of a Trainer is both of Lightning's, since it also computes metrics.
     "prediction": ("limit_test_batches", "limit_predict_batches"),
 }
 OVERFITTED = ("training", "evaluation")
-# What to do instead of reading nothing.
+# Purpose -> the advice instead of reading nothing.
 INSTEAD_OF_NONE = {
     "training": "leave train() out",
     "evaluation": 'set eval_strategy="no"',
     "prediction": "leave predict() out",
 }
-# Carried out here, and so no keywords of the `lightning.Trainer` that is built.
+# Applied here, and so no keywords of the `lightning.Trainer` that is built.
 CARRIED_OUT = (*(name for names in LIMITS.values() for name in names), OVERFIT)
 
 
 class HasKeywords(Protocol):
-    """What keywords for `lightning.Trainer` are given to; a Trainer is one."""
+    """An object with keywords for `lightning.Trainer`, as a Trainer is."""
 
     args: TrainingArguments
     lightning_keywords: dict[str, Any]
 
 
 def further_keywords(source: HasKeywords) -> dict[str, Any]:
-    """The keywords for `lightning.Trainer` that a user gave, by the arguments or to the Trainer."""
+    """Return the keywords for `lightning.Trainer` that a user passed, in the arguments or to the Trainer."""
     in_arguments: Any = source.args.lightning
     return {**(in_arguments or {}), **source.lightning_keywords}
 
 
 def check_limits(source: HasKeywords) -> None:
-    """Refuse limits that mean nothing.
-
-    Raises:
-        ValueError: a limit is no number of batches and no share of them.
-    """
+    """Raise a ValueError if a limit is no number of batches and no share of them."""
     for purpose in LIMITS:
         _limits_for(source, purpose)
 
@@ -66,11 +62,7 @@ def overfits(source: HasKeywords) -> bool:
 
 
 def development_batches(source: HasKeywords) -> int:
-    """Batches of a trial run of the whole script, by `fast_dev_run`; 0 where it is no trial.
-
-    Raises:
-        ValueError: it is no number of batches.
-    """
+    """Return the batches of a trial run by `fast_dev_run`, 0 if it is none; raise a ValueError if it is no number."""
     value = further_keywords(source).get(DEVELOPMENT_RUN) or 0
     if not isinstance(value, int) or value < 0:
         raise ValueError(
@@ -80,13 +72,10 @@ def development_batches(source: HasKeywords) -> int:
 
 
 def limited_number(source: HasKeywords, purpose: str, loader: Any) -> int | None:
-    """Batches of a loader that are read, where `lightning` limits them; None where it does not.
-
-    Parameters:
-        purpose: `training`, `evaluation` or `prediction`.
+    """Return the batches of a loader that are read for a purpose of `LIMITS`; None if `lightning` does not limit them.
 
     Raises:
-        ValueError: a share of a loader without a length, or one in which no batch is.
+        ValueError: the limit is a share of a loader without a length, or less than a batch.
     """
     limits = _limits_for(source, purpose)
     if not limits:
@@ -97,29 +86,24 @@ def limited_number(source: HasKeywords, purpose: str, loader: Any) -> int | None
 
 
 def first_batches(batches: Any, number: int | None) -> Iterator[Any]:
-    """The first batches of a loader, whose iteration ends with the last of them; all where `number` is None."""
+    """Yield the first batches of a loader, whose iteration ends with the last of them; all if `number` is None."""
     iterator = iter(batches)
     try:
         yield from islice(iterator, number)
     finally:
-        # Not when somebody collects it: loaders note who reads them.
-        close: Callable[[], None] | None = getattr(iterator, "close", None)
-        if close is not None:
-            close()
+        # Not when it is collected, since loaders record that they are read.
+        if hasattr(iterator, "close"):
+            iterator.close()
 
 
 def check_order_stays(loader: Any) -> None:
-    """Refuse, for `overfit_batches`, a script's own training loader that draws another order for each epoch.
-
-    Raises:
-        ValueError: it does.
-    """
+    """Raise a ValueError if, under `overfit_batches`, a script's own training loader draws an order for each epoch."""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return
     order: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
     while (inner := getattr(order, "batch_sampler", getattr(order, "sampler", None))) is not None:
         order = inner
-    # Samplers that draw have the generator that they draw from; the one of an order for each epoch makes its own.
+    # Samplers that draw have a generator, or make one for each epoch.
     if hasattr(order, "generator") or hasattr(order, "set_epoch"):
         raise ValueError(
             f"lightning={{{OVERFIT!r}: ...}} trains on the same batches in each epoch, and the training loader, which "
@@ -131,13 +115,13 @@ def check_order_stays(loader: Any) -> None:
 def _limits_for(source: HasKeywords, purpose: str) -> dict[str, int | float]:
     keywords = further_keywords(source)
     names = (OVERFIT,) if keywords.get(OVERFIT) and purpose in OVERFITTED else LIMITS[purpose]
-    limits = {name: _checked(name, keywords[name], purpose) for name in names if keywords.get(name) is not None}
+    limits = {name: _check(name, keywords[name], purpose) for name in names if keywords.get(name) is not None}
     limits = {name: limit for name, limit in limits.items() if isinstance(limit, int) or limit < 1}
     trial = development_batches(source)
     return {**limits, DEVELOPMENT_RUN: trial} if trial else limits
 
 
-def _checked(name: str, value: Any, purpose: str) -> int | float:
+def _check(name: str, value: Any, purpose: str) -> int | float:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not is_number or value < 0 or (value > 1 and value != int(value)):
         raise ValueError(

@@ -8,16 +8,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
 
 from littrainer.data.dispatching import NO_BATCH, Dispatch, first_dimension
-from littrainer.data.samplers import EpochSeededSampler, warn_that_a_stream_has_its_own_order
-from littrainer.data.sharding import Share, SharedBatches, SharedStream, length_of, share_of, tell_epoch
+from littrainer.data.resume.worker_states import remove_reports
+from littrainer.data.samplers import EpochSeededSampler, warn_of_order_of_stream
+from littrainer.data.sharding import ShardSpec, SharedBatches, SharedStream, find_shard, length_of, set_epoch_on
 from littrainer.data.stream_end import CommonEnd
 from littrainer.data.token_batches import DrawnGroups, LengthGroups, length_groups_of
-from littrainer.data.workers import read_batches, without_reports
-from littrainer.distributed.agreement import from_first
+from littrainer.data.workers import read_batches
+from littrainer.distributed.collectives import broadcast_object
 from littrainer.errors.lazy_isinstance import is_a
+from littrainer.errors.nested_values import map_nested
 from littrainer.errors.seeds import seed_worker
 
 if TYPE_CHECKING:
@@ -27,16 +29,12 @@ logger = logging.getLogger(__name__)
 
 
 def on_device(value: Any, device: torch.device, non_blocking: bool) -> Any:
-    """What a batch holds on a device, objects that move themselves as a whole.
-
-    Parameters:
-        non_blocking: the host does not wait for copies, as far as they come from pinned memory.
-    """
+    """Return a nested batch on a device; with `non_blocking` the host does not wait for copies of pinned memory."""
     if callable(getattr(value, "to", None)):
         try:
             return value.to(device, non_blocking=non_blocking)
         except TypeError:
-            # An object of the script, whose method need not take more than the device.
+            # The method of a script's object need not take more than the device.
             return value.to(device)
     if isinstance(value, Mapping):
         return type(value)({name: on_device(item, device, non_blocking) for name, item in value.items()})  # type: ignore[call-arg]
@@ -46,81 +44,86 @@ def on_device(value: Any, device: torch.device, non_blocking: bool) -> Any:
     return value
 
 
-# Loaders that somebody goes through at this moment, but for a training's; the last one began last.
-_read_by_iteration: list[Any] = []
+def is_pinned(value: Any) -> bool:
+    """Return whether a batch holds a tensor in pinned memory."""
+    if isinstance(value, (Mapping, list, tuple)):
+        return any(map(is_pinned, value.values() if isinstance(value, Mapping) else value))
+    return isinstance(value, torch.Tensor) and value.is_pinned()
 
 
-def innermost_loader() -> Any:
-    """The loader whose iteration began last of those that go on, but for a training's; None if there is none."""
-    return _read_by_iteration[-1] if _read_by_iteration else None
+# Stack of the loaders that are being iterated, except that of a training, innermost last.
+_active_loaders: list[Any] = []
+
+
+def current_loader() -> Any:
+    """Return the innermost loader that is being iterated, except that of a training; None if there is none."""
+    return _active_loaders[-1] if _active_loaders else None
 
 
 def has_length(dataset: Any) -> TypeGuard[Sized]:
-    """Whether `len()` of a dataset or loader is known."""
+    """Return whether `len()` of a dataset or loader is known."""
     return length_of(dataset) is not None
 
 
 class LookaheadLoader(DataLoader):
-    """A DataLoader that collates one batch ahead of the one it hands out.
+    """A DataLoader that prefetches one batch; collators draw random numbers in the order of accelerate's loader.
 
-    It knows when it hands out the last batch, and collators that draw random numbers draw them in the order in which
-    they do under accelerate's loader.
+    When it gives the last batch, `end_of_dataloader` is true.
     """
 
-    # Class attributes, so that DataLoader's own constructor, which watches assignments, need not know them.
+    # Class attributes, since DataLoader's constructor watches assignments.
     epoch = 0
     end_of_dataloader = False
-    # Processes that share the data, each of which has every n-th batch of it, or its part of each batch.
+    # Processes that share the data: each has every n-th batch of it, or its part of each batch.
     processes = 1
     splits_batches = False
-    # Whether an incomplete last batch is left out, also where a batch sampler does that.
-    leaves_out_last = False
-    # Where the first process reads for all.
+    # Set if the first process reads for all.
     dispatch: Dispatch | None = None
-    # One that has to stand at the same place in all processes when an epoch begins.
+    # The generator whose state rank 0 broadcasts when an epoch begins.
     synchronized_generator: torch.Generator | None = None
-    # Where processes tell each other at each batch whether their streams have ended.
+    # Set if the processes exchange at each batch whether their streams have ended.
     common_end: CommonEnd | None = None
-    # How several processes share the data, in words that tell one way from the other; None in one process.
+    # The kind of sharing between processes, which a resume compares; None in one process.
     sharing: str | None = None
     _has_drawn_seed = False
     rows_in_last_batch = -1
-    # The accelerator on which batches are handed out; None leaves them on the host.
+    # Rows that an epoch which was resumed with other batches leaves out.
+    rows_skipped = 0
+    # The accelerator to which batches are moved; None leaves them on the host.
     destination: torch.device | None = None
-    copies_are_waited_for = True
-    # Called with the part of a training's time that begins; a builtin does nothing, and costs no Python call.
+    blocking_copies = True
+    # Whether batches are checked for pinned memory of the collator, which may write there again; and the last result.
+    _looks_for_pinned = _is_collators_memory = False
+    # Profiler hook; `id` is a no-op that costs no Python call.
     enter_part: Callable[[str], Any] = id
-    # What scripts read of accelerate's loaders: the Trainer's device, and what is never otherwise here.
+    # Attributes of accelerate's loaders that scripts read.
     device: torch.device | None = None
     gradient_state: Any = None
     use_stateful_dataloader = False
     skip_batches = 0
-    # Streams are dispatched under accelerate unless its user says no, and only then it counts their last batch.
+    # Streams are dispatched under accelerate by default, and only then their last batch is counted.
     dispatches_streams = True
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order the next iteration has, and tell sampler and dataset."""
+        """Set the epoch of the next iteration's order, also of sampler and dataset."""
         self.epoch = epoch
-        tell_epoch(epoch, self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.dataset)
+        set_epoch_on(epoch, self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.dataset)
 
     def hand_out_on(self, device: torch.device, settings: Any) -> None:
-        """Hand out batches on a device; on the CPU they are there already.
+        """Move batches to a device, unless it is the CPU.
 
         Parameters:
-            settings: of the accelerator; with `non_blocking` the host waits for no copy. For one out of memory that
-                this loader has pinned on CUDA it never does: that memory is not used again before it has been read.
+            settings: of the accelerator; with `non_blocking` the host waits for no copy. It never waits for a copy of
+                memory that this loader has pinned on CUDA, which is not used again before it has been read.
         """
         self.destination = None if device.type == "cpu" else device
-        has_pinned = self.pin_memory and device.type == "cuda"
-        self.copies_are_waited_for = not (has_pinned or getattr(settings, "non_blocking", False))
+        has_pinned, non_blocking = self.pin_memory and device.type == "cuda", getattr(settings, "non_blocking", False)
+        self.blocking_copies = not (has_pinned or non_blocking)
+        self._looks_for_pinned = has_pinned and not (non_blocking or self.num_workers)
 
     @property
     def total_batch_size(self) -> int:
-        """Samples in one batch of all processes together, as accelerate's loaders name it.
-
-        Raises:
-            AttributeError: nothing says how large the batches are.
-        """
+        """Samples in one batch of all processes together, as in accelerate's loaders."""
         if isinstance(self.dataset, SharedStream):
             return self.dataset.samples_of_round
         for source in (self, self.batch_sampler, self.sampler):
@@ -139,15 +142,12 @@ class LookaheadLoader(DataLoader):
         return length if self.dispatch is None else self.dispatch.length(length)
 
     def samples_in_last_batch(self) -> int | None:
-        """Samples in the last batch of all processes together, where it is not a full one for each."""
+        """Return the samples in the last batch of all processes together, if it is incomplete."""
         return self.remainder if self.remainder > 0 else None
 
     @property
     def remainder(self) -> int:
-        """Samples in the last batch of all processes together; 0 if it is a full one, -1 if unknown.
-
-        The number of a stream is known when its last batch has been handed out.
-        """
+        """Samples in the last batch of all processes together; 0 if it is full, -1 if unknown (yet)."""
         if self.dispatch is not None or (isinstance(self.dataset, IterableDataset) and self.dispatches_streams):
             return self.rows_in_last_batch
         if isinstance(self.dataset, SharedStream):
@@ -155,36 +155,31 @@ class LookaheadLoader(DataLoader):
         if (groups := length_groups_of(self)) is not None:
             return groups.samples_in_last_round
         batch_size = self.batch_size or getattr(self.batch_sampler, "batch_size", None)
-        leaves_out = self.drop_last or self.leaves_out_last or getattr(self.batch_sampler, "drop_last", False)
+        leaves_out = self.drop_last or getattr(self.batch_sampler, "drop_last", False)
         if batch_size is None or leaves_out or not has_length(self.dataset):
             return -1
-        # Of an epoch that was resumed with other batches.
-        left_out = getattr(getattr(self.batch_sampler, "sampler", None), "left_out", 0)
-        return (len(self.dataset) - left_out) % (batch_size if self.splits_batches else batch_size * self.processes)
+        rows_of_all = batch_size if self.splits_batches else batch_size * self.processes
+        return (len(self.dataset) - self.rows_skipped) % rows_of_all
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        _read_by_iteration.append(self)
+        _active_loaders.append(self)
         try:
             yield from self.read(None)
         finally:
-            # Iterators may end in another order than they began.
-            place = [one is self for one in _read_by_iteration].index(True)
-            del _read_by_iteration[place]
+            # Iterators may end in another order than they began, and loaders are compared by identity.
+            del _active_loaders[[id(loader) for loader in _active_loaders].index(id(self))]
 
     def read(self, progress: Any) -> Iterator[Any]:
-        """The batches of the epoch.
-
-        Parameters:
-            progress: told about each batch that is collated ahead, in a training that can be resumed.
-        """
+        """Yield the batches of the epoch; the `DataProgress` of a training follows each prefetch."""
         self.end_of_dataloader = False
         self.rows_in_last_batch = -1
+        self.rows_skipped = 0
         if self.common_end is not None:
             self.common_end.begin()
         if self.synchronized_generator is not None:
-            self.synchronized_generator.set_state(from_first(self.synchronized_generator.get_state()))
+            self.synchronized_generator.set_state(broadcast_object(self.synchronized_generator.get_state()))
         self.set_epoch(self.epoch)
-        batches = without_reports(self._read_here()) if progress is None else progress.begin(self, self._read_here)
+        batches = remove_reports(self._read_here()) if progress is None else progress.begin(self, self._read_here)
         if self.dispatch is not None:
             batches = self.dispatch.rounds(batches)
         current: Any = next(batches, NO_BATCH)
@@ -193,20 +188,21 @@ class LookaheadLoader(DataLoader):
         if self._ends(current is NO_BATCH, progress):
             return
         while current is not NO_BATCH:
-            if progress is not None:
-                progress.before_batch_ahead()
-            following = next(batches, NO_BATCH)
+            # A collator may write the next batch into the memory of this one.
+            if self.dispatch is None and self.destination is not None:
+                current = self._move(current, self.destination)
+            elif self.dispatch is not None and self.dispatch.reads:
+                current = map_nested(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, current)
+            following = next(batches, NO_BATCH) if progress is None else progress.prefetch(batches)
             if self.dispatch is not None:
                 current, following = self.dispatch.hand_out(current, following)
             if self.common_end is not None and self._ends(following is NO_BATCH, progress):
                 following = NO_BATCH
-            if progress is not None:
-                progress.after_batch_ahead(is_one=following is not NO_BATCH)
             self.end_of_dataloader = following is NO_BATCH
-            if self.destination is not None:
-                self.enter_part("to_device")
-                current = on_device(current, self.destination, not self.copies_are_waited_for)
-                self.enter_part("data")
+            if progress is not None:
+                progress.data_has_ended = self.end_of_dataloader
+            if self.dispatch is not None and self.destination is not None:
+                current = self._move(current, self.destination)
             if self.end_of_dataloader:
                 rows = first_dimension(current) if self.dispatch is None else self.dispatch.rows_in_last_round
                 self.rows_in_last_batch = rows or -1
@@ -214,24 +210,42 @@ class LookaheadLoader(DataLoader):
             current = following
         self.epoch += 1
 
+    def _move(self, batch: Any, device: torch.device) -> Any:
+        self.enter_part("to_device")
+        batch = on_device(batch, device, not (self.blocking_copies or self._is_collators_memory))
+        self.enter_part("data")
+        return batch
+
     def _ends(self, ends_here: bool, progress: Any) -> bool:
-        """Whether the data ends, here or in another process whose end is that of all."""
         return ends_here if self.common_end is None else self.common_end.is_reached(ends_here, progress is not None)
 
     def _read_here(self) -> Iterator[Any]:
         if self.dispatch is None or self.dispatch.reads:
-            return read_batches(self, super().__iter__)
+            return read_batches(self, self._batches_here)
         if not self.num_workers:
-            # An iterator draws a number when it is made, and generators stand at the same place in all processes.
+            # An iterator draws a number when it is made, and generators have the same states in all processes.
             super().__iter__()
         elif not (self.persistent_workers and self._has_drawn_seed):
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
             self._has_drawn_seed = True
         return iter(())
 
+    def _batches_here(self) -> Iterator[Any]:
+        batches: Any = super().__iter__()
+        if self._looks_for_pinned:
+            # The iterator pins nothing that is pinned already.
+            fetcher = batches._dataset_fetcher
+            fetcher.collate_fn = partial(self._collate_and_check, fetcher.collate_fn)
+        return batches
+
+    def _collate_and_check(self, collate: Callable[[Any], Any], samples: Any) -> Any:
+        batch = collate(samples)
+        self._is_collators_memory = is_pinned(batch)
+        return batch
+
 
 def warn_of_another_loader(args: TrainingArguments, loader: Any) -> None:
-    """Warn if batches are asked for that only a loader made here can form, and a script has made another one."""
+    """Warn of arguments for batches that a loader of the script does not form."""
     for name in ("max_tokens_per_batch", "pack_to_length"):
         if getattr(args, name) is not None and not isinstance(loader, LookaheadLoader):
             made = type(loader).__name__
@@ -248,14 +262,13 @@ def build_loader(
     is_training: bool,
     settings: Any = None,
 ) -> LookaheadLoader:
-    """The loader for this process's part of a dataset, as the `dataloader_*` arguments describe it.
+    """Return the loader for this process's part of a dataset, as the `dataloader_*` arguments describe it.
 
     Parameters:
-        collate: turns a list of samples into a batch.
         batch_size: samples of a micro-batch on one device.
         sampler: the order of a map-style dataset, or its batches; None for the dataset's own order.
         is_training: training loaders seed their workers.
-        settings: how processes share the data; by default `accelerator_config` of the arguments.
+        settings: the sharing between processes; by default `accelerator_config` of the arguments.
     """
     keywords: dict[str, Any] = {
         "batch_size": batch_size,
@@ -268,25 +281,25 @@ def build_loader(
         "prefetch_factor": args.dataloader_prefetch_factor,
         "in_order": args.dataloader_in_order,
     }
-    settings = args.accelerator_config if settings is None else settings
     if is_training and sampler is None:
-        warn_that_a_stream_has_its_own_order(args)
+        warn_of_order_of_stream(args)
     if not isinstance(dataset, IterableDataset):
         forms_batches = isinstance(sampler, (LengthGroups, DrawnGroups)) and args.max_tokens_per_batch is not None
         if forms_batches or is_a(sampler, "rebalancing sampler"):
             del keywords["batch_size"]
             keywords["batch_sampler"] = sampler
         else:
-            keywords.update(sampler=_seeded_by_epoch(args, sampler, settings), drop_last=args.dataloader_drop_last)
+            keywords.update(sampler=sampler, drop_last=args.dataloader_drop_last)
         if is_training:
             keywords["worker_init_fn"] = partial(
                 seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index
             )
-    return _lookahead_loader(args, dataset, keywords, settings)
+    loader: Any = prepare_loader(args, DataLoader(dataset, **keywords), settings)
+    return loader
 
 
-# What a DataLoader was built with, besides dataset, collator and the order of samples.
-CARRIED_OVER = (
+# Settings of a DataLoader in addition to dataset and order of samples.
+SETTINGS = (
     "num_workers",
     "collate_fn",
     "pin_memory",
@@ -300,78 +313,78 @@ CARRIED_OVER = (
 )
 
 
-def lookahead_version(
+def prepare_loader(
     args: TrainingArguments, loader: DataLoader, settings: Any = None, cut: Callable[..., Any] | None = None
 ) -> DataLoader:
-    """A LookaheadLoader over this process's part of a loader's data, as accelerate prepares loaders.
+    """Return a LookaheadLoader over this process's part of a loader's data, as accelerate prepares loaders.
 
-    Its random order is seeded by epoch where the arguments have it so. One that is a LookaheadLoader already is
-    returned as it is. So is a loader of another class in one process; several share out its dataset and batches.
+    The random order is seeded by epoch if the settings have it so. A LookaheadLoader is returned unchanged, and so is
+    a loader of another class in one process; with several, its dataset and batches are shared out.
 
     Parameters:
-        settings: how processes share the data; by default `accelerator_config` of the arguments.
+        settings: the sharing between processes; by default `accelerator_config` of the arguments.
         cut: cuts a process's part out of a batch that the first process has read, as `Dispatch` calls it.
     """
     settings = args.accelerator_config if settings is None else settings
-    is_of_own_class = type(loader) is not DataLoader
-    if isinstance(loader, LookaheadLoader) or (is_of_own_class and share_of(args, settings) is None):
+    share, dispatches = find_shard(args, settings), getattr(settings, "dispatch_batches", None)
+    if isinstance(loader, LookaheadLoader) or (type(loader) is not DataLoader and share is None):
         return loader
-    keywords: dict[str, Any] = {name: getattr(loader, name) for name in CARRIED_OVER}
+    dataset, is_stream = loader.dataset, isinstance(loader.dataset, IterableDataset)
+    keywords = {name: getattr(loader, name) for name in SETTINGS} | _batching(args, loader, settings)
+    if share is None:
+        prepared = LookaheadLoader(dataset, **keywords)
+    elif is_stream if dispatches is None else dispatches:
+        batches = keywords.get("batch_sampler")
+        share.check_divides(keywords.get("batch_size", getattr(batches, "batch_size", None)))
+        prepared = LookaheadLoader(dataset, **{**keywords, "generator": None})
+        prepared.dispatch = Dispatch(share, args.process_index == 0, keywords.get("drop_last", False), cut)
+        prepared.sharing = "dispatched"
+    elif is_stream:
+        prepared = _share_stream(dataset, keywords, share)
+        prepared.sharing = "read by each"
+    else:
+        prepared = _share_batches(dataset, keywords, share, settings)
+        prepared.sharing = "by index"
+    if share is not None:
+        prepared.processes, prepared.splits_batches = share.count, share.split_batches
+    prepared.dispatches_streams = dispatches is not False
+    prepared.device = args.device
+    return prepared
+
+
+def _batching(args: TrainingArguments, loader: DataLoader, settings: Any) -> dict[str, Any]:
+    """Return the keywords for a DataLoader that forms the batches of a loader, in an order that is seeded by epoch."""
     batches: Any = loader.batch_sampler
     if isinstance(loader.dataset, IterableDataset):
-        keywords.update(batch_size=loader.batch_size, drop_last=loader.drop_last)
-    elif batches is None:
-        keywords.update(batch_size=None, sampler=loader.sampler)
-    elif type(batches) is BatchSampler and isinstance(batches.sampler, RandomSampler):
-        sampler = _seeded_by_epoch(args, batches.sampler, settings)
-        keywords.update(batch_size=batches.batch_size, drop_last=batches.drop_last, sampler=sampler)
-    else:
+        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    if batches is None:
+        return {"batch_size": None, "sampler": loader.sampler}
+    sampler: Any = getattr(batches, "sampler", None)
+    is_random = isinstance(sampler, RandomSampler) and not isinstance(sampler, EpochSeededSampler)
+    is_to_be_seeded = is_random and getattr(settings, "use_seedable_sampler", True)
+    if is_to_be_seeded:
+        sampler = EpochSeededSampler.replacing(sampler, args.data_seed)
+    if type(batches) is BatchSampler:
+        return {"batch_size": batches.batch_size, "drop_last": batches.drop_last, "sampler": sampler}
+    if is_to_be_seeded:
         # A batch sampler of another class may hold a random order of samples.
-        if isinstance(getattr(batches, "sampler", None), RandomSampler):
-            batches.sampler = _seeded_by_epoch(args, batches.sampler, settings)
-        keywords["batch_sampler"] = batches
-    return _lookahead_loader(args, loader.dataset, keywords, settings, cut)
+        batches.sampler = sampler
+    return {"batch_sampler": batches}
 
 
-def _lookahead_loader(
-    args: TrainingArguments, dataset: Any, keywords: dict[str, Any], settings: Any, cut: Any = None
-) -> LookaheadLoader:
-    dispatches = getattr(settings, "dispatch_batches", None)
-    share, is_stream = share_of(args, settings), isinstance(dataset, IterableDataset)
-    if share is None:
-        loader = LookaheadLoader(dataset, **keywords)
-    elif is_stream if dispatches is None else dispatches:
-        share.check_divides(keywords.get("batch_size", getattr(keywords.get("batch_sampler"), "batch_size", None)))
-        loader = LookaheadLoader(dataset, **{**keywords, "generator": None})
-        loader.dispatch = Dispatch(share, args.process_index == 0, keywords.get("drop_last", False), cut)
-        loader.sharing = "dispatched"
-    elif is_stream:
-        loader = _loader_of_stream(dataset, keywords, share)
-        loader.sharing = "read by each"
-    else:
-        loader = _loader_of_part(dataset, keywords, share, settings)
-        loader.sharing = "by index"
-    if share is not None:
-        loader.processes, loader.splits_batches = share.of, share.split_batches
-        loader.leaves_out_last = keywords.get("drop_last", False)
-    loader.dispatches_streams = dispatches is not False
-    loader.device = args.device
-    return loader
-
-
-def _loader_of_stream(dataset: Any, keywords: dict[str, Any], share: Share) -> LookaheadLoader:
+def _share_stream(dataset: Any, keywords: dict[str, Any], share: ShardSpec) -> LookaheadLoader:
     batch_size = keywords["batch_size"]
     if batch_size is None:
         raise ValueError(
             "A stream whose DataLoader has batch_size=None gives whole batches, and these are not shared out between "
             "processes. Set dispatch_batches=True in accelerator_config, or give the DataLoader a batch_size."
         )
-    if is_a(dataset, "datasets.IterableDataset") and not share.split_batches and dataset.n_shards >= share.of:
+    if is_a(dataset, "datasets.IterableDataset") and not share.split_batches and dataset.n_shards >= share.count:
         # Each process opens its own files.
-        part: Any = dataset.shard(num_shards=share.of, index=share.number)
+        part: Any = dataset.shard(num_shards=share.count, index=share.index)
     else:
-        part = SharedStream(dataset, batch_size, share, keywords.get("drop_last", False))
-    loader = LookaheadLoader(part, **{**keywords, "batch_size": share.samples_of_part(batch_size)})
+        part = SharedStream(dataset, batch_size, share, keywords["drop_last"])
+    loader = LookaheadLoader(part, **{**keywords, "batch_size": share.samples_of_shard(batch_size)})
     loader.common_end = None if has_length(part) else CommonEnd()
     generator = getattr(dataset, "generator", None)
     if isinstance(part, SharedStream) and isinstance(generator, torch.Generator):
@@ -379,55 +392,41 @@ def _loader_of_stream(dataset: Any, keywords: dict[str, Any], share: Share) -> L
     return loader
 
 
-def _loader_of_part(dataset: Any, keywords: dict[str, Any], share: Share, settings: Any) -> LookaheadLoader:
+def _share_batches(dataset: Any, keywords: dict[str, Any], share: ShardSpec, settings: Any) -> LookaheadLoader:
     if is_a(keywords.get("batch_sampler"), "rebalancing sampler"):
-        # It knows which process it is for.
+        # The sampler gives the batches of this process.
         return LookaheadLoader(dataset, **keywords)
-    others = dict(keywords)
-    batch_size, drop_last = others.pop("batch_size", None), others.pop("drop_last", False)
-    batches, sampler = others.pop("batch_sampler", None), others.pop("sampler", None)
-    if batches is None and batch_size is None:
+    if "batch_size" in keywords and keywords["batch_size"] is None:
         # The dataset is asked for whole batches.
-        if not isinstance(sampler, BatchSampler):
+        if not isinstance(keywords["sampler"], BatchSampler):
             raise ValueError(
                 "A DataLoader with batch_size=None and no batch sampler cannot be shared out between processes: give "
                 "it a batch_size, or a BatchSampler as its sampler."
             )
-        return LookaheadLoader(dataset, **others, batch_size=None, sampler=SharedBatches(sampler, share))
+        return LookaheadLoader(dataset, **{**keywords, "sampler": SharedBatches(keywords["sampler"], share)})
+    batches = keywords.get("batch_sampler")
     if batches is None:
-        order = SequentialSampler(dataset) if sampler is None else sampler
-        batches = BatchSampler(order, batch_size, drop_last)
-    generator = _generator_to_synchronize(batches, settings)
-    loader = LookaheadLoader(dataset, **others, batch_sampler=SharedBatches(batches, share))
+        batches = BatchSampler(*(keywords.pop(name) for name in ("sampler", "batch_size", "drop_last")))
+    keywords["batch_sampler"] = SharedBatches(batches, share)
+    sampler: Any = getattr(batches, "sampler", None)
+    generator: torch.Generator | None = None
+    if hasattr(sampler, "generator") and not isinstance(sampler, EpochSeededSampler):
+        if sampler.generator is None and not getattr(settings, "use_seedable_sampler", True):
+            seed = int(torch.empty((), dtype=torch.int64).random_().item())
+            sampler.generator = torch.Generator().manual_seed(seed)
+        generator = sampler.generator
+    loader = LookaheadLoader(dataset, **keywords)
     loader.synchronized_generator = generator
     return loader
 
 
-def _generator_to_synchronize(batches: Any, settings: Any) -> torch.Generator | None:
-    """The generator of a random order that is not seeded by epoch, made if there is none."""
-    sampler: Any = getattr(batches, "sampler", None)
-    if isinstance(sampler, EpochSeededSampler) or not hasattr(sampler, "generator"):
-        return None
-    if sampler.generator is None and not getattr(settings, "use_seedable_sampler", True):
-        seed = int(torch.empty((), dtype=torch.int64).random_().item())
-        sampler.generator = torch.Generator().manual_seed(seed)
-    return sampler.generator
-
-
-def _seeded_by_epoch(args: TrainingArguments, sampler: Any, settings: Any) -> Any:
-    is_seeded = isinstance(sampler, EpochSeededSampler)
-    if isinstance(sampler, RandomSampler) and not is_seeded and getattr(settings, "use_seedable_sampler", True):
-        return EpochSeededSampler.replacing(sampler, args.data_seed)
-    return sampler
-
-
 def whole_dataset(loader: Any) -> Any:
-    """The dataset of a loader, and where the loader has one process's part of it, all of it; None where it has none."""
+    """Return the dataset of a loader, all of it if the loader reads one process's part; None if there is none."""
     dataset = getattr(loader, "dataset", None)
     return dataset.dataset if isinstance(dataset, SharedStream) else dataset
 
 
 def count_examples(loader: Any, batch_size: int) -> int:
-    """Samples in a loader: the length of its dataset, else estimated from its length in batches of `batch_size`."""
+    """Return the length of a loader's dataset, or else an estimate from its length in batches."""
     dataset = whole_dataset(loader)
     return len(dataset) if has_length(dataset) else len(loader) * batch_size

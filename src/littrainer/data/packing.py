@@ -1,7 +1,7 @@
-"""Several documents in one row, for causal language models: no padding between them, and none sees another.
+"""Several documents in one row, for causal language models: no padding between them, and no attention across them.
 
 Position ids begin again with each document. From these, transformers' models make attention masks that keep documents
-apart; flash attention is handed where each begins.
+apart; flash attention takes the beginnings of the documents.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from littrainer.data.position import holds_samples_back
-from littrainer.data.samplers import known_lengths, length_of_sample
-from littrainer.data.sharding import tell_epoch
-from littrainer.data.token_batches import LengthGroups, check_fit, drawn_or_fixed
+from littrainer.data.resume.progress import has_shuffle_buffer
+from littrainer.data.samplers import length_of_sample, measure_lengths
+from littrainer.data.sharding import set_epoch_on
+from littrainer.data.token_batches import LengthGroups, check_fit, follow_sampler
 from littrainer.data.windows import IGNORED_LABEL
 from littrainer.distributed.layout import data_parallel_size
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 # A document of one token has nothing to predict.
-FEWEST_TOKENS = 2
+MIN_TOKENS = 2
 # Rows' worth of documents of a stream that are packed together.
 ROWS_PACKED_TOGETHER = 64
 
@@ -66,14 +66,14 @@ def packed(
     collator = PackedCollator(collate, size, padding, flattens=flattens, fills=bool(fills))
     if is_stream:
         return PackedStream(dataset, size), None, collator
-    lengths = known_lengths(args, whole, processing_class, "pack_to_length")
+    lengths = measure_lengths(args, whole, processing_class, "pack_to_length")
     check_fit(lengths, size, "pack_to_length", "documents")
-    documents = np.flatnonzero(lengths >= FEWEST_TOKENS)
+    documents = np.flatnonzero(lengths >= MIN_TOKENS)
     if not len(documents):
-        raise ValueError(f"pack_to_length={size}: no document has {FEWEST_TOKENS} tokens, so there is none to predict.")
+        raise ValueError(f"pack_to_length={size}: no document has {MIN_TOKENS} tokens, so there is none to predict.")
     widths = lengths[documents]
     rows = [np.array(row) for row in best_fit(np.sort(widths)[::-1].tolist(), size)]
-    groups = drawn_or_fixed(args, LengthGroups(widths, rows), sampler, "pack_to_length")
+    groups = follow_sampler(args, LengthGroups(widths, rows), sampler, "pack_to_length")
     return PackedDocuments(dataset, documents, len(rows)), groups, collator
 
 
@@ -107,9 +107,8 @@ class PackedDocuments(Dataset[list[Any]]):
     """The documents of a map-style dataset, by rows.
 
     Parameters:
-        dataset: has the documents.
-        documents: places in it of those that are packed.
-        rows: rows that they fill.
+        documents: indices in the dataset of the documents that are packed.
+        rows: number of rows.
     """
 
     def __init__(self, dataset: Any, documents: np.ndarray, rows: int):
@@ -119,17 +118,16 @@ class PackedDocuments(Dataset[list[Any]]):
         return self.rows
 
     def __getitem__(self, row: Sequence[int]) -> list[Any]:
-        places = self.documents[row].tolist()
+        indices = self.documents[row].tolist()
         if hasattr(self.dataset, "__getitems__"):
-            return list(self.dataset.__getitems__(places))
-        return [self.dataset[place] for place in places]
+            return list(self.dataset.__getitems__(indices))
+        return [self.dataset[index] for index in indices]
 
 
 class PackedStream(IterableDataset[list[Any]]):
     """The documents of a stream, by rows of up to `size` tokens.
 
-    As many documents as would fill 64 rows are read ahead and packed best-fit. If the stream tells where it stands, so
-    does this one.
+    As many documents as would fill 64 rows are prefetched and packed best-fit. It has a state if the stream has one.
     """
 
     def __init__(self, dataset: Any, size: int):
@@ -137,14 +135,14 @@ class PackedStream(IterableDataset[list[Any]]):
         self.generator = getattr(dataset, "generator", None)
         self._rows_done = self._rows_to_skip = 0
         self._stream_state: Any = None
-        self._tells = callable(getattr(dataset, "state_dict", None)) and not holds_samples_back(dataset)
-        if self._tells:
+        self._has_state = callable(getattr(dataset, "state_dict", None)) and not has_shuffle_buffer(dataset)
+        if self._has_state:
             # Their presence says that the stream need not be read again.
             self.state_dict, self.load_state_dict = self._state, self._load_state
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the stream is read in."""
-        tell_epoch(epoch, self.dataset)
+        set_epoch_on(epoch, self.dataset)
 
     def _state(self) -> dict[str, Any]:
         return {"stream": self._stream_state, "rows": self._rows_done}
@@ -157,17 +155,17 @@ class PackedStream(IterableDataset[list[Any]]):
     def __iter__(self) -> Iterator[list[Any]]:
         documents = iter(self.dataset)
         while True:
-            # Of where the documents that are packed together begin.
-            self._stream_state = copy.deepcopy(self.dataset.state_dict()) if self._tells else None
+            # Before the documents that are packed together.
+            self._stream_state = copy.deepcopy(self.dataset.state_dict()) if self._has_state else None
             self._rows_done, self._rows_to_skip = self._rows_to_skip, 0
-            rows = self._rows_of(documents)
+            rows = self._pack_rows(documents)
             if not rows:
                 return
             for row in rows[self._rows_done :]:
                 self._rows_done += 1
                 yield row
 
-    def _rows_of(self, stream: Iterator[Any]) -> list[list[Any]]:
+    def _pack_rows(self, stream: Iterator[Any]) -> list[list[Any]]:
         documents, tokens = [], 0
         for document in stream:
             if "input_ids" not in document:
@@ -181,12 +179,12 @@ class PackedStream(IterableDataset[list[Any]]):
                     f"pack_to_length={self.size}: a document of the stream has {length} tokens. Cut it in the dataset, "
                     "or set a larger pack_to_length."
                 )
-            if length >= FEWEST_TOKENS:
+            if length >= MIN_TOKENS:
                 documents.append((length, document))
                 tokens += length
             if tokens >= ROWS_PACKED_TOGETHER * self.size:
                 break
-        documents.sort(key=lambda one: -one[0])
+        documents.sort(key=lambda pair: -pair[0])
         rows = best_fit([length for length, _ in documents], self.size)
         return [[documents[number][1] for number in row] for row in rows]
 

@@ -1,4 +1,4 @@
-"""The order in which samples are drawn, and which order the arguments ask for."""
+"""Samplers, and the choice of one by the arguments."""
 
 from __future__ import annotations
 
@@ -24,18 +24,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Batches that are sorted by length together: fewer where the data would make fewer than so many groups.
-MOST_BATCHES_SORTED_TOGETHER = 50
-FEWEST_SORTED_GROUPS = 4
+# Batches that are sorted by length together; fewer if the data would make fewer than the minimum of groups.
+MAX_BATCHES_SORTED_TOGETHER = 50
+MIN_SORTED_GROUPS = 4
 
 
 class EpochSeededSampler(RandomSampler):
-    """A random sampler whose order depends on a seed and the epoch only.
+    """A random sampler whose order of epoch `e` is that of a generator seeded with `data_seed + e`, as accelerate's.
 
     Parameters:
         data_seed: the seed; None takes the seed torch's global generator was last given.
-
-    The order of epoch `e` is that of a generator seeded with `data_seed + e`, as in accelerate's seedable sampler.
     """
 
     def __init__(self, *args: Any, data_seed: int | None = None, **kwargs: Any):
@@ -45,7 +43,7 @@ class EpochSeededSampler(RandomSampler):
 
     @classmethod
     def replacing(cls, sampler: RandomSampler, data_seed: int | None) -> EpochSeededSampler:
-        """The same draws (replacement, number, generator) as another random sampler makes, but seeded by epoch."""
+        """Return a sampler that draws as another random sampler, but seeded by epoch."""
         return cls(
             sampler.data_source,
             replacement=sampler.replacement,
@@ -76,7 +74,9 @@ def get_length_grouped_indices(
     mega_batch_mult: int | None = None,
     generator: torch.Generator | None = None,
 ) -> list[int]:
-    """A random order in which samples of similar length stand together, and the longest one first.
+    """Return a random order with samples of similar length together.
+
+    The longest sample comes first, so that running out of memory happens at once and not after hours.
 
     Parameters:
         lengths: the length of each sample, in tokens.
@@ -84,11 +84,9 @@ def get_length_grouped_indices(
         mega_batch_mult: batches that are shuffled into a group and sorted there; by default 50, or fewer so that a
             small dataset has four groups.
         generator: draws the order; torch's global one by default.
-
-    The longest sample comes first so that running out of memory happens at once and not after hours.
     """
     if mega_batch_mult is None:
-        mega_batch_mult = max(1, min(MOST_BATCHES_SORTED_TOGETHER, len(lengths) // (batch_size * FEWEST_SORTED_GROUPS)))
+        mega_batch_mult = max(1, min(MAX_BATCHES_SORTED_TOGETHER, len(lengths) // (batch_size * MIN_SORTED_GROUPS)))
     shuffled = torch.randperm(len(lengths), generator=generator).tolist()
     group_size = mega_batch_mult * batch_size
     groups = [
@@ -103,11 +101,11 @@ def get_length_grouped_indices(
 
 
 class LengthGroupedSampler(Sampler[int]):
-    """Draws samples in a random order that puts those of similar length together, so that batches need less padding.
+    """A random order with samples of similar length together, so that batches need less padding.
 
     Parameters:
         batch_size: samples of a batch, or of all micro-batches of an optimizer step.
-        dataset: measured where `lengths` is not given.
+        dataset: measured if `lengths` is None.
         lengths: the length of each sample, in tokens.
         model_input_name: the key of the samples that is measured; `"input_ids"` by default.
         generator: draws the order; torch's global one by default.
@@ -127,7 +125,7 @@ class LengthGroupedSampler(Sampler[int]):
         if dataset is None and lengths is None:
             raise ValueError("LengthGroupedSampler needs a `dataset` to measure, or the `lengths` of its samples.")
         self.batch_size = batch_size
-        self.lengths = sample_lengths(dataset, model_input_name) if lengths is None else whole_numbers(lengths)
+        self.lengths = sample_lengths(dataset, model_input_name) if lengths is None else list_lengths(lengths)
         self.generator = generator
 
     def __len__(self) -> int:
@@ -149,15 +147,13 @@ def length_of_sample(sample: Any, name: str, without_padding: bool) -> int:
 
 
 def sample_lengths(dataset: Any, model_input_name: str | None = None, without_padding: bool = False) -> list[int]:
-    """The length of each sample's main input.
+    """Return the length of each sample's main input.
 
     Parameters:
-        dataset: map-style, with mappings as samples.
+        dataset: map-style, with mappings as samples; those of a `datasets.Dataset` are measured in its table if
+            possible, since decoding all samples takes as long as an epoch of reading them.
         model_input_name: the key whose value is measured; `"input_ids"` by default.
         without_padding: count only what the samples' attention masks show, if they have any.
-
-    Lengths in a `datasets.Dataset` are read from its table, if that has them: decoding all samples takes as long as
-    an epoch of reading them.
 
     Raises:
         ValueError: samples are no mappings, or have no such key.
@@ -182,7 +178,7 @@ def sample_lengths(dataset: Any, model_input_name: str | None = None, without_pa
 
 
 def _lengths_in_table(dataset: Any, name: str) -> list[int] | None:
-    # A subclass may read otherwise than its table stands.
+    # A subclass may read other rows than those of its table.
     if type(dataset) not in known_classes("datasets.Dataset") or not len(dataset):
         return None
     shown = dataset.format
@@ -206,34 +202,32 @@ def _lengths_in_table(dataset: Any, name: str) -> list[int] | None:
     return None if None in lengths else lengths
 
 
-# Datasets that have been measured, with the names that were read; evaluations ask for them again and again.
+# Datasets that have been measured, with the names that were read; evaluations need the lengths again and again.
 _measured: WeakKeyDictionary[Any, tuple[tuple[str, str | None, bool], np.ndarray]] = WeakKeyDictionary()
 
 
-def known_lengths(args: TrainingArguments, dataset: Any, processing_class: Any, argument: str) -> np.ndarray:
+def measure_lengths(args: TrainingArguments, dataset: Any, processing_class: Any, argument: str) -> np.ndarray:
     """Return the length of each sample in tokens; a dataset is measured once.
 
-    They stand in the column `length_column_name` of a `datasets.Dataset`, in an attribute `lengths` of any dataset, or
-    are those of the samples' main input.
+    The lengths are those of the column `length_column_name`, of an attribute `lengths`, or of the main input.
 
     Parameters:
-        argument: the name of the one that needs them, for errors; `pack_to_length` needs them without padding.
+        argument: the argument that needs them, for errors; `pack_to_length` needs them without padding.
 
     Raises:
         ValueError: the samples have no length, or `lengths` has another number of them.
     """
     names = args.length_column_name, _main_input_name(processing_class), argument == "pack_to_length"
-    # A list cannot be remembered so, and is measured fast.
+    # A list cannot be a key, and is measured fast.
     with suppress(TypeError):
         known = _measured.get(dataset)
         if known is not None and known[0] == names and len(known[1]) == len(dataset):
             return known[1]
     lengths = _length_column(args, dataset)
-    if lengths is None:
+    if lengths is None and not callable(getattr(dataset, "lengths", None)):
         lengths = getattr(dataset, "lengths", None)
-        lengths = None if callable(lengths) else lengths
     try:
-        found = sample_lengths(dataset, *names[1:]) if lengths is None else whole_numbers(lengths)
+        found = sample_lengths(dataset, *names[1:]) if lengths is None else list_lengths(lengths)
     except ValueError as error:
         raise ValueError(
             f"{argument}={getattr(args, argument)} needs the length of each sample: add `input_ids` to the samples, or "
@@ -247,9 +241,9 @@ def known_lengths(args: TrainingArguments, dataset: Any, processing_class: Any, 
     return measured
 
 
-def whole_numbers(lengths: Any) -> list[int]:
-    """Lengths as a list, whatever column, tensor or array they stand in: comparing them one by one has to be fast."""
-    # The column of a `datasets.Dataset` decodes each value for itself, unless all are asked for at once.
+def list_lengths(lengths: Any) -> list[int]:
+    """Return the lengths of a column, tensor or array as a list, whose numbers are compared fast."""
+    # The column of a `datasets.Dataset` decodes each value for itself, unless all are read at once.
     lengths = lengths[:]
     return lengths.tolist() if hasattr(lengths, "tolist") else list(lengths)
 
@@ -258,30 +252,24 @@ ORDERED_BY_LENGTH = ("group_by_length", "batch_rebalance")
 
 
 def train_sampler(args: TrainingArguments, dataset: Any, processing_class: Any) -> Sampler[Any]:
-    """The sampler of a training dataset that has a length, as `train_sampling_strategy` or `sortish_sampler` names it.
+    """Return the sampler of a map-style training dataset for `train_sampling_strategy` or `sortish_sampler`.
 
     Parameters:
-        dataset: map-style.
         processing_class: its main input's name is the key whose length counts.
 
     Raises:
         ValueError: the strategy needs lengths, and the samples have none.
     """
-    strategy = _strategy(args)
+    strategy, samples_of_step = _strategy(args), args.train_batch_size * args.gradient_accumulation_steps
     if strategy == "group_by_length":
-        return LengthGroupedSampler(
-            args.train_batch_size * args.gradient_accumulation_steps,
-            dataset=dataset,
-            lengths=_length_column(args, dataset),
-            model_input_name=_main_input_name(processing_class),
-        )
+        return _group_by_length(args, dataset, processing_class, samples_of_step)
     if strategy == "batch_rebalance":
         lengths = _length_column(args, dataset)
         if lengths is None:
             lengths = sample_lengths(dataset, _main_input_name(processing_class))
         return _rebalance_sampler_class()(
-            whole_numbers(lengths),
-            effective_batch_size=args.train_batch_size * args.gradient_accumulation_steps * data_parallel_size(args),
+            list_lengths(lengths),
+            effective_batch_size=samples_of_step * data_parallel_size(args),
             dp_size=data_parallel_size(args),
             grad_accum=args.gradient_accumulation_steps,
             rank=data_parallel_rank(args),
@@ -305,24 +293,24 @@ def _strategy(args: TrainingArguments) -> str:
 
 
 def evaluation_sampler(args: TrainingArguments, dataset: Any, processing_class: Any) -> Sampler[int] | None:
-    """The sampler of an evaluation dataset that has a length: its own order, or by length where training is.
-
-    None stands for its own order where several processes share it.
-    """
+    """Return the sampler of an evaluation dataset: its own order (None with several processes), or by length."""
     if args.train_sampling_strategy != "group_by_length":
         return SequentialSampler(dataset) if args.world_size <= 1 else None
     seed = args.seed if args.data_seed is None else args.data_seed
-    return LengthGroupedSampler(
-        args.eval_batch_size,
-        dataset=dataset,
-        lengths=_length_column(args, dataset),
-        model_input_name=_main_input_name(processing_class),
-        generator=torch.Generator().manual_seed(seed),
+    return _group_by_length(
+        args, dataset, processing_class, args.eval_batch_size, generator=torch.Generator().manual_seed(seed)
     )
 
 
-def warn_that_a_stream_has_its_own_order(args: TrainingArguments) -> None:
-    """Say that a strategy which asks for lengths has no effect on training data that is read in its own order."""
+def _group_by_length(
+    args: TrainingArguments, dataset: Any, processing_class: Any, batch_size: int, generator: Any = None
+) -> LengthGroupedSampler:
+    lengths, name = _length_column(args, dataset), _main_input_name(processing_class)
+    return LengthGroupedSampler(batch_size, dataset, lengths, name, generator)
+
+
+def warn_of_order_of_stream(args: TrainingArguments) -> None:
+    """Warn that a strategy which needs lengths has no effect on training data that is read in its own order."""
     if _strategy(args) in ORDERED_BY_LENGTH:
         logger.warning(
             "train_sampling_strategy=%r has no effect: the training data is a stream or has no length, and is read "
@@ -331,14 +319,10 @@ def warn_that_a_stream_has_its_own_order(args: TrainingArguments) -> None:
         )
 
 
-def warn_that_lengths_are_dropped(args: TrainingArguments, given: Any, kept: Any) -> None:
-    """Say that the column of lengths was among the unused ones, which go before samples are ordered.
-
-    Parameters:
-        given, kept: a `datasets.Dataset` before and after its unused columns were dropped.
-    """
+def warn_that_lengths_are_dropped(args: TrainingArguments, whole: Any, kept: Any) -> None:
+    """Warn if the column of lengths was among the unused columns of a `datasets.Dataset`, which are dropped before."""
     name = args.length_column_name
-    if _strategy(args) in ORDERED_BY_LENGTH and name in given.column_names and name not in kept.column_names:
+    if _strategy(args) in ORDERED_BY_LENGTH and name in whole.column_names and name not in kept.column_names:
         warnings.warn(
             f"length_column_name={name!r} is not read: the column is dropped, since the model does not take it, and "
             "samples are measured by their main input. Set remove_unused_columns=False to have it read.",

@@ -1,4 +1,4 @@
-"""Where the data of the processes ends: one that has more batches than the others would wait for them for ever."""
+"""The common end of the data of all processes: a process with more batches would wait for the others for ever."""
 
 from __future__ import annotations
 
@@ -7,30 +7,29 @@ from collections.abc import Sequence
 from typing import Any
 
 from littrainer.data.sharding import length_of
-from littrainer.distributed.agreement import agreed, are_several, from_each
+from littrainer.distributed.collectives import all_gather_object, any_rank, is_distributed
 
 logger = logging.getLogger(__name__)
 
 
 class UnequalData(ValueError):
-    """The processes have differently many batches, or have them for different calls."""
+    """The processes have different numbers of batches, or make different calls."""
 
 
 def check_equal_lengths(loader: Any, what: str, call: str = "") -> None:
-    """Refuse loaders of different lengths; a call that all processes make.
+    """Refuse loaders of different lengths; all processes make this call.
 
     Parameters:
-        loader: this process's; one without a length is not checked.
         what: the data, for the error: "training data".
-        call: what it is read for: "evaluation with metric_key_prefix='eval'". It must be the same in all, and the
-            number of samples too: what processes evaluate that are at different calls is a wrong number.
+        call: the purpose of an evaluation, such as "evaluation with metric_key_prefix='eval'". It has to be the same in
+            all processes, and the number of samples too.
 
     Raises:
-        UnequalData: the processes have differently many batches, or are at different calls; it names their ranks.
+        UnequalData: the numbers of batches or the calls differ; it names the ranks.
     """
-    if not are_several():
+    if not is_distributed():
         return
-    everywhere = from_each((length_of(loader), length_of(getattr(loader, "dataset", None)), call))
+    everywhere = all_gather_object((length_of(loader), length_of(getattr(loader, "dataset", None)), call))
     batches, samples, calls = zip(*everywhere, strict=True)
     if len(set(calls)) > 1:
         raise UnequalData(
@@ -66,31 +65,28 @@ class CommonEnd:
 
     def __init__(self) -> None:
         self._batches = 0
-        self._is_told = False
+        self._has_warned = False
 
     def begin(self) -> None:
-        """The data is read from its beginning."""
+        """Begin to count the batches of an epoch."""
         self._batches = 0
 
     def is_reached(self, has_ended: bool, is_training: bool) -> bool:
-        """Whether any of them has ended; a call that all processes make at each batch.
+        """Return whether any stream has ended; all processes make this call at each batch.
 
         Parameters:
-            has_ended: this process's has.
+            has_ended: whether the stream of this process has.
             is_training: the others end with the shortest; else samples would be missing in the result.
 
         Raises:
-            UnequalData: some have ended, others go on, and it is no training data.
+            UnequalData: some have ended, others continue, and it is no training data.
         """
-        if not agreed(has_ended):
+        if not any_rank(has_ended):
             self._batches += 1
             return False
-        ended = from_each(has_ended)
-        if not all(ended):
-            self._tell(ended, is_training)
-        return True
-
-    def _tell(self, ended: list[bool], is_training: bool) -> None:
+        ended = all_gather_object(has_ended)
+        if all(ended) or (is_training and self._has_warned):
+            return True
         ranks = ", ".join(str(rank) for rank, has_ended in enumerate(ended) if has_ended)
         found = (
             f"The data of rank {ranks} has ended after {_counted(self._batches, 'batch', 'batches')}, and that of the "
@@ -99,10 +95,10 @@ class CommonEnd:
         instead = "set dispatch_batches=True in accelerator_config, and the first process reads for all"
         if not is_training:
             raise UnequalData(f"{found}. Evaluate equally long streams, or {instead}.")
-        if not self._is_told:
-            logger.warning(
-                "%s: an epoch ends for all where the shortest stream ends. Give each process as many samples, or %s.",
-                found,
-                instead,
-            )
-            self._is_told = True
+        logger.warning(
+            "%s: an epoch ends for all where the shortest stream ends. Give each process as many samples, or %s.",
+            found,
+            instead,
+        )
+        self._has_warned = True
+        return True

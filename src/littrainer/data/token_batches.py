@@ -1,7 +1,7 @@
-"""Groups of samples that tokens decide on: batches up to a number of tokens, and rows into which documents are packed.
+"""Groups of samples by tokens: batches up to a number of tokens, and rows into which documents are packed.
 
-Groups are formed of places in the order by length. Which samples of one length stand at which of their places is drawn
-for each epoch, so that the number of groups, and of optimizer steps, is the same in all epochs.
+Groups are formed of positions in the order by length. The samples of one length are distributed over their positions
+again for each epoch, so that the number of groups, and of optimizer steps, is the same in all epochs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, RandomSampler, Sampler, SequentialSampler
 
-from littrainer.data.samplers import EpochSeededSampler, known_lengths
+from littrainer.data.samplers import EpochSeededSampler, measure_lengths
 from littrainer.data.sharding import length_of
 from littrainer.distributed.layout import data_parallel_size
 
@@ -29,7 +29,7 @@ class LengthGroups(Sampler[list[int]]):
 
     Parameters:
         widths: the length of each sample in tokens, rounded up.
-        groups: places in the order by width, from the largest down.
+        groups: positions in the order by width, from the largest down.
         samples_in_last_round: samples of the last groups that processes read at a time; further ones repeat others.
     """
 
@@ -55,12 +55,7 @@ class LengthGroups(Sampler[list[int]]):
 
 
 class DrawnGroups(EpochSeededSampler):
-    """The groups in random order, each of samples that are drawn among those of the same width.
-
-    Parameters:
-        groups: what is drawn from.
-        data_seed: the seed; None takes the seed torch's global generator was last given.
-    """
+    """The groups in random order, each of samples that are drawn among those of the same width."""
 
     def __init__(self, groups: LengthGroups, data_seed: int | None):
         super().__init__(groups.widths, data_seed=data_seed)
@@ -68,14 +63,13 @@ class DrawnGroups(EpochSeededSampler):
 
     @property
     def sampler(self) -> DrawnGroups:
-        """Return itself: what has the order of the batches, if they are those of a batch sampler."""
+        """Return itself, which has the order of the batches of a batch sampler."""
         return self
 
     def __len__(self) -> int:
         return len(self.groups)
 
     def _orders(self) -> Iterator[Iterator[Any]]:
-        # As in the base class, seeded when the first group is asked for.
         self.generator = generator = self.generator or torch.Generator()
         generator.manual_seed(self.epoch + self.initial_seed)
         order = self.groups.by_width(torch.randperm(len(self.groups.widths), generator=generator).numpy())
@@ -84,11 +78,11 @@ class DrawnGroups(EpochSeededSampler):
         self.epoch += 1
 
 
-def drawn_or_fixed(args: TrainingArguments, groups: LengthGroups, sampler: Any, argument: str) -> Any:
-    """Return groups in the order that a sampler stands for: random, or the same in each epoch.
+def follow_sampler(args: TrainingArguments, groups: LengthGroups, sampler: Any, argument: str) -> Any:
+    """Return groups in the kind of order of a sampler: random, or the same in each epoch.
 
     Raises:
-        ValueError: it is a sampler of the script's own, whose draws groups cannot follow; it names the argument.
+        ValueError: groups cannot follow the draws of a sampler of the script; the error names the argument.
     """
     is_random = type(sampler) is RandomSampler and not sampler.replacement
     if is_random and sampler.num_samples == len(sampler.data_source):
@@ -123,7 +117,7 @@ def batches_by_tokens(
             f"max_tokens_per_batch={limit} sorts samples by length, and the training data is a stream or has no "
             "length: pass a map-style dataset, or leave it out and set per_device_train_batch_size."
         )
-    lengths = known_lengths(args, dataset, processing_class, "max_tokens_per_batch")
+    lengths = measure_lengths(args, dataset, processing_class, "max_tokens_per_batch")
     widths = np.maximum(lengths, 1)
     multiple = getattr(collator, "pad_to_multiple_of", None) or 1
     padded = -(-widths // multiple) * multiple
@@ -133,7 +127,7 @@ def batches_by_tokens(
     parts = data_parallel_size(args)
     from_longest = np.sort(widths)[::-1]
     formed = (groups_up_to(from_longest, limit, parts),) if is_training else equal_rounds(from_longest, limit, parts)
-    return drawn_or_fixed(args, LengthGroups(widths, *formed), sampler, "max_tokens_per_batch")
+    return follow_sampler(args, LengthGroups(widths, *formed), sampler, "max_tokens_per_batch")
 
 
 def collated_up_to(limit: int, collate: Callable[[list[Any]], Any], samples: list[Any]) -> Any:
@@ -150,11 +144,7 @@ def collated_up_to(limit: int, collate: Callable[[list[Any]], Any], samples: lis
 
 
 def check_fit(lengths: np.ndarray, limit: int, argument: str, what: str) -> None:
-    """Refuse samples that are longer than what they are to stand in.
-
-    Raises:
-        ValueError: it says how many are, and how long the longest is.
-    """
+    """Raise a ValueError if samples are longer than a limit."""
     if longer := int((lengths > limit).sum()):
         raise ValueError(
             f"{argument}={limit}: {longer} of {len(lengths)} {what} are longer, the longest has {lengths.max()} "
@@ -163,7 +153,7 @@ def check_fit(lengths: np.ndarray, limit: int, argument: str, what: str) -> None
 
 
 def groups_up_to(widths: np.ndarray, limit: int, parts: int = 1) -> list[np.ndarray]:
-    """Return groups of places, each up to so many tokens with padding.
+    """Return groups of positions, each up to a limit of tokens with padding.
 
     Parameters:
         widths: of the samples, from the largest down.
@@ -188,7 +178,7 @@ def equal_rounds(widths: np.ndarray, limit: int, parts: int) -> tuple[list[np.nd
     start = last = 0
     while start < len(widths):
         last = min(max(1, limit // int(widths[start])) * parts, len(widths) - start)
-        # Those of an incomplete round are repeated.
+        # Samples of an incomplete round are repeated.
         groups += np.split(np.resize(np.arange(start, start + last), -(-last // parts) * parts), parts)
         start += last
     return groups, last

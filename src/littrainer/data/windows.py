@@ -1,4 +1,4 @@
-"""The micro-batches of one optimizer step: drawn together, counted together, handed out one by one.
+"""Windows: the micro-batches of one optimizer step, which are drawn and counted together.
 
 The loss of a micro-batch is normalised by the whole window (its label tokens, or its number of micro-batches), so the
 window has to be drawn before its first forward pass.
@@ -12,24 +12,25 @@ from typing import Any
 
 import torch
 
-from littrainer.data.position import DataProgress, ResumePoint
-from littrainer.data.sharding import tell_epoch
+from littrainer.data.resume.position import DataPosition
+from littrainer.data.resume.progress import DataProgress
+from littrainer.data.sharding import set_epoch_on
 
 IGNORED_LABEL = -100
 
 
 @dataclass(slots=True)
 class MicroBatch:
-    """One micro-batch and its place in the window of its optimizer step.
+    """One micro-batch and its position in the window of its optimizer step.
 
     Parameters:
-        inputs: what the collator made; where the loader has it so, on the accelerator already.
-        opens_window: the first one of its optimizer step.
-        closes_window: the last one; the optimizer steps after its backward pass.
+        inputs: the batch, on the accelerator if the loader moves batches.
+        opens_window: it is the first of its optimizer step.
+        closes_window: it is the last, and the optimizer steps after its backward pass.
         window_size: micro-batches that were drawn together: those of the step, unless a script draws more or fewer.
-        num_items_in_window: label tokens in the window, where the loss is divided by them.
-        epoch_fraction: share of the epoch done once this micro-batch is.
-        position: place in the window, from 0.
+        num_items_in_window: label tokens in the window, if the loss is divided by them.
+        epoch_fraction: share of the epoch that is done after it.
+        position: its index in the window.
     """
 
     inputs: Any
@@ -42,20 +43,21 @@ class MicroBatch:
 
     @property
     def is_last_drawn(self) -> bool:
-        """Whether no other one of its window follows; where the data ends within a window, it does not close it."""
+        """Whether no other of its window follows; if the data ends within a window, it does not close the window."""
         return self.position + 1 == self.window_size
 
 
 class WindowLoader:
-    """What Lightning iterates in fit: micro-batches, drawn from a DataLoader in windows.
+    """The iterable of fit: micro-batches, drawn from a DataLoader in windows.
 
     Parameters:
         loader: the training DataLoader.
         accumulation: micro-batches in a full window; may be changed between epochs.
-        micro_batches_per_epoch: length of an epoch; the last window of it may be shorter.
+        micro_batches_per_epoch: length of an epoch; its last window may be shorter.
         draw_window: takes an iterator and a number, returns the micro-batches drawn and their label tokens.
-        should_stop: asked after each micro-batch; the epoch ends early when it says so.
-        left_out: windows that are drawn and not handed out, each as its epoch and the number of its first micro-batch.
+        should_stop: called after each micro-batch; the epoch ends early if it returns true.
+        left_out: windows that are drawn and skipped, each as its epoch and the number of its first micro-batch.
+        length_is_of_training: the micro-batches of an epoch are all of the training, and the data may have more.
     """
 
     def __init__(
@@ -67,17 +69,17 @@ class WindowLoader:
         draw_window: Callable[[Iterator[Any], int], tuple[list[Any], Any]],
         should_stop: Callable[[], bool],
         left_out: Collection[tuple[int, int]] = (),
+        length_is_of_training: bool = False,
     ):
         self.loader = loader
-        # The same one, or in an epoch that is resumed one that begins later.
-        self.loader_being_read = loader
         self.accumulation = accumulation
-        # As many optimizer steps has an epoch, also where a smaller accumulation leaves a part of its data unread.
+        # The optimizer steps of an epoch are fixed, also if a smaller accumulation leaves a part of its data unread.
         self.lengthen(micro_batches_per_epoch)
         self.draw_window = draw_window
         self.should_stop = should_stop
         self.enter_part: Callable[[str], Any] = id
         self.left_out = left_out
+        self.length_is_of_training = length_is_of_training
         self.progress = DataProgress(loader)
         self.epoch = 0
         self.micro_batches_seen = 0
@@ -86,60 +88,60 @@ class WindowLoader:
         self._data_has_ended = False
 
     def __len__(self) -> int:
-        # Also for a stream of unknown length: without a length Lightning would look one batch ahead before training
-        # starts, and the order of random draws would change.
+        # Also for a stream of unknown length: without a length Lightning would prefetch a batch before training starts,
+        # and the order of random draws would change.
         return self.micro_batches_per_epoch
 
     def lengthen(self, micro_batches_per_epoch: int) -> None:
-        """Hand out a stream for longer, before any epoch has begun."""
+        """Set the length of an epoch, before any epoch has begun."""
         self.micro_batches_per_epoch = micro_batches_per_epoch
         self._windows_per_epoch = -(-micro_batches_per_epoch // self.accumulation)
 
-    def resume_at(self, point: ResumePoint) -> None:
-        """Let the next epoch begin behind the micro-batches that an interrupted training has done."""
-        self.progress.point = point
-
     def start_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose micro-batches the next iteration hands out."""
-        self.epoch = epoch
+        """Set the epoch of the next iteration."""
+        self.epoch = self.progress.epoch = epoch
         self.micro_batches_seen = self.micro_batches_done = 0
         self._data_has_ended = self.progress.data_has_ended = False
 
     def rows_of(self, epoch: int, micro_batch: int) -> list[int] | None:
-        """The indices in the dataset of a micro-batch's rows, of this or an earlier epoch; None if not known."""
-        return self.progress.rows_of_batch(epoch, micro_batch, is_current=epoch == self.epoch)
+        """Return the indices in the dataset of the rows of a micro-batch that was read; None if unknown."""
+        return self.progress.rows_of_batch(epoch, micro_batch)
 
     def count_optimizer_step(self) -> None:
-        """The optimizer has stepped with the micro-batches handed out so far."""
+        """Note that the optimizer has stepped with the micro-batches so far."""
         self.micro_batches_done = self.micro_batches_seen
 
     @property
     def epoch_is_complete(self) -> bool:
         """Whether the optimizer has stepped with the last micro-batch of the epoch."""
-        if self.micro_batches_done >= self.micro_batches_per_epoch or self._data_has_ended:
+        is_at_its_length = self.micro_batches_done >= self.micro_batches_per_epoch and not self.length_is_of_training
+        if is_at_its_length or self._data_has_ended:
             return True
-        # A loader that looks ahead knows the last batch of a stream when it hands it out.
+        # A loader that prefetches detects the end of a stream with its last batch.
         return self.progress.data_has_ended and self.micro_batches_done == self._micro_batches_drawn
 
     def __iter__(self) -> Iterator[MicroBatch]:
         progress = self.progress
-        seen = progress.point.batches if progress.point is not None else 0
-        change = progress.point.change if progress.point is not None else None
+        position = progress.position or DataPosition(self.epoch)
+        seen, change = position.micro_batches, position.layout_change
         self.micro_batches_seen = self.micro_batches_done = seen
         self._data_has_ended = False
-        loader = progress.resumed_loader(self.loader)
-        self.loader_being_read = loader
-        if getattr(loader, "persistent_workers", False):
-            self.loader = loader
-        tell_epoch(self.epoch, loader)
+        loader = self.loader
+        if hasattr(loader, "set_epoch"):
+            set_epoch_on(self.epoch, loader)
+        else:
+            # The plain DataLoader of a script has no `set_epoch`.
+            batches = getattr(loader, "batch_sampler", None)
+            batches = loader if batches is None else batches
+            set_epoch_on(self.epoch, batches, getattr(batches, "sampler", None), getattr(loader, "dataset", None))
         if hasattr(loader, "enter_part"):
             loader.enter_part = self.enter_part
         batches = progress.batches(loader)
         accumulation = self.accumulation
         last_window = self.micro_batches_per_epoch % accumulation or accumulation
         length = min(self.micro_batches_per_epoch, (self._windows_per_epoch - 1) * accumulation + last_window)
-        # Windows stand where they would stand from the epoch's beginning on, whatever `draw_window` returns of them; or
-        # from where it was resumed with another layout.
+        # Windows are counted from the epoch's beginning, whatever `draw_window` returns of them, or from the position
+        # at which it was resumed with another layout.
         first, left, length_of_epoch = 0, 0.0, self.micro_batches_per_epoch
         if change is not None:
             first, length = change.window, length_of_epoch
@@ -150,8 +152,8 @@ class WindowLoader:
             wanted = min(accumulation, length - beginning) - behind_in_window
             behind_in_window = 0
             window, num_items = self.draw_window(batches, wanted)
-            if progress.point is not None:
-                progress.finish_resuming(progress.point)
+            if progress.position is not None:
+                progress.finish_resuming()
             self._micro_batches_drawn = seen + len(window)
             if not window:
                 break
@@ -159,7 +161,7 @@ class WindowLoader:
                 seen += len(window)
                 self.micro_batches_seen = seen
                 continue
-            for position, inputs in enumerate(window):
+            for number, inputs in enumerate(window):
                 opens_window = (seen - first) % accumulation == 0 or seen == resumed_at
                 seen += 1
                 self.micro_batches_seen = seen
@@ -170,28 +172,24 @@ class WindowLoader:
                     window_size=len(window),
                     num_items_in_window=num_items,
                     epoch_fraction=1 - left * (length_of_epoch - seen) if left else seen / length_of_epoch,
-                    position=position,
+                    position=number,
                 )
                 if self.should_stop():
                     return
-        self._data_has_ended = True
+        self._data_has_ended = seen < length or not self.length_is_of_training
 
 
 def count_label_tokens(window: list[Any], labels_are_shifted: bool) -> torch.Tensor | int | None:
-    """Labels of a window that count in the loss (all but -100).
+    """Return the labels of a window that count in the loss (all except -100); None if there are no countable labels.
 
     Parameters:
-        window: the micro-batches.
-        labels_are_shifted: the loss predicts each position from the one before, so the first label of a row is no
+        labels_are_shifted: the loss predicts each position from the position before, so the first label of a row is no
             target.
-
-    Returns:
-        The number, or None where the micro-batches hold no countable labels.
     """
     try:
         return sum(_targets(batch, labels_are_shifted).ne(IGNORED_LABEL).sum() for batch in window)
     except (TypeError, AttributeError, KeyError):
-        # Labels that are no tensors, as in object detection, or not there: such losses are averaged per micro-batch.
+        # No labels, or no tensors, as in object detection: such losses are averaged per micro-batch.
         return None
 
 

@@ -1,4 +1,4 @@
-"""Who this process is and what it is asked for, as launchers write it into its environment.
+"""Ranks, addresses and requests of launchers, read from the environment of this process.
 
 torchrun's variables are the ones that count: torch, accelerate and scripts read them too. What other launchers say is
 written into them, once. What `accelerate launch`, and its configuration file, ask for is in further variables, and
@@ -8,9 +8,8 @@ processes with `parallelism_config`.
 
 from __future__ import annotations
 
-import copy
-import json
 import os
+import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ RANK, WORLD_SIZE = "RANK", "WORLD_SIZE"
 LOCAL_RANK, LOCAL_WORLD_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 MAIN_ADDRESS, MAIN_PORT = "MASTER_ADDR", "MASTER_PORT"
 
-# Variables of launchers of MPI's kind, in the order in which they are looked at: Intel MPI, Open MPI, MVAPICH.
+# Variables of MPI launchers, by precedence: Intel MPI, Open MPI, MVAPICH.
 MPI_VARIABLES: dict[str, tuple[str, ...]] = {
     WORLD_SIZE: ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"),
     RANK: ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"),
@@ -29,26 +28,23 @@ MPI_VARIABLES: dict[str, tuple[str, ...]] = {
 }
 LOCAL_ADDRESS = "127.0.0.1"
 # The port that torch's launchers take if none is named.
-USUAL_PORT = 29500
-HIGHEST_PORT = 65535
+DEFAULT_PORT = 29500
+MAX_PORT = 65535
 
-# How long processes may take to save a checkpoint when they are to end, before they are killed. torch's agent reads the
-# same variable.
+# Seconds to save a checkpoint and end, before processes are killed. torch's agent reads the same variable.
 GRACE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-SECONDS_TO_SAVE = 600
+DEFAULT_GRACE_S = 600
 # `littrainer run` says in it how it was called.
 COMMAND = "LITTRAINER_COMMAND"
 
-# `littrainer run --restarts` and `--hang-timeout` say in them: a folder in which the processes of one start leave where
-# they stood, with the launcher's process number before it; a file about the trainings; the seconds.
+# Set by `littrainer run --restarts` and `--hang-timeout`: the launcher's process number and a folder for the reports of
+# the processes of one start; a file about the trainings; the seconds.
 REPORTS, TRAININGS, HANG_TIMEOUT = "LITTRAINER_REPORTS", "LITTRAINER_TRAININGS", "LITTRAINER_HANG_TIMEOUT"
 
 USE_FSDP, USE_DEEPSPEED = "ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"
 TRUE_WORDS = ("1", "true", "yes", "on", "y", "t")
 FALSE_WORDS = ("", "0", "false", "no", "off", "n", "f", "none")
-# DeepSpeed's values that the training arguments fill in.
-AUTO = "auto"
-# What stands for no value in the variables.
+# Texts that mean no value in the variables.
 NOTHING = ("", "none")
 
 
@@ -95,7 +91,11 @@ def local_rank() -> int:
 
 def local_world_size() -> int:
     """Return the number of processes on this node; by default all of them."""
-    return whole_number(LOCAL_WORLD_SIZE, world_size())
+    number = whole_number(LOCAL_WORLD_SIZE, world_size())
+    # Without a launcher accelerate's state, if a script makes it first, writes 1 in each process.
+    launchers = ("TORCHELASTIC_RUN_ID", "SLURM_STEP_NUM_TASKS", *MPI_VARIABLES[LOCAL_WORLD_SIZE])
+    is_by_hand = "accelerate.state" in sys.modules and not any(map(os.environ.get, launchers))
+    return world_size() if number == 1 and (is_by_hand or rank() == local_rank() > 0) else number
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
@@ -115,9 +115,9 @@ def meeting_point() -> MeetingPoint | None:
     address = os.environ.get(MAIN_ADDRESS, "").strip()
     if not address:
         return None
-    port = whole_number(MAIN_PORT, USUAL_PORT)
-    if not 0 < port <= HIGHEST_PORT:
-        raise ValueError(f"environment variable {MAIN_PORT}={port} is no port; it has to be from 1 to {HIGHEST_PORT}.")
+    port = whole_number(MAIN_PORT, DEFAULT_PORT)
+    if not 0 < port <= MAX_PORT:
+        raise ValueError(f"environment variable {MAIN_PORT}={port} is no port; it has to be from 1 to {MAX_PORT}.")
     return MeetingPoint(address, port)
 
 
@@ -142,11 +142,7 @@ def check_ranks() -> None:
 
 
 def adopt_launcher_variables(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Write what SLURM's or MPI's launcher says of this process into torchrun's variables, unless those are there.
-
-    Raises:
-        RuntimeError: SLURM started several tasks and does not say how many there are on a node.
-    """
+    """Write what SLURM's or MPI's launcher says of this process into torchrun's variables, unless those are there."""
     if is_launched(environment):
         return
     for read in (_slurm_variables, _mpi_variables):
@@ -190,7 +186,7 @@ def _mpi_variables(environment: Mapping[str, str]) -> dict[str, str]:
     found[LOCAL_WORLD_SIZE] = found[LOCAL_WORLD_SIZE] or found[WORLD_SIZE]
     if found[LOCAL_WORLD_SIZE] == found[WORLD_SIZE]:
         found[MAIN_ADDRESS] = LOCAL_ADDRESS
-    found[MAIN_PORT] = str(USUAL_PORT)
+    found[MAIN_PORT] = str(DEFAULT_PORT)
     return found
 
 
@@ -209,31 +205,6 @@ def is_on(name: str) -> bool:
     return text.strip().lower() in TRUE_WORDS
 
 
-# Variable -> path into DeepSpeed's configuration, joined by dots, and what counts if the variable is not set; None
-# leaves the key out. Used if no file of a configuration is named.
-DEEPSPEED_SETTINGS: dict[str, tuple[str, Any]] = {
-    "ACCELERATE_DEEPSPEED_ZERO_STAGE": ("zero_optimization.stage", 2),
-    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": ("zero_optimization.offload_optimizer.device", None),
-    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH": ("zero_optimization.offload_optimizer.nvme_path", None),
-    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": ("zero_optimization.offload_param.device", None),
-    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH": ("zero_optimization.offload_param.nvme_path", None),
-    "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": (
-        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
-        False,
-    ),
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("gradient_accumulation_steps", AUTO),
-    "ACCELERATE_GRADIENT_CLIPPING": ("gradient_clipping", AUTO),
-}
-DEEPSPEED_FILE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
-ZERO3_INIT = "ACCELERATE_DEEPSPEED_ZERO3_INIT"
-# In each configuration that the variables make; they follow from the training arguments.
-DEEPSPEED_FROM_ARGUMENTS: dict[str, Any] = {
-    "train_batch_size": AUTO,
-    "train_micro_batch_size_per_gpu": AUTO,
-    "bf16": {"enabled": AUTO},
-    "fp16": {"enabled": AUTO},
-}
-
 # Variables that may ask for what is not supported, with the values that do not.
 REFUSED_VARIABLES: dict[str, tuple[str, ...]] = {
     "ACCELERATE_USE_MEGATRON_LM": FALSE_WORDS,
@@ -245,47 +216,7 @@ REFUSED_VARIABLES: dict[str, tuple[str, ...]] = {
 }
 
 
-def launcher_settings() -> dict[str, Any]:
-    """Return what the launcher asks of DeepSpeed; a `deepspeed` argument goes before it.
-
-    Returns:
-        a dict, empty if it asks for nothing. `deepspeed`: a value for the argument, its open values "auto".
-        `zero3_init`: whether `from_pretrained` is to shard under ZeRO 3, if the launcher says it.
-
-    Raises:
-        ValueError: a variable holds a value that cannot be; the message names it.
-    """
-    if not is_on(USE_DEEPSPEED):
-        return {}
-    file = os.environ.get(DEEPSPEED_FILE, "")
-    settings: dict[str, Any] = {"deepspeed": _deepspeed_settings() if file.lower() in NOTHING else file}
-    if os.environ.get(ZERO3_INIT, ""):
-        settings["zero3_init"] = is_on(ZERO3_INIT)
-    return settings
-
-
 def refused_variables() -> dict[str, str]:
     """Return variables, with their values, that ask for what is not carried out."""
     values = {name: os.environ.get(name, "") for name in REFUSED_VARIABLES}
     return {name: value for name, value in values.items() if value.strip().lower() not in REFUSED_VARIABLES[name]}
-
-
-def _deepspeed_settings() -> dict[str, Any]:
-    config: dict[str, Any] = copy.deepcopy(DEEPSPEED_FROM_ARGUMENTS)
-    for name, (path, default) in DEEPSPEED_SETTINGS.items():
-        text = os.environ.get(name, "").strip()
-        value = default if text.lower() in NOTHING else _value(text)
-        if value is not None:
-            *sections, key = path.split(".")
-            place = config
-            for section in sections:
-                place = place.setdefault(section, {})
-            place[key] = value
-    return config
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text.lower())
-    except ValueError:
-        return text

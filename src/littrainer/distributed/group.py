@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 
 from littrainer.distributed import environment
-from littrainer.distributed.agreement import connect_hosts
-from littrainer.distributed.failure_report import report_errors
+from littrainer.distributed.collectives import connect_hosts
+from littrainer.distributed.failures import report_errors
 
 GLOO, NCCL, MPI = "gloo", "nccl", "mpi"
 # Both at once: what lies on the host is exchanged over gloo, and no GPU is waited for.
 NCCL_AND_GLOO = "cpu:gloo,cuda:nccl"
-SECONDS_FOR_GLOO_TO_FINISH = 0.1
-# What DeepSpeed's engine reads of a process that no launcher has started.
+GLOO_SHUTDOWN_S = 0.1
+# Variables that DeepSpeed's engine reads, for a process that no launcher has started.
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
 # The default group whose processes leave word of the error that ends them.
 _reporting_group: Any = None
@@ -34,12 +34,8 @@ class RendezvousError(RuntimeError):
 def ensure_process_group(args: Any) -> None:
     """Bring the default process group up, unless it is up, or one process alone was started without a launcher.
 
-    All processes have to come here; each waits for the others, at most `ddp_timeout` seconds. A group that somebody
-    else has brought up is left alone. On GPUs, tensors on the host can be exchanged too, over gloo.
-
-    Raises:
-        ValueError: ranks, backend or port that cannot be.
-        RuntimeError: the processes do not find each other.
+    All processes call this, and each waits for the others, at most `ddp_timeout` seconds. On GPUs, tensors on the host
+    can be exchanged too, over gloo.
     """
     rank, world_size = environment.rank(), environment.world_size()
     if is_up():
@@ -64,7 +60,7 @@ def ensure_process_group(args: Any) -> None:
         # MPI knows its processes itself.
         dist.init_process_group(MPI, timeout=timeout)
     elif world_size == 1:
-        # One process alone needs no port, which another training may have.
+        # A single process needs no port, which another training may have.
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
     else:
         _meet(backend, rank, world_size, timeout)
@@ -75,11 +71,7 @@ def ensure_process_group(args: Any) -> None:
 
 
 def _meet(backend: str, rank: int, world_size: int, timeout: timedelta) -> None:
-    """Wait until all processes are there, and bring their group up.
-
-    Raises:
-        RendezvousError: the meeting point is not set; the port is taken; a process does not come.
-    """
+    """Wait until all processes are there, and bring their group up."""
     point = environment.meeting_point()
     if point is None:
         raise RendezvousError(
@@ -135,15 +127,7 @@ def is_up() -> bool:
 
 
 def backend_for(device_type: str, wanted: str | None) -> str:
-    """Return the communication library, or libraries, for tensors on a device.
-
-    Parameters:
-        device_type: "cuda", "cpu" and so on.
-        wanted: `ddp_backend`; None takes what fits the device.
-
-    Raises:
-        ValueError: the library does not work on that device, or this build of torch does not have it.
-    """
+    """Return the communication library, or libraries, for tensors on a device; by default what fits the device."""
     backend = wanted or (NCCL if device_type == "cuda" else GLOO)
     if backend == NCCL and device_type != "cuda":
         raise ValueError(
@@ -177,7 +161,7 @@ def _end_group(process_number: int) -> None:
         return
     # Gloo's threads take Python's lock to let go of the last tensors. One that comes after Python's end is aborted, and
     # the process with it.
-    time.sleep(SECONDS_FOR_GLOO_TO_FINISH)
+    time.sleep(GLOO_SHUTDOWN_S)
     # If an error ends this process, the others may be waiting in a collective.
     if getattr(sys, "last_value", None) is None:
         dist.destroy_process_group()

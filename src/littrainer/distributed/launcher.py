@@ -19,27 +19,27 @@ from pathlib import Path
 from typing import Any
 
 from littrainer.distributed.environment import (
+    DEFAULT_GRACE_S,
+    DEFAULT_PORT,
     GRACE,
-    HIGHEST_PORT,
     LOCAL_ADDRESS,
+    MAX_PORT,
     REPORTS,
-    SECONDS_TO_SAVE,
     TRAININGS,
-    USUAL_PORT,
     whole_number,
 )
-from littrainer.distributed.failure_report import ANSWERS, CONSEQUENCE, ENDING, STACKS, STEP, is_running
+from littrainer.distributed.failures import CONSEQUENCE, ENDING, HEARTBEAT, STACKS, STEP, is_running
 
 # A shell reports a program that a signal has ended by this number and the signal's.
 ENDED_BY_SIGNAL = 128
 # Whoever sets it wants to read what the agent does; else one sentence at the end says what has to be known of it.
 AGENT_LOG_LEVEL = "LOGLEVEL"
 THREADS = "OMP_NUM_THREADS"
-LONGEST_MESSAGE = 500
-# In which a process that does not answer may write where its threads stand, before it is killed.
-SECONDS_FOR_STACKS = 2.0
-# In which a process may end that has seen by itself that its training hangs.
-SECONDS_TO_END = 30.0
+MAX_MESSAGE_LETTERS = 500
+# In which a process that does not respond may write the stacks of its threads, before it is killed.
+STACKS_TIMEOUT_S = 2.0
+# In which a process that a hang ends may at least end by itself.
+MIN_ENDING_TIMEOUT_S = 30.0
 
 
 class LaunchError(Exception):
@@ -48,19 +48,18 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True)
 class Launch:
-    """How many processes to start, and where they meet.
+    """The processes to start, and the address at which they meet.
 
     Parameters:
         devices: processes on this node, one for each device.
         nodes: machines that take part.
-        node_rank: which of them this is.
+        node_rank: index of this machine.
         main_address: address of the first machine; None is this one, and for one node only.
-        main_port: port there; None takes a free one on one node, and torchrun's on several.
-        grace_seconds: how long processes may take to end after a signal that asks for it, before they are killed; None
-            leaves it to the environment, or takes ten minutes. After the failure of one the others have less.
+        main_port: port there; None takes a free port on one node, and torchrun's on several.
+        grace_seconds: seconds to end after a signal, before processes are killed; None takes the environment's.
         fewest_devices: processes that are enough after failures; None is as many as at first.
-        restarts: how often they may be started again.
-        hang_seconds: after so many seconds a process that does not answer is ended; None never ends one.
+        restarts: number of restarts.
+        hang_seconds: seconds after which a process that does not respond is ended; None never ends one.
     """
 
     devices: int
@@ -92,16 +91,16 @@ class Launch:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why processes that were started together have ended.
+    """The failure that ended processes that were started together.
 
     Parameters:
         words: one line about the process that failed first.
         status: exit status for the command.
-        rank: of that process; None if it did not answer.
-        was_killed: it ended by a signal, or because it did not answer.
+        rank: of that process; None if it did not respond.
+        was_killed: it ended by a signal, or because it did not respond.
         error: type and message of its exception; empty if it reported none.
-        step: the optimizer step at which that came, if it came in a training.
-        stacks: where the threads of the processes stood, as far as they have left it.
+        step: the optimizer step of the exception, if a training raised it.
+        stacks: stacks of the threads of the processes, as far as they have written them.
     """
 
     words: str
@@ -114,43 +113,38 @@ class Failure:
 
 
 def check(launch: Launch) -> None:
-    """Refuse what cannot be started.
-
-    Raises:
-        LaunchError: names the option and what to give.
-    """
-    if launch.devices < 1:
-        raise LaunchError(f"--devices {launch.devices}: give the number of processes on this node, 1 or more")
-    if launch.nodes < 1:
-        raise LaunchError(f"--nodes {launch.nodes}: give the number of machines, 1 or more")
-    if not 0 <= launch.node_rank < launch.nodes:
-        raise LaunchError(
-            f"--node-rank {launch.node_rank}: with --nodes {launch.nodes} the machines are numbered from 0 to "
-            f"{launch.nodes - 1}"
-        )
-    fewest = launch.fewest_devices
-    if fewest is not None and not 0 < fewest <= launch.devices:
-        raise LaunchError(f"--devices {fewest}:{launch.devices}: give MIN:MAX, both 1 or more, and MIN not above MAX")
-    if fewest is not None and not launch.restarts:
-        raise LaunchError(f"--devices {fewest}:{launch.devices} needs --restarts N; give it too, or one number")
-    if launch.restarts < 0 or not (launch.hang_seconds is None or launch.hang_seconds >= 1):
-        raise LaunchError("--restarts takes a number from 0 up, and --hang-timeout seconds from 1 up")
-    if launch.nodes > 1 and (launch.is_watched or fewest is not None):
-        raise LaunchError(
-            "--restarts, --hang-timeout and --devices MIN:MAX are about the processes of one machine, and --nodes "
-            f"{launch.nodes} asks for several; let the scheduler start the job again, and the script call "
-            'train(resume_from_checkpoint="auto")'
-        )
-    port = launch.main_port
-    if port is not None and not 0 < port <= HIGHEST_PORT:
-        raise LaunchError(f"--main-port {port} is no port; it has to be from 1 to {HIGHEST_PORT}")
+    """Refuse what cannot be started."""
+    devices, nodes, fewest, port = launch.devices, launch.nodes, launch.fewest_devices, launch.main_port
+    asked = f"--devices {fewest}:{devices}"
+    refused = {
+        f"--devices {devices}: give the number of processes on this node, 1 or more": devices < 1,
+        f"--nodes {nodes}: give the number of machines, 1 or more": nodes < 1,
+        f"--node-rank {launch.node_rank}: with --nodes {nodes} the machines are numbered from 0 to {nodes - 1}": (
+            not 0 <= launch.node_rank < nodes
+        ),
+        f"{asked}: give MIN:MAX, both 1 or more, and MIN not above MAX": (
+            fewest is not None and not 0 < fewest <= devices
+        ),
+        f"{asked} needs --restarts N; give it too, or one number": fewest is not None and not launch.restarts,
+        "--restarts takes a number from 0 up, and --hang-timeout seconds from 1 up": (
+            launch.restarts < 0 or not (launch.hang_seconds is None or launch.hang_seconds >= 1)
+        ),
+        "--restarts, --hang-timeout and --devices MIN:MAX are about the processes of one machine, and --nodes "
+        f"{nodes} asks for several; let the scheduler start the job again, and the script call "
+        'train(resume_from_checkpoint="auto")': nodes > 1 and (launch.is_watched or fewest is not None),
+        f"--main-port {port} is no port; it has to be from 1 to {MAX_PORT}": (
+            port is not None and not 0 < port <= MAX_PORT
+        ),
+        f"--nodes {nodes} needs --main-address: the address of the first machine, the same on each machine": (
+            nodes > 1 and launch.main_address is None
+        ),
+    }
+    for complaint, is_wrong in refused.items():
+        if is_wrong:
+            raise LaunchError(complaint)
     _grace_seconds(launch)
-    if launch.nodes > 1 and launch.main_address is None:
-        raise LaunchError(
-            f"--nodes {launch.nodes} needs --main-address: the address of the first machine, the same on each machine"
-        )
-    if launch.nodes > 1 and port is None:
-        port = USUAL_PORT
+    if nodes > 1 and port is None:
+        port = DEFAULT_PORT
     if port is not None and launch.node_rank == 0 and _is_taken(port):
         raise LaunchError(
             f"port {port} is in use on this machine; choose another one by --main-port, or stop what uses it"
@@ -160,10 +154,9 @@ def check(launch: Launch) -> None:
 def run_processes(
     launch: Launch, command: list[str], restart: Callable[[Failure], Launch | None] = lambda failure: None
 ) -> int:
-    """Run one command in several processes until all have ended.
+    """Run one command in several processes, with torchrun's variables, until all have ended.
 
-    Each gets torchrun's variables. When one fails the others are ended, and a line on stderr says which it was. Signals
-    that ask this process to end go to all of them.
+    When a process fails the others are ended, and a line on stderr names it. Signals that end this process end all.
 
     Parameters:
         command: the python interpreter, and what it runs.
@@ -171,9 +164,6 @@ def run_processes(
 
     Returns:
         0, or the exit status of the process that failed first; 128 and the signal's number if a signal ended it.
-
-    Raises:
-        LaunchError: the processes of several nodes have not found each other.
     """
     from torch.distributed.elastic.multiprocessing import SignalException
 
@@ -222,7 +212,7 @@ def _run_once(launch: Launch, command: list[str], folder: str) -> Failure | None
     # The agent replaces names after a dollar sign.
     arguments = [argument.replace("$", "$$") for argument in command[1:]]
     failures: dict[int, Any] = {}
-    with _ending_what_does_not_answer(Path(folder), launch.hang_seconds) as ended:
+    with _ending_silent_processes(Path(folder), launch.hang_seconds) as ended:
         try:
             elastic_launch(config, command[0])(*arguments)
         except ChildFailedError as error:
@@ -230,11 +220,15 @@ def _run_once(launch: Launch, command: list[str], folder: str) -> Failure | None
         except (RuntimeError, OSError) as error:
             raise LaunchError(
                 f"the launchers of {launch.nodes} machine{'' if launch.nodes == 1 else 's'} have not found each other "
-                f"at {launch.main_address or LOCAL_ADDRESS}:{launch.main_port or USUAL_PORT}: "
+                f"at {launch.main_address or LOCAL_ADDRESS}:{launch.main_port or DEFAULT_PORT}: "
                 f"{_in_one_line(error)}; start the same command on each machine, with another --node-rank"
             ) from error
-    written = {file.stem.rpartition("-")[2]: file.read_text() for file in sorted(Path(folder).glob(f"{STACKS}-*"))}
-    stacks = "".join(f"---- process {number} ----\n{text}" for number, text in written.items() if text)
+    for number in {*ended, *(failure.pid for failure in failures.values())} if sys.platform != "win32" else ():
+        # A loader process that was stopped has to continue to see that its parent has ended.
+        with contextlib.suppress(OSError):
+            os.killpg(number, signal.SIGCONT)
+    files = {path.stem.rpartition("-")[2]: path.read_text() for path in sorted(Path(folder).glob(f"{STACKS}-*"))}
+    stacks = "".join(f"---- process {number} ----\n{text}" for number, text in files.items() if text)
     if ended:
         words = "; ".join(f"pid {number} {why} and was ended" for number, why in sorted(ended.items()))
         return Failure(words, ENDED_BY_SIGNAL + signal.SIGTERM, was_killed=True, stacks=stacks)
@@ -254,35 +248,38 @@ def _run_once(launch: Launch, command: list[str], folder: str) -> Failure | None
 
 
 @contextlib.contextmanager
-def _ending_what_does_not_answer(folder: Path, seconds: float | None) -> Iterator[dict[int, str]]:
-    """End processes that have touched their file and do so no more; yields their numbers, and why."""
+def _ending_silent_processes(folder: Path, seconds: float | None) -> Iterator[dict[int, str]]:
+    """End processes that no longer touch their heartbeat file, or do not end; yields their numbers, and why."""
     ended: dict[int, str] = {}
+    if seconds is None:
+        yield ended
+        return
     is_over = threading.Event()
-    # File -> its time, and when this process saw it first.
+    limits = {HEARTBEAT: seconds, ENDING: max(seconds, MIN_ENDING_TIMEOUT_S)}
+    # File -> its time, and when this process saw that time first.
     seen: dict[Path, tuple[int, float]] = {}
 
     def watch() -> None:
-        while seconds is not None and not is_over.wait(min(1.0, seconds / 4)):
-            for path in folder.glob(f"{ANSWERS}-*"):
+        while not is_over.wait(min(1.0, seconds / 4)):
+            for path in [path for kind in limits for path in folder.glob(f"{kind}-*")]:
                 with contextlib.suppress(OSError):
-                    look(path, seconds)
+                    check_file(path)
 
-    def look(path: Path, longest: float) -> None:
-        time_of_file, now = path.stat().st_mtime_ns, time.monotonic()
+    def check_file(path: Path) -> None:
+        time_of_file = path.stat().st_mtime_ns
+        kind, _, number = path.name.rpartition("-")
         if path not in seen or seen[path][0] != time_of_file:
-            seen[path] = time_of_file, now
-        number, why = int(path.name.rpartition("-")[2]), f"has not answered for {longest:g} s (--hang-timeout)"
-        if path.name.startswith(ENDING):
-            longest = max(longest, SECONDS_TO_END)
-            why = f"has not ended in {longest:g} s after its training hung"
-        if now - seen[path][1] < longest or not is_running(number):
-            return
-        ended[number] = why
+            seen[path] = time_of_file, time.monotonic()
+        elif time.monotonic() - seen[path][1] >= limits[kind] and is_running(int(number)):
+            ended[int(number)] = f"has not answered for {limits[kind]:g} s (--hang-timeout)"
+            end(int(number))
+
+    def end(number: int) -> None:
         os.kill(number, signal.SIGTERM)
         if sys.platform != "win32":
-            # One that was stopped has to go on to write where it stands.
+            # A stopped process has to continue to write its stacks.
             os.kill(number, signal.SIGCONT)
-            if not is_over.wait(SECONDS_FOR_STACKS) and is_running(number):
+            if not is_over.wait(STACKS_TIMEOUT_S) and is_running(number):
                 os.kill(number, signal.SIGKILL)
 
     thread = threading.Thread(target=watch, daemon=True)
@@ -296,7 +293,7 @@ def _ending_what_does_not_answer(folder: Path, seconds: float | None) -> Iterato
 
 def _grace_seconds(launch: Launch) -> int:
     try:
-        seconds = whole_number(GRACE, SECONDS_TO_SAVE) if launch.grace_seconds is None else launch.grace_seconds
+        seconds = whole_number(GRACE, DEFAULT_GRACE_S) if launch.grace_seconds is None else launch.grace_seconds
     except ValueError as error:
         raise LaunchError(str(error)) from error
     if seconds < 0:
@@ -318,7 +315,7 @@ def _meeting_of_agents(launch: Launch) -> dict[str, Any]:
         }
     return {
         "rdzv_backend": "static",
-        "rdzv_endpoint": f"{launch.main_address}:{launch.main_port or USUAL_PORT}",
+        "rdzv_endpoint": f"{launch.main_address}:{launch.main_port or DEFAULT_PORT}",
         "rdzv_configs": {"rank": launch.node_rank},
         "run_id": "littrainer",
     }
@@ -354,7 +351,7 @@ def _reported(failure: Any) -> str:
 
 def _in_one_line(message: object) -> str:
     text = " ".join(str(message).split())
-    return text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]} ..."
+    return text if len(text) <= MAX_MESSAGE_LETTERS else f"{text[:MAX_MESSAGE_LETTERS]} ..."
 
 
 def _is_taken(port: int) -> bool:

@@ -1,7 +1,6 @@
-"""How the processes share the work: which of them see the same data, and which a part of it each.
+"""Layout of the processes: a grid of replicas of a sharded model, its shards, and tensor parallelism.
 
-The processes stand in a grid of three dimensions, outermost first: replicas of a sharded model (`dp_replicate`), its
-shards (`dp_shard`), and the processes that compute each layer together (`tp`). Those that differ in the last dimension
+The dimensions are `dp_replicate`, `dp_shard` and `tp`, outermost first. Processes that differ in the last dimension
 alone see the same data.
 """
 
@@ -32,7 +31,7 @@ MESH_DIMENSIONS = ("dp_replicate", "dp_shard", "tp")
 # Environment variables of `accelerate launch --use_parallelism_config`.
 SWITCH_VARIABLE = "ACCELERATE_USE_PARALLELISM_CONFIG"
 SIZE_VARIABLE_PREFIX = "PARALLELISM_CONFIG_"
-# Where arguments remember the layout of a model that was sharded before the Trainer got it.
+# Attribute of the arguments: the layout of a model that was sharded before the Trainer got it.
 _SIZES_OF_MODEL = "_layout_of_model"
 
 
@@ -59,14 +58,7 @@ class ProcessLayout:
 
 
 def requested_sizes(args: Any) -> tuple[str, dict[str, int]]:
-    """Return what names the sizes of the grid, for errors, and each of `SIZES`; 1 if it is not named.
-
-    Asks nothing about the processes that there are.
-
-    Raises:
-        TypeError, ValueError: the config is none, or a size is no whole number above 0.
-        NotImplementedError: it asks for context or sequence parallelism.
-    """
+    """Return what names the sizes of the grid, for errors, and each of `SIZES`; 1 if it is not named."""
     source, config = _asked_for(args)
     sizes = dict.fromkeys(SIZES, 1)
     sizes.update({name: _size(source, name, config[name]) for name in SIZES if config.get(name) is not None})
@@ -81,12 +73,7 @@ def requested_sizes(args: Any) -> tuple[str, dict[str, int]]:
 
 
 def process_layout(args: Any) -> ProcessLayout:
-    """Return the grid that `parallelism_config`, the launcher's environment or a sharded model asks for.
-
-    Raises:
-        TypeError, ValueError, NotImplementedError: as `requested_sizes`.
-        ValueError: the sizes do not multiply to the world size.
-    """
+    """Return the grid that `parallelism_config`, the launcher's environment or a sharded model asks for."""
     source, sizes = requested_sizes(args)
     replicas, shards, together = sizes["dp_replicate_size"], sizes["dp_shard_size"], sizes["tp_size"]
     of_model = vars(args).get(_SIZES_OF_MODEL)
@@ -124,11 +111,7 @@ def tensor_parallel_rank(args: Any) -> int:
 
 
 def sharding_sizes(args: Any) -> tuple[int, int]:
-    """Return the number of replicas, and of processes over which each is sharded; by default there is one replica.
-
-    Raises:
-        ValueError: the layout that is asked for leaves nothing to shard over.
-    """
+    """Return the number of replicas, and of processes over which each is sharded; by default there is one replica."""
     layout = process_layout(args)
     if not layout.is_given:
         return 1, layout.data_parallel
@@ -149,14 +132,7 @@ def device_mesh(args: Any, replicas: int, shards: int) -> DeviceMesh:
 
 
 def follow_model(args: Any, model: Any) -> None:
-    """Lay the processes out as a model is that transformers sharded when it loaded it.
-
-    What the model says goes before `parallelism_config`.
-
-    Raises:
-        ValueError: its sizes do not multiply to the world size; it is split into tensors that do not know of what they
-            are slices; or the arguments ask for a layout that nothing carries out.
-    """
+    """Lay the processes out as a model that transformers has sharded; it decides over `parallelism_config`."""
     vars(args).pop(_SIZES_OF_MODEL, None)
     together = getattr(model, "_tp_size", None) or 1
     if together > 1:
@@ -192,25 +168,24 @@ def _refuse_plain_slices(model: Any, processes: int) -> None:
 
 def _asked_for(args: Any) -> tuple[str, Mapping[str, Any]]:
     """Return what names the sizes, for errors, and those that are named."""
-    given: Any = getattr(args, "parallelism_config", None)
-    if given is None:
-        if os.environ.get(SWITCH_VARIABLE, "").strip().lower() != "true":
-            return "parallelism_config", {}
-        named = {name: os.environ.get(SIZE_VARIABLE_PREFIX + name.upper(), "1").strip() for name in SIZES}
-        return "the environment of accelerate launch", named
-    if isinstance(given, Mapping):
-        unknown = [repr(name) for name in given if name not in (*SIZES, *FURTHER_SETTINGS)]
+    config: Any = getattr(args, "parallelism_config", None)
+    source = "parallelism_config"
+    if config is None:
+        if os.environ.get(SWITCH_VARIABLE, "").strip().lower() == "true":
+            source = "the environment of accelerate launch"
+            return source, {name: os.environ.get(SIZE_VARIABLE_PREFIX + name.upper(), "1").strip() for name in SIZES}
+        return source, {}
+    if isinstance(config, Mapping):
+        unknown = [repr(name) for name in config if name not in (*SIZES, *FURTHER_SETTINGS)]
         if unknown:
-            raise ValueError(
-                f"parallelism_config has unknown keys: {', '.join(unknown)}. Known are {', '.join(SIZES)}."
-            )
-        return "parallelism_config", given
-    if isinstance(given, type) or not all(hasattr(given, name) for name in SIZES):
+            raise ValueError(f"{source} has unknown keys: {', '.join(unknown)}. Known are {', '.join(SIZES)}.")
+        return source, config
+    if isinstance(config, type) or not all(hasattr(config, name) for name in SIZES):
         raise TypeError(
-            f"parallelism_config={given!r} is not usable; give a dict with some of {', '.join(SIZES)}, or an instance "
-            "of accelerate's ParallelismConfig."
+            f"{source}={config!r} is not usable; give a dict with some of {', '.join(SIZES)}, or an instance of "
+            "accelerate's ParallelismConfig."
         )
-    return "parallelism_config", {name: getattr(given, name) for name in SIZES}
+    return source, {name: getattr(config, name) for name in SIZES}
 
 
 def _size(source: str, name: str, value: Any) -> int:

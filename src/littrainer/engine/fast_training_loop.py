@@ -74,15 +74,13 @@ class FastEpochLoop(_TrainingEpochLoop):
     _module: Any = None
     _batches: Any = None
     _strategy: Any = None
-    # The precision plugin where it scales losses.
-    _scaling: Any = None
 
     def run(self, data_fetcher: Any) -> None:
         """One epoch."""
         try:
             super().run(data_fetcher)
         finally:
-            self._module = self._batches = self._strategy = self._scaling = None
+            self._module = self._batches = self._strategy = None
 
     def on_run_start(self, data_fetcher: Any) -> None:
         """An epoch begins, its first micro-batch has not been drawn."""
@@ -93,8 +91,6 @@ class FastEpochLoop(_TrainingEpochLoop):
             # The loader's own iterator, out of Lightning's wrappers for several loaders.
             self._batches = data_fetcher.combined_loader._iterator.iterators[0]
             self._strategy = self.trainer.strategy
-            plugin: Any = self.trainer.precision_plugin
-            self._scaling = None if getattr(plugin, "scaler", None) is None else plugin
 
     def _may_be_fast(self, fetcher: Any) -> bool:
         pl_trainer: Any = self.trainer
@@ -244,12 +240,12 @@ class FastEpochLoop(_TrainingEpochLoop):
         counted.total.ready += 1
         counted.current.ready += 1
         outputs = self._forward_and_backward(batch, batch_idx)
-        scaling, optimizer = self._scaling, self._strategy.optimizers[0]
+        scaling, optimizer = module.scaling, self._strategy.optimizers[0]
         if scaling is not None:
             scaling.unscale(optimizer)
         self._tell("on_before_optimizer_step", optimizer)
         module.__dict__["_current_fx_name"] = "optimizer_step"
-        module.step_after_backward(None if scaling is None else scaling.step_unless_infinite)
+        module.step.update(module.step_optimizer, module.step_own_schedule)
         counted.total.completed += 1
         counted.current.completed += 1
         return outputs
@@ -262,7 +258,7 @@ class FastEpochLoop(_TrainingEpochLoop):
         # Lightning's own loop clears gradients here; the Trainer does behind the step.
         if is_zeroed:
             self._announce_zero_grad()
-        scaled = loss if self._scaling is None else self._scaling.scaler.scale(loss)
+        scaled = loss if module.scaling is None else module.scaling.scaler.scale(loss)
         self._tell("on_before_backward", scaled)
         module.__dict__["_current_fx_name"] = "backward"
         module.backward(scaled)

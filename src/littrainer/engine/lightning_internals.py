@@ -6,6 +6,7 @@ Tests in tests/engine/ (test_lightning_internals.py, test_known_releases.py) fai
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint, entry_points
@@ -15,6 +16,8 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities import registry
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
+from lightning.pytorch.loops.loop import _Loop
+from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.trainer.call import _call_callback_hooks
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
@@ -72,6 +75,9 @@ def evaluate_inside_fit(
             if loop.is_open:
                 when_broken_off()
             raise
+        finally:
+            # Its hooks are methods of the loop, which holds the `lightning.Trainer`.
+            loop._data_fetcher = None
 
     def end(is_monitoring: bool) -> None:
         with _in_the_place_of_fits_own(loop), torch.no_grad():
@@ -96,6 +102,41 @@ def _in_the_place_of_fits_own(loop: _EvaluationLoop) -> Iterator[None]:
         if not was_validating:
             pl_trainer.training = True
         connector._first_loop_iter = first_loop_iteration
+
+
+def refer_weakly(lightning_trainer: pl.Trainer) -> None:
+    """Let the parts of a `lightning.Trainer` that has run refer to it weakly.
+
+    So it is freed, with the model and the optimizer that its parts hold, when nobody uses it any more. Lightning's own
+    references are cycles, which stay until Python collects them. Callbacks of other packages keep what they hold.
+    """
+    weak, seen = weakref.proxy(lightning_trainer), set()
+    # Other callbacks hold the `lightning.Trainer` where their user wants it, who may keep the callback alone.
+    of_trainer = [lightning_trainer.strategy._lightning_module, lightning_trainer.progress_bar_callback]
+    parts: list[Any] = [*vars(lightning_trainer).values(), *of_trainer]
+    while parts:
+        part = parts.pop()
+        # By their types, since a part may be a reference to an earlier `lightning.Trainer` that is gone.
+        package = type(part).__module__.partition(".")[0]
+        if id(part) in seen or package not in ("lightning", "littrainer") or not hasattr(part, "__dict__"):
+            continue
+        seen.add(id(part))
+        for name, value in [*vars(part).items()]:
+            if value is lightning_trainer:
+                # Callbacks are given their `lightning.Trainer` when they are set up, and may be pickled before.
+                setattr(part, name, None if isinstance(part, pl.Callback) else weak)
+            elif isinstance(part, _Loop) and issubclass(type(value), _Loop):
+                parts.append(value)
+
+
+def follow_until_first_update(lightning_trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    """Let an average of the weights that has not begun yet be the weights that are trained."""
+    for callback in lightning_trainer.callbacks:  # type: ignore[attr-defined]
+        average = getattr(callback, "_average_model", None)
+        if average is not None and not getattr(average, "n_averaged", True):
+            averaged, trained = ([*part.parameters(), *part.buffers()] for part in (average.module, module))
+            for value, current in zip(averaged, trained, strict=True):
+                value.data.copy_(current.data)
 
 
 def announce_validations(lightning_trainer: pl.Trainer, module: pl.LightningModule, are_announced: bool) -> None:
@@ -126,6 +167,32 @@ def show_number_of_batches(lightning_trainer: pl.Trainer, number: float) -> None
     limits = getattr(loop, name)
     # A new list, since the loop goes by the one that it has.
     setattr(loop, name, [number if limit > LARGEST_LIMIT else min(limit, number) for limit in limits])
+
+
+class SeenBatches(_IndexBatchSamplerWrapper):
+    """A batch sampler that notes the samples of each batch, where Lightning's prediction writers look for them."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_batch_sampler":
+            raise AttributeError(name)
+        return getattr(self._batch_sampler, name)
+
+
+@contextmanager
+def logging_for_loader(lightning_trainer: pl.Trainer, index: int, place: int) -> Iterator[None]:
+    """Within this at the end of a validation or a test, logged metrics belong to a single loader of several.
+
+    Parameters:
+        index: the number of the loader; by default Lightning hands such metrics to all loaders.
+        place: its place among the loaders that had a batch, counted from the last, which is -1.
+    """
+    loop: Any = lightning_trainer._evaluation_loop
+    loop._results.dataloader_idx = index if loop.num_dataloaders > 1 else None
+    try:
+        yield
+        loop._logged_outputs[place].update(lightning_trainer._logger_connector.update_eval_epoch_metrics())
+    finally:
+        loop._results.dataloader_idx = None
 
 
 def count_from(lightning_trainer: pl.Trainer, *, epochs: int, optimizer_steps: int) -> None:
@@ -186,6 +253,15 @@ def replace_optimizer(lightning_trainer: pl.Trainer, optimizer: torch.optim.Opti
     after._on_before_step, after._on_after_step = before._on_before_step, before._on_after_step
 
 
+@contextmanager
+def counted_step(lightning_trainer: pl.Trainer) -> Iterator[Any]:
+    """Give Lightning's wrapper of the optimizer, and count one step of it if the block ends without an error."""
+    optimizer = lightning_trainer.strategy._lightning_optimizers[0]
+    optimizer._on_before_step()
+    yield optimizer
+    optimizer._on_after_step()
+
+
 def resume_nothing(lightning_trainer: pl.Trainer) -> None:
     """Keep Lightning from looking for a checkpoint to begin with: which one a training resumes is the Trainer's to say.
 
@@ -197,24 +273,25 @@ def resume_nothing(lightning_trainer: pl.Trainer) -> None:
 
 
 @functools.cache
-def _entry_points_of(group: str) -> tuple[EntryPoint, ...]:
+def _cached_entry_points(group: str) -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=group))
 
 
 @contextmanager
-def entry_points_read_once() -> Iterator[None]:
-    """Let a `lightning.Trainer` that is built within find callbacks of installed packages without reading those again.
+def cached_entry_points() -> Iterator[None]:
+    """Let a `lightning.Trainer` that is built in the block read the entry points of all packages once in a process.
 
-    Lightning takes callbacks from entry points, and for each Trainer reads the metadata of every package there is: of
-    the 12,000 Python calls of building one, 10,400 where 175 packages are installed. It goes on asking for them, loads
-    them and calls their factories; only the answer is the first one of this process.
+    Lightning reads the metadata of every installed package for each Trainer, which is 10,400 of the 12,000 Python calls
+    of building a Trainer where 175 packages are installed. The callbacks found there are loaded and built as before.
     """
     own = registry.entry_points
-    registry.entry_points = _entry_points_of  # type: ignore[assignment]
+    registry.entry_points = _cached_entry_points  # type: ignore[assignment]
     try:
         yield
     finally:
-        registry.entry_points = own
+        # Another thread may have entered first, and restores the function when it leaves.
+        if own is not _cached_entry_points:
+            registry.entry_points = own
 
 
 def leave_signals_alone(lightning_trainer: pl.Trainer) -> None:

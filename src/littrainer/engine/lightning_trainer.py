@@ -6,24 +6,28 @@ import functools
 import inspect
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar, Timer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyExperiment
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from littrainer.arguments.choices import IntervalStrategy
-from littrainer.arguments.destinations import derived_keywords
+from littrainer.arguments.destinations import DERIVED_KEYWORDS
 from littrainer.arguments.did_you_mean import suggestion
+from littrainer.arguments.process import matmul_precision
 from littrainer.callbacks.lightning_callbacks import (
     ONLY_IN_TRAINING,
+    check_average_begins,
     check_can_resume,
     check_set_up,
     is_one_of,
-    refuse_what_cannot_work,
+    reject_unsupported_callback,
 )
 from littrainer.callbacks.lightning_metrics import COUNTS, is_number
 from littrainer.callbacks.state import TrainerState
@@ -31,8 +35,8 @@ from littrainer.checkpoint.lightning_io import save_in_each_process, with_checkp
 from littrainer.data.limits import CARRIED_OUT
 from littrainer.engine.fast_training_loop import use_fast_loop
 from littrainer.engine.lightning_internals import (
+    cached_entry_points,
     count_from,
-    entry_points_read_once,
     leave_signals_alone,
     resume_nothing,
 )
@@ -60,8 +64,6 @@ FIXED_KEYWORDS: dict[str, tuple[Any, str]] = {
     "inference_mode": (False, "predictions may be used in later computations with gradients"),
     "log_every_n_steps": (1, "what a Lightning callback logs is due at each step"),
 }
-# Keywords that follow from the training arguments.
-DERIVED_KEYWORDS: dict[str, Callable[[Any], Any]] = derived_keywords()
 # Keywords that follow from how the processes were started, with the reason.
 FACTS_OF_LAUNCHERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "devices": (lambda args: args.visible_device_count, "each process of this node trains on one device"),
@@ -106,8 +108,8 @@ def lightning_keywords(args: TrainingArguments, further: dict[str, Any] | None =
         ValueError: a further keyword is one that training arguments decide.
     """
     keywords = {name: value for name, (value, _) in FIXED_KEYWORDS.items()}
-    keywords.update({name: derive(args) for name, derive in DERIVED_KEYWORDS.items()})
-    keywords.update({name: find(args) for name, (find, _) in FACTS_OF_LAUNCHERS.items()})
+    for table in (DERIVED_KEYWORDS, FACTS_OF_LAUNCHERS):
+        keywords.update({name: derive(args) for name, (derive, _) in table.items()})
     in_arguments: Any = args.lightning
     given = {**(in_arguments or {}), **(further or {})}
     for name in given:
@@ -126,6 +128,9 @@ def build_lightning_trainer(trainer: Any, run: TrainingRun | None) -> pl.Trainer
         TypeError: a further keyword is none of Lightning's.
         ValueError: Lightning refuses the value of one.
     """
+    # Lightning reads torch's older switch, where a script has set the newer one alone.
+    if (precision := matmul_precision()) in ("tf32", "ieee"):
+        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     keywords = lightning_keywords(trainer.args, trainer.lightning_keywords)
     keywords["strategy"] = fitted_strategy(keywords.get("strategy", "auto"), trainer)
     # Where callbacks write that are not told where to.
@@ -137,14 +142,16 @@ def build_lightning_trainer(trainer: Any, run: TrainingRun | None) -> pl.Trainer
     adopt_loggers(trainer, trainer.callback_handler)
     keywords["logger"] = loggers_of(trainer.callback_handler.callbacks)
     if callbacks and not keywords["logger"]:
-        keywords["logger"] = [HistoryLogger(lambda: trainer.state)]
+        owner: Any = weakref.ref(trainer)
+        keywords["logger"] = [HistoryLogger(lambda: owner().state)]
     if run is None:
         callbacks = [callback for callback in callbacks if not is_one_of(callback, *ONLY_IN_TRAINING)]
     else:
         check_set_up(callbacks, trainer.args, trainer.model, [trainer, *trainer.callback_handler.callbacks])
         callbacks = _ready_for_training(callbacks, run, keywords)
+        plugins, checkpoints = as_list(keywords.get("plugins")), trainer.session.checkpoints
         keywords["plugins"] = with_checkpoint_io(
-            as_list(keywords.get("plugins")), trainer.model, trainer._saved_training
+            plugins, trainer.model, checkpoints, lambda: run.trainer._saved_training()
         )
     # Lightning asks for these where a callback is a bar, or saves; it adds its own only if there is none.
     for name, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):
@@ -169,7 +176,7 @@ def _user_callbacks(of_trainer: list[Callback], keywords: dict[str, Any]) -> lis
     """Lightning callbacks of the user's, from all places; takes those among the keywords out of them."""
     callbacks = [*of_trainer, *as_list(keywords.pop("callbacks", None))]
     for callback in callbacks:
-        refuse_what_cannot_work(callback)
+        reject_unsupported_callback(callback)
     longest = keywords.pop("max_time", None)
     if longest is not None:
         # Lightning would add it behind the Trainer's own events, which then could not end an optimizer step first.
@@ -181,6 +188,7 @@ def _ready_for_training(callbacks: list[Callback], run: TrainingRun, keywords: d
     """Let the run have its length, and the callbacks its events around them."""
     if run.checkpoint is not None:
         check_can_resume(callbacks)
+    check_average_begins(callbacks, run.plan.max_steps, run.plan.num_train_epochs)
     args = run.trainer.args
     if args.ema_decay is not None:
         from littrainer.engine.weight_averaging import AveragedWeights
@@ -204,11 +212,14 @@ def _built(callbacks: list[Callback], keywords: dict[str, Any]) -> pl.Trainer:
             raise TypeError(
                 f"lightning={{{name!r}: ...}} is no keyword of lightning.Trainer ({suggestion(name, known)})."
             )
-    with quiet_lightning(), entry_points_read_once():
+    with quiet_lightning(), cached_entry_points():
         try:
             built = pl.Trainer(callbacks=callbacks, **keywords)
         except MisconfigurationException as error:
-            raise ValueError(f"lightning.Trainer refuses a keyword given as `lightning`: {error}") from None
+            raise ValueError(
+                f"lightning.Trainer refuses a keyword, one given as `lightning` or one that follows from the training "
+                f"arguments: {error}"
+            ) from None
     save_in_each_process(built.strategy)
     leave_signals_alone(built)
     resume_nothing(built)

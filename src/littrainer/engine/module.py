@@ -24,22 +24,25 @@ from littrainer.data.windows import MicroBatch
 from littrainer.engine.lightning_internals import (
     announce_validations,
     count_optimizer_steps_from,
+    counted_step,
+    follow_until_first_update,
     replace_optimizer,
     show_number_of_batches,
 )
 from littrainer.errors.interruptions import StoppedByUserCode
-from littrainer.evaluation.batch_stream import WholePass, single_batches
+from littrainer.errors.weak_attributes import held_weakly
 from littrainer.model.traversal import clear_gradients
-from littrainer.optim.schedules import steps_with_metric
-from littrainer.optim.stepping import LEAVES_WEIGHTS, closure_before_step, note_step, updates_during_backward
+from littrainer.optim.schedules import is_metric_driven
+from littrainer.optim.stepping import ClosureFirst, GradScalerMixin, note_step, updates_during_backward
 from littrainer.strategies.model_wrapping import follow_unfrozen_parameters
+from littrainer.training.batch_errors import note_batch
 
 if TYPE_CHECKING:
-    from littrainer.evaluation.loop import BatchOutputs, EvaluationPass
+    from littrainer.evaluation.loop import EvaluationLoop
     from littrainer.training.run import TrainingRun
 
 
-# As `accumulate_grad_batches`: step after this micro-batch; or divides no batch count, so do not step.
+# Values of `accumulate_grad_batches`: step after this micro-batch, and never.
 STEP_NOW = 1
 DO_NOT_STEP = 2**62
 Hook = TypeVar("Hook", bound=Callable[..., Any])
@@ -68,23 +71,22 @@ class StepsAfterBackward(pl.LightningModule):
         """Whether loss scaling has left the last optimizer step out."""
         raise NotImplementedError
 
-    def optimizer_after_backward(self, optimizer: Any) -> Any:
-        """What steps instead of an optimizer once the gradients are there."""
-        return optimizer
+    def step_optimizer(self, optimizer: Any, closure: Callable[[], Any] | None = None, loss: Any = None) -> None:
+        """Step an optimizer whose gradients are there."""
+        raise NotImplementedError
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
     ) -> None:
         """Run forward, backward and step in one, as Lightning does; the step finds gradients in place."""
-        own = getattr(optimizer, "optimizer", optimizer)
-        with closure_before_step(own, lambda: self.optimizer_after_backward(own)):
-            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        stepped = ClosureFirst(getattr(optimizer, "optimizer", optimizer), self.step_optimizer)
+        self.trainer.strategy.optimizer_step(stepped, optimizer_closure or (lambda: None))
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         """Step a schedule with a metric, or with each optimizer step that was not skipped."""
         if metric is not None:
             scheduler.step(metric)
-        elif not self.step_was_skipped and not steps_with_metric(scheduler):
+        elif not self.step_was_skipped and not is_metric_driven(scheduler):
             scheduler.step()
 
 
@@ -96,26 +98,28 @@ class TrainerModule(StepsAfterBackward):
         run: the training that fit is to carry out; None for evaluation and prediction.
     """
 
+    owner = held_weakly("_owner")
+
     def __init__(self, trainer: Any, run: TrainingRun | None = None):
         super().__init__()
         self.model = trainer.model
         self.owner = trainer
         self.run = run
         self.step: Any = None if run is None else run.step
-        self.evaluation_pass: EvaluationPass | None = None
         # What steps in this training: looked at again where a script may have put something else in its place.
         self._optimizer: Any = None
         self._updates_during_backward = False
         self._schedule: Any = None
         self._lightning_steps_schedule = False
+        # The precision plugin of fp16, which unscales gradients before they are clipped.
+        self.scaling: GradScalerMixin | None = None
         # The one at hand; None before the first one.
         self.micro_batch: MicroBatch | None = None
         self.automatic_optimization = not trainer.overrides_training_step()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainerModule:
         # Callbacks that average weights copy the module; the Trainer, with its data, is not part of the model.
-        run = (self.run, self.step, self.evaluation_pass, self._optimizer, self._schedule, self.micro_batch)
-        for shared in (self.owner, *run):
+        for shared in (self.run, self.step, self._optimizer, self._schedule, self.micro_batch, self.scaling):
             memo[id(shared)] = shared
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
@@ -156,9 +160,12 @@ class TrainerModule(StepsAfterBackward):
         optimizer, schedule = self.step.run.optimizer_and_schedule()
         self._optimizer, self._schedule = optimizer, schedule
         self._updates_during_backward = updates_during_backward(optimizer)
+        plugin = self.trainer.precision_plugin
+        is_scaling = isinstance(plugin, GradScalerMixin) and plugin.scaler is not None
+        self.scaling = plugin if is_scaling else None  # type: ignore[assignment]
         # Lightning takes torch's schedules only; any other object with the same methods is stepped here, and one that
         # steps with an evaluation's metric in the Trainer.
-        self._lightning_steps_schedule = isinstance(schedule, LRScheduler) and not steps_with_metric(schedule)
+        self._lightning_steps_schedule = isinstance(schedule, LRScheduler) and not is_metric_driven(schedule)
         if not self._lightning_steps_schedule:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -204,7 +211,9 @@ class TrainerModule(StepsAfterBackward):
             with getattr(self.trainer.strategy, "block_backward_sync", nullcontext)():
                 loss = self.step.loss_of(micro_batch, by_training_step=True)
             if micro_batch.closes_window:
-                self._step_optimizer_manually()
+                self.follow_optimizer()
+                self.owner.accelerator.unscale_gradients()
+                self.step.update(self._step_counted, self._step_all_schedules)
             return loss
         loss = self.step.loss_of(micro_batch)
         # Lightning divides the loss by this number next. The Trainer has divided by the true window already, and
@@ -222,16 +231,20 @@ class TrainerModule(StepsAfterBackward):
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Backward pass; the optimizer's own where it has one that updates the weights as it goes, as LOMO has."""
-        if self.step.fitting is not None:
+        if self.step.splitter is not None:
             # Done together with the forward pass.
             return
         if not self.automatic_optimization:
             self.step.speed.enter("backward")
         optimizer = self.follow_optimizer()
-        if self._updates_during_backward:
-            optimizer.fused_backward(loss, self.owner._get_learning_rate())
-        else:
-            super().backward(loss, *args, **kwargs)
+        try:
+            if self._updates_during_backward:
+                optimizer.fused_backward(loss, self.owner._get_learning_rate())
+            else:
+                super().backward(loss, *args, **kwargs)
+        except Exception as error:
+            note_batch(error, self.owner, "in the backward pass of a batch", getattr(self.micro_batch, "inputs", None))
+            raise
 
     def on_before_backward(self, loss: torch.Tensor) -> None:
         """The division of the loss is past: whether to step is asked for again after the backward pass."""
@@ -265,28 +278,20 @@ class TrainerModule(StepsAfterBackward):
         """Run forward, backward and step in one, as Lightning does; then `on_optimizer_step`."""
         self.follow_optimizer()
         super().optimizer_step(epoch, batch_idx, self.optimizers(), optimizer_closure)
-        self.step.note_update()
-        self._step_own_schedule()
+        self.step.after_optimizer_step()
+        self.step_own_schedule()
 
-    def step_after_backward(self, step: Callable[[Any], Any] | None = None) -> None:
-        """What `optimizer_step` does once the gradients of a window are complete.
-
-        Parameters:
-            step: steps an optimizer, where that takes more than its `step()`.
-        """
-
-        def step_optimizer() -> None:
-            if step is None:
-                optimizer = self.follow_optimizer()
-                if self._updates_during_backward or self.step.is_refused:
-                    note_step(optimizer)
-                else:
-                    optimizer.step()
-            else:
-                with closure_before_step(self._optimizer, lambda: self.optimizer_after_backward(self._optimizer)):
-                    step(self._optimizer)
-
-        self.step.update(step_optimizer, self._step_own_schedule)
+    def step_optimizer(self, *_: Any) -> None:
+        """Step the Trainer's optimizer with gradients that are complete and clipped; weights change nowhere else."""
+        optimizer = self.follow_optimizer()
+        if self.step.is_refused or self._updates_during_backward:
+            note_step(optimizer)
+            if self.scaling is not None:
+                self.scaling.skip_step()
+        elif self.scaling is not None:
+            self.scaling.step_unless_infinite(optimizer)
+        else:
+            optimizer.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients in a training. Lightning asks for it before an evaluation too; there they stay."""
@@ -303,25 +308,10 @@ class TrainerModule(StepsAfterBackward):
         """Whether loss scaling has left the last optimizer step out."""
         return self.owner.accelerator.optimizer_step_was_skipped
 
-    def optimizer_after_backward(self, optimizer: Any) -> Any:
-        """The Trainer's optimizer, which a script may have replaced; for a step that is refused, what does nothing."""
-        if self.step.is_refused:
-            # torch's schedules look here for a step before theirs.
-            note_step(optimizer)
-            return LEAVES_WEIGHTS
-        return self.owner.optimizer
-
-    def _step_optimizer_manually(self) -> None:
+    def _step_counted(self) -> None:
         self.follow_optimizer()
-        self.owner.accelerator.unscale_gradients()
-
-        def step_optimizer() -> None:
-            self.follow_optimizer()
-            optimizer: Any = self.optimizers()
-            with closure_before_step(self._optimizer, lambda: self.optimizer_after_backward(self._optimizer)):
-                optimizer.step()
-
-        self.step.update(step_optimizer, self._step_all_schedules)
+        with counted_step(self.trainer) as optimizer:
+            super().optimizer_step(0, 0, optimizer)
 
     def _step_all_schedules(self) -> None:
         # In manual optimization Lightning leaves it to the module to step schedules, those of callbacks too.
@@ -331,82 +321,64 @@ class TrainerModule(StepsAfterBackward):
             for config in self.trainer.lr_scheduler_configs:
                 if config.interval == interval:
                     self.lr_scheduler_step(config.scheduler, None)
-        self._step_own_schedule()
+        self.step_own_schedule()
 
-    def _step_own_schedule(self) -> None:
+    def step_own_schedule(self) -> None:
+        """Step the schedule unless Lightning does, which takes torch's schedules only."""
         self._follow_schedule()
         if not self._lightning_steps_schedule:
             self.lr_scheduler_step(self._schedule, None)
 
+    @property
+    def _evaluation(self) -> EvaluationLoop:
+        evaluation = self.owner.session.lightning.evaluation
+        assert evaluation is not None
+        return evaluation
+
     @carries_stop_iteration
-    def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Any] | None:
-        """One batch of an evaluation, or all of them.
+    def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        """Predict a batch of an evaluation that Lightning runs.
 
         Returns:
-            this process's loss, predictions and labels, for callbacks that hear of single batches.
+            this process's loss, predictions and labels, for callbacks.
         """
-        outputs = self._step_pass(batch)
-        if outputs is None:
-            return None
-        # It is the batch's loss once for each sample.
+        outputs = self._evaluation.step(batch)
+        # Each sample has the batch's loss.
         loss = None if outputs.losses is None else outputs.losses[0]
         return {"loss": loss, "predictions": outputs.predictions, "labels": outputs.labels}
 
     @carries_stop_iteration
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        """One batch of a prediction, or all of them.
-
-        Returns:
-            this process's predictions, for callbacks that hear of single batches; else an empty tuple, since Lightning
-            would warn if nothing was returned.
-        """
-        outputs = self._step_pass(batch)
-        if outputs is None:
-            return ()
-        note_places(self.trainer, self._active_pass().places_of(batch))
+        """Predict a batch of a prediction that Lightning runs, and return this process's predictions for callbacks."""
+        outputs = self._evaluation.step(batch)
+        note_places(self.trainer, self._evaluation.places_of(batch))
         return outputs.predictions
 
-    def _step_pass(self, handed_out: Any) -> BatchOutputs | None:
-        evaluation_pass = self._active_pass()
-        outputs = None
-        for batch in single_batches(handed_out):
-            self.owner.preemption.break_off_if_asked()
-            # Those of the batch before are gone by the time this one is predicted.
-            outputs = None
-            outputs = evaluation_pass.step(batch)
-        return None if isinstance(handed_out, WholePass) else outputs
-
     def on_validation_start(self) -> None:
-        """An evaluation or a prediction begins: bars show how many batches it has."""
+        """Let progress bars show how many batches an evaluation or a prediction has."""
         if users_callbacks(self.trainer):
-            show_number_of_batches(self.trainer, self._active_pass().number_of_batches)
+            show_number_of_batches(self.trainer, self._evaluation.number_of_batches)
 
     on_predict_start = on_validation_start
 
     @carries_stop_iteration
     def on_validation_epoch_end(self) -> None:
-        """An evaluation or a prediction has seen its last batch."""
-        # Inside fit, Lightning's last hook waits until the Trainer has logged the metrics. Outside it does not.
-        evaluation_pass = self._active_pass()
+        """Show callbacks the metrics, outside of fit; inside it, their last hook waits until the Trainer has logged."""
         if self.run is None and users_callbacks(self.trainer):
-            publish(self.trainer, evaluation_pass.finish().metrics or {})
+            publish(self.trainer, self._evaluation.finish().metrics or {})
 
     on_predict_epoch_end = on_validation_epoch_end
 
-    def _active_pass(self) -> EvaluationPass:
-        assert self.evaluation_pass is not None
-        return self.evaluation_pass
-
 
 class _Events(pl.Callback):
-    # Of the training its methods are called by name: it knows the engine, which makes these callbacks.
+    # Any, since training/run.py imports the engine.
     def __init__(self, run: Any):
         self.run = run
         self._stop_was_asked_for = False
 
 
 class OpeningEvents(_Events):
-    """Tells a training what Lightning is about to do, before other Lightning callbacks hear of it.
+    """Calls a training for what Lightning does next, before all other Lightning callbacks.
 
     Parameters:
         run: the training.
@@ -427,6 +399,12 @@ class OpeningEvents(_Events):
         """Model and optimizer are set up."""
         self.run.restore()
 
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """An evaluation or the end comes next, for which callbacks that average weights put theirs in place."""
+        follow_until_first_update(trainer, pl_module)
+
+    on_train_end = on_validation_start
+
     @carries_stop_iteration
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """An epoch comes next."""
@@ -436,19 +414,19 @@ class OpeningEvents(_Events):
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: MicroBatch, batch_idx: int) -> None:
         """A micro-batch comes next."""
         if batch_idx == 0:
-            behind = self.run.take_micro_batches_behind()
-            if behind:
-                # Those of a resumed epoch that are not drawn again; Lightning's end of an epoch goes by all of them.
-                trainer.fit_loop.epoch_loop.batch_progress.increment_by(behind)
+            skipped = self.run.pop_skipped_micro_batches()
+            if skipped:
+                # A resumed epoch does not draw them again, and Lightning ends an epoch by the number of all.
+                trainer.fit_loop.epoch_loop.batch_progress.increment_by(skipped)
         pl_module.follow_window(batch)
         self.run.step.begin_micro_batch(batch)
 
 
 class ClosingEvents(_Events):
-    """Tells a training what Lightning has done, after other Lightning callbacks have heard of it.
+    """Calls a training for what Lightning has done, after all other Lightning callbacks.
 
-    So what they keep belongs to the same step when an evaluation or a checkpoint follows. Each side tells the other
-    when to stop.
+    Their state belongs to the same step then, when an evaluation or a checkpoint follows. A stop that either side asks
+    for is passed on to the other.
 
     Parameters:
         run: the training.
@@ -463,7 +441,7 @@ class ClosingEvents(_Events):
         """The first epoch comes next."""
         self.run.begin()
         if self._stop_was_asked_for:
-            self.run.trainer.control.should_training_stop = True
+            self.run.step.trainer.control.should_training_stop = True
         # What a Trainer callback asks for when training begins is done after the first micro-batch; here ends what a
         # Lightning callback, or work left over by the checkpoint, has ended.
         if self._stop_was_asked_for or self.run.evaluation_due is not None or self.run.epoch_end_is_due:
@@ -482,7 +460,7 @@ class ClosingEvents(_Events):
         """A micro-batch is done, the optimizer and its schedule have stepped where it was the last of its window."""
         self._note_stop(trainer)
         if self._stop_was_asked_for and batch.closes_window:
-            self.run.trainer.control.should_training_stop = True
+            self.run.step.trainer.control.should_training_stop = True
         self.run.step.end_micro_batch(batch)
         self._stop_if_asked(trainer)
 
@@ -491,7 +469,7 @@ class ClosingEvents(_Events):
         """An epoch is done."""
         self._note_stop(trainer)
         if self._stop_was_asked_for:
-            self.run.trainer.control.should_training_stop = True
+            self.run.step.trainer.control.should_training_stop = True
         self.run.end_epoch()
         self._stop_if_asked(trainer)
 
@@ -502,7 +480,7 @@ class ClosingEvents(_Events):
             pl_trainer.should_stop = False
 
     def _stop_if_asked(self, pl_trainer: pl.Trainer) -> None:
-        if self.run.trainer.control.should_training_stop:
+        if self.run.step.trainer.control.should_training_stop:
             pl_trainer.should_stop = True
 
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.plugins.precision import DeepSpeedPrecision, FSDPPrecision, MixedPrecision, Precision
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
+from lightning.pytorch.strategies import FSDPStrategy
 from torch import nn
 
 from littrainer.arguments.destinations import FULL_PRECISION
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.distributed.layout import tensor_parallel_size
-from littrainer.optim.stepping import ScaledSteps
-from littrainer.strategies.deepspeed import EnginePrecision, TrainerDeepSpeedStrategy
+from littrainer.optim.stepping import GradScalerMixin
+from littrainer.strategies.deepspeed import TrainerDeepSpeedStrategy
 from littrainer.strategies.sharded import ignored_parameters
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class _TrainersPrecision(Precision):
         return data
 
 
-class _ScaledPrecision(ScaledSteps, _TrainersPrecision):
+class _ScaledPrecision(GradScalerMixin, _TrainersPrecision):
     def optimizer_step(  # type: ignore[override]
         self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any
     ) -> Any:
@@ -51,9 +51,10 @@ class _ScaledPrecision(ScaledSteps, _TrainersPrecision):
         if self.scaler is None:
             return super().optimizer_step(optimizer, model=model, closure=closure, **kwargs)
         closure()
+        optimizer = model.follow_optimizer()
         self.unscale(optimizer)
         self._after_closure(model, optimizer)
-        return self.step_unless_infinite(optimizer, **kwargs)
+        model.step_optimizer()
 
 
 class ForwardMixedPrecision(_ScaledPrecision, MixedPrecision):
@@ -77,21 +78,39 @@ class ForwardFSDPPrecision(_ScaledPrecision, FSDPPrecision):
         return None if self.precision == FULL_PRECISION else super().mixed_precision_config
 
 
-class EngineDeepSpeedPrecision(_TrainersPrecision, DeepSpeedPrecision):
-    """The same for DeepSpeed, whose engine computes in half precision, scales losses and skips steps by itself."""
+class EnginePrecision(_TrainersPrecision, DeepSpeedPrecision):
+    """Backward pass and step by the Trainer's own engine, which is around the user's model."""
+
+    # The optimizer that has stepped last.
+    _optimizer: Any = None
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether the engine has left out the last step, since gradients of fp16 were not finite."""
-        return bool(getattr(getattr(self.engine, "optimizer", None), "overflow", False))
+        """Whether gradients of fp16 were not finite at the last step."""
+        return bool(getattr(self._optimizer, "step_was_skipped", False))
 
-    # The engine that has stepped last.
-    engine: Any = None
+    def unscale(self, optimizer: Any) -> None:
+        """Do nothing: the engine has divided its scale out."""
+
+    def backward(self, tensor: torch.Tensor, model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        """Backward pass, and with the last micro-batch of a window the step."""
+        if model.automatic_optimization:
+            # The Trainer has divided by the true size of the window.
+            kwargs["scale_wrt_gas"] = False
+        engine, closes_window = model.owner.deepspeed, model.owner.accelerator.sync_gradients
+        engine.set_gradient_accumulation_boundary(is_boundary=closes_window)
+        engine.backward(tensor, **kwargs)
+        if closes_window:
+            engine.step()
 
     def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:  # type: ignore[override]
-        """Backward pass, then the engine's step."""
-        self.engine = model.trainer.model
-        return super().optimizer_step(optimizer, model=model, closure=closure, **kwargs)
+        """Do what surrounds the step that the engine has taken within the backward pass."""
+        self._optimizer = optimizer
+        result = closure()
+        self._after_closure(model, optimizer)
+        # A schedule watches whether its optimizer steps.
+        optimizer.step()
+        return result
 
 
 def precision_plugin(
@@ -109,9 +128,7 @@ def precision_plugin(
         ValueError: no plugin does both.
     """
     if isinstance(strategy, TrainerDeepSpeedStrategy):
-        return EnginePrecision(args)
-    if isinstance(strategy, DeepSpeedStrategy):
-        return EngineDeepSpeedPrecision(precision)
+        return EnginePrecision(precision)
     if isinstance(strategy, FSDPStrategy):
         return ForwardFSDPPrecision(precision, scaler)
     if precision == FULL_PRECISION:

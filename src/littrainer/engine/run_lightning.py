@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from littrainer.callbacks.lightning_callbacks import is_one_of
 from littrainer.callbacks.lightning_metrics import ValidationRounds
 from littrainer.callbacks.lightning_metrics import publish as publish_metrics
 from littrainer.data.limits import further_keywords
 from littrainer.data.workers import end_workers
-from littrainer.distributed.failure_report import naming_failed_processes
-from littrainer.engine.batch_errors import NotedBatches
+from littrainer.distributed.failures import name_failed_process
 from littrainer.engine.torchmetrics_on_demand import torchmetrics_on_demand
-from littrainer.errors.interruptions import CarriedStopIteration, PythonInterruptions
+from littrainer.errors.interruptions import PythonInterruptions
 from littrainer.errors.lazy_isinstance import known_classes
 from littrainer.errors.log_filter import quiet_lightning
-from littrainer.evaluation.batch_stream import BatchStream
+from littrainer.errors.weak_attributes import without_callers_frames
+from littrainer.strategies.choice import SHARDING_STRATEGIES, strategy_name
+from littrainer.strategies.shards import is_sharded
+from littrainer.training.batch_errors import noted_reading
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
-    from littrainer.engine.module import TrainerModule
-    from littrainer.evaluation.loop import EvaluationPass
+    from littrainer.evaluation.loop import EvaluationLoop
     from littrainer.training.run import TrainingRun
 
-
-class Evaluator(NamedTuple):
-    """What carries out evaluations outside of training; building it takes longer than a short evaluation.
-
-    Parameters:
-        made_for: what it was built from, besides the model; for anything else another one is built.
-    """
-
-    lightning_trainer: pl.Trainer
-    module: TrainerModule
-    made_for: tuple[Any, ...]
+# Hooks of callbacks that Lightning calls during an evaluation inside fit.
+VALIDATION_HOOKS = tuple(
+    f"on_validation_{moment}" for moment in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")
+)
 
 
 @dataclass(slots=True)
@@ -45,16 +40,26 @@ class LightningState:
     """What Lightning carries trainings and evaluations out with.
 
     Attributes:
-        trainer: the `lightning.Trainer` of the last training, or of an evaluation before it.
+        trainer: the `lightning.Trainer` of the last training, or of an evaluation that Lightning ran before it.
         module: what fit is carrying out right now; None outside of training.
-        idle_evaluator: evaluates outside of training; None while it does.
+        evaluation: the evaluation or prediction that is running, the innermost one.
         validation_rounds: which evaluations are one validation to Lightning callbacks.
     """
 
     trainer: pl.Trainer | None = None
     module: Any = None
-    idle_evaluator: Evaluator | None = None
+    evaluation: EvaluationLoop | None = None
     validation_rounds: ValidationRounds = field(default_factory=ValidationRounds)
+
+    def __del__(self, modules: dict[str, Any] = sys.modules) -> None:
+        # Its parts refer to it, so without this nothing but the garbage collector would free it.
+        if self.trainer is not None and (internals := modules.get("littrainer.engine.lightning_internals")):
+            internals.refer_weakly(self.trainer)
+
+    def end_without_callbacks(self) -> None:
+        """Keep the exception that takes the training out of fit, and is no error, from callbacks."""
+        lightning_trainer: Any = self.trainer
+        lightning_trainer.callbacks = []
 
 
 def import_lightning() -> None:
@@ -63,15 +68,13 @@ def import_lightning() -> None:
     The Trainer calls this before it seeds: what these imports draw from Python's random generator must not change the
     numbers of a training.
     """
+    if "littrainer.engine.lightning_trainer" not in sys.modules:
+        without_callers_frames(_import_all)
+
+
+def _import_all() -> None:
     with torchmetrics_on_demand():
-        import littrainer.checkpoint.lightning_io
-        import littrainer.engine.fast_evaluation_loop
-        import littrainer.engine.fast_training_loop
-        import littrainer.engine.lightning_internals
-        import littrainer.engine.lightning_trainer
-        import littrainer.engine.module
-        import littrainer.engine.precision
-        import littrainer.strategies.user_strategy  # noqa: F401
+        import littrainer.engine.lightning_trainer  # noqa: F401
 
 
 def fit(trainer: Any, run: TrainingRun) -> None:
@@ -87,9 +90,9 @@ def fit(trainer: Any, run: TrainingRun) -> None:
     try:
         with (
             quiet_lightning(),
-            NotedBatches(trainer),
+            noted_reading(trainer),
             PythonInterruptions(),
-            naming_failed_processes("training"),
+            name_failed_process("training"),
         ):
             lightning_trainer.fit(module, train_dataloaders=run.windows)
         _add_to_history(lightning_trainer)
@@ -99,63 +102,112 @@ def fit(trainer: Any, run: TrainingRun) -> None:
         end_workers(run.windows.loader)
 
 
-def evaluate(trainer: Any, evaluation_pass: EvaluationPass) -> None:
-    """Drive an evaluation or prediction with Lightning: nested where fit is running, else on its own."""
-    from littrainer.engine import fast_evaluation_loop
+def evaluate(trainer: Any, evaluation: EvaluationLoop) -> None:
+    """Run an evaluation or a prediction over all batches.
 
+    That is a plain loop, unless a callback or a keyword of Lightning may listen.
+    """
     state = trainer.session.lightning
-    if state.module is not None:
-        _evaluate_inside_fit(trainer, state.module, evaluation_pass)
-        return
-    evaluator, has_evaluated = _evaluator_for(trainer)
-    lightning_trainer, module = evaluator.lightning_trainer, evaluator.module
-    if state.trainer is None:
-        state.trainer = lightning_trainer
-    module.evaluation_pass = evaluation_pass
-    if has_evaluated and fast_evaluation_loop.may_be_fast(lightning_trainer):
-        with NotedBatches(trainer), CarriedStopIteration(), naming_failed_processes("the evaluation"):
-            fast_evaluation_loop.pass_over(lightning_trainer, _one_step(evaluation_pass), evaluation_pass.is_prediction)
-    else:
-        _evaluate_with_lightning(trainer, lightning_trainer, module, evaluation_pass)
-    module.evaluation_pass = None
-    state.idle_evaluator = evaluator
+    running = state.module
+    outer, state.evaluation = state.evaluation, evaluation
+    if running is not None:
+        trainer.validation_rounds.end_earlier_one()
+    try:
+        with noted_reading(trainer, evaluation):
+            if not _has_listeners(trainer):
+                with name_failed_process("the evaluation"):
+                    evaluation.run()
+                if running is not None:
+                    # The round ends with it, although no callback is called.
+                    trainer.validation_rounds.add(lambda is_monitoring: None)
+            elif running is None:
+                _evaluate_with_lightning(trainer, evaluation)
+            else:
+                _evaluate_inside_fit(trainer, running.trainer, evaluation)
+    finally:
+        state.evaluation = outer
 
 
-def _evaluate_inside_fit(trainer: Any, running: TrainerModule, evaluation_pass: EvaluationPass) -> None:
-    from littrainer.engine import fast_evaluation_loop
+def _has_listeners(trainer: Any) -> bool:
+    """Return whether a callback of Lightning's may listen to an evaluation, or a keyword is for its loops."""
+    running = trainer.session.lightning.module
+    if further_keywords(trainer):
+        return True
+    if running is None:
+        # Outside of fit Lightning calls `setup` and `teardown` of callbacks around each evaluation too.
+        return bool(trainer.lightning_callbacks)
+    from littrainer.engine.fast_training_loop import listens_to
+    from littrainer.engine.module import users_callbacks
+
+    return any(listens_to(callback, hook) for callback in users_callbacks(running.trainer) for hook in VALIDATION_HOOKS)
+
+
+def _evaluate_inside_fit(trainer: Any, lightning_trainer: pl.Trainer, evaluation: EvaluationLoop) -> None:
     from littrainer.engine.lightning_internals import evaluate_inside_fit
 
-    trainer.validation_rounds.end_earlier_one()
-    outer, running.evaluation_pass = running.evaluation_pass, evaluation_pass
+    end = evaluate_inside_fit(lightning_trainer, BatchStream(evaluation), lambda: _put_weights_back(lightning_trainer))
+    trainer.validation_rounds.add(end)
+
+
+def _evaluate_with_lightning(trainer: Any, evaluation: EvaluationLoop) -> None:
+    from littrainer.engine.lightning_internals import refer_weakly
+    from littrainer.engine.lightning_trainer import build_lightning_trainer
+    from littrainer.engine.module import TrainerModule
+
+    lightning_trainer = build_lightning_trainer(trainer, run=None)
+    state = trainer.session.lightning
+    if state.trainer is None:
+        state.trainer = lightning_trainer
+    module, batches = TrainerModule(trainer), BatchStream(evaluation)
     try:
-        if not further_keywords(trainer) and fast_evaluation_loop.may_be_fast(running.trainer):
-            fast_evaluation_loop.pass_over(running.trainer, _one_step(evaluation_pass))
-            end: Callable[[bool], None] | None = None
-        else:
-            batches = _batch_stream(trainer, running.trainer, evaluation_pass)
-            end = evaluate_inside_fit(running.trainer, batches, lambda: _put_weights_back(running.trainer))
+        with quiet_lightning(), PythonInterruptions(), name_failed_process("the evaluation"):
+            if evaluation.is_prediction:
+                lightning_trainer.predict(module, dataloaders=batches, return_predictions=False)
+            else:
+                lightning_trainer.validate(module, dataloaders=batches, verbose=False)
+        _add_to_history(lightning_trainer)
     finally:
-        running.evaluation_pass = outer
-    # Nobody hears of the end of a fast one.
-    trainer.validation_rounds.add(end or (lambda is_monitoring: None))
+        # Lightning keeps what it has iterated last.
+        batches.evaluation = None
+        refer_weakly(lightning_trainer)
 
 
-def _evaluate_with_lightning(
-    trainer: Any, lightning_trainer: pl.Trainer, module: TrainerModule, evaluation_pass: EvaluationPass
-) -> None:
-    batches = _batch_stream(trainer, lightning_trainer, evaluation_pass)
-    with (
-        quiet_lightning(),
-        NotedBatches(trainer),
-        PythonInterruptions(),
-        naming_failed_processes("the evaluation"),
-    ):
-        if evaluation_pass.is_prediction:
-            lightning_trainer.predict(module, dataloaders=batches, return_predictions=False)
-        else:
-            lightning_trainer.validate(module, dataloaders=batches, verbose=False)
-    _add_to_history(lightning_trainer)
-    batches.release()
+class BatchStream:
+    """The batches of an evaluation, as Lightning's loops iterate them.
+
+    The length is never reached: without any, Lightning prefetches a batch, which changes the order of random draws, and
+    at the loader's own it stops, even if the loader has more.
+    """
+
+    UNREACHABLE_LENGTH = 2**40
+
+    def __init__(self, evaluation: EvaluationLoop):
+        self.evaluation: EvaluationLoop | None = evaluation
+
+    def __len__(self) -> int:
+        return self.UNREACHABLE_LENGTH
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(()) if self.evaluation is None else self.evaluation.batches()
+
+
+def shard_for_evaluation(trainer: Any) -> None:
+    """Let the strategy shard the model, if it does and no training has; a collective call."""
+    name = strategy_name(trainer.args)
+    is_running = trainer.session.lightning.module is not None
+    if is_running or name not in SHARDING_STRATEGIES or is_sharded(trainer.model_wrapped):
+        return
+    from littrainer.engine.lightning_internals import refer_weakly
+    from littrainer.engine.lightning_trainer import build_lightning_trainer
+    from littrainer.engine.module import TrainerModule
+
+    lightning_trainer = build_lightning_trainer(trainer, run=None)
+    # The evaluation itself calls their `setup` and `teardown`.
+    lightning_trainer.callbacks = []  # type: ignore[attr-defined]
+    with quiet_lightning():
+        # Lightning sets the strategy up before it finds that there is nothing to evaluate.
+        lightning_trainer.validate(TrainerModule(trainer), dataloaders=[], verbose=False)
+    refer_weakly(lightning_trainer)
 
 
 @contextmanager
@@ -209,47 +261,6 @@ def _put_weights_back(lightning_trainer: pl.Trainer) -> None:
     for callback in lightning_trainer.callbacks:  # type: ignore[attr-defined]
         if is_one_of(callback, "WeightAveraging"):
             callback.on_validation_epoch_end(lightning_trainer, lightning_trainer.lightning_module)
-
-
-def _evaluator_for(trainer: Any) -> tuple[Evaluator, bool]:
-    """What evaluates outside of training, and whether it has done so before."""
-    from littrainer.engine.lightning_trainer import build_lightning_trainer, lightning_keywords
-    from littrainer.engine.module import TrainerModule
-
-    # One that is busy, as where a callback evaluates during an evaluation, or has failed, is not idle.
-    state = trainer.session.lightning
-    idle, state.idle_evaluator = state.idle_evaluator, None
-    # What a user hands to Lightning may hold the state of one run.
-    is_plain = not trainer.lightning_callbacks and not further_keywords(trainer)
-    made_for = (trainer.args.device, trainer.overrides_training_step(), lightning_keywords(trainer.args))
-    if idle is not None and is_plain and idle.made_for == made_for and idle.module.model is trainer.model:
-        return idle, True
-    return Evaluator(build_lightning_trainer(trainer, run=None), TrainerModule(trainer), made_for), False
-
-
-# Hooks through which a Lightning callback hears of single batches of an evaluation.
-BATCH_HOOKS = (
-    "on_validation_batch_start",
-    "on_validation_batch_end",
-    "on_predict_batch_start",
-    "on_predict_batch_end",
-)
-
-
-def _batch_stream(trainer: Any, lightning_trainer: pl.Trainer, evaluation_pass: EvaluationPass) -> BatchStream:
-    from lightning.pytorch import Callback
-
-    def listens(callback: Any) -> bool:
-        hooks = ((getattr(callback, name), getattr(Callback, name)) for name in BATCH_HOOKS)
-        return any(getattr(hook, "__func__", hook) is not default for hook, default in hooks)
-
-    # Further keywords, as a profiler or a limit, may be about single batches too.
-    one_by_one = further_keywords(trainer) or any(map(listens, lightning_trainer.callbacks))  # type: ignore[attr-defined]
-    return BatchStream(evaluation_pass.dataloader, bool(one_by_one), evaluation_pass.limit_of_batches)
-
-
-def _one_step(evaluation_pass: EvaluationPass) -> BatchStream:
-    return BatchStream(evaluation_pass.dataloader, limit=evaluation_pass.limit_of_batches)
 
 
 def is_lightning_callback(callback: Any) -> bool:

@@ -1,1 +1,1 @@
-"""What all packages share at the bottom: notes, tracebacks and logs, atomic files, seeds, lazy isinstance."""
+"""Parts that all packages share: notes, tracebacks and logs, atomic files, seeds, lazy isinstance."""

@@ -12,9 +12,6 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
 
     Parameters:
         content: text, which is written as UTF-8, or bytes.
-
-    Raises:
-        OSError: it cannot be written; the error is of the kind that the system reported and names the file.
     """
     target = Path(path).resolve()
     unfinished = target.with_name(f".{target.name}.unfinished-{os.getpid()}")

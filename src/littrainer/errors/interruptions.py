@@ -22,7 +22,7 @@ class CarriedStopIteration(AbstractContextManager[None]):
 
 
 class PythonInterruptions(CarriedStopIteration):
-    """What Lightning runs inside ends on Ctrl-C or a StopIteration as a plain Python loop would.
+    """Code of Lightning within it ends on Ctrl-C or a StopIteration as a plain Python loop would.
 
     On Ctrl-C Lightning exits with status 1 and leaves further ones ignored: here KeyboardInterrupt is raised.
     """
@@ -52,7 +52,7 @@ class UpdateGuard(AbstractContextManager["UpdateGuard"]):
 
     def __enter__(self) -> UpdateGuard:
         handler = signal.getsignal(signal.SIGINT) if _in_main_thread() else None
-        # Where Ctrl-C is ignored, or ends the process, there is no handler to keep waiting.
+        # There is no handler to defer if Ctrl-C is ignored, or ends the process.
         if callable(handler):
             self._handler = handler
             signal.signal(signal.SIGINT, self._answer)
@@ -60,9 +60,19 @@ class UpdateGuard(AbstractContextManager["UpdateGuard"]):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
         # Each access makes another bound method.
-        if self._handler is not None and signal.getsignal(signal.SIGINT) == self._answer:
+        is_own = self._handler is not None and signal.getsignal(signal.SIGINT) == self._answer
+        if is_own:
             signal.signal(signal.SIGINT, self._handler)
-        self.release()
+        try:
+            self.release()
+        except KeyboardInterrupt as interruption:
+            # An explicit cause, since the report of Ctrl-C shows the traceback of a failure, and not of a context.
+            has_failed = isinstance(error, Exception) and not isinstance(error, StoppedByUserCode)
+            raise interruption from (error if has_failed else None)
+        finally:
+            if is_own:
+                # The handler may be a method of an object that holds the session.
+                self._handler = None
 
     def hold(self) -> None:
         """The optimizer begins to change the weights."""

@@ -1,4 +1,4 @@
-"""What an object that a user hands in comes from, asked without importing that library.
+"""Kinds of objects of other libraries, recognized without importing the library.
 
 An object can only be an instance of a library's class if that library is loaded already, so looking into `sys.modules`
 answers the question and costs nothing where the library is absent.
@@ -7,7 +7,6 @@ answers the question and costs nothing where the library is absent.
 from __future__ import annotations
 
 import sys
-from types import FrameType
 from typing import Any
 
 # Kind of object -> (module, class) pairs; being an instance of any of them makes it that kind.
@@ -61,8 +60,3 @@ def known_classes(kind: str) -> tuple[type, ...]:
 def is_a(candidate: Any, kind: str) -> bool:
     """Whether an object is of one of the kinds that `CLASSES` lists."""
     return isinstance(candidate, known_classes(kind))
-
-
-def package_of(frame: FrameType) -> str:
-    """The top package of the code that a frame runs."""
-    return str(frame.f_globals.get("__name__")).partition(".")[0]

@@ -20,7 +20,7 @@ CHATTING_LOGGERS = (
     "lightning.pytorch.accelerators.cuda",
     "lightning.pytorch.trainer.connectors.checkpoint_connector",
 )
-# Where such a message comes from: not a callback or a profiler, whose messages a script has asked for.
+# Path of the code of such a message: not a callback or a profiler, whose messages a script has asked for.
 LIGHTNING_ITSELF = re.compile(r"[\\/]lightning[\\/](fabric|pytorch)[\\/](?!callbacks|profilers)")
 # Advice of Lightning's, by its text: none of it applies to what is set up here.
 SILENCED_TEXTS = (
@@ -68,7 +68,7 @@ def quiet_lightning() -> Iterator[None]:
         yield
     finally:
         with _while_filters_change:
-            # Those of another training are equal to these, and stay.
+            # Equal filters of another training stay.
             warnings.filters[:] = [entry for entry in warnings.filters if id(entry) not in own]  # type: ignore[index]
             for logger in loggers:
                 logger.removeFilter(no_chatter)

@@ -1,4 +1,4 @@
-"""How much is logged, and where: what `log_level` asks for, and where the records of littrainer's loggers go.
+"""Levels of the loggers by `log_level`, and the handler of littrainer's records.
 
 Under `littrainer run` they pass through the logger of transformers' Trainer, so that all that a script does with
 transformers' loggers acts on them; otherwise through the logger `littrainer`.
@@ -20,7 +20,7 @@ else:
 
 OURS, THEIRS = "littrainer", "transformers"
 TRAINER_OF_TRANSFORMERS = "transformers.trainer"
-# Where another logger decides; a level of 0 would stand for that of the root logger.
+# The level if another logger decides; 0 would mean that of the root logger.
 ALL = 1
 LEVELS_THAT_NOBODY_SET = (logging.NOTSET, ALL, logging.WARNING)
 
@@ -46,7 +46,7 @@ class _Console(StreamHandler):
             theirs = logging.getLogger(TRAINER_OF_TRANSFORMERS)
             if theirs.isEnabledFor(record.levelno):
                 theirs.handle(record)
-        # They may come after this one has been added; a line is written once.
+        # Handlers of a script may be added after this one; a line is written once.
         elif not any(handler is not self for name in (None, OURS) for handler in logging.getLogger(name).handlers):
             super().emit(record)
 

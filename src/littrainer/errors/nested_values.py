@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-# What fills up second dimensions of unequal length; losses and metrics leave such places out.
+# Fills up second dimensions of unequal length; losses and metrics leave such places out.
 PADDING = -100
 
 
-def map_nested(function: Callable[[Any], Any], value: Any) -> Any:
-    """Apply a function to each leaf of nested lists, tuples and mappings."""
+class SampleList(list[Any]):
+    """Nested values of single samples, an entry for each: lists of several batches follow each other."""
+
+
+def is_sample_list(value: Any) -> bool:
+    """Whether a value is a `SampleList`."""
+    return isinstance(value, SampleList)
+
+
+def map_nested(function: Callable[[Any], Any], value: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
+    """Apply a function to each leaf of nested lists, tuples and mappings, and to containers that are leaves too."""
+    if is_leaf is not None and is_leaf(value):
+        return function(value)
     if isinstance(value, Mapping):
-        return type(value)({name: map_nested(function, item) for name, item in value.items()})  # type: ignore[call-arg]
+        items = {name: map_nested(function, item, is_leaf) for name, item in value.items()}
+        return type(value)(items)  # type: ignore[call-arg]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_nested(function, item) for item in value))
+        return type(value)(*(map_nested(function, item, is_leaf) for item in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(map_nested(function, item) for item in value)
+        return type(value)(map_nested(function, item, is_leaf) for item in value)
     return function(value)
 
 
@@ -30,7 +43,13 @@ def detached(value: Any) -> Any:
 
 def truncated(value: Any, length: int) -> Any:
     """Nested tensors with at most `length` rows."""
-    return map_nested(lambda leaf: leaf[:length] if isinstance(leaf, torch.Tensor) and leaf.dim() else leaf, value)
+
+    def cut(leaf: Any) -> Any:
+        if isinstance(leaf, SampleList):
+            return SampleList(leaf[:length])
+        return leaf[:length] if isinstance(leaf, torch.Tensor) and leaf.dim() else leaf
+
+    return map_nested(cut, value, is_sample_list)
 
 
 def as_numpy(value: Any) -> Any:
@@ -46,17 +65,16 @@ def as_numpy(value: Any) -> Any:
 
 
 def concatenated(pieces: list[Any]) -> Any:
-    """Join nested arrays or tensors along their rows; second dimensions of unequal length are padded with -100.
-
-    Raises:
-        TypeError: the pieces are not built alike.
-        ValueError: they differ in more than their first two dimensions.
-    """
+    """Join nested arrays or tensors along their rows; second dimensions of unequal length are padded with -100."""
     first = pieces[0]
     if len(pieces) == 1:
         return first
     if any(type(piece) is not type(first) for piece in pieces):
         raise different_kinds([type(piece) for piece in pieces])
+    if isinstance(first, SampleList):
+        return SampleList(itertools.chain(*pieces))
+    if isinstance(first, (Mapping, list, tuple)):
+        _check_entries(first, pieces[1:])
     if isinstance(first, Mapping):
         return type(first)({name: concatenated([piece[name] for piece in pieces]) for name in first})  # type: ignore[call-arg]
     if isinstance(first, (list, tuple)):
@@ -70,12 +88,24 @@ def concatenated(pieces: list[Any]) -> Any:
         return np.concatenate(_padded(rows, lambda like, shape, fill: np.full(shape, fill, like.dtype)), axis=0)
     raise TypeError(
         f"Outputs of type {type(first).__name__} cannot be joined across batches. Let the model return tensors, and "
-        "name its other outputs in ignore_keys, which leaves them out."
+        "name its other outputs in ignore_keys, which leaves them out; or set eval_do_concat_batches=False."
     )
 
 
+def _check_entries(first: Any, others: list[Any]) -> None:
+    is_mapping = isinstance(first, Mapping)
+    for other in others:
+        if first.keys() - other.keys() if is_mapping else len(first) != len(other):
+            then, now = (sorted(map(str, part)) if is_mapping else len(part) for part in (first, other))
+            raise ValueError(
+                f"The batches of an evaluation returned a {type(first).__name__} with the entries {then}, and with "
+                f"{now}, which cannot be joined. Let the model return the same structure for every batch, or set "
+                "eval_do_concat_batches=False."
+            )
+
+
 def different_kinds(kinds: list[type]) -> TypeError:
-    """What to raise for batches that are not built alike."""
+    """Return the error for batches that are not built alike."""
     names = sorted({kind.__name__ for kind in kinds})
     return TypeError(
         f"The batches of an evaluation returned outputs of different kinds ({', '.join(names)}), which cannot be "
@@ -99,7 +129,7 @@ def _padded(pieces: list[Any], full: Callable[[Any, tuple[int, ...], int], Any])
 
 
 def different_shapes(before: tuple[int, ...], now: tuple[int, ...]) -> str:
-    """What to say of batches that cannot be put into one array."""
+    """Return the message for batches that cannot be put into one array."""
     return (
         f"A batch of an evaluation returned an output of shape {now}, and one before it of shape {before}: only the "
         "first two dimensions may differ. Bring them to one shape in preprocess_logits_for_metrics, or set "

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 logger = logging.getLogger(__name__)
+
+# Attribute of an error: the part of a training that it ended.
+PART = "_littrainer_part"
+EVALUATION, SAVE, END = "evaluation", "save", "end of training"
 
 
 def add_note(error: BaseException, note: str) -> None:
@@ -21,6 +26,17 @@ def add_note(error: BaseException, note: str) -> None:
     # Python 3.10 knows no notes and prints none.
     noted.__notes__ = [*notes, note]
     logger.error(note)
+
+
+@contextmanager
+def part_of_training(part: str) -> Iterator[None]:
+    """A block that is a part of a training, noted in an error that ends it; of nested parts the outermost counts."""
+    try:
+        yield
+    except BaseException as error:
+        with suppress(AttributeError):
+            setattr(error, PART, part)
+        raise
 
 
 def kind_of(value: Any) -> str:

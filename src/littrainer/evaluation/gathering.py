@@ -15,15 +15,51 @@ import torch
 
 from littrainer.errors.nested_values import (
     PADDING,
+    SampleList,
     as_numpy,
     concatenated,
     different_kinds,
     different_shapes,
+    is_sample_list,
     map_nested,
 )
 
 # Batches wait to be written in one piece until they are as large.
 WAITING_BYTES = 1 << 20
+
+
+class SampleLists:
+    """Marks, in nested outputs of the batches, lists that have an entry for each sample.
+
+    Parameters:
+        is_certain: a list with as many entries has them. Otherwise the first batch of several samples, or with such a
+            list, decides: a list whose tensors all have a row for each sample has an entry for each layer.
+    """
+
+    def __init__(self, is_certain: bool):
+        self.is_certain: bool | None = is_certain or None
+
+    def marked(self, value: Any, rows: int | None) -> Any:
+        """Return the outputs of a batch with so many samples."""
+        found = False
+
+        def has_samples(part: Any) -> bool:
+            nonlocal found
+            is_row = isinstance(part, tuple) and all(isinstance(entry, Mapping) for entry in part)
+            if not (is_row or isinstance(part, list)) or len(part) != rows:
+                return False
+            have_rows: list[bool] = []
+            map_nested(lambda leaf: have_rows.append(np.shape(leaf)[:1] in ((), (rows,))), part)
+            are_samples = self.is_certain or not all(have_rows)
+            found |= are_samples
+            return are_samples
+
+        if self.is_certain is not False:
+            value = map_nested(
+                lambda leaf: SampleList(leaf) if isinstance(leaf, (list, tuple)) else leaf, value, has_samples
+            )
+            self.is_certain = self.is_certain or found or (None if rows == 1 else False)
+        return value
 
 
 class BatchCollection:
@@ -43,9 +79,14 @@ class BatchCollection:
         self._waiting_bytes = 0
         self._joined: Any = None
         self._separate: list[Any] = []
+        # As the batches are built, without rows.
+        self._structure: Any = None
 
     def add(self, batch: Any) -> None:
-        """Take in one batch's nested tensors."""
+        """Take in one batch's nested tensors, which have to fit those before where they are joined."""
+        if self.join and not isinstance(batch, torch.Tensor):
+            structures = [map_nested(_without_rows, batch, is_sample_list)]
+            self._structure = concatenated(structures if self._structure is None else [self._structure, *structures])
         self._waiting.append(map_nested(_without_unused_storage, batch))
         size, is_on_host = _bytes_and_place(batch)
         self._waiting_bytes += size
@@ -65,7 +106,11 @@ class BatchCollection:
                 self._separate.append(as_numpy(batch))
                 continue
             if self._joined is None:
-                self._joined = map_nested(self._leaf_for, batch)
+                self._joined = map_nested(
+                    lambda leaf: HostRows(self.expected_rows) if isinstance(leaf, torch.Tensor) else _Pieces(),
+                    batch,
+                    is_sample_list,
+                )
             _write(self._joined, batch)
 
     def arrays(self) -> Any:
@@ -74,9 +119,6 @@ class BatchCollection:
         if not self.join:
             return self._separate or None
         return None if self._joined is None else map_nested(lambda leaf: leaf.joined(), self._joined)
-
-    def _leaf_for(self, value: Any) -> Any:
-        return HostRows(self.expected_rows) if isinstance(value, torch.Tensor) else _Pieces()
 
 
 class HostRows:
@@ -152,17 +194,25 @@ def _copy_padded(place: torch.Tensor, rows: torch.Tensor) -> None:
 
 
 class _Pieces:
-    """Values that are no tensors, joined at the end."""
+    """Lists of samples, and values that are no tensors, joined at the end."""
 
     def __init__(self) -> None:
         self._pieces: list[Any] = []
 
     def write(self, piece: Any) -> None:
-        self._pieces.append(piece)
+        self._pieces.append(as_numpy(piece))
 
     def joined(self) -> Any:
         self._pieces = [concatenated(self._pieces)]
         return self._pieces[0]
+
+
+def _without_rows(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.new_empty((0, *leaf.shape[1:]))
+    if isinstance(leaf, SampleList):
+        return SampleList()
+    return np.atleast_1d(leaf)[:0] if isinstance(leaf, np.ndarray) else leaf
 
 
 def _bytes_and_place(batch: Any) -> tuple[int, bool]:
@@ -181,11 +231,9 @@ def _without_unused_storage(leaf: Any) -> Any:
 
 
 def _write(collected: Any, batch: Any) -> None:
-    if isinstance(collected, HostRows):
-        if not isinstance(batch, torch.Tensor):
-            raise different_kinds([torch.Tensor, type(batch)])
-        collected.write(batch)
-    elif isinstance(collected, _Pieces):
+    if isinstance(collected, HostRows) and not isinstance(batch, torch.Tensor):
+        raise different_kinds([torch.Tensor, type(batch)])
+    if isinstance(collected, (HostRows, _Pieces)):
         collected.write(batch)
     elif type(collected) is not type(batch):
         raise different_kinds([type(collected), type(batch)])

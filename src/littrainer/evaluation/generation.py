@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import logging
 import os
@@ -15,6 +16,7 @@ from torch import nn
 
 from littrainer.arguments.fields import GenerationConfig
 from littrainer.errors.lazy_isinstance import is_a
+from littrainer.errors.nested_values import PADDING
 from littrainer.errors.notes import kind_of
 
 logger = logging.getLogger(__name__)
@@ -123,11 +125,10 @@ def keywords_of_a_call(args: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     return keywords
 
 
-def warn_of_keywords_without_effect(given: Mapping[str, Any]) -> None:
-    """Warn of keywords of `generate` if nothing is generated."""
-    idle = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
-    if idle:
-        logger.warning("%s: without effect, since predict_with_generate is not set.", idle)
+@functools.cache
+def note_keywords_without_effect(idle: str) -> None:
+    """Log once that nothing is generated with keywords of `generate`; programs pass the same ones in each call."""
+    logger.info("%s: without effect, since predict_with_generate is not set.", idle)
 
 
 def generates_in_step(model: nn.Module, world_size: int) -> bool:
@@ -145,9 +146,11 @@ def generates_in_step(model: nn.Module, world_size: int) -> bool:
 
 
 def generated_tokens(
-    model: Any, inputs: Mapping[str, Any], gen_kwargs: Mapping[str, Any], world_size: int
+    model: Any, inputs: Mapping[str, Any], gen_kwargs: Mapping[str, Any], world_size: int, processing_class: Any
 ) -> torch.Tensor:
     """Return the token ids that a model generates from a batch; `gen_kwargs` are keywords of its `generate`."""
+    if not getattr(getattr(model, "config", None), "is_encoder_decoder", True):
+        inputs = prompts_of(inputs, lambda: padding_token(model, processing_class))
     keywords = {name: value for name, value in gen_kwargs.items() if value is not None or name not in UNSET_BY_NONE}
     keywords.setdefault("synced_gpus", generates_in_step(model, world_size))
     return model.generate(**inputs_to_generate_from(inputs), **keywords)
@@ -176,6 +179,37 @@ def inputs_to_generate_from(inputs: Mapping[str, Any]) -> dict[str, Any]:
     if labels is not None and decoder_inputs is not None and labels.shape == decoder_inputs.shape:
         left_out = MADE_FROM_LABELS
     return {name: value for name, value in inputs.items() if name not in left_out}
+
+
+def prompts_of(inputs: Mapping[str, Any], padding: Callable[[], int]) -> Mapping[str, Any]:
+    """Return a batch of a decoder-only model whose rows end where their labels begin, padded on the left.
+
+    A row whose labels are not its own tokens, or have no -100 before them, is a prompt as a whole.
+
+    Parameters:
+        padding: returns the token id in front of shorter prompts.
+    """
+    ids, labels = inputs.get("input_ids"), inputs.get("labels")
+    if ids is None or labels is None or labels.shape != ids.shape:
+        return inputs
+    mask = inputs.get("attention_mask", torch.ones_like(ids))
+    if mask.shape != ids.shape:
+        return inputs
+    is_token = mask.bool()
+    is_label = labels != PADDING
+    holds_answer = (~is_label | (labels == ids)).all(-1, keepdim=True)
+    is_prompt = is_token & ~(is_label.cumsum(-1).bool() & holds_answer)
+    is_prompt |= is_token & ~is_prompt.any(-1, keepdim=True)
+    # A stable order moves the prompt to the right end of its row.
+    order = is_prompt.int().argsort(dim=-1, stable=True)[:, ids.shape[1] - int(is_prompt.sum(-1).max()) :]
+    prompts = {name: value for name, value in inputs.items() if name != "labels"}
+    for name, value in prompts.items():
+        if getattr(value, "shape", None) == ids.shape:
+            prompts[name] = value.gather(1, order)
+    counts = is_prompt.gather(1, order)
+    if not counts.all():
+        prompts["input_ids"] = prompts["input_ids"].masked_fill(~counts, padding())
+    return {**prompts, "attention_mask": counts.to(mask.dtype)}
 
 
 def _longest(config: Any) -> tuple[int, ...]:

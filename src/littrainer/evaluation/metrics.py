@@ -17,6 +17,7 @@ class MetricPlace(Protocol):
     """What computes metrics; a Trainer is one."""
 
     compute_metrics: Any
+    preprocess_logits_for_metrics: Any
     is_in_train: bool
     # `save_strategy` of it says whether checkpoints hold the metrics.
     args: Any

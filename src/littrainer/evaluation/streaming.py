@@ -258,7 +258,7 @@ class StreamingMetrics:
             part.metric.to(device)
 
     def reset(self) -> None:
-        """Forget the batches that the metrics have seen."""
+        """Reset the metrics."""
         for part in self._parts.values():
             part.metric.reset()
 

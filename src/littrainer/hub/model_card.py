@@ -29,14 +29,11 @@ from littrainer.distributed.layout import data_parallel_size
 from littrainer.errors.atomic_files import write_whole
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.errors.version import __version__
-from littrainer.hub.repository import text_of, without_tokens
-from littrainer.hub.snapshot import CARD_NAME
+from littrainer.hub.repository import CARD_NAME, text_of, without_tokens
 from littrainer.model.facts import base_model
 from littrainer.strategies.choice import strategy_name
 
 if TYPE_CHECKING:
-    from huggingface_hub import EvalResult
-
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.callbacks.state import TrainerState
 
@@ -44,14 +41,14 @@ logger = logging.getLogger(__name__)
 
 MARK = "<!-- littrainer wrote this card ({}). Once you have edited it, it is left as it is. -->"
 MARK_PATTERN = re.compile(re.escape(MARK).replace(r"\{\}", "([0-9a-f]*)"))
-# What the Hub takes for the block of metadata.
+# The block of metadata, as the Hub finds it.
 BLOCK = re.compile(r"^\s*---\s*\n(.*?\n)?---[ \t]*(?:\n|$)", re.DOTALL)
-# What PEFT writes into the card of an adapter each time that it saves one.
+# Entries that PEFT writes into the card of an adapter each time that it saves one.
 PEFT_ENTRIES = ("library_name", "base_model", "pipeline_tag", "tags")
 TAGS = ("generated_from_trainer", "littrainer")
-# What the Hub takes for the name of a repository, with or without its owner.
+# The name of a repository, with or without its owner, as the Hub accepts it.
 REPOSITORY = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]{0,95}")
-# What `datasets` calls data that it has read from files.
+# Builders of `datasets` for data that is read from files.
 READ_FROM_FILES = ("csv", "json", "pandas", "parquet", "text", "arrow", "sql", "imagefolder", "audiofolder")
 LEFT_TO_THE_USER = "More information needed"
 LEFT_SECTIONS = ("Model description", "Intended uses & limitations", "Training and evaluation data")
@@ -64,7 +61,7 @@ LIBRARIES = {
     "PEFT": "peft",
     "DeepSpeed": "deepspeed",
 }
-# One text or several, or none that is given.
+# A text, several, or none.
 Texts = str | list[str] | None
 
 
@@ -85,13 +82,16 @@ def write_card(
     """
     path = Path(args.output_dir) / CARD_NAME
     before = path.read_text("utf-8", errors="replace") if path.is_file() else ""
-    if before.strip() and not is_as_written(before) and not _is_of_peft(model, before):
+    has_adapters = hasattr(model, "create_or_update_model_card")
+    is_generated = not before.strip() or is_as_written(before)
+    if not is_generated and not (has_adapters and _digest(_rewrite_by_peft(model)) == _digest(before)):
         logger.warning("%s is kept as it is, since it has been edited; delete it to have a new model card.", path)
         return
-    entries, text = _generated(args, state, model, datasets_of(evaluated_on, given), badges, given)
-    # Wherever they come from, the Hub shows them to everybody.
+    content = _generate(args, state, model, datasets_of(evaluated_on, given), badges, given)
+    # The Hub shows the card to everybody.
     secrets = [getattr(args, field.name, None) for field in dataclasses.fields(args) if holds_a_secret(field.name)]
-    content = _completed_by_peft(model, without_tokens(_as_file(entries, text), *secrets))
+    content = without_tokens(content, *secrets)
+    content = _complete_by_peft(model, content) if has_adapters else content
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, MARK_PATTERN.sub(MARK.format(_digest(content)), content))
 
@@ -128,135 +128,140 @@ def card_on_the_hub(repository: str, revision: str | None = None, token: str | N
             # A cached copy would say what was there at an earlier time.
             HfApi().hf_hub_download(repository, CARD_NAME, revision=revision, token=token, local_dir=folder)
         except errors.LocalEntryNotFoundError:
-            # It is an EntryNotFoundError, and means that there was no answer.
+            # This kind of EntryNotFoundError means that there was no answer.
             raise
         except (errors.EntryNotFoundError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
             return ""
         return Path(folder, CARD_NAME).read_text("utf-8", errors="replace")
 
 
-def _entries(content: str) -> dict[str, Any]:
-    """Return the metadata of a card; none if they cannot be read."""
+def _digest(content: str) -> str:
+    """Return a digest of the metadata, in whatever order, and of the lines of the text without their ends."""
     from huggingface_hub import ModelCard
 
     entries: dict[str, Any] = {}
-    # It fails in many ways, and warns if there is no block.
-    with suppress(Exception):
-        entries = ModelCard(content).data.to_dict() if BLOCK.match(content) else {}
-    return entries
-
-
-def _text(content: str) -> str:
-    return BLOCK.sub("", content, count=1)
-
-
-def _as_file(entries: dict[str, Any], text: str) -> str:
-    from huggingface_hub import ModelCardData
-
-    try:
-        return f"---\n{ModelCardData(**entries).to_yaml()}\n---\n{text}"
-    except Exception as error:
-        # It checks little beforehand, and fails in many ways.
-        raise ValueError(f"the Hub would refuse the metadata of the model card: {error}") from error
-
-
-def _digest(content: str) -> str:
-    """Return a digest of the metadata, in whatever order, and of the lines of the text without their ends."""
-    entries = _entries(content)
+    if (block := BLOCK.match(content)) is not None:
+        content = content[block.end() :]
+        # Reading damaged metadata fails in many ways.
+        with suppress(Exception):
+            entries = ModelCard(block[0]).data.to_dict()
     if entries.get("library_name") == "peft":
         entries = {name: entry for name, entry in entries.items() if name not in PEFT_ENTRIES}
-    lines = [line.rstrip() for line in MARK_PATTERN.sub("", _text(content)).strip().splitlines()]
+    lines = [line.rstrip() for line in MARK_PATTERN.sub("", content).strip().splitlines()]
     return hashlib.sha256(json.dumps([entries, lines], sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _is_of_peft(model: Any, content: str) -> bool:
-    return hasattr(model, "create_or_update_model_card") and _digest(_by_peft(model)) == _digest(content)
-
-
-def _completed_by_peft(model: Any, content: str) -> str:
-    """Return the card with what PEFT adds, with the tags that it takes away, and without folders of this machine."""
-    if not hasattr(model, "create_or_update_model_card"):
-        return content
-    before, found = _entries(content), _by_peft(model, content)
-    after = _entries(found)
-    after |= {"tags": _each_once(before.get("tags"), after.get("tags")), "base_model": before.get("base_model")}
-    return _as_file(after, _text(found))
-
-
-def _by_peft(model: Any, content: str | None = None) -> str:
+def _rewrite_by_peft(model: Any, content: str | None = None) -> str:
+    """Return what PEFT makes of a card, or writes if there is none."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, CARD_NAME)
         if content is not None:
-            path.write_text(content, "utf-8")
+            path.write_text(content, "utf-8", "backslashreplace")
         model.create_or_update_model_card(folder)
         return path.read_text("utf-8")
+
+
+def _complete_by_peft(model: Any, content: str) -> str:
+    """Return the card with what PEFT adds, with the tags that it takes away, and without folders of this machine."""
+    from huggingface_hub import ModelCard
+
+    before: Any = ModelCard(content).data
+    card = ModelCard(_rewrite_by_peft(model, content))
+    data: Any = card.data
+    data.tags, data.base_model = _unite(before.tags, data.tags), before.base_model
+    return str(card)
 
 
 # ---- What the card says ----------------------------------------------------------------------------------------------
 
 
-def _generated(
+def _generate(
     args: TrainingArguments,
     state: TrainerState,
     model: Any,
     data: list[dict[str, Any]],
     badges: Iterable[str],
     given: dict[str, Any],
-) -> tuple[dict[str, Any], str]:
-    base = given.get("finetuned_from") or _name_in_config(model)
+) -> str:
+    base = given.get("finetuned_from") or getattr(getattr(base_model(model), "config", None), "_name_or_path", None)
+    base = base if isinstance(base, str) and base else None
     repository = None if base is None or os.path.isdir(base) or REPOSITORY.fullmatch(base) is None else base
     name = given.get("model_name") or Path(args.output_dir).absolute().name or "model"
     results = last_results(state.log_history)
-    known = {tag: (key, value) for key, value in results.items() if (tag := _hub_metric(*key, value))}
-    own_tags = [getattr(one, "model_tags", None) for one in (base_model(model), model)]
-    entries = {
-        "library_name": _library_of(model),
-        "language": _as_list(given.get("language")),
-        "license": given.get("license") or (license_of(repository) if repository else None),
-        "base_model": repository,
-        "tags": _each_once(given.get("tags"), *own_tags, TAGS),
-        "datasets": list(dict.fromkeys(one["dataset_type"] for one in data if one["dataset_type"])),
-        "metrics": list(known),
-    }
-    entries = {name: entry for name, entry in entries.items() if entry}
-    tasks = _as_list(given.get("tasks")) or tasks_of(model)
-    entries |= {"model_name": name, "eval_results": list(_eval_results(tasks, data, known))}
-    started = "trained from scratch"
+    started = "was trained from scratch"
     if base is not None:
-        folder = Path(base.replace("\\", "/")).name
-        shown = f"[{_safe(base)}](https://huggingface.co/{base})" if repository else f"`{_safe(folder)}`"
-        started = f"a fine-tuned version of {shown}, trained"
-    named = " and ".join(f"the {_safe(one['dataset_name'])} dataset" for one in data)
+        folder = _escape(Path(base.replace("\\", "/")).name)
+        shown = f"[{_escape(base)}](https://huggingface.co/{base})" if repository else f"`{folder}`"
+        started = f"is a fine-tuned version of {shown}, trained"
+    kind = args.device.type
+    devices = f"{args.world_size} processes, {kind}" if args.world_size > 1 else f"one {kind} device"
+    named = " and ".join(f"the {_escape(dataset['dataset_name'])} dataset" for dataset in data)
     sections = [
-        f"# {_safe(name)}",
+        f"---\n{_metadata(model, name, repository, data, results, given)}\n---",
+        f"# {_escape(name)}",
         MARK.format(""),
         *badges,
-        f"This model {'was' if base is None else 'is'} {started} on {named or 'data without a known name'}.",
+        f"This model {started} on {named or 'data without a known name'}.",
         *_section(
             "On the evaluation set it achieves:", {label(*key): rounded(value) for key, value in results.items()}
         ),
         *(f"## {title}\n\n{LEFT_TO_THE_USER}" for title in LEFT_SECTIONS),
         "## Training procedure",
         *_section("### Training hyperparameters", hyperparameters(args, state)),
-        f"### How it was trained\n\n{how_it_was_trained(args)}",
+        "### How it was trained",
+        f"By Lightning: {strategy_name(args)}, {devices}, precision {lightning_precision(args)}.",
         *_table_of_results(state.log_history),
         *_section("### Framework versions", framework_versions(), separator=" "),
     ]
-    return entries, "\n" + "\n\n".join(sections) + "\n"
+    return "\n\n".join(sections) + "\n"
 
 
-def _eval_results(
-    tasks: list[str], data: list[dict[str, Any]], known: dict[str, tuple[tuple[str, str], float]]
-) -> Iterable[EvalResult]:
-    # The Hub refuses a result that lacks its task, its dataset or its metric.
-    from huggingface_hub import EvalResult
+def _metadata(
+    model: Any,
+    name: str,
+    repository: str | None,
+    data: list[dict[str, Any]],
+    results: dict[tuple[str, str], float],
+    given: dict[str, Any],
+) -> str:
+    """Return the block of metadata; huggingface_hub's refusal is a ValueError."""
+    from huggingface_hub import EvalResult, ModelCardData
 
+    library = "transformers" if is_a(base_model(model), "pretrained model") else None
+    own_tags = [getattr(part, "model_tags", None) for part in (base_model(model), model)]
+    metrics = {tag: (key, value) for key, value in results.items() if (tag := _hub_metric(*key, value))}
+    entries: dict[str, Any] = {
+        "library_name": "peft" if is_a(model, "peft model") else library,
+        "language": _as_list(given.get("language")),
+        "license": given.get("license") or (license_of(repository) if repository else None),
+        "base_model": repository,
+        "tags": _unite(given.get("tags"), *own_tags, TAGS),
+        "datasets": list(dict.fromkeys(dataset["dataset_type"] for dataset in data if dataset["dataset_type"])),
+        "metrics": list(metrics),
+    }
     names = _of_transformers("TASK_TAG_TO_NAME_MAPPING")
-    for task, one, tag in itertools.product(filter(names.get, tasks), data, known):
-        if one["dataset_type"]:
-            key, value = known[tag]
-            about = {"task_type": task, "task_name": names[task], "metric_type": tag, "metric_name": label(*key)}
-            yield EvalResult(metric_value=value, **about, **one)
+    tasks = [task for task in _as_list(given.get("tasks")) or tasks_of(model) if task in names]
+    try:
+        # The Hub refuses a result that lacks its task, its dataset or its metric.
+        evaluations = [
+            EvalResult(
+                task_type=task,
+                task_name=names[task],
+                metric_type=tag,
+                metric_name=label(*key),
+                metric_value=value,
+                **dataset,
+            )
+            for task in tasks
+            for dataset in data
+            for tag, (key, value) in metrics.items()
+            if dataset["dataset_type"]
+        ]
+        entries = {name: entry for name, entry in entries.items() if entry}
+        return ModelCardData(model_name=name, eval_results=evaluations, **entries).to_yaml()
+    except Exception as error:
+        # The client checks little beforehand, and fails in many ways.
+        raise ValueError(f"the Hub would refuse the metadata of the model card: {error}") from error
 
 
 def hyperparameters(args: TrainingArguments, state: TrainerState) -> dict[str, str]:
@@ -286,13 +291,6 @@ def hyperparameters(args: TrainingArguments, state: TrainerState) -> dict[str, s
         "weight_decay": args.weight_decay or None,
     }
     return {name: as_text(value) for name, value in known.items() if value is not None}
-
-
-def how_it_was_trained(args: TrainingArguments) -> str:
-    """Return one line about the strategy, the processes, their devices and the number format."""
-    kind = args.device.type
-    devices = f"{args.world_size} processes, {kind}" if args.world_size > 1 else f"one {kind} device"
-    return f"By Lightning: {strategy_name(args)}, {devices}, precision {lightning_precision(args)}."
 
 
 def framework_versions() -> dict[str, str]:
@@ -326,7 +324,7 @@ def _table_of_results(log_history: list[Any]) -> list[str]:
         loss = next((rounded(point.value) for point in reversed(losses) if point.step <= step), "No log")
         cells = (rounded(points[step].value) if step in points else "" for points in evaluated.values())
         rows.append([loss, "" if epoch is None else rounded(epoch), str(step), *cells])
-    lines = ["| " + " | ".join(_safe(cell).replace("|", r"\|") for cell in row) + " |" for row in rows]
+    lines = ["| " + " | ".join(_escape(cell).replace("|", r"\|") for cell in row) + " |" for row in rows]
     lines.insert(1, "|" + ":---:|" * len(rows[0]))
     return ["### Training results\n\n" + "\n".join(lines)]
 
@@ -351,22 +349,11 @@ def _hub_metric(metric: str, source: str, value: float) -> str | None:
     return name if is_known else None
 
 
-def _name_in_config(model: Any) -> str | None:
-    name = getattr(getattr(base_model(model), "config", None), "_name_or_path", None)
-    return name if isinstance(name, str) and name else None
-
-
-def _library_of(model: Any) -> str | None:
-    if is_a(model, "peft model"):
-        return "peft"
-    return "transformers" if is_a(base_model(model), "pretrained model") else None
-
-
 def tasks_of(model: Any) -> list[str]:
     """Return what the class of a model of transformers does, by transformers' own table."""
     name = type(base_model(model)).__name__
     classes = {
-        task: {each for entry in table.values() for each in _as_list(entry)}
+        task: {name for entry in table.values() for name in _as_list(entry)}
         for task, table in _of_transformers("TASK_MAPPING").items()
     }
     return [task for task, names in classes.items() if name in names][-1:]
@@ -423,18 +410,18 @@ def badges_of(callbacks: Iterable[Any]) -> list[str]:
     """Return what leads readers of the card to the runs of the trackers among callbacks."""
     found: list[str] = []
     for callback in callbacks:
-        # What a tracker cannot say is no reason to have no card.
+        # A tracker that fails must not prevent the card.
         with suppress(Exception):
             found.extend(filter(None, [getattr(callback, "card_badge", str)()]))
     return found
 
 
 def _section(title: str, lines: Mapping[str, str], separator: str = ": ") -> list[str]:
-    shown = "\n".join(f"- {_safe(name)}{separator}{_safe(value)}" for name, value in lines.items())
+    shown = "\n".join(f"- {_escape(name)}{separator}{_escape(value)}" for name, value in lines.items())
     return [f"{title}\n\n{shown}"] if lines else []
 
 
-def _each_once(*several: str | Iterable[str] | None) -> list[str]:
+def _unite(*several: str | Iterable[str] | None) -> list[str]:
     return list(dict.fromkeys(item for value in several for item in _as_list(value)))
 
 
@@ -442,6 +429,6 @@ def _as_list(value: str | Iterable[str] | None) -> list[str]:
     return [value] if isinstance(value, str) else [str(item) for item in value or () if item is not None]
 
 
-def _safe(text: str) -> str:
+def _escape(text: str) -> str:
     """Text from outside as one line without tags of HTML and links."""
     return " ".join(str(text).split()).replace("<", "&lt;").replace(">", "&gt;").replace("](", "]\\(")

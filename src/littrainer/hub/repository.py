@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+CARD_NAME = "README.md"
 TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 MAIN_BRANCH = "main"
-# What begins so is made by the Hub itself, as for a pull request.
+# Prefix of references that the Hub itself makes, as for a pull request.
 OWN_REFERENCES = "refs/"
 # Status of an answer -> what to do about it.
 ADVICE: dict[int, str] = {
@@ -41,9 +42,9 @@ SERVER_FAILS = "The Hub itself has a problem; push again later."
 # As behind a firewall that lets only the Hub itself through.
 XET_FAILS = "Xet, which sends large files, does not get through: set HF_HUB_DISABLE_XET=1 to send them by LFS."
 NO_ANSWER = "The Hub was not reached, or the connection was cut; look at the network, and at HF_ENDPOINT."
-# What a token of the Hub looks like, whosever it is.
+# The form of any token of the Hub.
 HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
-# Of each file so many bytes are searched: names and pickled values stand before tensors.
+# Bytes of each file that are searched: names and pickled values stand before tensors.
 SEARCHED_BYTES = 16 << 20
 # If a class has one of these in its name, there was no answer.
 OF_CONNECTIONS = ("Connect", "Timeout", "Network", "Protocol", "ReadError", "WriteError", "Offline")
@@ -51,7 +52,7 @@ OF_CONNECTIONS = ("Connect", "Timeout", "Network", "Protocol", "ReadError", "Wri
 
 @dataclass(slots=True)
 class HubState:
-    """What a Trainer knows of its repository.
+    """The repository of a Trainer.
 
     Attributes:
         model_id: the repository's id; None until it is created.
@@ -63,7 +64,7 @@ class HubState:
 
 
 class PushError(RuntimeError):
-    """What was to be pushed to the Hub is not there."""
+    """A push to the Hub has failed."""
 
 
 def repository_name(args: TrainingArguments) -> str:
@@ -144,14 +145,13 @@ def text_of(error: BaseException, *tokens: Any) -> str:
 
 def known_tokens(*given: Any) -> list[str]:
     """Return tokens that the process could sign in with: those that are given, and those that are logged in."""
-    found = [*given, *(os.environ.get(name) for name in TOKEN_VARIABLES)]
+    tokens = [*given, *(os.environ.get(name) for name in TOKEN_VARIABLES)]
     # If the client cannot find out who is logged in, its own error says so when it signs in.
     with contextlib.suppress(Exception):
         from huggingface_hub import get_token
 
-        found.append(get_token())
-    stripped = (token.strip() for token in found if isinstance(token, str))
-    return list(dict.fromkeys(token for token in stripped if token))
+        tokens.append(get_token())
+    return list(dict.fromkeys(token.strip() for token in tokens if isinstance(token, str) and token.strip()))
 
 
 def without_tokens(text: str, *given: Any) -> str:

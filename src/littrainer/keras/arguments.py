@@ -65,5 +65,5 @@ class TFTrainingArguments(TrainingArguments):
 
     @property
     def strategy(self) -> SimpleNamespace:
-        """Stands for TensorFlow's distribution strategy, so that `with args.strategy.scope():` around a model works."""
+        """A substitute for TensorFlow's distribution strategy, so that `with args.strategy.scope():` works."""
         return SimpleNamespace(num_replicas_in_sync=self.n_replicas, scope=contextlib.nullcontext)

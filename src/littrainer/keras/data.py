@@ -30,7 +30,7 @@ def named_parts(sample: Any) -> dict[str, Any]:
 
 
 class PairDataset(Dataset[Sample]):
-    """Samples of a sequence or a map-style dataset."""
+    """Samples (features, labels) of a sequence or a map-style dataset, as dicts."""
 
     def __init__(self, source: Any):
         self.source = source
@@ -43,13 +43,7 @@ class PairDataset(Dataset[Sample]):
 
 
 def dataset_of_pairs(source: Any, name: str) -> PairDataset | None:
-    """Return a dataset as the Trainer takes it; None stays None.
-
-    Parameters:
-        source: a sequence, a torch dataset with a length, or a tf.data.Dataset that is not batched and knows its
-            length; it is read into memory.
-        name: the argument that it is, for errors.
-    """
+    """Return a sequence, a torch dataset or an unbatched tf.data.Dataset as the Trainer takes it; None stays None."""
     if source is None or isinstance(source, PairDataset):
         return source
     if is_tensorflow_dataset(source) and source.cardinality() >= 0:
@@ -142,19 +136,19 @@ class BatchedPairs:
 
 
 class ScriptBatches(IterableDataset[Sample]):
-    """Batches that a script makes itself, at most so many, read from the start for each epoch."""
+    """Batches that a script makes itself, read from the start for each epoch, up to a number of steps."""
 
-    def __init__(self, source: Any, most: int | None):
-        self.source, self.most = source, most
+    def __init__(self, source: Any, steps: int | None):
+        self.source, self.steps = source, steps
 
     def __iter__(self) -> Iterator[Sample]:
         items = self.source.as_numpy_iterator() if is_tensorflow_dataset(self.source) else self.source
-        for batch in itertools.islice(items, self.most):
+        for batch in itertools.islice(items, self.steps):
             yield {name: as_tensors(part, name) for name, part in named_parts(batch).items() if part is not None}
 
 
 class LoaderOfBatches(DataLoader[Sample]):
-    """A loader of batches that a script makes itself; how many of them are read, and the samples in them, if known."""
+    """A loader of batches that a script makes itself, with the numbers of batches and samples if they are known."""
 
     # Class attributes, since DataLoader's own constructor watches assignments.
     steps: int | None = None
@@ -170,8 +164,16 @@ class LoaderOfBatches(DataLoader[Sample]):
         return self.steps
 
 
-def loader_of(batches: Any, name: str, steps: int | None = None, num_examples: int | None = None) -> Any:
-    """Return what the Trainer goes through for the batches that a `get_*_tfdataset` method of this name returned."""
+def loader_of(returned: Any, name: str, has_counts: bool = False) -> Any:
+    """Return a loader of what a `get_*_tfdataset` method returned: batches, with `has_counts` their numbers too."""
+    batches, steps, num_examples = returned, None, None
+    if has_counts:
+        if not isinstance(returned, tuple) or len(returned) != 3:
+            raise TypeError(
+                f"{name} returned a {type(returned).__name__}, and has to return a tuple: batches (features, labels), "
+                "how many of them to read, and the number of samples in them."
+            )
+        batches, steps, num_examples = returned[0], int(returned[1]), int(returned[2])
     known = len(batches) if has_length(batches) else None
     if isinstance(batches, BatchedPairs) and steps in (None, known):
         return batches.loader

@@ -1,4 +1,4 @@
-"""A Keras model as the Trainer sees it: which ones are refused, and an nn.Module that returns loss and logits."""
+"""Keras models for the Trainer: the check of a model, and an nn.Module that returns loss and logits."""
 
 from __future__ import annotations
 
@@ -60,14 +60,9 @@ def check_training_of(model: Any) -> None:
 
 
 class KerasModule(nn.Module):
-    """Runs a Keras model; its state dict holds the model's variables, under names that another process gives them too.
+    """Runs a built Keras model; the names in its state dict are the same in each process.
 
-    The model's own state dict has names with a number that counts all layers of a process, and each variable of a
-    Sequential twice.
-
-    Parameters:
-        model: a Keras model on the torch backend, which has been built.
-        run: takes features, labels (None if there are none) and whether it is training, returns loss and logits.
+    The model's own names have a number that counts all layers of a process, and each variable of a Sequential twice.
     """
 
     # The loss is divided by the instances of the whole window.
@@ -87,14 +82,14 @@ class KerasModule(nn.Module):
         self._parameters.clear()
         self._buffers.clear()
         layers = self.keras_model._flatten_layers()
-        # What a layer computes itself, such as moving means; those of a frozen layer that are not stay parameters.
-        computed = {id(one) for layer in layers for one in layer._non_trainable_variables}
+        # Variables that a layer computes itself, such as moving means; others of a frozen layer stay parameters.
+        computed = {id(variable) for layer in layers for variable in layer._non_trainable_variables}
         for name, variable in stable_names(self.keras_model).items():
             is_statistic = id(variable) in computed and torch.is_floating_point(variable.value)
             register: Any = self.register_buffer if is_statistic else self.register_parameter
             register(name, variable.value)
         # Variables are all that Keras knows of; modules of torch inside the model have buffers too.
-        buffers = {id(one): one for layer in layers for one in layer.buffers()}
+        buffers = {id(buffer): buffer for layer in layers for buffer in layer.buffers()}
         for number, buffer in enumerate(buffers.values()):
             self.register_buffer(f"torch_buffer_{number}", buffer)
 
@@ -149,7 +144,7 @@ def stable_names(model: Any) -> dict[str, Any]:
 
 def _not_in(taken: Any, name: str) -> str:
     numbered = (f"{name}_{number}" for number in itertools.count(1))
-    return name if name not in taken else next(one for one in numbered if one not in taken)
+    return name if name not in taken else next(free for free in numbered if free not in taken)
 
 
 # ---- Running a model -------------------------------------------------------------------------------------------------
@@ -158,8 +153,8 @@ def _not_in(taken: Any, name: str) -> str:
 def run_keras_model(model: Any, features: Any, labels: Any, training: bool) -> tuple[Any, Any]:
     """Return loss and logits of a batch; the loss is None if there are no labels.
 
-    The loss is the one that the model was compiled with, or its `compute_loss` returns, with its regularization; else
-    the one it returns itself, called with the labels if its `call` takes them.
+    The loss is that of `compile` or `compute_loss`, with regularization; else the model returns it, called with the
+    labels if its `call` takes them.
     """
     import keras
 
@@ -195,10 +190,7 @@ def _loss_and_logits(outputs: Any, was_given_labels: bool) -> tuple[Any, Any]:
 
 
 def count_instances(labels: Any) -> torch.Tensor:
-    """Return what a loss is a mean over: labels that are not -100, if they are whole numbers, else rows.
-
-    -100 in an unsigned type would be another label. Of several labels the first decides.
-    """
+    """Return the number of whole labels that are not -100, else of rows; of several labels, the first counts."""
     while not isinstance(labels, torch.Tensor):
         labels = next(iter(labels.values() if isinstance(labels, Mapping) else labels))
     if labels.is_floating_point() or labels.dim() == 0:
@@ -207,17 +199,12 @@ def count_instances(labels: Any) -> torch.Tensor:
 
 
 def mean_over_window(loss: torch.Tensor, labels: Any, number_of_instances: Any = None) -> torch.Tensor:
-    """Return what a micro-batch adds to the mean loss of its window.
+    """Return the share of a micro-batch in the mean loss of its window, whose instances are given.
 
-    Losses of all instances are added up, and a mean counts as often as there are instances in the micro-batch; either
-    is divided by the instances of the window.
-
-    Parameters:
-        loss: one for each instance, zeros among them where labels are -100; or fewer numbers, whose mean counts.
-        number_of_instances: of the window; by default of this micro-batch.
+    Losses of all instances are summed, and a mean counts as often as the micro-batch has instances.
     """
     in_batch = count_instances(labels)
-    # Told apart on the device, which need not be waited for.
+    # Distinguished on the device, without waiting for it.
     total = torch.where(in_batch <= loss.numel(), loss.sum(), loss.mean() * in_batch) if loss.dim() else loss * in_batch
     number = in_batch if number_of_instances is None else number_of_instances
     return total / (number.clamp(min=1) if isinstance(number, torch.Tensor) else max(number, 1))

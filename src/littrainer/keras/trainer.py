@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.distributed.collectives import reduced
+from littrainer.distributed.collectives import reduce_across_processes
 from littrainer.evaluation.results import PredictionOutput, TrainOutput
 from littrainer.keras.data import (
     FEATURES,
     LABELS,
     BatchedPairs,
-    LoaderOfBatches,
-    PairDataset,
     collate_pairs,
     dataset_of_pairs,
     loader_of,
@@ -36,7 +35,7 @@ from littrainer.training.loss import averages_over_processes
 logger = logging.getLogger(__name__)
 
 KERAS_FILE = "model.keras"
-# Methods that nothing calls on a TFTrainer -> the method to override instead.
+# Method that nothing calls on a TFTrainer -> the method to override instead.
 INSTEAD = {
     "compute_loss": "run_model, which returns loss and logits",
     **{f"get_{kind}_dataloader": f"get_{kind}_tfdataset" for kind in ("train", "eval", "test")},
@@ -57,12 +56,12 @@ REFUSED = {
 
 
 class KerasTrainer(Trainer):
-    """The Trainer that does the work of a `TFTrainer`, its owner, and calls what subclasses of that may override."""
+    """The Trainer of a `TFTrainer`, its owner, which calls the methods that subclasses of TFTrainer may override."""
 
     def __init__(self, owner: TFTrainer, module: KerasModule, **keywords: Any):
         self.owner = owner
-        # What `training_step` and `prediction_step` of the owner leave behind, and the model as it is prepared for
-        # them, with autocast for instance.
+        # Results of `training_step` and `prediction_step` of the owner, and the model as it is prepared for them, with
+        # autocast for instance.
         self.loss_of_step: torch.Tensor | None = None
         self.model_of_step: Any = None
         super().__init__(model=module, data_collator=collate_pairs, **keywords)
@@ -77,14 +76,13 @@ class KerasTrainer(Trainer):
         return loader_of(self.owner.get_train_tfdataset(), "get_train_tfdataset")
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        return _loader_of_three(self.owner.get_eval_tfdataset(eval_dataset), "get_eval_tfdataset")
+        return loader_of(self.owner.get_eval_tfdataset(eval_dataset), "get_eval_tfdataset", has_counts=True)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        return _loader_of_three(self.owner.get_test_tfdataset(test_dataset), "get_test_tfdataset")
+        return loader_of(self.owner.get_test_tfdataset(test_dataset), "get_test_tfdataset", has_counts=True)
 
     def num_examples(self, dataloader: Any) -> int:
-        # The owner has counted them if it made the batches itself.
-        known = dataloader.num_examples if isinstance(dataloader, LoaderOfBatches) else None
+        known = getattr(dataloader, "num_examples", None)
         return super().num_examples(dataloader) if known is None else known
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
@@ -97,16 +95,22 @@ class KerasTrainer(Trainer):
     # ---- Steps -------------------------------------------------------------------------------------------------------
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
-        if not batch_samples or LABELS not in batch_samples[0]:
+        if not batch_samples or batch_samples[0].get(LABELS) is None:
             return None
         number = torch.stack([count_instances(batch[LABELS]) for batch in batch_samples]).sum().to(device)
-        return (reduced(number) if averages_over_processes(self) else number) / 1
+        return (reduce_across_processes(number) if averages_over_processes(self) else number) / 1
 
-    def _training_step_of_owner(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+    @contextlib.contextmanager
+    def _step_of_owner(self, model: Any, inputs: Any) -> Iterator[tuple[Any, Any]]:
+        """Let the owner compute with a model; yield features and labels."""
         inputs = self._prepare_inputs(inputs)
         self.loss_of_step, self.model_of_step = None, model
         with self.compute_loss_context_manager():
-            gradients = self.owner.training_step(inputs[FEATURES], inputs.get(LABELS), num_items_in_batch)
+            yield inputs[FEATURES], inputs.get(LABELS)
+
+    def _training_step_of_owner(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        with self._step_of_owner(model, inputs) as (features, labels):
+            gradients = self.owner.training_step(features, labels, num_items_in_batch)
         parameters = self.owner.trainable_parameters()
         if not isinstance(gradients, (list, tuple)) or len(gradients) != len(parameters):
             raise TypeError(
@@ -121,17 +125,14 @@ class KerasTrainer(Trainer):
     def _prediction_step_of_owner(
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Sequence[str] | None = None
     ) -> tuple[Any, Any, Any]:
-        inputs = self._prepare_inputs(inputs)
-        labels = inputs.get(LABELS)
-        number = self._get_num_items_in_batch([inputs], self.args.device)
-        self.loss_of_step, self.model_of_step = None, model
-        with torch.no_grad(), self.compute_loss_context_manager():
-            logits = self.owner.prediction_step(inputs[FEATURES], labels, number)
-        # The loss is known if the owner's calls ours.
+        with torch.no_grad(), self._step_of_owner(model, inputs) as (features, labels):
+            number = self._get_num_items_in_batch([{FEATURES: features, LABELS: labels}], self.args.device)
+            logits = self.owner.prediction_step(features, labels, number)
+        # The loss is known if the owner's override calls `super()`.
         return (self.loss_of_step, None, None) if prediction_loss_only else (self.loss_of_step, logits, labels)
 
     def run_step(self, features: Any, labels: Any, number_of_instances: Any, training: bool) -> dict[str, Any]:
-        """Loss, if there are labels, and logits of a batch, by the model of the current step."""
+        """Return loss, if there are labels, and logits of a batch, by the model of the current step."""
         model = self.model if self.model_of_step is None else self.model_of_step
         model.train(training)
         outputs: dict[str, Any] = model(features, labels, number_of_instances)
@@ -151,22 +152,21 @@ class KerasTrainer(Trainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         if not _internal_call and self.args.should_save:
-            self._write_keras_file(output_dir or self.args.output_dir)
+            folder = output_dir or self.args.output_dir
+            os.makedirs(folder, exist_ok=True)
+            try:
+                self.owner.model.save(os.path.join(folder, KERAS_FILE))
+            except (NotImplementedError, TypeError, ValueError) as error:
+                logger.warning(
+                    "No %s is written; the weights are in model.safetensors. Keras says: %s", KERAS_FILE, error
+                )
         super().save_model(output_dir, _internal_call)
-
-    def _write_keras_file(self, folder: str) -> None:
-        os.makedirs(folder, exist_ok=True)
-        try:
-            self.owner.model.save(os.path.join(folder, KERAS_FILE))
-        except (NotImplementedError, TypeError, ValueError) as error:
-            logger.warning("No %s is written; the weights are in model.safetensors. Keras says: %s", KERAS_FILE, error)
 
 
 class TFTrainer:
     """Trains and evaluates a Keras 3 model on its torch backend, with the methods of the first edition's TFTrainer.
 
-    A Trainer does the work; what this class does not have (`add_callback`, `state`, `push_to_hub` and so on) is looked
-    up there.
+    Attributes that this class does not have (`add_callback`, `state`, `push_to_hub` and so on) are those of a Trainer.
 
     Parameters:
         model: a Keras model. Its loss is the one it was compiled with, or what its `call` returns for labels.
@@ -197,7 +197,14 @@ class TFTrainer:
         train_pairs = dataset_of_pairs(train_dataset, "train_dataset")
         eval_pairs = dataset_of_pairs(eval_dataset, "eval_dataset")
         if not model.built:
-            self._build_model(eval_pairs if train_pairs is None else train_pairs)
+            samples = eval_pairs if train_pairs is None else train_pairs
+            if not samples:
+                raise ValueError(
+                    f"{type(model).__name__} has no variables yet, and there is no sample to build it with: call "
+                    "model.build(input_shape), or the model on a batch, before TFTrainer."
+                )
+            with torch.no_grad():
+                model(collate_pairs([samples[0]])[FEATURES], training=False)
         self.torch_trainer = KerasTrainer(
             self,
             KerasModule(model, self._run_on_device),
@@ -207,7 +214,14 @@ class TFTrainer:
             compute_metrics=compute_metrics,
             optimizers=optimizers,
         )
-        self._set_up_trackers(tb_writer)
+        if tb_writer is not None:
+            from littrainer.tracking.tensorboard import TensorBoardCallback
+
+            self.torch_trainer.remove_callback(TensorBoardCallback)
+            self.torch_trainer.add_callback(TensorBoardCallback(tb_writer))
+        for service, name in (("wandb", "setup_wandb"), ("comet_ml", "setup_comet")):
+            if service in (self.args.report_to or []) and self.overrides(name):
+                getattr(self, name)()
 
     def _check(self, args: Any, optimizers: tuple[Any, Any]) -> None:
         name = type(self).__name__
@@ -219,7 +233,7 @@ class TFTrainer:
         for argument, reason in REFUSED.items():
             if getattr(args, argument):
                 raise NotImplementedError(f"{argument}={getattr(args, argument)!r}: {reason}.")
-        if any(type(one).__module__.partition(".")[0] in ("keras", "tensorflow", "tf_keras") for one in optimizers):
+        if any(type(given).__module__.partition(".")[0] in ("keras", "tensorflow", "tf_keras") for given in optimizers):
             raise TypeError(
                 "optimizers holds an optimizer or a schedule of Keras, and a Keras model on torch is trained by "
                 "torch's: pass (torch.optim.AdamW(model.parameters()), None), or leave it to the arguments (optim, "
@@ -255,25 +269,6 @@ class TFTrainer:
         """Return whether a subclass, or this instance, overrides a method of this class."""
         return name in vars(self) or getattr(type(self), name) is not getattr(TFTrainer, name)
 
-    def _build_model(self, dataset: PairDataset | None) -> None:
-        if not dataset:
-            raise ValueError(
-                f"{type(self.model).__name__} has no variables yet, and there is no sample to build it with: call "
-                "model.build(input_shape), or the model on a batch, before TFTrainer."
-            )
-        with torch.no_grad():
-            self.model(collate_pairs([dataset[0]])[FEATURES], training=False)
-
-    def _set_up_trackers(self, tb_writer: Any) -> None:
-        if tb_writer is not None:
-            from littrainer.tracking.tensorboard import TensorBoardCallback
-
-            self.torch_trainer.remove_callback(TensorBoardCallback)
-            self.torch_trainer.add_callback(TensorBoardCallback(tb_writer))
-        for service, name in (("wandb", "setup_wandb"), ("comet_ml", "setup_comet")):
-            if service in (self.args.report_to or []) and self.overrides(name):
-                getattr(self, name)()
-
     def setup_wandb(self) -> None:
         """Report to Weights & Biases; `report_to="wandb"` does so by itself, and calls an override of this method."""
         self._report_to("wandb")
@@ -295,7 +290,7 @@ class TFTrainer:
 
     @property
     def epoch_logging(self) -> float:
-        """Epochs done, with the share of the current one."""
+        """Epochs done, with the share of the current epoch."""
         return self.torch_trainer.state.epoch or 0
 
     # ---- Data --------------------------------------------------------------------------------------------------------
@@ -380,17 +375,17 @@ class TFTrainer:
         return run_keras_model(self.model, features, labels, training)
 
     def _run_on_device(self, features: Any, labels: Any, training: bool) -> tuple[Any, Any]:
-        """Run `run_model`, with what Keras makes meanwhile on the device of the arguments."""
+        """Call `run_model`, during which Keras makes tensors on the device of the arguments."""
         import keras
 
         with keras.device(str(self.args.device)):
-            found = self.run_model(features, labels, training)
-        if not isinstance(found, (tuple, list)) or len(found) != 2:
-            raise TypeError(f"run_model returned a {type(found).__name__}, and has to return a pair (loss, logits).")
-        return found[0], found[1]
+            outputs = self.run_model(features, labels, training)
+        if not isinstance(outputs, (tuple, list)) or len(outputs) != 2:
+            raise TypeError(f"run_model returned a {type(outputs).__name__}, and has to return a pair (loss, logits).")
+        return outputs[0], outputs[1]
 
     def training_step(self, features: Any, labels: Any, nb_instances_in_global_batch: Any) -> list[Any]:
-        """Return gradients of a micro-batch; an override may change those that this one returns.
+        """Return gradients of a micro-batch; an override may change those that `super()` returns.
 
         Parameters:
             features, labels: as in `run_model`.
@@ -403,7 +398,7 @@ class TFTrainer:
         return list(torch.autograd.grad(outputs["loss"], self.trainable_parameters(), allow_unused=True))
 
     def trainable_parameters(self) -> list[Any]:
-        """Return the parameters of torch behind `model.trainable_variables`, in that order."""
+        """Return the parameters of torch of `model.trainable_variables`, in that order."""
         return [variable.value for variable in self.model.trainable_variables]
 
     def log(self, logs: dict[str, float]) -> None:
@@ -454,7 +449,7 @@ class TFTrainer:
         Returns:
             predictions and labels as NumPy arrays of shape `(samples, ...)`, and metrics.
         """
-        loader = loader_of(dataset, "the dataset of prediction_loop", steps, num_examples)
+        loader = loader_of((dataset, steps, num_examples), "prediction_loop", has_counts=True)
         output = Trainer.evaluation_loop(self.torch_trainer, loader, description, prediction_loss_only)
         return PredictionOutput(output.predictions, output.label_ids, output.metrics)
 
@@ -474,13 +469,3 @@ class TFTrainer:
             output_dir: the folder; by default `args.output_dir`.
         """
         self.torch_trainer.save_model(output_dir)
-
-
-def _loader_of_three(returned: Any, name: str) -> Any:
-    if not isinstance(returned, tuple) or len(returned) != 3:
-        raise TypeError(
-            f"{name} returned a {type(returned).__name__}, and has to return a tuple: batches (features, labels), how "
-            "many of them to read, and the number of samples in them."
-        )
-    batches, steps, num_examples = returned
-    return loader_of(batches, name, int(steps), int(num_examples))

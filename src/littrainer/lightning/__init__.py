@@ -1,1 +1,1 @@
-"""What Lightning users import, and what Lightning adds to a Trainer."""
+"""The module and data module for Lightning users, and methods that Lightning adds to a Trainer."""

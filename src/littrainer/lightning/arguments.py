@@ -21,65 +21,55 @@ if TYPE_CHECKING:
 
 @dataclass
 class ModuleArguments(Seq2SeqTrainingArguments):
-    """Training arguments that leave processes, devices, and when to evaluate and to save, to Lightning.
-
-    TrainingArguments connect with the processes that a launcher has started.
-
-    Raises:
-        TypeError, ValueError, NotImplementedError: as TrainingArguments.
-    """
+    """Training arguments that leave processes, devices, and when to evaluate and to save, to Lightning."""
 
     decides_the_run: ClassVar[bool] = False
 
 
 def arguments_from(given: TrainingArguments | Mapping[str, Any] | None) -> TrainingArguments:
-    """Training arguments from what a user gives in their place.
-
-    Parameters:
-        given: training arguments, which are taken as they are; their names and values; or None for the defaults.
+    """Return training arguments, or make them of their names and values; None means the defaults.
 
     Raises:
         TypeError: it is none of these, or a name is unknown.
-        ValueError: a value, or a combination of values, cannot be carried out.
+        ValueError: a value, or a combination of values, is refused.
     """
-    if given is None:
-        return ModuleArguments()
     if isinstance(given, TrainingArguments):
         return given
-    if isinstance(given, Mapping):
-        known = names_of_arguments()
-        unknown = [name for name in given if name not in known and name not in EARLIER_NAMES]
-        if unknown:
-            raise TypeError(unknown_names_message("args", unknown, known))
-        made = ModuleArguments(**given)
-        earlier = [EARLIER_NAMES[name].replaced_by for name in given if name in EARLIER_NAMES]
-        vars(made)["given_names"] = [*given, *earlier]
-        return made
-    raise TypeError(
-        f"args is {kind_of(given)}; give TrainingArguments, a dict with names and values of theirs such as "
-        '{"learning_rate": 3e-5}, or None for the defaults.'
-    )
+    if given is None:
+        return ModuleArguments()
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"args is {kind_of(given)}; give TrainingArguments, a dict with names and values of theirs such as "
+            '{"learning_rate": 3e-5}, or None for the defaults.'
+        )
+    known = names_of_arguments()
+    unknown = [name for name in given if name not in known and name not in EARLIER_NAMES]
+    if unknown:
+        raise TypeError(unknown_names_message("args", unknown, known))
+    args = ModuleArguments(**given)
+    earlier = [EARLIER_NAMES[name].replaced_by for name in given if name in EARLIER_NAMES]
+    vars(args)["given_names"] = [*given, *earlier]
+    return args
 
 
 def for_a_trainer(args: TrainingArguments) -> TrainingArguments:
-    """Copy a module's arguments for a Trainer, as the class that other tools know."""
-    found = copy.copy(args)
-    if isinstance(found, ModuleArguments):
-        found.__class__ = Seq2SeqTrainingArguments  # type: ignore[assignment]
-    return found
+    """Copy a module's arguments for a Trainer, as the class that other tools can read."""
+    copied = copy.copy(args)
+    if isinstance(copied, ModuleArguments):
+        copied.__class__ = Seq2SeqTrainingArguments  # type: ignore[assignment]
+    return copied
 
 
 def changed_arguments(args: TrainingArguments) -> dict[str, Any]:
-    """The arguments that are not at their default, as plain values; without secrets, and without objects."""
+    """Return the arguments that are not at their default, as plain values; without secrets, and without objects."""
     default = _defaults()
-    changed: dict[str, Any] = {}
-    for name, value in args.to_dict().items():
-        is_object = isinstance(value, dict) and name == "generation_config"
-        if name not in default or holds_a_secret(name) or is_object:
-            continue
-        if value != default[name] and is_plain(value):
-            changed[name] = value
-    return changed
+    return {
+        name: value
+        for name, value in args.to_dict().items()
+        if name in default and value != default[name] and is_plain(value) and not holds_a_secret(name)
+        # `to_dict` returns the settings of an object.
+        if not (name == "generation_config" and isinstance(value, dict))
+    }
 
 
 @functools.cache
@@ -88,12 +78,12 @@ def _defaults() -> dict[str, Any]:
 
 
 def names_of_arguments() -> list[str]:
-    """The names of all training arguments."""
+    """Return the names of all training arguments."""
     return [field.name for field in fields(ModuleArguments)]
 
 
 def is_plain(value: Any) -> bool:
-    """Whether `repr` gives the code of a value."""
+    """Return whether `repr` gives the code of a value."""
     if isinstance(value, Mapping):
         return all(isinstance(name, str) and is_plain(entry) for name, entry in value.items())
     if type(value) in (list, tuple):
@@ -102,20 +92,14 @@ def is_plain(value: Any) -> bool:
 
 
 class ArgumentsUnderLightning:
-    """Training arguments as they are read under a lightning.Trainer; whatever it decides is asked from it.
-
-    Parameters:
-        args: the arguments.
-        pl_trainer: says how many processes there are, which of them this one is, on which device it works, how
-            they share the data and how many micro-batches an optimizer step has.
-    """
+    """Training arguments under a lightning.Trainer, which decides on processes, device and micro-batches of a step."""
 
     def __init__(self, args: TrainingArguments, pl_trainer: pl.Trainer):
         self._args = args
         self._pl_trainer = pl_trainer
 
     def __getattr__(self, name: str) -> Any:
-        # A copy is asked for attributes before it has any.
+        # Copying reads attributes before there are any.
         if name in ("_args", "_pl_trainer"):
             raise AttributeError(name)
         return getattr(self._args, name)
@@ -143,11 +127,9 @@ class ArgumentsUnderLightning:
     @property
     def parallelism_config(self) -> dict[str, int]:
         """How many processes have different data, and how many compute each layer together."""
-        parts = self.world_size
-        shared: Any = getattr(self._pl_trainer.strategy, "distributed_sampler_kwargs", None)
-        if shared:
-            parts = int(shared["num_replicas"])
-        return {"dp_replicate_size": parts, "tp_size": self.world_size // parts}
+        sampler_kwargs: Any = getattr(self._pl_trainer.strategy, "distributed_sampler_kwargs", None)
+        replicas = int(sampler_kwargs["num_replicas"]) if sampler_kwargs else self.world_size
+        return {"dp_replicate_size": replicas, "tp_size": self.world_size // replicas}
 
     @property
     def accelerator_config(self) -> AcceleratorConfig:

@@ -1,6 +1,6 @@
-"""What a lightning.Trainer iterates: the batches of a training, or of an evaluation.
+"""The iterables of a lightning.Trainer: the batches of a training, or of an evaluation.
 
-None of it is a torch DataLoader, so that Lightning neither rebuilds it nor divides it between processes once more.
+They are no DataLoaders of torch, so that Lightning neither rebuilds them nor shards them once more.
 """
 
 from __future__ import annotations
@@ -8,23 +8,24 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from littrainer.checkpoint.lightning_format import DATA_VERSION
-from littrainer.checkpoint.random_state import (
+from littrainer.data.loaders import LookaheadLoader, count_examples, has_length
+from littrainer.data.resume.position import DataPosition, describe_sizes, find_changed_sizes
+from littrainer.data.resume.progress import DataProgress, epoch_seeded_sampler
+from littrainer.data.resume.rng import (
     capture_random_states,
     portable_states,
     set_random_states,
     states_of_portable,
 )
-from littrainer.data.loaders import LookaheadLoader, count_examples, has_length
-from littrainer.data.position import DataProgress, ResumePoint, epoch_seeded_sampler
 from littrainer.data.windows import MicroBatch, WindowLoader
-from littrainer.distributed.agreement import from_first
+from littrainer.distributed.collectives import broadcast_object
 from littrainer.engine.lightning_internals import begin_next_epoch, end_epoch_with_this_batch, read_nothing_ahead
-from littrainer.training.resuming import SIZES
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -34,39 +35,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Says how many items the loss of a window is divided by.
+# Returns the number of items by which the loss of a window is divided.
 CountItems = Callable[[list[Any]], Any]
+# Fields of a position that the state of a `TrainerDataModule` holds.
+SAVED_FIELDS = ("epoch", "micro_batches", "sizes", "data", "random", "order_seed")
 
 
-@dataclass
-class PlaceInData:
-    """Where one process goes on reading.
-
-    Parameters:
-        epoch: the epoch, counted from 0.
-        micro_batches: micro-batches of it whose optimizer steps are done.
-        sizes: those of the data and of its batches, which have to be the same for the place to mean the same; None
-            if they are not known.
-        data: what `DataProgress.state()` returned; None if only the number of micro-batches is known.
-        random: the states of all random generators, as `portable_states` has them; None leaves them alone.
-        order_seed: with the epoch it makes the random order of an epoch; None if that is drawn in another way.
-    """
-
-    epoch: int
-    micro_batches: int
-    sizes: dict[str, int | None] | None
-    data: dict[str, Any] | None = None
-    random: dict[str, Any] | None = None
-    order_seed: int | None = None
-
-    def restore_random_states(self) -> None:
-        """Put the generators back where they stood."""
-        if self.random is not None:
-            set_random_states(states_of_portable(self.random))
-
-
-def places_in(state: dict[str, Any]) -> list[PlaceInData]:
-    """The places of all processes, by rank, that the state of a `TrainerDataModule` holds.
+def read_positions(state: dict[str, Any]) -> list[DataPosition]:
+    """Return the positions of all processes, by rank, in the state of a `TrainerDataModule`.
 
     Raises:
         ValueError: the state is of another version, or none of a TrainerDataModule.
@@ -76,25 +52,20 @@ def places_in(state: dict[str, Any]) -> list[PlaceInData]:
             f"The state of the data has version {state.get('version')!r}, and this littrainer reads version "
             f"{DATA_VERSION}. Use the littrainer that wrote it, or resume without TrainerDataModule."
         )
-    # Earlier checkpoints of streams hold one entry more.
-    known = [field.name for field in fields(PlaceInData)]
-    return [PlaceInData(**{name: place[name] for name in known if name in place}) for place in state["processes"]]
+    return [DataPosition.from_saved(saved) for saved in state["processes"]]
 
 
-def random_states() -> dict[str, Any]:
-    """Where all random generators of this process stand, the current GPU's too."""
-    return portable_states(capture_random_states())
+def _restore_random_states(position: DataPosition) -> None:
+    if position.random is not None:
+        set_random_states(states_of_portable(position.random))
 
 
 class TrainingBatches:
-    """The training's batches, epoch by epoch; Lightning iterates it once in each.
+    """The training's batches; Lightning iterates it once in each epoch.
 
     Parameters:
-        loader: the training DataLoader.
-        args: asked for the sizes of batches and processes.
-        pl_trainer: says how many micro-batches an optimizer step has, and how many of an epoch are read.
         count_items: counts a window's items when it has been drawn; None draws batches one by one.
-        take_place: called when reading begins; gives the place of a checkpoint once, and None else.
+        take_position: called when reading begins; returns the position of a checkpoint once, and None otherwise.
     """
 
     def __init__(
@@ -104,41 +75,40 @@ class TrainingBatches:
         pl_trainer: pl.Trainer,
         *,
         count_items: CountItems | None,
-        take_place: Callable[[], PlaceInData | None],
+        take_position: Callable[[], DataPosition | None],
     ):
         self.loader: Any = loader
         sampler = epoch_seeded_sampler(loader)
         if sampler is not None:
-            # If nobody has seeded them, each process would have another order, and some samples would come twice.
-            sampler.initial_seed = from_first(sampler.initial_seed)
+            # Without a seed each process would have another order, and some samples would come twice.
+            sampler.initial_seed = broadcast_object(sampler.initial_seed)
         self.args = args
         self.pl_trainer = pl_trainer
         self.count_items = count_items
         self.progress = DataProgress()
-        self.batch_sampler = _AnnouncedEpochs(self)
-        self._take_place = take_place
-        # Where a checkpoint lets reading begin, until it has begun; and whether its epoch is still to be announced.
-        self._place: PlaceInData | None = None
+        self._take_position = take_position
+        # The position of a checkpoint until reading begins, and whether its epoch has not been announced yet.
+        self._position: DataPosition | None = None
         self._is_unannounced = False
-        # Whether a checkpoint stands behind the last batch that the epoch has by the sizes of today.
+        # Whether the epoch of a checkpoint has no batch left, by today's sizes.
         self._nothing_is_left = False
         self._windows: WindowLoader | None = None
         # The epoch that is read or was read last; None before the first.
         self._epoch: int | None = None
-        # Each epoch is announced and begun to be read, in this order or the other.
+        # An epoch is announced before it is read, or after.
         self._epochs_announced = self._epochs_begun = 0
-        # The places at which the windows that were drawn last begin, by their micro-batches.
-        self._window_starts: dict[int, PlaceInData] = {}
-        # Where the batch handed out last, by `batch_idx`, stands in a window with items.
+        # The position at which the window that was drawn last begins.
+        self._window_start: DataPosition | None = None
+        # The last batch's position in a window with items, by its `batch_idx`.
         self.handed_out: dict[int, MicroBatch] = {}
 
     def __len__(self) -> int:
-        # What is read of an epoch may be less, as Lightning's limits say; it asks for the length to find that out.
+        # Lightning's limits are applied to this length.
         return len(self.loader)
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """Sizes that have to be the same for a place in the data to mean the same."""
+        """Sizes that have to be the same for a position to mean the same rows."""
         is_sized = has_length(self.loader)
         return {
             "micro_batch": self.args.train_batch_size,
@@ -149,50 +119,51 @@ class TrainingBatches:
 
     @property
     def _batches_to_read(self) -> int:
-        """Batches of an epoch up to Lightning's limit; a number out of reach if nobody knows."""
+        """Batches of an epoch up to Lightning's limit; a huge number if unknown."""
         known = len(self) if has_length(self) else sys.maxsize
         return int(min(known, self.pl_trainer.num_training_batches))
 
+    @property
+    def batch_sampler(self) -> SimpleNamespace:
+        """The object on whose `sampler` Lightning calls `set_epoch`, and whose `batch_size` DeepSpeed reads."""
+        # With a `sampler` of the loader Lightning would warn of its order under `overfit_batches`.
+        return SimpleNamespace(sampler=self, batch_size=self.args.train_batch_size)
+
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: Lightning asks for it to see that reading can be resumed; the data module keeps the place."""
+        """Return nothing: Lightning only checks that reading can be resumed; the data module stores the position."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take what `state_dict` has returned."""
+        """Accept the result of `state_dict`."""
 
-    # ---- Where reading stands ----------------------------------------------------------------------------------------
+    # ---- Position ----------------------------------------------------------------------------------------------------
 
-    def place(self) -> PlaceInData:
-        """Where a training goes on that is resumed from a checkpoint of this moment.
-
-        Gradients are not kept, so within a window it is the window's beginning.
-        """
-        place, windows = self._place_to_resume(), self._windows
-        if place is not None:
-            return place
+    def position(self) -> DataPosition:
+        """Return the position for a checkpoint of this moment: the window's beginning, as gradients are not stored."""
+        position, windows = self._position_to_resume(), self._windows
+        if position is not None:
+            return position
         if windows is None or self._epoch is None:
-            return self._place_between_epochs(self._next_epoch)
+            return self._make_position(self._next_epoch, 0, epoch_is_over=True)
         done = windows.micro_batches_done = self._count.current.processed
         is_read = windows.epoch_is_complete and done == windows.micro_batches_seen
         if self._epochs_announced > self._epochs_begun or is_read:
-            return self._place_between_epochs(self._epoch + 1)
-        in_window = done % self.args.gradient_accumulation_steps
-        start = self._window_starts.get(done - in_window)
-        return start if in_window and start is not None else self._place_in_epoch(done)
+            return self._make_position(self._epoch + 1, 0, epoch_is_over=True)
+        in_window, start = done % self.args.gradient_accumulation_steps, self._window_start
+        if in_window and start is not None and start.micro_batches == done - in_window:
+            return start
+        return self._make_position(self._epoch, done, epoch_is_over=False)
 
-    def _place_between_epochs(self, next_epoch: int) -> PlaceInData:
-        data = None if self._epoch is None else self.progress.state(0, epoch_is_over=True)
-        return self._place_at(next_epoch, 0, data)
-
-    def _place_in_epoch(self, done: int) -> PlaceInData:
-        assert self._epoch is not None
-        data = self.progress.state(done, epoch_is_over=False)
-        return self._place_at(self._epoch, done, data)
-
-    def _place_at(self, epoch: int, micro_batches: int, data: dict[str, Any] | None) -> PlaceInData:
-        sampler = epoch_seeded_sampler(self.loader)
-        seed = None if sampler is None else sampler.initial_seed
-        return PlaceInData(epoch, micro_batches, self.sizes, data, random_states(), seed)
+    def _make_position(self, epoch: int, micro_batches: int, epoch_is_over: bool) -> DataPosition:
+        sampler, is_read = epoch_seeded_sampler(self.loader), self._epoch is not None
+        return DataPosition(
+            epoch,
+            micro_batches,
+            data=self.progress.state(micro_batches, epoch_is_over=epoch_is_over) if is_read else None,
+            sizes=self.sizes,
+            random=portable_states(capture_random_states()),
+            order_seed=None if sampler is None else sampler.initial_seed,
+        )
 
     @property
     def _count(self) -> Any:
@@ -201,7 +172,7 @@ class TrainingBatches:
 
     @property
     def _next_epoch(self) -> int:
-        # Counted here, since Lightning may count the epoch that it resumes at its end once more.
+        # Lightning may count the epoch that it resumes at its end once more.
         if self._epoch is not None:
             return self._epoch + 1
         return self._epoch_of_lightning
@@ -211,93 +182,93 @@ class TrainingBatches:
         progress: Any = self.pl_trainer.fit_loop.epoch_progress
         return progress.current.processed
 
-    # ---- Going on from a checkpoint ----------------------------------------------------------------------------------
+    # ---- Resume ------------------------------------------------------------------------------------------------------
 
-    def _place_to_resume(self) -> PlaceInData | None:
-        place = self._take_place()
-        if place is not None:
-            self._place = self._fitting(place)
+    def _position_to_resume(self) -> DataPosition | None:
+        position = self._take_position()
+        if position is not None:
+            self._position = self._match_to_sizes(position)
             self._is_unannounced = True
             sampler = epoch_seeded_sampler(self.loader)
-            if sampler is not None and place.order_seed is not None:
+            if sampler is not None and position.order_seed is not None:
                 # A program that is started again need not have the same seed.
-                sampler.initial_seed = place.order_seed
-        return self._place
+                sampler.initial_seed = position.order_seed
+        return self._position
 
-    def _fitting(self, place: PlaceInData) -> PlaceInData:
-        # In batches of today's sizes, without what means nothing if they were others.
-        now, then = self.sizes, {**dict.fromkeys(SIZES), **(place.sizes or {})}
-        # As many batches of the same size are the same data, whatever the last one holds.
-        known = [name for name in now if name != "num_examples" and None not in (now[name], then[name])]
-        changed = [name for name in known if now[name] != then[name]]
+    def _match_to_sizes(self, position: DataPosition) -> DataPosition:
+        # In batches of today's sizes. As many batches of the same size are the same data, whatever the last one holds.
+        now, then = self.sizes, position.sizes or {}
+        changed = find_changed_sizes(now, then, ignored=("num_examples",))
         if not changed:
-            return place
+            return position
         same_processes = "world_size" not in changed
-        micro_batches = self._as_many_samples(place.micro_batches, then)
-        if place.micro_batches or not same_processes:
-            found = ", ".join(f"{now[name]} {SIZES[name]} ({then[name]})" for name in changed)
+        micro_batches = self._as_many_samples(position.micro_batches, then)
+        if position.micro_batches or not same_processes:
             logger.warning(
                 "The checkpoint was written with other data: there are now %s. Training goes on behind %d of these "
                 "micro-batches in epoch %d%s.%s",
-                found,
+                describe_sizes(now, then, changed),
                 micro_batches,
-                place.epoch,
+                position.epoch,
                 ", of which nothing is left" if micro_batches >= self._batches_to_read else "",
                 "" if same_processes else " Random numbers go on from the seed.",
             )
-        return replace(place, micro_batches=micro_batches, data=None, random=place.random if same_processes else None)
+        random = position.random if same_processes else None
+        return replace(position, micro_batches=micro_batches, data=None, random=random)
 
-    def _as_many_samples(self, micro_batches: int, then: dict[str, int | None]) -> int:
-        # In whole windows; or all of an epoch.
+    def _as_many_samples(self, micro_batches: int, then: Mapping[str, int | None]) -> int:
+        # Whole windows, or all of an epoch.
         for name, now in (("micro_batch", self.args.train_batch_size), ("world_size", self.args.world_size)):
-            micro_batches = micro_batches * (then[name] or now)
+            micro_batches = micro_batches * (then.get(name) or now)
         micro_batches //= self.args.train_batch_size * self.args.world_size
         if micro_batches >= self._batches_to_read:
             return self._batches_to_read
         return micro_batches - micro_batches % self.args.gradient_accumulation_steps
 
-    def announce_epoch(self) -> None:
-        """An epoch comes next, or a resumed one goes on; its hooks have not been called yet."""
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch or continue a resumed one, before its hooks are called; `position` counts which one it is."""
         self._epochs_announced += 1
         self._nothing_is_left = False
-        place, is_new = self._place_to_resume(), self._is_unannounced
+        position, is_new = self._position_to_resume(), self._is_unannounced
         self._is_unannounced = False
-        if place is None or not is_new:
+        if position is None or not is_new:
             return
-        if not place.micro_batches:
-            # Its order is drawn from where the checkpoint left the generators, and so is what callbacks draw before it.
-            place.restore_random_states()
-        self._let_lightning_count_from(place)
-        if place.micro_batches >= self._batches_to_read:
-            # Lightning ends the epoch, and may do so without asking for a batch.
-            place.restore_random_states()
-            self._place, self._epoch, self._nothing_is_left = None, place.epoch, True
+        if not position.micro_batches:
+            # The order is drawn from the generators of the checkpoint, and so are the draws of callbacks before it.
+            _restore_random_states(position)
+        self._let_lightning_count_from(position)
+        if position.micro_batches >= self._batches_to_read:
+            # Lightning ends the epoch, possibly without an iterator.
+            _restore_random_states(position)
+            self._position, self._epoch, self._nothing_is_left = None, position.epoch, True
 
-    def _let_lightning_count_from(self, place: PlaceInData) -> None:
+    def _let_lightning_count_from(self, position: DataPosition) -> None:
         count = self._count
-        if not place.micro_batches:
+        if not position.micro_batches:
             if self._is_at_an_end_unknown_to_lightning():
                 begin_next_epoch(self.pl_trainer)
                 return
             is_sized = has_length(self.loader)
             if not is_sized and count.is_last_batch and self.pl_trainer.fit_loop.restarted_mid_epoch:
-                # It announces the epoch behind whose validation the checkpoint was written, and ends it unread.
+                # The checkpoint was written after the epoch's validation: Lightning announces the epoch, and ends it.
                 self._epochs_announced -= 1
-        # What Lightning has counted of an epoch that is over stays, since it ends that epoch by it.
+        # Lightning ends an epoch that is over by its counts.
         is_in_first_window = 0 < count.current.processed < self.args.gradient_accumulation_steps
-        is_at_its_beginning = is_in_first_window and not count.is_last_batch and place.epoch == self._epoch_of_lightning
-        if place.micro_batches or is_at_its_beginning or self.pl_trainer.fit_loop.restarted_on_epoch_start:
-            count.increment_by(place.micro_batches - count.current.processed)
+        is_at_its_beginning = (
+            is_in_first_window and not count.is_last_batch and position.epoch == self._epoch_of_lightning
+        )
+        if position.micro_batches or is_at_its_beginning or self.pl_trainer.fit_loop.restarted_on_epoch_start:
+            count.increment_by(position.micro_batches - count.current.processed)
 
     def _is_at_an_end_unknown_to_lightning(self) -> bool:
         fit_loop, count = self.pl_trainer.fit_loop, self._count
         if has_length(self.loader):
-            # With as many micro-batches in an epoch as then it finds out itself, unless `max_steps` makes it restart an
-            # epoch that its hooks have ended.
+            # With as many micro-batches in an epoch as then Lightning detects the end, unless `max_steps` makes it
+            # restart an epoch that its hooks have ended.
             is_as_long = count.current.ready == self._batches_to_read and not fit_loop.restarted_on_epoch_end
             is_known = is_as_long or fit_loop.restarted_on_epoch_start
             return fit_loop.epoch_loop.restarting and count.is_last_batch and not is_known
-        # It ends the epoch by its last batch, but for a checkpoint which it takes for one in the middle of it.
+        # Lightning ends the epoch by its last batch, except for a checkpoint that seems to be from within the epoch.
         return count.is_last_batch and (
             fit_loop.epoch_loop.restarted_on_train_batch_end or fit_loop.restarted_on_epoch_end
         )
@@ -306,19 +277,16 @@ class TrainingBatches:
 
     def __iter__(self) -> Iterator[Any]:
         if not has_length(self):
-            # It would do so to see where the data ends, which is known here.
+            # Lightning would prefetch to detect the end of the data.
             read_nothing_ahead(self.pl_trainer)
         return self._read()
 
     def _read(self) -> Iterator[Any]:
         if self._nothing_is_left:
             return
-        place = self._begin_to_read()
-        if place is not None and place.micro_batches >= self._batches_to_read:
+        position = self._begin_to_read()
+        if position is not None and position.micro_batches >= self._batches_to_read:
             return
-        if self._windows is not None:
-            # If an epoch was resumed, the one whose workers live on.
-            self.loader = self._windows.loader
         windows = self._windows = WindowLoader(
             self.loader,
             accumulation=1 if self.count_items is None else self.args.gradient_accumulation_steps,
@@ -329,10 +297,10 @@ class TrainingBatches:
         windows.progress = self.progress
         assert self._epoch is not None
         windows.start_epoch(self._epoch)
-        self._window_starts = {} if place is None else {place.micro_batches: place}
-        if place is not None:
-            restore = place.restore_random_states if place.micro_batches else lambda: None
-            windows.resume_at(ResumePoint(place.micro_batches, place.data, restore))
+        self._window_start = position
+        if position is not None:
+            is_within_epoch = position.micro_batches > 0
+            self.progress.resume_at(position, lambda: _restore_random_states(position) if is_within_epoch else None)
         for micro_batch in windows:
             if not has_length(self) and micro_batch.is_last_drawn and self.progress.data_has_ended:
                 end_epoch_with_this_batch(self.pl_trainer)
@@ -340,15 +308,15 @@ class TrainingBatches:
                 self.handed_out = {windows.micro_batches_seen - 1: replace(micro_batch, inputs=None)}
             yield micro_batch.inputs
 
-    def _begin_to_read(self) -> PlaceInData | None:
-        """Note which epoch is read, and return the place where it goes on."""
-        place, self._place = self._place_to_resume() or self._place_that_lightning_counts(), None
-        self._epoch = self._next_epoch if place is None else place.epoch
+    def _begin_to_read(self) -> DataPosition | None:
+        """Set the epoch that is read, and return the position at which it continues."""
+        position, self._position = self._position_to_resume() or self._position_counted_by_lightning(), None
+        self._epoch = self._next_epoch if position is None else position.epoch
         self._epochs_begun = max(self._epochs_announced, self._epochs_begun + 1)
-        return place
+        return position
 
-    def _place_that_lightning_counts(self) -> PlaceInData | None:
-        """The place of a checkpoint that holds none, as if its data came from another loader."""
+    def _position_counted_by_lightning(self) -> DataPosition | None:
+        """Return the position of a checkpoint without one, as of data from another loader."""
         behind = self._count.current.ready
         if self._epoch is not None or not behind:
             return None
@@ -357,51 +325,24 @@ class TrainingBatches:
             behind,
             self._next_epoch,
         )
-        return PlaceInData(self._next_epoch, behind, self.sizes)
+        return DataPosition(self._next_epoch, behind, sizes=self.sizes)
 
     def _draw_window(self, batches: Iterator[Any], number: int) -> tuple[list[Any], Any]:
         windows = self._windows
         assert windows is not None and self._epoch is not None
         accumulation, behind = self.args.gradient_accumulation_steps, windows.micro_batches_seen
-        begins = behind % accumulation == 0 and self.progress.point is None
-        # In the first window of a resumed epoch it is the place of the checkpoint.
+        begins = behind % accumulation == 0 and self.progress.position is None
+        # The first window of a resumed epoch begins at the position of the checkpoint.
         if begins and accumulation > 1:
-            start = self._place_in_epoch(behind) if behind else self._place_between_epochs(self._epoch)
-            self._window_starts = {behind: start}
+            self._window_start = self._make_position(self._epoch, behind, epoch_is_over=behind == 0)
         window = list(itertools.islice(batches, number))
         return window, None if self.count_items is None or not window else self.count_items(window)
-
-
-class _AnnouncedEpochs:
-    """What Lightning takes for the order of samples, and calls before each epoch.
-
-    Parameters:
-        batches: whose `announce_epoch` is called.
-    """
-
-    def __init__(self, batches: TrainingBatches):
-        self._batches = batches
-
-    @property
-    def sampler(self) -> _AnnouncedEpochs:
-        """Where Lightning looks for `set_epoch`."""
-        return self
-
-    @property
-    def batch_size(self) -> int:
-        """Samples in one batch of this process, which DeepSpeed asks for."""
-        return self._batches.args.train_batch_size
-
-    def set_epoch(self, epoch: int) -> None:
-        """An epoch comes next. Which one the data is at is counted where it is read."""
-        self._batches.announce_epoch()
 
 
 class EvaluationBatches:
     """The batches of a validation, a test or a prediction; each iteration reads a new loader, as the Trainer's do.
 
-    Parameters:
-        make_loader: makes a loader; one whose workers live on is read again.
+    Only a loader with persistent workers is read again.
     """
 
     def __init__(self, make_loader: Callable[[], LookaheadLoader]):
@@ -409,11 +350,16 @@ class EvaluationBatches:
         self.loader = make_loader()
         self._is_unread = True
 
+    @property
+    def batch_sampler(self) -> Any:
+        """The batch sampler, from which Lightning reads the indices of predicted samples."""
+        return self.loader.batch_sampler
+
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        # Lightning asks for an iterator more often than it reads one.
+        # Lightning makes iterators that it does not read.
         if not self._is_unread and not self.loader.persistent_workers:
             self.loader = self._make_loader()
         self._is_unread = False

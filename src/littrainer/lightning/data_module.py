@@ -23,17 +23,19 @@ from littrainer.data.columns import (
     without_extra_columns,
 )
 from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
+from littrainer.data.resume.position import DataPosition
 from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
 from littrainer.data.stream_end import check_equal_lengths
-from littrainer.distributed.agreement import are_several, from_each
+from littrainer.distributed.collectives import all_gather_object, is_distributed
+from littrainer.engine.lightning_internals import SeenBatches
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.lightning.arguments import ArgumentsUnderLightning, arguments_from
 from littrainer.lightning.batches import (
+    SAVED_FIELDS,
     CountItems,
     EvaluationBatches,
-    PlaceInData,
     TrainingBatches,
-    places_in,
+    read_positions,
 )
 from littrainer.model.facts import facts_about
 from littrainer.training.checks import check_is_dataset, check_not_empty
@@ -41,7 +43,7 @@ from littrainer.training.plan import why_empty
 
 logger = logging.getLogger(__name__)
 
-# Dataset -> the method into which a loader for it belongs.
+# Dataset -> the method that returns its loader.
 LOADERS = {
     "train_dataset": "train_dataloader",
     "eval_dataset": "val_dataloader",
@@ -100,10 +102,10 @@ class TrainerDataModule(pl.LightningDataModule):
         self.model = model
         self.windows = windows
         self._training_batches: TrainingBatches | None = None
-        # Of a checkpoint, until reading begins.
+        # The state of a checkpoint, until reading begins.
         self._loaded_state: dict[str, Any] | None = None
         self._says_that_columns_stay = True
-        # By what the data is for, the loaders that were made last and what their batches do without.
+        # By description of the data, the last loader and the columns that its batches lack.
         self._loaders: dict[str, LookaheadLoader] = {}
         self._dropped_columns: dict[str, DroppedColumns] = {}
 
@@ -129,15 +131,16 @@ class TrainerDataModule(pl.LightningDataModule):
         """
         for name, method in LOADERS.items():
             given = getattr(self, name)
-            named = {f"{name} {key!r}": one for key, one in given.items()} if isinstance(given, dict) else {name: given}
-            for description, dataset in () if given is None else named.items():
+            named = given if isinstance(given, dict) else {} if given is None else {None: given}
+            for key, dataset in named.items():
+                description = name if key is None else f"{name} {key!r}"
                 check_is_dataset(dataset, description, method)
                 check_not_empty(dataset, description)
         vars(self).pop("val_dataloader", None)
         if stage == TrainerFn.FITTING:
             self._training_batches = None
-            # A fit that failed before it read anything has left the place of its checkpoint; Lightning loads that of
-            # this fit after `setup`.
+            # A fit that failed before it read anything has left its state; Lightning loads that of this fit after
+            # `setup`.
             self._loaded_state = None
             if self.eval_dataset is None and type(self).val_dataloader is TrainerDataModule.val_dataloader:
 
@@ -145,7 +148,7 @@ class TrainerDataModule(pl.LightningDataModule):
                 def no_loaders() -> list[Any]:
                     return []
 
-                # Lightning does not validate if the method wraps its own; its batch-size finder calls it even so.
+                # Lightning does not validate if the method wraps its own, which its batch-size finder calls anyway.
                 vars(self)["val_dataloader"] = no_loaders
 
     def _dataset(self, name: str, what_for: str) -> Any:
@@ -173,7 +176,7 @@ class TrainerDataModule(pl.LightningDataModule):
         if self.trainer is None:
             return loader
         self._training_batches = TrainingBatches(
-            loader, args, self.trainer, count_items=self._counting_items(), take_place=self._take_place
+            loader, args, self.trainer, count_items=self._counting_items(), take_position=self._take_position
         )
         return self._training_batches
 
@@ -192,7 +195,7 @@ class TrainerDataModule(pl.LightningDataModule):
 
     def _evaluation_batches(self, dataset: Any, description: str) -> Any:
         if isinstance(dataset, dict):
-            return {name: self._evaluation_batches(one, description) for name, one in dataset.items()}
+            return {name: self._evaluation_batches(part, description) for name, part in dataset.items()}
         size = self._arguments().eval_batch_size
         batches = EvaluationBatches(
             functools.partial(self._loader, dataset, description, size, self._evaluation_sampler)
@@ -208,7 +211,7 @@ class TrainerDataModule(pl.LightningDataModule):
         sampler_of: Callable[[Any], Any],
         is_training: bool = False,
     ) -> LookaheadLoader:
-        dataset, collate = self._without_unused_columns(dataset, description)
+        dataset, collate = self._drop_unused_columns(dataset, description)
         has_order_of_its_own = isinstance(dataset, IterableDataset) or not has_length(dataset)
         loader = self._loaders[description] = build_loader(
             self._arguments(),
@@ -218,6 +221,9 @@ class TrainerDataModule(pl.LightningDataModule):
             sampler=None if has_order_of_its_own else sampler_of(dataset),
             is_training=is_training,
         )
+        # A batch that one process reads for others is split afterwards.
+        if not has_order_of_its_own and loader.dispatch is None and getattr(self.trainer, "predicting", False):
+            vars(loader)["batch_sampler"] = SeenBatches(loader.batch_sampler)  # type: ignore[arg-type]
         return loader
 
     def _train_sampler(self, dataset: Any) -> Any:
@@ -225,17 +231,17 @@ class TrainerDataModule(pl.LightningDataModule):
         if pl_trainer is not None and pl_trainer.overfit_batches:
             # The same few batches in each epoch.
             return SequentialSampler(dataset)
-        return train_sampler(self._arguments(), dataset, self._own_or_of_module("processing_class"))
+        return train_sampler(self._arguments(), dataset, self._find_setting("processing_class"))
 
     def _evaluation_sampler(self, dataset: Any) -> Any:
-        return evaluation_sampler(self._arguments(), dataset, self._own_or_of_module("processing_class"))
+        return evaluation_sampler(self._arguments(), dataset, self._find_setting("processing_class"))
 
-    def _without_unused_columns(self, dataset: Any, description: str) -> tuple[Any, Callable[[list[Any]], Any]]:
+    def _drop_unused_columns(self, dataset: Any, description: str) -> tuple[Any, Callable[[list[Any]], Any]]:
         args = self._arguments()
-        collate = self._own_or_of_module("data_collator")
+        collate = self._find_setting("data_collator")
         if collate is None:
-            collate = default_collator_for(self._own_or_of_module("processing_class"))
-        model = self._own_or_of_module("model") if args.remove_unused_columns else None
+            collate = default_collator_for(self._find_setting("processing_class"))
+        model = self._find_setting("model") if args.remove_unused_columns else None
         if model is None:
             if args.remove_unused_columns and self._says_that_columns_stay:
                 self._says_that_columns_stay = False
@@ -264,11 +270,11 @@ class TrainerDataModule(pl.LightningDataModule):
         Parameters:
             exception: keeps its type and its arguments.
         """
-        model = self._own_or_of_module("model")
+        model = self._find_setting("model")
         explain_missing_columns(exception, self._dropped_columns.values(), self._loaders.values(), model)
 
     def _counting_items(self) -> CountItems | None:
-        count = self._of_module("items_in_window")
+        count = self._get_of_module("items_in_window")
         if self.windows and not callable(count):
             raise ValueError(
                 f"windows=True counts the items of each optimizer step, and "
@@ -277,22 +283,22 @@ class TrainerDataModule(pl.LightningDataModule):
             )
         return None if self.windows is False or not callable(count) else count
 
-    # ---- What is not given is the LightningModule's ------------------------------------------------------------------
+    # ---- Defaults of the LightningModule -----------------------------------------------------------------------------
 
     @property
     def _lightning_module(self) -> Any:
         return None if self.trainer is None else self.trainer.lightning_module
 
-    def _of_module(self, name: str) -> Any:
+    def _get_of_module(self, name: str) -> Any:
         return getattr(self._lightning_module, name, None)
 
-    def _own_or_of_module(self, name: str) -> Any:
+    def _find_setting(self, name: str) -> Any:
         own = getattr(self, name)
-        return self._of_module(name) if own is None else own
+        return self._get_of_module(name) if own is None else own
 
     def _settled_arguments(self) -> TrainingArguments:
         if self.args is None:
-            of_module = self._of_module("args")
+            of_module = self._get_of_module("args")
             if isinstance(of_module, TrainingArguments):
                 return of_module
             self.args = arguments_from(None)
@@ -305,34 +311,30 @@ class TrainerDataModule(pl.LightningDataModule):
     # ---- Checkpoints -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where reading and the random generators stand in all processes, which call this together.
-
-        It is empty before a training begins.
-        """
+        """Return the positions of all processes, which call this together; empty before a training."""
         if self._training_batches is None:
             return self._loaded_state or {}
-        place = self._training_batches.place()
-        places = from_each(place) if are_several() else [place]
-        return {"version": DATA_VERSION, "processes": [dict(vars(one)) for one in places]}
+        saved = self._training_batches.position().to_saved(*SAVED_FIELDS)
+        return {"version": DATA_VERSION, "processes": all_gather_object(saved) if is_distributed() else [saved]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the place in the data from a checkpoint, for the `fit` that is about to begin.
+        """Load the positions of a checkpoint, for the `fit` that is about to begin.
 
         Parameters:
-            state_dict: what `state_dict` has returned.
+            state_dict: the result of `state_dict`.
 
         Raises:
             ValueError: the state is none of a TrainerDataModule, or of another version.
         """
-        # An evaluation of a checkpoint is handed the state too, and goes on with nothing.
+        # An evaluation of a checkpoint loads the state too, and resumes nothing.
         if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:
-            places_in(state_dict)
+            read_positions(state_dict)
             self._loaded_state = state_dict
 
-    def _take_place(self) -> PlaceInData | None:
+    def _take_position(self) -> DataPosition | None:
         state, self._loaded_state = self._loaded_state, None
         if state is None:
             return None
-        places, rank = places_in(state), 0 if self.trainer is None else self.trainer.global_rank
-        # One that was not there then reads where the first one did.
-        return places[rank] if rank < len(places) else replace(places[0], data=None, random=None)
+        positions, rank = read_positions(state), 0 if self.trainer is None else self.trainer.global_rank
+        # A further process continues where the first process does.
+        return positions[rank] if rank < len(positions) else replace(positions[0], data=None, random=None)

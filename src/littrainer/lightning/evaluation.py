@@ -15,12 +15,12 @@ from littrainer.arguments.choices import SaveStrategy
 from littrainer.data.loaders import LookaheadLoader, first_dimension, whole_dataset
 from littrainer.data.sharding import length_of
 from littrainer.data.stream_end import check_equal_lengths
-from littrainer.distributed.collectives import gathered, padded_to_longest, process_count
-from littrainer.errors.nested_values import PADDING
+from littrainer.distributed.collectives import gather_across_processes
+from littrainer.engine.lightning_internals import logging_for_loader
 from littrainer.evaluation.loop import BatchOutputs, CollectedOutputs, main_inputs
 from littrainer.evaluation.streaming import StreamingMetrics, facts_of_task
 from littrainer.lightning.arguments import ArgumentsUnderLightning
-from littrainer.lightning.windows import model_inputs
+from littrainer.lightning.preparation import model_inputs
 
 VALIDATION, TEST = "val", "test"
 # What metric functions written for a Trainer may have put in front of a name.
@@ -78,11 +78,12 @@ class Evaluations:
     def __init__(self, streaming: StreamingMetrics | None):
         self._streaming = streaming
         self._round: tuple[int, EvaluationRound] | None = None
-        self._waiting: dict[str, Any] = {}
+        # The place of each loader that had a batch, and its metrics.
+        self._waiting: list[tuple[int, dict[str, Any]]] = []
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the module does not go on with the current evaluation.
-        return {"_streaming": self._streaming, "_round": None, "_waiting": {}}
+        return {"_streaming": self._streaming, "_round": None, "_waiting": []}
 
     def begin(self, pl_trainer: Any, stage: str) -> None:
         """No batch has been seen yet; all processes call this.
@@ -90,7 +91,7 @@ class Evaluations:
         Raises:
             UnequalData: the processes have differently many batches, and would wait for each other for ever.
         """
-        self._round, self._waiting = None, {}
+        self._round, self._waiting = None, []
         if stage == TEST:
             counts = pl_trainer.num_test_batches
         else:
@@ -118,16 +119,18 @@ class Evaluations:
     def end(self, module: Any) -> None:
         """The last batch has been seen: log loss and metrics."""
         self._finish_round()
-        numbers, self._waiting = numbers_in(self._waiting), {}
+        waiting, self._waiting = self._waiting, []
         # All processes have the same; Lightning would warn if it did not average them.
-        is_shared = module.trainer.world_size > 1
-        module.log_dict(numbers, prog_bar=True, add_dataloader_idx=False, sync_dist=is_shared, batch_size=1)
+        keywords = {"prog_bar": True, "add_dataloader_idx": False, "sync_dist": module.trainer.world_size > 1}
+        for place, (index, metrics) in enumerate(waiting):
+            with logging_for_loader(module.trainer, index, place - len(waiting)):
+                module.log_dict(numbers_in(metrics), batch_size=1, **keywords)
 
     def _finish_round(self) -> None:
         if self._round is not None:
-            (_, finished), self._round = self._round, None
-            for name, value in finished.finish().items():
-                self._waiting[with_prefix(finished.prefix, name) + finished.suffix] = value
+            (index, finished), self._round = self._round, None
+            named = {with_prefix(finished.prefix, name): value for name, value in finished.finish().items()}
+            self._waiting.append((index, {name + finished.suffix: value for name, value in named.items()}))
 
 
 class EvaluationRound(CollectedOutputs):
@@ -146,78 +149,52 @@ class EvaluationRound(CollectedOutputs):
         # That of a TrainerDataModule knows which rows of a last batch only fill it up.
         loader = getattr(loader, "loader", loader)
         self.loader = loader if isinstance(loader, LookaheadLoader) else None
-        settings = module.loss_settings
-        self._gather: Callable[[Any], Any] = partial(gathered, copies=settings.tensor_parallel_size)
-        args = ArgumentsUnderLightning(module.args, module.trainer)
-        rows = length_of(whole_dataset(loader))
-        super().__init__(args, rows, streaming, settings.shifts_labels, self._gather)
-        if streaming is not None:
-            # Asked for with the first batch, since its forward pass may set the problem type.
-            streaming.begin(
-                module.device,
-                lambda: facts_of_task(
-                    module.model,
-                    settings.shifts_labels,
-                    keeps_scores=module.preprocess_logits_for_metrics is None and not module.has_own_prediction_outputs,
-                    generates=module.generates,
-                ),
-            )
-
-    def add(self, inputs: dict[str, Any], loss: Any, predictions: Any, labels: Any) -> None:
-        """Take in what this process has for a batch."""
-        loader, size = self.loader, first_dimension(inputs) or 1
-        rows = loader.samples_in_last_batch() if loader is not None and loader.end_of_dataloader else None
-        losses = None if loss is None else loss.detach().reshape(1)
-        if losses is not None:
-            if self.exact_loss is not None:
-                self.exact_loss.add(loss, self.exact_loss.weight_of(inputs))
-            # A batch's mean loss stands once for each of its samples, that of a short last batch of a TrainerDataModule
-            # for those of a full one, which is cut off.
-            full = None if loader is None else loader.batch_size
-            repeated = BatchOutputs(losses.repeat(size if full is None else full))
-            self.collect(self._everywhere(repeated, rows))
-        needs_predictions = self.module.compute_metrics is not None and not self.args.prediction_loss_only
-        if needs_predictions and predictions is not None:
-            found = main_inputs(self.module.model, self.args.include_for_metrics, inputs)
-            labels, predictions = self._padded(labels), self._padded(predictions)
-            if self.module.preprocess_logits_for_metrics is not None:
-                predictions = self.module.preprocess_logits_for_metrics(predictions, labels)
-            repeated_loss = None if losses is None else losses.repeat(size)
-            own = BatchOutputs(repeated_loss, predictions, labels, self._padded(found))
-            if self.streaming is not None:
-                self.update_streaming(self._place(), own, rows)
-            else:
-                # Losses are kept already.
-                self.collect(self._everywhere(own._replace(losses=None), rows))
-        self.batches_done += 1
-        self.move_to_host_if_due()
-
-    def finish(self) -> dict[str, Any]:
-        """The loss and the metrics of all batches, by their names without prefix; the same in all processes."""
-        _, metrics, mean = self.results(self._place())
-        if self.streaming is not None:
-            # Some keep all predictions of an evaluation, on the device.
-            self.streaming.reset()
-        return metrics if mean is None else {**metrics, "loss": mean}
-
-    def _everywhere(self, own: BatchOutputs, rows: int | None) -> BatchOutputs:
-        # Without rows that only fill a batch up.
-        found = BatchOutputs(*(None if value is None else self._gather(value) for value in own))
-        return found if rows is None else found.first_rows(rows)
-
-    def _place(self) -> Any:
-        """Where metrics are computed, for their errors: an `evaluation.metrics.MetricPlace`."""
-        trainer = self.module.trainer
-        return SimpleNamespace(
-            compute_metrics=self.module.compute_metrics,
+        settings, trainer = module.loss_settings, module.trainer
+        self._gather: Callable[[Any], Any] = partial(gather_across_processes, copies=settings.tensor_parallel_size)
+        place: Any = SimpleNamespace(
+            compute_metrics=module.compute_metrics,
+            preprocess_logits_for_metrics=module.preprocess_logits_for_metrics,
             is_in_train=trainer.state.fn == "fit",
             # Lightning's checkpoints hold no metrics as JSON.
             args=SimpleNamespace(save_strategy=SaveStrategy.NO),
             state=SimpleNamespace(global_step=trainer.global_step, max_steps=trainer.max_steps),
         )
+        args = ArgumentsUnderLightning(module.args, trainer)
+        rows = length_of(whole_dataset(loader))
+        super().__init__(place, args, rows, streaming, settings.shifts_labels, self._gather)
+        if streaming is not None:
+            keeps_scores = module.preprocess_logits_for_metrics is None and not module.has_own_prediction_outputs
+            # Asked for with the first batch, since its forward pass may set the problem type.
+            streaming.begin(
+                module.device,
+                lambda: facts_of_task(module.model, settings.shifts_labels, keeps_scores, module.generates),
+            )
 
-    @staticmethod
-    def _padded(value: Any) -> Any:
-        if value is None or process_count() == 1:
-            return value
-        return padded_to_longest(value, dim=1, fill=PADDING)
+    def add(self, inputs: dict[str, Any], loss: Any, predictions: Any, labels: Any) -> None:
+        """Take in the outputs of a batch in this process."""
+        loader, samples = self.loader, first_dimension(inputs) or 1
+        rows = loader.samples_in_last_batch() if loader is not None and loader.end_of_dataloader else None
+        found = None
+        if self.module.compute_metrics is None or self.args.prediction_loss_only or predictions is None:
+            predictions = labels = None
+        else:
+            found = main_inputs(self.module.model, self.args.include_for_metrics, inputs)
+        # The loss of a short last batch of a TrainerDataModule stands for the samples of a full one, which is cut off.
+        full = None if loader is None else loader.batch_size
+        loss = None if loss is None else loss.detach().reshape(1)
+        own = self.outputs_of(inputs, full or samples, loss, self.weight_of(inputs), predictions, labels, found)
+        if self.streaming is not None:
+            self.update_streaming(own, rows)
+            own = BatchOutputs(losses=own.losses)
+        everywhere = BatchOutputs(*(None if value is None else self._gather(value) for value in own))
+        self.collect(everywhere if rows is None else everywhere.first_rows(rows))
+        self.batches_done += 1
+        self.move_to_host_if_due()
+
+    def finish(self) -> dict[str, Any]:
+        """The loss and the metrics of all batches, by their names without prefix; the same in all processes."""
+        _, metrics, mean = self.results()
+        if self.streaming is not None:
+            # Some keep all predictions of an evaluation, on the device.
+            self.streaming.reset()
+        return metrics if mean is None else {**metrics, "loss": mean}

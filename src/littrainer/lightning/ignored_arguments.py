@@ -1,4 +1,4 @@
-"""Which training arguments a module acts on, and what a lightning.Trainer is given instead of the others."""
+"""The training arguments that a module acts on, and the keywords of lightning.Trainer in place of the others."""
 
 from __future__ import annotations
 
@@ -8,39 +8,18 @@ from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import WarningCache, rank_zero_warn
 
+from littrainer.arguments.specifications import SPECS, Place
+from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.lightning.arguments import changed_arguments
 
-ACTED_ON = frozenset(
-    (
-        *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio"),
-        *("optim", "optim_args", "optim_target_modules", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
-        *("average_tokens_across_devices", "loss_normalization", "label_smoothing_factor", "label_names"),
-        *("activation_checkpointing", "activation_checkpointing_kwargs"),
-        *("gradient_checkpointing", "gradient_checkpointing_kwargs"),
-        *("use_liger_kernel", "liger_kernel_config", "use_cache", "neftune_noise_alpha"),
-        *("logging_nan_inf_filter", "prediction_loss_only", "eval_do_concat_batches", "eval_accumulation_steps"),
-        *("include_for_metrics", "metric_for_best_model", "eval_loss_weighting"),
-        *("predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config"),
-    )
-)
-# Acted on by `TrainerDataModule`.
-ABOUT_DATA = frozenset(
-    (
-        *("per_device_train_batch_size", "per_device_eval_batch_size", "accelerator_config", "seed", "data_seed"),
-        *("dataloader_drop_last", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers"),
-        *("dataloader_prefetch_factor", "dataloader_multiprocessing_context", "dataloader_in_order"),
-        *("remove_unused_columns", "train_sampling_strategy", "length_column_name", "sortish_sampler"),
-        *("group_by_length", "ignore_data_skip"),
-    )
-)
-
-NOTED = WarningCache()  # What this process has been warned of once.
+# Warnings that this process has issued.
+NOTED = WarningCache()
 
 CHECKPOINTS = "callbacks=[ModelCheckpoint(...)]"
 LOGGERS = "logger=..."
 LOG_LEVEL = "logging.getLogger('lightning.pytorch').setLevel"
 STRATEGY = 'strategy="ddp", or an object such as DDPStrategy(...)'
-# By itself it computes each layer in all devices of a machine together.
+# The default sizes compute each layer on all devices of a machine together.
 SHARDING = "strategy=ModelParallelStrategy(data_parallel_size=N, tensor_parallel_size=1)"
 HUB = "export_pretrained(), and huggingface_hub"
 
@@ -115,18 +94,31 @@ LEFT_TO_LIGHTNING: dict[str, str] = {
 }
 
 
-def _saves_as_asked(args: Any, pl_trainer: Any) -> bool:
+# Acted on by `TrainerDataModule`.
+ABOUT_DATA = frozenset(
+    name
+    for name, spec in SPECS.items()
+    if spec.place in (Place.LOADER, Place.SAMPLER) or name in ("seed", "remove_unused_columns")
+) - set(LEFT_TO_LIGHTNING)
+# Acted on by `TransformersModule`; scripts read the others.
+ACTED_ON = frozenset(name for name, spec in SPECS.items() if spec.place != Place.SCRIPT and name != "output_dir") - {
+    *ABOUT_DATA,
+    *LEFT_TO_LIGHTNING,
+}
+
+
+def _saves_as_asked(args: TrainingArguments, pl_trainer: Any) -> bool:
     return (args.save_strategy != "no") is bool(pl_trainer.checkpoint_callbacks)
 
 
-def _watches_as_asked(args: Any, pl_trainer: Any) -> bool:
-    # The mode follows from other arguments if nobody sets it.
+def _monitors_as_asked(args: TrainingArguments, pl_trainer: Any) -> bool:
+    # The mode follows from other arguments unless it is set.
     mode = "max" if args.greater_is_better else "min"
-    modes = [one.mode for one in pl_trainer.checkpoint_callbacks if getattr(one, "monitor", None)]
+    modes = [saver.mode for saver in pl_trainer.checkpoint_callbacks if getattr(saver, "monitor", None)]
     return not args.load_best_model_at_end or mode in modes
 
 
-# Argument -> whether a lightning.Trainer does what the arguments ask for; others cannot be read from it.
+# Argument -> whether a lightning.Trainer does what the arguments say; of others this cannot be read from it.
 AGREES: dict[str, Callable[[Any, Any], bool]] = {
     "num_train_epochs": lambda args, run: args.max_steps > 0 or run.max_epochs == math.ceil(args.num_train_epochs),
     "max_steps": lambda args, run: run.max_steps == args.max_steps,
@@ -151,9 +143,9 @@ AGREES: dict[str, Callable[[Any, Any], bool]] = {
         ("save_strategy", "save_steps", "save_total_limit", "restore_callback_states_from_checkpoint"), _saves_as_asked
     ),
     "save_only_model": lambda args, run: any(
-        getattr(one, "save_weights_only", False) for one in run.checkpoint_callbacks
+        getattr(saver, "save_weights_only", False) for saver in run.checkpoint_callbacks
     ),
-    "greater_is_better": _watches_as_asked,
+    "greater_is_better": _monitors_as_asked,
     **dict.fromkeys(
         ("fsdp", "fsdp_config"),
         lambda args, run: type(run.strategy).__name__ in ("ModelParallelStrategy", "FSDPStrategy"),
@@ -161,25 +153,21 @@ AGREES: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def warn_of_ignored_arguments(args: Any, pl_trainer: Any) -> None:
-    """Warn, once for a run, of arguments that ask for something and that neither module nor data module act on.
-
-    Parameters:
-        args: the module's arguments.
-        pl_trainer: the lightning.Trainer, which decides about most of them.
-    """
+def warn_of_ignored_arguments(args: TrainingArguments, pl_trainer: Any) -> None:
+    """Warn, once for a run of a lightning.Trainer, of arguments that neither module nor data module act on."""
     ignored: list[str] = []
     given = getattr(args, "given_names", None)
     for name, value in changed_arguments(args).items():
         if given is not None and name not in given:
-            continue  # It follows from another one.
+            # The value follows from another argument.
+            continue
         if name in ABOUT_DATA and not hasattr(pl_trainer.datamodule, "args"):
             ignored.append(f"{name}={value!r} (the loader's; TrainerDataModule acts on it)")
         elif name in LEFT_TO_LIGHTNING and not (name in AGREES and AGREES[name](args, pl_trainer)):
             ignored.append(f"{name}={value!r} (instead: {LEFT_TO_LIGHTNING[name]})")
     clips_itself = pl_trainer.strategy.handles_gradient_accumulation
-    asks = args.max_grad_norm > 0 and (clips_itself or "max_grad_norm" not in (given or ()))
-    if pl_trainer.gradient_clip_val is None and asks:
+    is_default = "max_grad_norm" not in (given or ())
+    if pl_trainer.gradient_clip_val is None and args.max_grad_norm > 0 and (clips_itself or is_default):
         (NOTED.warn if clips_itself else NOTED.info)(
             f"lightning.Trainer has no gradient_clip_val: gradients are {'not ' if clips_itself else ''}clipped to "
             f"max_grad_norm={args.max_grad_norm!r}. Set gradient_clip_val, or max_grad_norm in args (0 clips nothing)."

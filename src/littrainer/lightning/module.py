@@ -15,38 +15,46 @@ from typing_extensions import Self
 
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.checkpoint.lightning_format import MARK
-from littrainer.checkpoint.weights import COMPILED_PART, fitted
-from littrainer.distributed.collectives import process_rank
+from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
+from littrainer.checkpoint.weights import COMPILED_PART, fitted, separate_elements
+from littrainer.data.windows import MicroBatch
+from littrainer.distributed.collectives import get_rank
 from littrainer.engine.lightning_internals import upcoming_batches
 from littrainer.engine.module import StepsAfterBackward
 from littrainer.evaluation import generation
 from littrainer.evaluation.prediction import has_loss_in, is_loss_to_be_had, labels_in, logits_in, outputs_to_ignore
 from littrainer.evaluation.streaming import streaming_metrics
-from littrainer.lightning import preparation
 from littrainer.lightning.arguments import arguments_from
-from littrainer.lightning.evaluation import TEST, VALIDATION, Evaluations, is_watched
+from littrainer.lightning.evaluation import TEST, VALIDATION, Evaluations, is_watched, with_prefix
 from littrainer.lightning.ignored_arguments import warn_of_ignored_arguments
 from littrainer.lightning.model_source import (
+    call_model_factory,
+    checkpoint_metadata,
     export_model,
-    hyper_parameters_of,
-    made_at_once,
-    made_by,
-    mark_of,
-    model_kept_in,
-    module_from_folder,
+    init_kwargs_of_path,
+    resolve_model,
     shown_hyper_parameters,
+)
+from littrainer.lightning.preparation import (
+    ModuleLossSettings,
+    make_schedule,
+    model_inputs,
+    put_into_training_mode,
+    split_model,
     steps_of_training,
 )
-from littrainer.lightning.windows import (
-    ModuleLossSettings,
-    Window,
-    loss_settings_of,
-    model_inputs,
-    window_of,
-)
+from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
 from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
+from littrainer.optim.schedules import is_metric_driven
+from littrainer.optim.stepping import clip_by_norm, step_repeating, updates_during_backward
 from littrainer.training import loss as losses
 from littrainer.training.loss_normalization import EXACT, find_loss_head
+from littrainer.training.model_preparation import (
+    align_special_tokens,
+    apply_liger_kernels,
+    enable_activation_checkpointing,
+    noisy_embeddings,
+)
 
 
 class TransformersModule(StepsAfterBackward):
@@ -76,7 +84,8 @@ class TransformersModule(StepsAfterBackward):
 
     def __init__(
         self,
-        model: nn.Module | str | Callable[..., nn.Module] | Mapping[str, Any] | None = None,
+        # LightningCLI takes the first kind that fits: text, for the dotted name of a function, is the last of these.
+        model: nn.Module | Callable[..., Any] | str | Mapping[str, Any] | None = None,
         args: dict[str, Any] | TrainingArguments | None = None,
         *,
         model_class: Any = None,
@@ -101,21 +110,23 @@ class TransformersModule(StepsAfterBackward):
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         self.generation_kwargs = dict(generation_kwargs or {})
         self._source_name = model if isinstance(model, str) else None
-        self._model_init: Any = None
+        self._model_factory: Any = None
         self._loss_settings: ModuleLossSettings | None = None
         self._tensor_parallel_size = 1
-        self._window: Window | None = None
+        # The first micro-batch of the current optimizer step, and the loss of its micro-batches so far.
+        self._window: MicroBatch | None = None
+        self._window_loss: Any = 0.0
         self._has_divided_the_loss = False
         self.evaluations = Evaluations(streaming_metrics(compute_metrics))
         self._preparations = ExitStack()
         self._step_was_skipped = False
         self.model: Any = None
-        made = made_at_once(model, model_class)
-        if made is None:
-            self._model_init = model
+        resolved = resolve_model(model, model_class)
+        if resolved is None:
+            self._model_factory = model
             self._keep_hyper_parameters()
         else:
-            self._adopt(made)
+            self._adopt(resolved)
 
     def _adopt(self, model: nn.Module) -> None:
         self.model = model
@@ -123,11 +134,7 @@ class TransformersModule(StepsAfterBackward):
         config: Any = getattr(model, "config", None)
         if config is not None:
             config.use_cache = self.args.use_cache
-        wanted = getattr(self.args, "generation_config", None)
-        if wanted is not None:
-            self.model.generation_config = generation.load_config(wanted)
-        if self.generates:
-            generation.check_that_it_can_generate(model)
+        generation.prepare(self.args, model, self.generates)
         self._keep_hyper_parameters()
 
     def _keep_hyper_parameters(self) -> None:
@@ -136,36 +143,34 @@ class TransformersModule(StepsAfterBackward):
     # ---- The model ---------------------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model, so that the module can stand in its place in your own loop."""
+        """Call the model, so that the module can be used in its place in your own loop."""
         return self.model(*args, **kwargs)
 
     def configure_model(self) -> None:
-        """Make the model, if a function does, and let a ModelParallelStrategy split it; each once.
+        """Make the model, if a function does, and let a ModelParallelStrategy shard it; each once.
 
         Raises:
             TypeError: `configure_callbacks` has left `RunHooks` out, without which a run would go wrong.
         """
         if self.model is None:
-            self._adopt(made_by(self._model_init))
+            self._adopt(call_model_factory(self._model_factory))
         pl_trainer = self.attached_trainer()
-        if pl_trainer is not None and not are_called_by(pl_trainer):
+        if pl_trainer is not None and not has_run_hooks(pl_trainer):
             raise TypeError(
                 f"{type(self).__name__}.configure_callbacks() leaves out the callback with which TransformersModule "
                 "prepares the model and computes metrics: let it return [*super().configure_callbacks(), ...]."
             )
-        strategy = getattr(pl_trainer, "strategy", None)
-        self._tensor_parallel_size = preparation.split_model(self.model, strategy, self.args)
+        self._tensor_parallel_size = split_model(self.model, getattr(pl_trainer, "strategy", None), self.args)
         self._loss_settings = None
 
     @property
     def loss_settings(self) -> ModuleLossSettings:
-        """What the loss depends on, as it is read from the model, the arguments and the lightning.Trainer."""
+        """The loss settings of the model, the arguments and the lightning.Trainer."""
         if self._loss_settings is None:
-            self._loss_settings = loss_settings_of(self.model, self.args, self.compute_loss_func)
-        settings = self._loss_settings
-        settings.args.world_size = getattr(self.attached_trainer(), "world_size", 1)
-        settings.tensor_parallel_size = self._tensor_parallel_size
-        return settings
+            size = self._tensor_parallel_size
+            self._loss_settings = ModuleLossSettings(self.model, self.args, self.compute_loss_func, size)
+        self._loss_settings.args.world_size = getattr(self.attached_trainer(), "world_size", 1)
+        return self._loss_settings
 
     @property
     def learning_rate(self) -> float:
@@ -186,7 +191,7 @@ class TransformersModule(StepsAfterBackward):
     def rank(self) -> int:
         """Rank of this process among all processes."""
         pl_trainer = self.attached_trainer()
-        return process_rank() if pl_trainer is None else pl_trainer.global_rank
+        return get_rank() if pl_trainer is None else pl_trainer.global_rank
 
     @property
     def generates(self) -> bool:
@@ -199,7 +204,7 @@ class TransformersModule(StepsAfterBackward):
         return type(self).prediction_outputs is not TransformersModule.prediction_outputs
 
     def attached_trainer(self) -> pl.Trainer | None:
-        """The lightning.Trainer at work; None in your own loop, or Fabric's."""
+        """Return the lightning.Trainer that runs the module; None in your own loop, or Fabric's."""
         try:
             trainer = self.trainer
         except RuntimeError:
@@ -207,9 +212,8 @@ class TransformersModule(StepsAfterBackward):
         return trainer if isinstance(trainer, pl.Trainer) else None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Callbacks that average weights copy the module; what belongs to the current run stays behind.
-        state = super().__getstate__()
-        return {**state, "_preparations": ExitStack(), "_window": None}
+        # Callbacks that average weights copy the module, without what belongs to the current run.
+        return {**super().__getstate__(), "_preparations": ExitStack(), "_window": None}
 
     # ---- Hooks for subclasses ----------------------------------------------------------------------------------------
 
@@ -230,11 +234,11 @@ class TransformersModule(StepsAfterBackward):
         return losses.loss_and_outputs(self.loss_settings, self.model, inputs, num_items_in_window)
 
     def prediction_outputs(self, inputs: dict[str, Any], wants_loss: bool = True) -> tuple[Any, Any, Any]:
-        """Loss, predictions and labels of one batch of an evaluation; override to change what a prediction is.
+        """Return loss, predictions and labels of one batch of an evaluation; override to change what a prediction is.
 
         Parameters:
             inputs: the batch, on the module's device.
-            wants_loss: false in `predict`, which asks for nothing but predictions.
+            wants_loss: false in `predict`, which needs nothing but predictions.
 
         Returns:
             the three; None for what is missing. Predictions are logits, or generated tokens.
@@ -257,7 +261,8 @@ class TransformersModule(StepsAfterBackward):
 
     def _generated_outputs(self, inputs: dict[str, Any], gives_loss: bool) -> tuple[Any, Any, Any]:
         keywords = generation.keywords_of_a_call(self.args, self.generation_kwargs)
-        tokens = generation.generated_tokens(self.model, inputs, keywords, self.loss_settings.args.world_size)
+        size = self.loss_settings.args.world_size
+        tokens = generation.generated_tokens(self.model, inputs, keywords, size, self.processing_class)
         tokens, labels = generation.padded_alike(self.model, tokens, inputs.get("labels"), self._pad_tokens)
         value = self._loss_of(inputs, None)[0] if gives_loss else None
         return value, tokens, labels
@@ -266,42 +271,58 @@ class TransformersModule(StepsAfterBackward):
         return generation.padded(tokens, length, generation.padding_token(self.model, self.processing_class))
 
     def optimizer_groups(self) -> list[dict[str, Any]]:
-        """The optimizer's parameter groups: all parameters of the module, norms and biases without weight decay."""
+        """Return the parameter groups: all parameters of the module, norms and biases without weight decay."""
         return parameter_groups(self, decayed_parameter_names(self), self.args.weight_decay)
 
     # ---- Training ----------------------------------------------------------------------------------------------------
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """What the module does at the hooks of a run; a subclass adds its own callbacks to `super()`'s."""
-        if not are_called_by(self.trainer):
-            # Before all others, which look at what it logs.
+        """Add what the module does at the hooks of a run; a subclass adds its own callbacks to `super()`'s."""
+        if not has_run_hooks(self.trainer):
+            # Before all others, which read what it logs.
             self.trainer.callbacks.insert(0, RunHooks())  # type: ignore[attr-defined]
         return []
 
     def check_run(self, pl_trainer: pl.Trainer, stage: str) -> None:
         """Refuse what a training cannot do, and warn of arguments that the module does not act on."""
-        if stage == "fit":
-            preparation.check_accumulation(pl_trainer)
-            warn_of_ignored_arguments(self.args, pl_trainer)
+        if stage != "fit":
+            return
+        if getattr(self, "_compiler_ctx", None) is not None:
+            raise TypeError(
+                f"torch.compile({type(self).__name__}) would compile what Lightning logs too. Compile the model: "
+                "module.model.compile(), or module.model = torch.compile(module.model)."
+            )
+        accumulation, strategy = pl_trainer.accumulate_grad_batches, pl_trainer.strategy
+        if strategy.handles_gradient_accumulation and accumulation > 1:
+            raise ValueError(
+                f"accumulate_grad_batches={accumulation} with {type(strategy).__name__}, which divides each loss by "
+                "the number of micro-batches, and not by the label tokens of the window. Set "
+                "accumulate_grad_batches=1 and larger batches, use FSDP, or train with littrainer.Trainer and "
+                "deepspeed=."
+            )
+        warn_of_ignored_arguments(self.args, pl_trainer)
 
     def prepare_training(self) -> None:
-        """Prepare the model, and put it into training mode if `from_pretrained` has left it in evaluation mode."""
-        self._preparations.close()
-        self._preparations.enter_context(preparation.prepared_for_training(self))
+        """Prepare the model as the arguments say, in the order of a Trainer, and put it into training mode."""
+        self.undo_preparations()
+        apply_liger_kernels(self.model, self.args)
+        enable_activation_checkpointing(self.model, self.args)
+        align_special_tokens(self.model, self.processing_class)
+        self._preparations.enter_context(noisy_embeddings(self.model, self.args.neftune_noise_alpha))
         self._window = None
-        preparation.put_into_training_mode(self.model)
+        put_into_training_mode(self.model)
 
     def undo_preparations(self) -> None:
         """Undo what was done to the model for the length of the training."""
         self._preparations.close()
 
     def on_train_start(self) -> None:
-        """A trial begins, for which Lightning takes the callbacks away; else one of them has done this."""
-        if not are_called_by(self.trainer):
+        """Put the optimizers of a trial into training mode, for which Lightning has removed the callbacks."""
+        if not has_run_hooks(self.trainer):
             self.set_optimizer_modes("train")
 
     def set_optimizer_modes(self, mode: str) -> None:
-        """Put optimizers that have modes into one, "train" or "eval".
+        """Put optimizers that have modes into a mode, "train" or "eval".
 
         Schedule-free optimizers train other weights than they are evaluated with.
         """
@@ -326,27 +347,36 @@ class TransformersModule(StepsAfterBackward):
             return None
         return losses.items_in_window(settings, window, self.device)
 
+    def _open_window(self, inputs: dict[str, Any], batch_idx: int, accumulation: int) -> MicroBatch:
+        """Return the first micro-batch of an optimizer step, from a loader of windows or from a look ahead."""
+        pl_trainer = self.attached_trainer()
+        drawn = getattr(getattr(pl_trainer, "train_dataloader", None), "handed_out", {}).get(batch_idx)
+        if drawn is not None:
+            return drawn
+        # A training may resume in the middle of a window, whose remaining micro-batches then count for themselves.
+        others = accumulation - batch_idx % accumulation - 1
+        upcoming = [] if pl_trainer is None else upcoming_batches(pl_trainer, others)
+        has_names = all(isinstance(batch, Mapping) for batch in upcoming)
+        number = self.items_in_window([inputs, *upcoming]) if has_names else None
+        return MicroBatch(None, True, not upcoming, 1 + len(upcoming), number, 0.0)
+
     def training_step(self, batch: Any, batch_idx: int = 0) -> torch.Tensor:
         """Forward pass of a micro-batch; logs `train_loss` of the window with which the optimizer steps."""
         pl_trainer, settings, inputs = self.attached_trainer(), self.loss_settings, model_inputs(batch)
         accumulation = 1 if pl_trainer is None else pl_trainer.accumulate_grad_batches
-        steps = pl_trainer is None or (batch_idx + 1) % accumulation == 0 or pl_trainer.is_last_batch
-        known = getattr(getattr(pl_trainer, "train_dataloader", None), "handed_out", {}).get(batch_idx)
         window = self._window
         if window is None or batch_idx % accumulation == 0:
-            # A training may resume in the middle of a window, whose remaining micro-batches then count for themselves.
-            others = accumulation - batch_idx % accumulation - 1
-            upcoming = upcoming_batches(pl_trainer, others) if pl_trainer is not None and known is None else []
-            window = self._window = window_of(self.items_in_window, inputs, known, upcoming)
-        number, settings.current_gradient_accumulation_steps = window.number, window.size
+            window = self._window = self._open_window(inputs, batch_idx, accumulation)
+            self._window_loss = 0.0
+        number, settings.current_gradient_accumulation_steps = window.num_items_in_window, window.window_size
         value, _ = self._loss_of(inputs, number)
         value = losses.normalised(settings, value, number)
-        window.loss = window.loss + value.detach()
-        # Whatever Lightning divides it by next.
+        self._window_loss = self._window_loss + value.detach()
+        # Lightning divides it next, by any number.
         self._has_divided_the_loss = True
-        if steps:
+        if pl_trainer is None or (batch_idx + 1) % accumulation == 0 or pl_trainer.is_last_batch:
             self._window = None
-            self._log_train_loss(window.loss)
+            self._log_train_loss(self._window_loss)
         return value
 
     def _loss_of(self, inputs: dict[str, Any], number: torch.Tensor | int | None) -> tuple[torch.Tensor, Any]:
@@ -358,18 +388,18 @@ class TransformersModule(StepsAfterBackward):
         if pl_trainer is None or not pl_trainer.training:
             return
         # Processes wait for each other if loggers or callbacks read it; in between, each bar shows its process's loss.
-        is_told = (pl_trainer.global_step + 1) % max(pl_trainer.log_every_n_steps, 1) == 0
-        is_told = is_told or is_watched("train_loss", pl_trainer.callbacks)
+        is_read = (pl_trainer.global_step + 1) % max(pl_trainer.log_every_n_steps, 1) == 0
+        is_read = is_read or is_watched("train_loss", pl_trainer.callbacks)
         # Lightning reads it from the device after each micro-batch if it is for a bar.
         shown = bool(getattr(pl_trainer.progress_bar_callback, "is_enabled", pl_trainer.progress_bar_callback))
-        self.log("train_loss", value, prog_bar=shown, on_step=True, on_epoch=False, sync_dist=is_told, batch_size=1)
+        self.log("train_loss", value, prog_bar=shown, on_step=True, on_epoch=False, sync_dist=is_read, batch_size=1)
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Run backward on the loss before Lightning has divided it, unless a subclass's `training_step` made it."""
         pl_trainer = self.attached_trainer() if self.automatic_optimization else None
         division = 1 if pl_trainer is None else pl_trainer.accumulate_grad_batches
         if division > 1 and self._has_divided_the_loss:
-            # The division's own backward pass divides this number again, by itself: exactly 1 is left.
+            # The backward pass of the division divides this number by itself: exactly 1 is left.
             kwargs["gradient"] = torch.full_like(loss, division)
         self._has_divided_the_loss = False
         super().backward(loss, *args, **kwargs)
@@ -377,15 +407,39 @@ class TransformersModule(StepsAfterBackward):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """Clip to the lightning.Trainer's `gradient_clip_val`, or if that is None to `max_grad_norm`."""
-        preparation.clip_gradients(self, optimizer, gradient_clip_val, gradient_clip_algorithm, self.args.max_grad_norm)
+        """Clip to the lightning.Trainer's `gradient_clip_val`, or if that is None to a 2-norm of `max_grad_norm`.
+
+        Lightning itself refuses to clip with a fused optimizer under mixed precision, the defaults of a Trainer.
+        """
+        bound = self.args.max_grad_norm if gradient_clip_val is None else gradient_clip_val
+        if bound <= 0:
+            return
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        # Lightning leaves it to a fused optimizer, which would do so in its step.
+        if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
+            scaler.unscale_(optimizer)
+        root: Any = self.trainer.strategy.model
+        if gradient_clip_val is not None and gradient_clip_algorithm == "value":
+            nn.utils.clip_grad_value_(self.parameters(), bound)
+        elif callable(getattr(root, "clip_grad_norm_", None)):
+            # FullyShardedDataParallel, whose parameters are parts of one long vector, sums over the processes.
+            root.clip_grad_norm_(bound)
+        else:
+            clip_by_norm(self.parameters(), bound)
 
     # ---- Optimizer and schedule --------------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> Any:
-        """Make the optimizer and the schedule that the arguments name; the schedule ends with the run."""
+        """Make the optimizer and the schedule that the arguments name; the schedule ends with the run.
+
+        A schedule that follows a metric steps once in an epoch, with that metric of the validation.
+        """
         optimizer, schedule = self.optimizer_and_schedule(steps_of_training(self.trainer))
-        return preparation.for_lightning(self, optimizer, schedule)
+        config = {"scheduler": schedule, "interval": "step"}
+        if is_metric_driven(schedule):
+            metric = with_prefix(VALIDATION, self.args.metric_for_best_model or "loss")
+            config.update(interval="epoch", monitor=metric, reduce_on_plateau=True)
+        return {"optimizer": optimizer, "lr_scheduler": config}
 
     def optimizer_and_schedule(self, num_training_steps: float | None = None) -> tuple[Any, Any]:
         """Make optimizer and schedule, for your own loop too.
@@ -397,18 +451,46 @@ class TransformersModule(StepsAfterBackward):
             the two; the schedule steps once for each optimizer step.
 
         Raises:
-            ValueError: the schedule needs to know the number of steps.
+            ValueError: the schedule needs to know the number of steps, or the optimizer has its own backward pass.
         """
-        optimizer = preparation.make_optimizer(self)
-        return optimizer, preparation.make_schedule(self, optimizer, num_training_steps)
+        optimizer, schedule = self.given_optimizers
+        if optimizer is None:
+            chosen = self.optimizer_cls_and_kwargs or optimizer_class_and_keywords(self.args, self.model)
+            optimizer = build_optimizer(self.model, self.optimizer_groups(), *chosen)
+            if updates_during_backward(optimizer):
+                raise ValueError(
+                    f"optim={self.args.optim!r} updates the weights in a backward pass that a lightning.Trainer "
+                    "does not call. Train with littrainer.Trainer, or choose another optim."
+                )
+        return optimizer, make_schedule(self.args, optimizer, num_training_steps) if schedule is None else schedule
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
     ) -> None:
         """Run forward, backward and step in one, as Lightning does; the step finds gradients in place."""
         scale = self._loss_scale()
+        if scale is not None and isinstance(getattr(optimizer, "optimizer", optimizer), torch.optim.LBFGS):
+            raise ValueError("LBFGS cannot train with precision='16-mixed': choose 'bf16-mixed', or another optimizer.")
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         self._step_was_skipped = scale is not None and self._loss_scale() < scale
+
+    def step_optimizer(self, optimizer: Any, closure: Callable[[], Any] | None = None, loss: Any = None) -> None:
+        """Step an optimizer whose gradients are there; it may run forward and backward again, but not accumulate."""
+        if closure is None:
+            optimizer.step()
+            return
+
+        def repeat() -> Any:
+            accumulation = self.trainer.accumulate_grad_batches
+            if accumulation > 1:
+                raise ValueError(
+                    "The optimizer repeats the backward pass within its step, and "
+                    f"accumulate_grad_batches={accumulation} would add the gradients up. Set accumulate_grad_batches=1 "
+                    "and larger batches, or choose another one."
+                )
+            return closure()
+
+        step_repeating(optimizer, loss, repeat)
 
     @property
     def step_was_skipped(self) -> bool:
@@ -438,7 +520,7 @@ class TransformersModule(StepsAfterBackward):
                 wrote.
             map_location: the device for the weights.
             hparams_file, strict: as in `LightningModule.load_from_checkpoint`.
-            weights_only: false loads any Python object, and may run any code that the file brings along.
+            weights_only: false loads any Python object, and may run any code of the file.
             kwargs: keywords of the module, which come before what the checkpoint says. A model that is none of
                 transformers' classes has to be given as `model=`.
 
@@ -448,13 +530,20 @@ class TransformersModule(StepsAfterBackward):
         Raises:
             ValueError: the folder is damaged, or the checkpoint does not say how its model is made.
         """
-        if isinstance(checkpoint_path, (str, os.PathLike)) and Path(checkpoint_path).is_dir():
-            module = module_from_folder(cls, Path(checkpoint_path), strict, kwargs)
-            return module if map_location is None else module.to(map_location)
-        # What a checkpoint runs when it is read is nobody's wish.
-        only = True if weights_only is None else weights_only
-        kwargs = {**model_kept_in(cls, checkpoint_path), **kwargs}
-        return super().load_from_checkpoint(checkpoint_path, map_location, hparams_file, strict, only, **kwargs)
+        kwargs = {**init_kwargs_of_path(checkpoint_path, cls), **kwargs}
+        if not isinstance(checkpoint_path, (str, os.PathLike)) or not Path(checkpoint_path).is_dir():
+            # Reading a checkpoint runs no code unless that is asked for.
+            only = True if weights_only is None else weights_only
+            return super().load_from_checkpoint(checkpoint_path, map_location, hparams_file, strict, only, **kwargs)
+        folder = Path(checkpoint_path)
+        if kwargs.get("model") is None and (folder / "config.json").is_file():
+            kwargs["model"] = resolve_model(folder, kwargs.get("model_class"))
+        module = cls(**kwargs)
+        if module.model is None:
+            module.configure_model()
+        checkpoint = TransformersCheckpointIO(module.model).load_checkpoint(folder)
+        module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading if strict is None else strict)
+        return module if map_location is None else module.to(map_location)
 
     def export_pretrained(self, directory: str | os.PathLike[str], max_shard_size: int | str | None = None) -> None:
         """Write the model, and the processing class, to a folder that `from_pretrained` loads; all processes call this.
@@ -467,10 +556,12 @@ class TransformersModule(StepsAfterBackward):
             ValueError: there is no model yet, or its weights cannot be gathered.
             OSError: the folder cannot be written.
         """
-        export_model(self, Path(directory), max_shard_size)
+        strategy = getattr(self.attached_trainer(), "strategy", None)
+        export_model(self.model, self.processing_class, Path(directory), max_shard_size, strategy, self.rank)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load weights, whether parts of the module are compiled, or were then, or not."""
+        separate_elements(self)
         return super().load_state_dict(fitted(self, state_dict)[0], strict, assign)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -478,30 +569,29 @@ class TransformersModule(StepsAfterBackward):
         self.mark_checkpoint(checkpoint)
 
     def mark_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Say in a checkpoint what wrote it, and how the model is made."""
-        own = hyper_parameters_of(self.model, self.args, self._source_name)
-        checkpoint[MARK] = mark_of(self.trainer, own)
+        """Note in a checkpoint what wrote it, and how the model is made."""
+        checkpoint[MARK] = checkpoint_metadata(self.model, self.args, self.trainer)
         # Under names that do not say which parts are compiled.
         weights = checkpoint["state_dict"].items()
         checkpoint["state_dict"] = {name.replace(f"{COMPILED_PART}.", ""): value for name, value in weights}
         shown = checkpoint.setdefault(self.CHECKPOINT_HYPER_PARAMS_KEY, {})
         if isinstance(shown.get("model"), nn.Module):
-            # A subclass that keeps its options has kept the model too, which nobody could load safely.
+            # A subclass that keeps its options has kept the model too, which could not be loaded safely.
             del shown["model"]
 
     # ---- Evaluation --------------------------------------------------------------------------------------------------
 
     def begin_evaluation(self, stage: str) -> None:
-        """Forget the evaluation before, and put optimizers that have modes into the one for it."""
+        """Forget the evaluation before, and put optimizers that have modes into evaluation mode."""
         self.evaluations.begin(self.trainer, stage)
         self.set_optimizer_modes("eval")
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
-        """One batch of a validation."""
+        """Evaluate a batch of a validation."""
         return self.evaluations.step(self, VALIDATION, batch, dataloader_idx)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
-        """One batch of a test."""
+        """Evaluate a batch of a test."""
         return self.evaluations.step(self, TEST, batch, dataloader_idx)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
@@ -515,10 +605,10 @@ class TransformersModule(StepsAfterBackward):
         return self.prediction_outputs(model_inputs(batch), wants_loss=False)[1]
 
 
-def _of_module(act: Callable[..., None]) -> Any:
-    """Make a hook of what is to be done with a TransformersModule; other modules are left alone."""
+def _module_hook(act: Callable[..., None]) -> Any:
+    """Return a hook that acts on a TransformersModule, and leaves other modules alone."""
 
-    def hook(self: Any, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any) -> None:
+    def hook(self: pl.Callback, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any) -> None:
         if isinstance(pl_module, TransformersModule):
             act(pl_module, trainer, *args, **kwargs)
 
@@ -528,25 +618,25 @@ def _of_module(act: Callable[..., None]) -> Any:
 class RunHooks(pl.Callback):
     """Prepares a module for its training, begins and ends its evaluations, and marks its checkpoints.
 
-    As hooks of the module these would be lost if a subclass overrides such a hook, since in Lightning nobody calls
-    `super()` there. It has no state, and leaves other modules that its lightning.Trainer runs afterwards alone.
+    These are no hooks of the module, since in Lightning a subclass that has such a hook does not call `super()`. The
+    callback has no state, and leaves other modules alone that its lightning.Trainer runs afterwards.
     """
 
-    setup = _of_module(lambda module, trainer, stage: module.check_run(trainer, stage))
-    on_fit_start = _of_module(lambda module, trainer: module.prepare_training())
-    on_fit_end = on_exception = _of_module(lambda module, trainer, *error: module.undo_preparations())
-    on_train_start = _of_module(lambda module, trainer: module.set_optimizer_modes("train"))
+    setup = _module_hook(lambda module, trainer, stage: module.check_run(trainer, stage))
+    on_fit_start = _module_hook(lambda module, trainer: module.prepare_training())
+    on_fit_end = on_exception = _module_hook(lambda module, trainer, *error: module.undo_preparations())
+    on_train_start = _module_hook(lambda module, trainer: module.set_optimizer_modes("train"))
     # An optimizer with modes leaves the weights that are meant to be used.
-    on_train_end = _of_module(lambda module, trainer: module.set_optimizer_modes("eval"))
-    on_validation_epoch_start = _of_module(lambda module, trainer: module.begin_evaluation(VALIDATION))
-    on_test_epoch_start = _of_module(lambda module, trainer: module.begin_evaluation(TEST))
-    on_validation_epoch_end = on_test_epoch_end = _of_module(lambda module, trainer: module.evaluations.end(module))
-    on_validation_end = _of_module(
+    on_train_end = _module_hook(lambda module, trainer: module.set_optimizer_modes("eval"))
+    on_validation_epoch_start = _module_hook(lambda module, trainer: module.begin_evaluation(VALIDATION))
+    on_test_epoch_start = _module_hook(lambda module, trainer: module.begin_evaluation(TEST))
+    on_validation_epoch_end = on_test_epoch_end = _module_hook(lambda module, trainer: module.evaluations.end(module))
+    on_validation_end = _module_hook(
         lambda module, trainer: module.set_optimizer_modes("train" if trainer.state.fn == "fit" else "eval")
     )
-    on_save_checkpoint = _of_module(lambda module, trainer, checkpoint: module.mark_checkpoint(checkpoint))
+    on_save_checkpoint = _module_hook(lambda module, trainer, checkpoint: module.mark_checkpoint(checkpoint))
 
 
-def are_called_by(pl_trainer: pl.Trainer) -> bool:
-    """Whether a lightning.Trainer has `RunHooks` among its callbacks."""
+def has_run_hooks(pl_trainer: pl.Trainer) -> bool:
+    """Return whether a lightning.Trainer has `RunHooks` among its callbacks."""
     return any(isinstance(callback, RunHooks) for callback in pl_trainer.callbacks)  # type: ignore[attr-defined]

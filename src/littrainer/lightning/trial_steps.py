@@ -1,122 +1,147 @@
-"""Optimizer steps that only find something out: the Trainer is afterwards what it was."""
+"""Trial steps, after which the Trainer is restored: for `lr_find`, `scale_batch_size` and `check`."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
-from littrainer.checkpoint.random_state import capture_random_states, set_random_states
+from littrainer.callbacks.base import TrainerCallback
 from littrainer.data.columns import naming_dropped_columns
 from littrainer.data.limits import DEVELOPMENT_RUN, check_order_stays, overfits
-from littrainer.data.position import generator_states, set_generator_states
+from littrainer.data.loaders import first_dimension
+from littrainer.data.resume.progress import generator_states, set_generator_states
+from littrainer.data.resume.rng import capture_random_states, set_random_states
 from littrainer.engine.run_lightning import fit
 from littrainer.model.traversal import model_device
 from littrainer.strategies.shards import is_sharded
 from littrainer.training.checks import check_before_training
 from littrainer.training.model_preparation import model_prepared_for_training
+from littrainer.training.overrides import own_methods
 from littrainer.training.plan import TrainingPlan
 from littrainer.training.run import TrainingRun
 
-if TYPE_CHECKING:
-    from littrainer.callbacks.base import TrainerCallback
-
-# Keywords for `lightning.Trainer` that are about the training itself, whose results trial steps must not be among.
-OF_THE_TRAINING = ("callbacks", "logger", "max_time", "profiler", DEVELOPMENT_RUN)
-# What the arguments say for the length of the trial: nothing but steps happens, and a loss that is no number is seen.
-ARGUMENTS: dict[str, Any] = {"eval_on_start": False, "enable_jit_checkpoint": False, "logging_nan_inf_filter": False}
-# Optimizers whose steps are taken in the backward pass, each parameter's for itself, by hooks that stay with it.
-STEPPING_IN_BACKWARD = ("layerwise", "lomo")
-# What stood in attributes of these kinds is put back, and in so many of them within one object: a list of rows is no
-# state.
-CONTAINERS, MOST_CONTAINERS = (dict, list, set, OrderedDict, defaultdict, deque), 10_000
+# Keywords for `lightning.Trainer` whose results belong to the training alone.
+KEYWORDS_OF_TRAINING = ("callbacks", "logger", "max_time", "profiler", DEVELOPMENT_RUN)
+# The trial takes steps and does nothing else, and a loss that is not finite is logged as it is.
+ARGUMENTS_OF_TRIAL: dict[str, Any] = {
+    "eval_on_start": False,
+    "enable_jit_checkpoint": False,
+    "logging_nan_inf_filter": False,
+}
+# Hooks of these optimizers step in the backward pass, each for a parameter, and stay on the parameters.
+OPTIMIZERS_IN_BACKWARD = ("layerwise", "lomo")
+# Types of attributes whose content is restored, and how many of an object, since rows of data are no state.
+CONTAINERS, MAX_CONTAINERS = (dict, list, set, OrderedDict, defaultdict, deque), 10_000
 
 
 def check_can_try(trainer: Any, method: str) -> None:
-    """Refuse trial steps if what they change could not be put back.
-
-    Parameters:
-        method: the Trainer's method that asks, for the error.
-
-    Raises:
-        RuntimeError: a training goes on, or the Trainer has no model.
-        NotImplementedError: the model is split between processes, or steps in its backward pass.
-        ValueError: a training would be refused as well, before it began.
-    """
+    """Refuse trial steps of a method if what they change could not be restored, or a training would be refused too."""
     if trainer.is_in_train or trainer.lightning_module is not None:
         raise RuntimeError(f"{method}() was called while this Trainer trains: call it before train(), or after it.")
     if trainer.model is None:
         raise RuntimeError(f"{method}() needs a model, and this Trainer has none until train() makes one.")
-    splits = {"fsdp": trainer.is_fsdp_enabled, "deepspeed": trainer.is_deepspeed_enabled, "a strategy": False}
-    splits["a strategy"] = is_sharded(trainer.model) or trainer.get_tp_size() > 1
-    found = [name for name, does in splits.items() if does]
-    if found:
+    is_split = is_sharded(trainer.model) or trainer.get_tp_size() > 1
+    splits = {"fsdp": trainer.is_fsdp_enabled, "deepspeed": trainer.is_deepspeed_enabled, "a strategy": is_split}
+    split_by = next((name for name, is_used in splits.items() if is_used), None)
+    if split_by is not None:
         raise NotImplementedError(
-            f"{method}() needs the whole model in each process, to put it back as it was, and {found[0]} splits it: "
+            f"{method}() needs the whole model in each process, to put it back as it was, and {split_by} splits it: "
             "call it in a run of one process, or with DDP."
         )
-    name = str(getattr(trainer.args.optim, "value", trainer.args.optim))
-    if any(part in name for part in STEPPING_IN_BACKWARD):
+    optimizer = str(getattr(trainer.args.optim, "value", trainer.args.optim))
+    if any(part in optimizer for part in OPTIMIZERS_IN_BACKWARD):
         raise NotImplementedError(
-            f"{method}() cannot take back the steps of optim={name!r}, which are taken in the backward pass: try it "
-            "with another optimizer of the same kind."
+            f"{method}() cannot take back the steps of optim={optimizer!r}, which are taken in the backward pass: try "
+            "it with another optimizer of the same kind."
         )
     check_before_training(trainer)
 
 
 @contextlib.contextmanager
-def left_as_found(trainer: Any, callbacks: Iterable[Any] = (), with_model: bool = True) -> Iterator[None]:
-    """While the block runs trial steps change the Trainer; afterwards it is as it was, however the block ends.
+def restore_trainer_after(trainer: Any, callbacks: Iterable[Any] = (), with_model: bool = True) -> Iterator[None]:
+    """Restore the Trainer, and attributes of callbacks, after a block of trial steps, however the block ends.
 
-    That is its model with weights, gradients, modes and hooks, its optimizer and schedule, its arguments and callbacks,
-    and the random generators.
-
-    Parameters:
-        callbacks: callbacks that hear of the steps, whose attributes are put back.
-        with_model: False leaves model and optimizer as the steps leave them, and takes no copy of them.
+    The steps run on the Trainer itself, since callbacks and functions of the script may refer to it. Without
+    `with_model` model and optimizer stay as the steps leave them.
     """
-    model: Any = trainer.model
+    model = trainer.model
     parts = [trainer, trainer.args, trainer.control, trainer.callback_handler, trainer.accelerator, *callbacks]
-    with contextlib.ExitStack() as found:
-        found.callback(set_random_states, capture_random_states(gpu=trainer.args.device.type == "cuda"))
+    with contextlib.ExitStack() as restored:
+        restored.callback(set_random_states, capture_random_states(gpu=trainer.args.device.type == "cuda"))
         if with_model:
             for part in (trainer.optimizer, trainer.lr_scheduler):
                 if part is not None:
-                    found.callback(part.load_state_dict, copy.deepcopy(part.state_dict()))
-            found.callback(_putting_weights_back(model))
+                    restored.callback(part.load_state_dict, copy.deepcopy(part.state_dict()))
+            restored.enter_context(_restore_tensors(model))
             parts += [*(getattr(model, name, None) for name in ("config", "generation_config")), *model.modules()]
-        for one in parts:
-            if hasattr(one, "__dict__"):
-                found.enter_context(_attributes_kept(one))
+        for part in parts:
+            if hasattr(part, "__dict__"):
+                restored.enter_context(_restore_attributes(part))
         trainer.session = trainer.session.next()
         yield
 
 
-def keep_steps_only(args: Any, keywords: dict[str, Any], **changed: Any) -> None:
-    """Let nothing but steps happen in a training, and change further arguments; within `left_as_found`."""
-    lightning = {name: value for name, value in (args.lightning or {}).items() if name not in OF_THE_TRAINING}
-    vars(args).update(ARGUMENTS | {"lightning": lightning} | changed)
-    for name in OF_THE_TRAINING:
+def strip_to_bare_training(args: Any, keywords: dict[str, Any], **changed: Any) -> None:
+    """Let a training take steps and nothing else, and change further arguments; within `restore_trainer_after`."""
+    lightning = {name: value for name, value in (args.lightning or {}).items() if name not in KEYWORDS_OF_TRAINING}
+    vars(args).update(ARGUMENTS_OF_TRIAL | {"lightning": lightning} | changed)
+    for name in KEYWORDS_OF_TRAINING:
         keywords.pop(name, None)
 
 
-def take_steps(trainer: Any, steps: int, callback: TrainerCallback, accumulation: int) -> None:
-    """Take optimizer steps on the training data, of which nobody but one callback hears; within `left_as_found`.
+class _StepLimit(TrainerCallback):
+    """Ends a training after some optimizer steps, and refuses a loader of the script that ignores the batch size.
 
     Parameters:
-        steps: optimizer steps; the data is repeated if it is too short for them.
-        callback: called at the events of the training; it may end it.
-        accumulation: micro-batches in an optimizer step.
+        batch_size: samples in a micro-batch; None does not check them.
     """
-    keep_steps_only(trainer.args, trainer.lightning_keywords, max_steps=steps, gradient_accumulation_steps=accumulation)
-    trainer.callback_handler.callbacks = [callback]
+
+    def __init__(self, trainer: Any, steps: int, batch_size: int | None):
+        self.trainer, self.steps, self.batch_size = trainer, steps, batch_size
+        self._is_unchecked = batch_size is not None and bool(own_methods(trainer, ["get_train_dataloader"]))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.on_substep_end()
+        control.should_training_stop = control.should_training_stop or state.global_step >= self.steps
+
+    def on_substep_end(self, *_: Any, **__: Any) -> None:
+        # The last micro-batch of the data may be smaller than the first.
+        size = first_dimension(self.trainer.lightning_module.micro_batch.inputs) if self._is_unchecked else None
+        self._is_unchecked = False
+        if size not in (None, self.batch_size):
+            raise ValueError(
+                f"scale_batch_size asked for micro-batches of {self.batch_size} samples, and get_train_dataloader() "
+                f"made some of {size}: let it read self._train_batch_size."
+            )
+
+
+def take_steps(
+    trainer: Any,
+    steps: int,
+    accumulation: int,
+    callback: TrainerCallback | None = None,
+    batch_size: int | None = None,
+) -> None:
+    """Take optimizer steps on the training data, which is repeated if need be, within `restore_trainer_after`.
+
+    Parameters:
+        accumulation: micro-batches in an optimizer step.
+        callback: receives the events of the training; it may end the training.
+        batch_size: samples in a micro-batch, of which a loader of the script has to have as many.
+    """
+    changed = {"max_steps": steps, "gradient_accumulation_steps": accumulation}
+    strip_to_bare_training(trainer.args, trainer.lightning_keywords, **changed)
+    limit = _StepLimit(trainer, steps, batch_size)
+    trainer.callback_handler.callbacks = [limit] if callback is None else [callback, limit]
     trainer.lightning_callbacks.clear()
     session = trainer.session
+    session.train_batch_size = batch_size or session.train_batch_size
     session.is_in_train = True
     with naming_dropped_columns(trainer), trainer.update_guard, model_prepared_for_training(trainer):
         loader = trainer.get_train_dataloader()
@@ -128,46 +153,46 @@ def take_steps(trainer: Any, steps: int, callback: TrainerCallback, accumulation
         run.prepare_state()
         try:
             fit(trainer, run)
-            run.step.end_agreements()
+            run.step.drain_flag_sync()
         finally:
             set_generator_states(loader, own_generators)
     session.is_in_train = False
 
 
 @contextlib.contextmanager
-def _attributes_kept(one: Any) -> Iterator[None]:
-    """Put back an object's attributes, and what stands in those that are plain containers, however deep."""
-    found: list[Any] = [vars(one)]
-    kept: dict[int, tuple[Any, Any]] = {}
-    for value in found:
-        if type(value) in CONTAINERS and id(value) not in kept and len(kept) < MOST_CONTAINERS:
-            kept[id(value)] = value, copy.copy(value)
-            found += value.values() if isinstance(value, dict) else value
+def _restore_attributes(part: Any) -> Iterator[None]:
+    """Restore an object's attributes, and the content of those that are plain containers, however deep."""
+    containers: list[Any] = [vars(part)]
+    contents: dict[int, tuple[Any, Any]] = {}
+    for value in containers:
+        if type(value) in CONTAINERS and id(value) not in contents and len(contents) < MAX_CONTAINERS:
+            contents[id(value)] = value, copy.copy(value)
+            containers += value.values() if isinstance(value, dict) else value
     try:
         yield
     finally:
-        for value, content in kept.values():
-            # Not asked whether it has changed: what stands in it may have no truth value.
+        for value, content in contents.values():
+            # Both are not compared, since entries may have no truth value.
             value.clear()
             value.extend(content) if isinstance(value, (list, deque)) else value.update(content)
 
 
-def _putting_weights_back(model: nn.Module) -> Callable[[], None]:
-    """Take gradients away; return what puts them back, with weights and buffers, which wait in the host's memory."""
+@contextlib.contextmanager
+def _restore_tensors(model: nn.Module) -> Iterator[None]:
+    """Remove gradients, and restore them, weights and buffers, whose copies are in the host's memory."""
     device = model_device(model)
-    values = [(one, one.detach().to("cpu", copy=True)) for one in (*model.parameters(), *model.buffers())]
+    values = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in (*model.parameters(), *model.buffers())]
     gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in model.parameters()]
-    for parameter, *_ in gradients:
+    for parameter in model.parameters():
         parameter.grad = None
-
-    @torch.no_grad()
-    def put_back() -> None:
+    try:
+        yield
+    finally:
         if device is not None and model_device(model) != device:
             model.to(device)
-        for tensor, value in values:
-            tensor.copy_(value)
+        with torch.no_grad():
+            for tensor, value in values:
+                tensor.copy_(value)
         for parameter, gradient, requires_grad in gradients:
             parameter.requires_grad = requires_grad
             parameter.grad = gradient
-
-    return put_back

@@ -1,1 +1,1 @@
-"""What is known about a model, and going through its modules."""
+"""Facts about a model, and traversals of its modules."""

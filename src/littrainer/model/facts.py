@@ -1,4 +1,4 @@
-"""What the Trainer has to know about a model, read from its class and the signature of its forward."""
+"""Facts about a model, read from its class and the signature of its forward."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from littrainer.errors.lazy_isinstance import is_a
 
 QUESTION_ANSWERING_LABELS = ("start_positions", "end_positions")
-# The loss that predicts each token from those before it; several `loss_type`s stand for it.
+# The loss that predicts each token from those before it; several `loss_type`s name it.
 CAUSAL_LOSS_FUNCTION = "ForCausalLMLoss"
 # Packages whose classes wrap a model that they hold as `module`.
 WRAPPERS = ("torch", "deepspeed")
@@ -85,8 +85,7 @@ def catch_all_name(model: Any) -> str | None:
 
 def predicts_next_token(model: Any) -> bool:
     """Return whether the model's class is one that transformers lists as a causal language model."""
-    # A script's own model may bear the name of one of them, and then counts as one, so the table is read whenever
-    # transformers is loaded.
+    # A script's own model may have the name of a class in the table, and then counts as that class.
     if "transformers" not in sys.modules:
         return False
     model = base_model(model) if is_a(model, "peft model") else model
@@ -113,6 +112,6 @@ def parameters_without_embeddings(model: Any) -> int:
     """Return how many numbers a model has that counts them itself (`num_parameters`), outside of embeddings."""
     if not any(hasattr(parameter, "ds_numel") for parameter in model.parameters()):
         return model.num_parameters(exclude_embeddings=True)
-    # It would count the part that DeepSpeed has left in this process.
+    # The model would count the shard that DeepSpeed has left in this process.
     embeddings = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
     return sum(parameter.ds_numel for name, parameter in model.named_parameters() if name not in embeddings)

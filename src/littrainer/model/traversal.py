@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,62 +17,31 @@ from torch.nn.parallel import DistributedDataParallel
 
 from littrainer.errors.lazy_isinstance import known_classes
 
-# What holds the modules below one, unless its class keeps them elsewhere, as TorchScript does.
+# Types of `_modules`, unless the class keeps its modules elsewhere, as TorchScript does.
 PLAIN_CONTAINERS = (dict, OrderedDict)
 TORCHS_TRAIN = (nn.Module.train, DistributedDataParallel.train)
-# What `parameters()` of a model calls on it.
+# Methods that `parameters()` of a model calls.
 WALKS = ("parameters", "named_parameters", "_named_members")
-# Read without a Python call for each module.
-IS_TRAINING = attrgetter("training")
+# Numbers in a buffer of whole numbers from which on it is a quantized weight or a mask, which no forward pass changes.
+MIN_NUMBERS_OF_WEIGHT = 2**20
 
 
 def train_all(model: Any) -> None:
     """Put a model and all in it into training mode, as `model.train()` does."""
-    modules = _with_torchs_train(model)
-    if modules is None or not all(map(IS_TRAINING, modules)):
-        model.train()
-
-
-def eval_all(model: Any) -> None:
-    """Put a model and all in it into evaluation mode, as `model.eval()` does."""
-    modules = _with_torchs_train(model)
-    if modules is None or not _has_plain_eval(model):
-        model.eval()
-        return
+    modules = modules_of(model) if isinstance(model, nn.Module) else []
     for module in modules:
-        if not module.training:
-            continue
-        if type(module).__setattr__ is nn.Module.__setattr__:
-            # torch's own looks for parameters first, and then does this.
-            object.__setattr__(module, "training", False)
-        else:
-            module.training = False
-
-
-def _with_torchs_train(model: Any) -> list[nn.Module] | None:
-    """Return the modules of a model whose `train()` does no more than torch's; None if one has another."""
-    if not isinstance(model, nn.Module):
-        return None
-    found = modules_of(model)
-    for module in found:
-        if "train" in module.__dict__ or (type(module).train not in TORCHS_TRAIN and not _adds_nothing(module)):
-            return None
-    return found
-
-
-def _has_plain_eval(model: Any) -> bool:
-    own = type(model).eval
-    return "eval" not in vars(model) and (
-        # That of transformers calls `train(False)`.
-        own is nn.Module.eval or any(own is kind.eval for kind in known_classes("model of transformers"))  # type: ignore[attr-defined]
-    )
+        has_own_train = "train" in module.__dict__ or type(module).train not in TORCHS_TRAIN
+        if not module.training or (has_own_train and not _adds_nothing(module)):
+            model.train()
+            return
+    if not modules:
+        model.train()
 
 
 def _adds_nothing(module: Any) -> bool:
     """Return whether a `train()` that is not torch's does no more than that."""
     own = type(module).train
-    # If transformers has put its kernels in, it may do so again. Asked for each model within a model at each
-    # micro-batch, and so without going through `known_classes`.
+    # If transformers has put its kernels in, it may do so again. `known_classes` would be slower at each micro-batch.
     loaded = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
     return loaded is not None and own is loaded.train and not getattr(module, "use_kernels", True)
 
@@ -99,11 +67,7 @@ def model_device(model: nn.Module) -> torch.device | None:
 
 
 def clear_gradients(model: Any, parameters: list[nn.Parameter] | None = None) -> None:
-    """Let no parameter of a model have a gradient, as `model.zero_grad()` does.
-
-    Parameters:
-        parameters: all of the model, if they are known.
-    """
+    """Let no parameter of a model, or none of all its parameters, have a gradient, as `model.zero_grad()` does."""
     if getattr(type(model), "zero_grad", None) is not nn.Module.zero_grad or "zero_grad" in vars(model):
         model.zero_grad()
         return
@@ -138,7 +102,7 @@ def _moves_as_torch_does(model: Any) -> bool:
 
 
 def is_on(model: nn.Module, device: torch.device) -> bool:
-    """Return whether all parameters and buffers of a model are on a device, as far as torch knows of them.
+    """Return whether all parameters and buffers of a model are on a device, which torch knows of.
 
     No if a module overrides `_apply()`, which `to()` of the model calls and which may move more than those.
     """
@@ -150,6 +114,25 @@ def is_on(model: nn.Module, device: torch.device) -> bool:
                 if tensor is not None and tensor.device != device:
                     return False
     return True
+
+
+def copied_buffers(model: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]]:
+    """Return buffers that a forward pass may change, each with its module, its name there and a copy."""
+    return [
+        (module, name, buffer, buffer.detach().clone())
+        for module in modules_of(model)
+        for name, buffer in module._buffers.items()
+        if buffer is not None and (buffer.is_floating_point() or buffer.numel() < MIN_NUMBERS_OF_WEIGHT)
+    ]
+
+
+def put_buffers_back(buffers: list[Any]) -> None:
+    """Give `copied_buffers` the values and shapes that they had, in their own memory."""
+    for module, name, buffer, value in buffers:
+        if buffer.shape != value.shape:
+            buffer.data = buffer.data.resize_(value.shape)
+        buffer.data.copy_(value)
+        module._buffers[name] = buffer
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from littrainer.arguments.choices import OptimizerNames, ParallelMode
 from littrainer.arguments.deepspeed import asks_for_deepspeed
-from littrainer.arguments.did_you_mean import suggestion
+from littrainer.arguments.did_you_mean import taken_instead
 from littrainer.arguments.json_values import truth
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.distributed.layout import tensor_parallel_size
@@ -53,24 +53,23 @@ class Optimization:
 
 
 def torch_dtype(text: str) -> Any:
-    """Return the dtype of torch that a text such as `bfloat16` names.
-
-    Raises:
-        ValueError: it names none.
-    """
+    """Return the dtype of torch that a text such as `bfloat16` names."""
     dtype = getattr(torch, text, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"expected a dtype of torch such as float32 or bfloat16, got {text!r}")
     return dtype
 
 
-def read_optim_args(optim: str, text: str | None, accepted: Mapping[str, Convert]) -> dict[str, Any]:
+def read_optim_args(
+    optim: str, text: str | None, accepted: Mapping[str, Convert], adam: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return the settings in `optim_args`, each in the type that the optimizer takes.
 
     Parameters:
         optim: the optimizer's name, for messages.
         text: `key=value` pairs with commas between them; blanks do not count.
         accepted: key -> what makes a value out of its text.
+        adam: keywords of the optimizer that the Adam arguments decide.
 
     Raises:
         ValueError: the text is no list of pairs, has a key that this optimizer does not take, or an impossible value.
@@ -84,9 +83,12 @@ def read_optim_args(optim: str, text: str | None, accepted: Mapping[str, Convert
             )
         if value.lower() == ALWAYS_SO.get(optim, {}).get(key):
             continue
+        if key not in accepted and key in ("lr", "weight_decay", *adam):
+            raise ValueError(f"optim_args has {key!r}, which an argument decides: set {SET_BY[key]}.")
         if key not in accepted:
-            hint = f"({suggestion(key, accepted)}); it takes {', '.join(accepted)}" if accepted else "or any other"
-            raise ValueError(f"optim_args has {key!r}, which optim={optim!r} does not take {hint}.")
+            raise ValueError(
+                f"optim_args has {key!r}, which optim={optim!r} does not take{taken_instead(key, accepted)}."
+            )
         try:
             settings[key] = accepted[key](value)
         except ValueError as error:
@@ -94,6 +96,13 @@ def read_optim_args(optim: str, text: str | None, accepted: Mapping[str, Convert
     return settings
 
 
+# Keyword of optimizers -> the argument that decides it.
+SET_BY = {
+    "lr": "learning_rate",
+    "weight_decay": "weight_decay",
+    "betas": "adam_beta1, adam_beta2",
+    "eps": "adam_epsilon",
+}
 # Optimizer -> settings that a Trainer always gives it, so a script may name them.
 ALWAYS_SO: dict[str, dict[str, str]] = {"adafactor": {"scale_parameter": "false", "relative_step": "false"}}
 
@@ -120,11 +129,7 @@ class Request:
         return {"betas": (float(args.adam_beta1), float(args.adam_beta2)), "eps": args.adam_epsilon}
 
     def known_model(self) -> nn.Module:
-        """Return the model.
-
-        Raises:
-            ValueError: it is not known.
-        """
+        """Return the model, which some optimizers need."""
         if self.model is None:
             raise ValueError(f"optim={self.optim!r} needs the model: call get_optimizer_cls_and_kwargs(args, model).")
         return self.model
@@ -159,11 +164,7 @@ class OptimizerEntry:
     is_layerwise: bool = False
 
     def load_class(self, optim: str) -> Any:
-        """Import the class.
-
-        Raises:
-            OptimizerNotInstalledError: its library is not installed, or has no such class.
-        """
+        """Import the class; an OptimizerNotInstalledError says what to install."""
         reasons = []
         for home in self.homes:
             module, name = home.split(":")
@@ -196,32 +197,21 @@ PROJECTION: dict[str, Keywords] = {
 
 
 def parameter_groups_with_projection(request: Request) -> list[dict[str, Any]]:
-    """Return two groups: all parameters but the targets, and the targets with the settings of their projection.
-
-    Raises:
-        ValueError: `optim_target_modules` is not given, or no linear layer is among what it names.
-        TypeError: `optim_target_modules` is neither a list nor a string.
-    """
+    """Return two groups: all parameters but the targets, and the targets with the settings of their projection."""
     model = request.known_model()
     names = {f"{module}.weight" for module in _target_modules(model, request)}
-    parameters = list(model.named_parameters())
     family = request.optim.split("_")[0]
     projection = {**PROJECTION[family], **request.settings, **(request.adam() if family == "apollo" else {})}
-    return [
-        {"params": [parameter for name, parameter in parameters if name not in names]},
-        {"params": [parameter for name, parameter in parameters if name in names], **projection},
-    ]
+    groups: tuple[list[nn.Parameter], list[nn.Parameter]] = [], []
+    for name, parameter in model.named_parameters():
+        groups[name in names].append(parameter)
+    return [{"params": groups[False]}, {"params": groups[True], **projection}]
 
 
 def one_optimizer_for_each_parameter(
     optimizer_class: Any, keywords: Keywords, groups: list[dict[str, Any]], request: Request
 ) -> tuple[type[LayerwiseOptimizer], Keywords]:
-    """Make an optimizer for each parameter, which steps in the backward pass; return their stand-in and its keywords.
-
-    Raises:
-        ValueError: gradients are accumulated.
-        NotImplementedError: there are several processes, whose gradients are averaged after these optimizers step.
-    """
+    """Return the stand-in for an optimizer of each parameter, which steps in the backward pass, and its keywords."""
     args = request.args
     if args.parallel_mode == ParallelMode.DISTRIBUTED:
         raise NotImplementedError(f"optim={request.optim!r} works on one process only; choose one without `layerwise`.")
@@ -254,7 +244,7 @@ def _target_modules(model: nn.Module, request: Request) -> list[str]:
             if targets in ALL_LINEAR or is_target(targets, name):
                 found.append(name)
         elif targets == name or (not isinstance(targets, str) and any(target in name for target in targets)):
-            # Meant by its name, and not by an expression that fits much else too.
+            # Meant by its name, and not by an expression that matches many other modules too.
             logger.warning("optim_target_modules names %s, which is no linear layer; it is not projected.", name)
     if not found:
         raise ValueError(f"optim_target_modules={targets!r} names no linear layer of {type(model).__name__}.")
@@ -262,11 +252,7 @@ def _target_modules(model: nn.Module, request: Request) -> list[str]:
 
 
 def is_target(targets: str | list[str], name: str) -> bool:
-    """Whether a module's path is one that `optim_target_modules` means.
-
-    Parameters:
-        targets: a regular expression for the whole path; or a list of parts of paths and of such expressions.
-    """
+    """Whether `optim_target_modules`, a regular expression or parts of paths and expressions, means a module's path."""
     if isinstance(targets, str):
         return re.fullmatch(targets, name) is not None
     return any(target in name or re.fullmatch(target, name) is not None for target in targets)
@@ -285,14 +271,14 @@ BUILT_IN: dict[OptimizerNames, OptimizerEntry] = {
     ),
     OptimizerNames.SGD: OptimizerEntry(
         ("torch.optim:SGD",),
-        settings={"momentum": float, "dampening": float, "weight_decay": float, "nesterov": truth},
+        settings={"momentum": float, "dampening": float, "nesterov": truth},
     ),
     OptimizerNames.ADAGRAD: OptimizerEntry(
-        ("torch.optim:Adagrad",), settings=dict.fromkeys(("lr_decay", "weight_decay", "eps"), float)
+        ("torch.optim:Adagrad",), settings=dict.fromkeys(("lr_decay", "eps"), float)
     ),
     OptimizerNames.RMSPROP: OptimizerEntry(
         ("torch.optim:RMSprop",),
-        settings={**dict.fromkeys(("momentum", "alpha", "eps", "weight_decay"), float), "centered": truth},
+        settings={**dict.fromkeys(("momentum", "alpha", "eps"), float), "centered": truth},
     ),
 }
 
@@ -320,7 +306,7 @@ BITSANDBYTES_SETTINGS: dict[str, dict[str, Convert]] = {
         **dict.fromkeys(("t_alpha", "t_beta3"), int),
     },
     "RMSprop": {
-        **dict.fromkeys(("alpha", "eps", "weight_decay", "momentum"), float),
+        **dict.fromkeys(("alpha", "eps", "momentum"), float),
         **dict.fromkeys(("min_8bit_size", "percentile_clipping"), int),
         **dict.fromkeys(("centered", "block_wise"), truth),
     },
@@ -492,7 +478,7 @@ def optimizer_class_and_keywords(args: TrainingArguments, model: nn.Module | Non
     """
     name = OptimizerNames(args.optim)
     entry = OPTIMIZERS[name]
-    settings = read_optim_args(name.value, args.optim_args, entry.settings)
+    settings = read_optim_args(name.value, args.optim_args, entry.settings, entry.adam)
     optimizer_class = entry.load_class(name.value)
     request = Request(name.value, args, settings, model)
     keywords = entry.keywords(request)

@@ -1,7 +1,7 @@
 """The parameter groups of an optimizer: all parameters but norms and biases have weight decay.
 
-Loading a state brings the learning rates, decay and betas of the training that wrote it. If a search changes them in
-the middle of a training, `AskedFor` puts back those of the arguments, and the schedule goes on from them.
+A loaded state has the learning rates, decay and betas of the training that wrote it. If a search changes them in the
+middle of a training, `RequestedHyperparameters` restores those of the arguments, and the schedule continues from them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ DECIDED_BY_ARGUMENTS = ("weight_decay", "betas", "eps", "momentum", "alpha")
 INITIAL_RATE = "initial_lr"
 
 
-class AskedFor:
+class RequestedHyperparameters:
     """What a new optimizer and schedule have been made with, noted before a checkpoint is loaded into them.
 
     Parameters:
@@ -124,7 +124,7 @@ class AskedFor:
         return [_number(group["lr"]) * factor for group, factor in zip(groups, factors, strict=True)]
 
 
-def are_others(then: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> bool:
+def have_hyperparameters_changed(then: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> bool:
     """Whether a trial has other hyperparameters than the one whose checkpoint it goes on from.
 
     Parameters:

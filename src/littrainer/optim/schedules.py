@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from littrainer.arguments.choices import SchedulerType
-from littrainer.arguments.did_you_mean import suggestion
+from littrainer.arguments.did_you_mean import taken_instead
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.optim.layerwise import LayerwiseOptimizer, LayerwiseSchedule
 
@@ -183,8 +183,8 @@ def get_scheduler(
     for name in options:
         if name not in known:
             raise TypeError(
-                f"lr_scheduler_kwargs has {name!r}, which lr_scheduler_type={key!r} does not take "
-                f"({suggestion(name, known)}); it takes {', '.join(known)}."
+                f"lr_scheduler_kwargs has {name!r}, which lr_scheduler_type={key!r} does not take"
+                f"{taken_instead(name, known)}."
             )
     given = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
     steps = {name: number for name, number in given.items() if name in parameters}
@@ -212,7 +212,7 @@ def _one_schedule_for_each_layer(
     return LayerwiseSchedule(optimizer, schedules)
 
 
-def steps_with_metric(schedule: Any) -> bool:
+def is_metric_driven(schedule: Any) -> bool:
     """Whether a schedule takes its steps with an evaluation's metric instead of with the optimizer."""
     # Asked at each step: the usual answer comes first.
     if type(schedule) is LambdaLR:
@@ -220,15 +220,12 @@ def steps_with_metric(schedule: Any) -> bool:
     return isinstance(schedule, ReduceLROnPlateau) or is_a(schedule, "greedy schedule")
 
 
-def step_with_metric(schedule: Any, metrics: Mapping[str, float], metric_for_best_model: str | None) -> None:
+def step_on_metric(schedule: Any, metrics: Mapping[str, float], metric_for_best_model: str | None) -> None:
     """Step a schedule that follows a metric.
 
     Parameters:
-        metrics: what an evaluation returned.
+        metrics: the metrics of an evaluation.
         metric_for_best_model: the metric's name, with or without the prefix `eval_`; the loss by default.
-
-    Raises:
-        KeyError: the evaluation did not return that metric.
     """
     name = metric_for_best_model or "loss"
     name = name if name.startswith("eval_") else f"eval_{name}"

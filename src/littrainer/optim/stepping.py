@@ -7,18 +7,14 @@ some never call it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
-from littrainer.distributed.collectives import whole_tensor
-
-# Steps in the place of an optimizer whose step is left out.
-LEAVES_WEIGHTS: Any = SimpleNamespace(step=lambda *_, **__: None)
+from littrainer.distributed.collectives import any_rank, get_full_tensor
 
 
 def updates_during_backward(optimizer: Any) -> bool:
@@ -27,42 +23,28 @@ def updates_during_backward(optimizer: Any) -> bool:
 
 
 def note_step(optimizer: Any) -> None:
-    """Count as a step what an optimizer that `updates_during_backward` has done."""
+    """Count a step that is left out, or that an optimizer which `updates_during_backward` has done."""
     # torch's schedules warn when they step before the optimizer, and this is where they look.
     optimizer._opt_called = True
 
 
-@contextmanager
-def closure_before_step(optimizer: Any, after_closure: Callable[[], Any] | None = None) -> Iterator[None]:
-    """Within this, `optimizer.step(closure)` runs the closure and then steps without one.
+def step_repeating(optimizer: Any, loss: Any, repeat: Callable[[], Any]) -> None:
+    """Step an optimizer that may call its closure, as LBFGS does, after a backward pass.
 
     Parameters:
-        optimizer: never stepped if it `updates_during_backward`.
-        after_closure: returns the optimizer to step when the closure has run, which may have replaced it.
+        loss: returned at the first call of the closure, unless weights or gradients have changed before.
+        repeat: runs forward and backward again, at any other call.
     """
-    own: dict[str, Any] = vars(optimizer)
-    had_its_own, step = "step" in own, optimizer.step
-    is_done_after_backward = updates_during_backward(optimizer)
-    if is_done_after_backward:
-        note_step(optimizer)
+    if len(inspect.signature(type(optimizer).step).parameters) < 2:
+        optimizer.step()
+        return
+    unused = [_versions(optimizer)]
+    optimizer.step(lambda: loss if unused and unused.pop() == _versions(optimizer) else repeat())
 
-    def run_then_step(closure: Callable[[], Any] | None = None) -> Any:
-        loss = None if closure is None else closure()
-        now = optimizer if after_closure is None else after_closure()
-        if now is not optimizer:
-            now.step()
-        elif not is_done_after_backward:
-            step()
-        return loss
 
-    own["step"] = run_then_step
-    try:
-        yield
-    finally:
-        if had_its_own:
-            own["step"] = step
-        else:
-            del own["step"]
+def _versions(optimizer: Any) -> list[tuple[int, int]]:
+    tensors = [part for group in optimizer.param_groups for weight in group["params"] for part in (weight, weight.grad)]
+    return [(id(tensor), getattr(tensor, "_version", 0)) for tensor in tensors]
 
 
 UNSPLIT = {nn.Parameter, torch.Tensor}
@@ -119,7 +101,7 @@ def _norm_of(parameters: list[nn.Parameter], norm_type: float) -> torch.Tensor:
     gradients: list[Any] = [one.grad for one in parameters]
     mesh = getattr(gradients[0], "device_mesh", None) if gradients else None
     if mesh is None or mesh.device_type == gradients[0].device.type:
-        return whole_tensor(nn.utils.get_total_norm(gradients, norm_type))
+        return get_full_tensor(nn.utils.get_total_norm(gradients, norm_type))
     from torch.distributed.tensor import DTensor
 
     # Offloaded gradients lie on the host, where the processes may not be connected.
@@ -127,41 +109,59 @@ def _norm_of(parameters: list[nn.Parameter], norm_type: float) -> torch.Tensor:
     moved: list[Any] = [
         DTensor.from_local(norm.to_local().to(mesh.device_type), mesh, norm.placements) for norm in norms
     ]
-    return whole_tensor(torch.linalg.vector_norm(torch.stack(moved), norm_type))
+    return get_full_tensor(torch.linalg.vector_norm(torch.stack(moved), norm_type))
 
 
-class ScaledSteps:
+class GradScalerMixin:
     """Steps of which each leaves out gradients that a scaled loss has made infinite, with any optimizer."""
 
     # What scales the losses of fp16; None in any other precision.
     scaler: Any
     step_was_skipped = False
-    _is_unscaled = False
+    # The optimizer whose gradients are unscaled for the next step.
+    _unscaled_optimizer: Any = None
 
     def unscale(self, optimizer: Any) -> None:
         """Divide the scale out of the gradients, once for each optimizer step."""
-        if self.scaler is not None and not self._is_unscaled:
+        if self.scaler is not None and self._unscaled_optimizer is None:
             self.scaler.unscale_(optimizer)
-            self._is_unscaled = True
+            self._unscaled_optimizer = optimizer
 
-    def step_unless_infinite(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def step_unless_infinite(self, optimizer: Any, *args: Any) -> Any:
         """Step, unless the scaler finds gradients that are not finite; then set the scale of the next losses."""
         self.step_was_skipped = True
         handle = optimizer.register_step_pre_hook(self._note_step)
         try:
-            result = self.scaler.step(optimizer, *args, **kwargs)
+            if self._unscaled_optimizer is None or self._unscaled_optimizer is optimizer:
+                result = self.scaler.step(optimizer, *args)
+            else:
+                # The scaler would unscale the gradients of an optimizer that has replaced another again.
+                result = None if any_rank(_has_infinite_gradients(optimizer)) else optimizer.step(*args)
         finally:
             handle.remove()
-        self.scaler.update()
-        self._is_unscaled = False
+        self._update_scale()
         return result
+
+    def skip_step(self) -> None:
+        """Leave a step out whose gradients are unscaled."""
+        self.step_was_skipped = True
+        self._update_scale()
+
+    def _update_scale(self) -> None:
+        self.scaler.update()
+        self._unscaled_optimizer = None
 
     def _note_step(self, *_: Any) -> None:
         self.step_was_skipped = False
 
 
-class OptimizerAround(torch.optim.Optimizer):
-    """Wraps an optimizer, which answers everything that this class does not define.
+def _has_infinite_gradients(optimizer: Any) -> bool:
+    weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
+    return not all(bool(torch.isfinite(weight.grad).all()) for weight in weights)
+
+
+class OptimizerWrapper(torch.optim.Optimizer):
+    """Wraps an optimizer, which has every attribute that this class does not define.
 
     Parameters:
         optimizer: the optimizer inside, which does the work.
@@ -214,3 +214,27 @@ class OptimizerAround(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.optimizer!r})"
+
+
+class ClosureFirst(OptimizerWrapper):
+    """An optimizer as Lightning steps it: its `step` runs the closure first, and then steps without one.
+
+    Parameters:
+        optimizer: the optimizer inside, which has the attributes that are set on this one, as a GradScaler does.
+        take_step: takes the optimizer inside, the closure and the loss that the closure has returned.
+    """
+
+    def __init__(self, optimizer: Any, take_step: Callable[[Any, Callable[[], Any] | None, Any], None]):
+        vars(self).update(optimizer=optimizer, take_step=take_step)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.optimizer, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.optimizer, name)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Run the closure, then step."""
+        loss = None if closure is None else closure()
+        self.take_step(self.optimizer, closure, loss)
+        return loss

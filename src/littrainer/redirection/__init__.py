@@ -1,1 +1,1 @@
-"""transformers' Trainer API answered by ours, under its own names, in processes of `littrainer run`."""
+"""littrainer under the names of transformers' Trainer API, in processes of `littrainer run`."""

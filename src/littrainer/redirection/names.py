@@ -1,13 +1,13 @@
-"""Which names of which transformers modules are answered by littrainer, as plain data.
+"""The names of transformers modules that are littrainer's under the redirection, as plain data.
 
-A name that does not stand in the table is transformers' own: `littrainer.redirection.shim` fetches it from there.
+A name that is not in the table is transformers' own: `littrainer.redirection.shim` reads it from there.
 A name needs a row only in the module that defines it.
 """
 
 # transformers module -> module of littrainer -> the names that it has there too.
 _SAME_NAMES: dict[str, dict[str, str]] = {
     "transformers.debug_utils": {"arguments.choices": "DebugOption"},
-    "transformers.hf_argparser": {"arguments.parser": "HfArg HfArgumentParser"},
+    "transformers.hf_argparser": {"arguments.parser": "HfArgumentParser"},
     "transformers.hyperparameter_search": {
         "search.backends": (
             "ALL_HYPERPARAMETER_SEARCH_BACKENDS HyperParamSearchBackendBase OptunaBackend RayTuneBackend "
@@ -15,17 +15,17 @@ _SAME_NAMES: dict[str, dict[str, str]] = {
         ),
     },
     "transformers.integrations.integration_utils": {
-        "tracking.services": (
-            "AzureMLCallback CodeCarbonCallback CometCallback DVCLiveCallback FlyteCallback SwanLabCallback"
+        "tracking.transformers_callbacks": (
+            "AzureMLCallback ClearMLCallback CodeCarbonCallback CometCallback DVCLiveCallback DagsHubCallback "
+            "FlyteCallback SwanLabCallback"
         ),
-        "tracking.clearml": "ClearMLCallback",
-        "tracking.mlflow": "DagsHubCallback MLflowCallback",
+        "tracking.mlflow": "MLflowCallback",
         "tracking.tensorboard": "TensorBoardCallback",
         "tracking.trackio": "TrackioCallback",
         "tracking.wandb": "WandbCallback WandbLogModel",
         "callbacks.state": "hp_params",
         "search.optuna_backend": "run_hp_search_optuna",
-        "search.ray_backend": "run_hp_search_ray",
+        "search.backends": "run_hp_search_ray",
         "search.wandb_sweep": "run_hp_search_wandb",
     },
     "transformers.trainer": {
@@ -60,7 +60,7 @@ _SAME_NAMES: dict[str, dict[str, str]] = {
         "errors.seeds": "enable_full_determinism seed_worker set_seed",
         "checkpoint.verification": "get_last_checkpoint",
         "data.loaders": "has_length",
-        "checkpoint.atomic_write": "rotate_checkpoints sort_checkpoints",
+        "checkpoint.retention": "rotate_checkpoints sort_checkpoints",
     },
     "transformers.training_args": {
         "arguments.choices": "OptimizerNames ParallelMode",
@@ -86,6 +86,46 @@ REPLACED: dict[str, dict[str, str]] = {
 }
 """transformers module -> name in it -> littrainer's, as "module:attribute"."""
 
+# Names that the modules of transformers 4 had, and that scripts import from there.
+EARLIER: dict[str, dict[str, str]] = {
+    "transformers.trainer": {
+        "transformers.pytorch_utils": "ALL_LAYERNORM_LAYERS is_torch_greater_or_equal_than_1_13",
+        "transformers.trainer_pt_utils": (
+            "LayerWiseDummyOptimizer distributed_concat get_dataloader_sampler get_module_class_from_name "
+            "nested_concat nested_numpify nested_xla_mesh_reduce"
+        ),
+        "transformers.trainer_utils": "FSDPOption IntervalStrategy check_target_module_exists",
+        "transformers.utils": (
+            "PushToHubMixin is_apex_available is_bitsandbytes_available is_galore_torch_available "
+            "is_grokadamw_available is_liger_kernel_available is_lomo_available is_schedulefree_available "
+            "is_torch_mps_available is_torch_tpu_available is_torch_xpu_available is_torchao_available strtobool"
+        ),
+    },
+    "transformers.training_args": {
+        "accelerate.utils": "get_int_from_env",
+        "transformers.trainer_utils": "EvaluationStrategy",
+        "transformers.utils": "is_apex_available",
+    },
+}
+"""transformers module -> module that has them today -> names, which it answers if it has them no more."""
+
 DERIVED: tuple[str, ...] = ("transformers.trainer_jit_checkpoint", "transformers.utils.notebook")
 """transformers modules whose classes derive from names in REPLACED. If they were imported before the redirection, they
 are imported once more, on top of littrainer's classes."""
+
+WITHDRAWN: dict[str, dict[str, str]] = {
+    "transformers.trainer_tf": {"TFTrainer": "littrainer.keras.trainer:TFTrainer"},
+    "transformers.training_args_tf": {"TFTrainingArguments": "littrainer.keras.arguments:TFTrainingArguments"},
+    "transformers.deepspeed": {
+        name: f"transformers.integrations.deepspeed:{name}"
+        for name in (
+            *("HfDeepSpeedConfig", "HfTrainerDeepSpeedConfig", "deepspeed_config", "deepspeed_init"),
+            *("deepspeed_load_checkpoint", "is_deepspeed_available", "is_deepspeed_zero3_enabled"),
+            *("set_hf_deepspeed_config", "unset_hf_deepspeed_config"),
+        )
+    },
+}
+"""Module of an earlier transformers -> name in it -> its place today, as "module:attribute"."""
+
+WITHDRAWN_FROM_PACKAGE = WITHDRAWN["transformers.trainer_tf"] | WITHDRAWN["transformers.training_args_tf"]
+"""Withdrawn names that the package transformers itself had too -> their place today."""

@@ -1,8 +1,8 @@
 """Makes `transformers.Trainer` and all that belongs to it mean littrainer's, however a script reaches it.
 
-A finder in front of `sys.meta_path` answers the import of the modules in `littrainer.redirection.names`. It sits in the
+A finder in front of `sys.meta_path` handles the import of the modules in `littrainer.redirection.names`. It sits in the
 import system rather than on the transformers package object because transformers replaces that object while it is being
-imported, and because whatever then imports these modules, transformers' own code included, goes through it.
+imported, and because all imports of these modules, by transformers' own code too, go through it.
 
 Every Python process that a script starts imports this module first: nothing heavy is imported here.
 """
@@ -15,14 +15,18 @@ import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from littrainer.redirection.names import DERIVED, REPLACED
-from littrainer.redirection.withdrawn import PACKAGE, WITHDRAWN, answer_in, answer_when_loaded
+from littrainer.redirection.names import DERIVED, REPLACED, WITHDRAWN, WITHDRAWN_FROM_PACKAGE
 
 TYPE_CHECKING = False
-"""What type checkers take to be true, for which alone the names below are imported."""
+"""True for type checkers, for which alone the names below are imported."""
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping, Sequence
+    from typing import Any
+
+PACKAGE = "transformers"
+# Set on the class of package objects that have the withdrawn names.
+_HAS_WITHDRAWN_NAMES = "_has_withdrawn_names"
 
 PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 STARTUP_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
@@ -33,10 +37,7 @@ _usual_threshold = gc.get_threshold()[0]
 
 
 class RedirectFinder:
-    """The entry of `sys.meta_path` that hands out shims for the modules in `REPLACED` and `WITHDRAWN`.
-
-    It also lets the package transformers answer the names in `WITHDRAWN`.
-    """
+    """The entry of `sys.meta_path` that loads shims for the modules in `REPLACED` and `WITHDRAWN`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -45,7 +46,7 @@ class RedirectFinder:
         if fullname == PACKAGE:
             spec = self._original_spec(fullname, path)
             if spec is not None and spec.loader is not None:
-                answer_when_loaded(spec)
+                _add_withdrawn_names_after_loading(spec)
             return spec
         if fullname not in REPLACED and fullname not in WITHDRAWN:
             return None
@@ -85,8 +86,44 @@ def install() -> None:
 
             replace_early_imports()
         if PACKAGE in sys.modules:
-            answer_in(sys.modules[PACKAGE])
+            add_withdrawn_names(sys.modules[PACKAGE])
     extend_to_children(os.environ)
+
+
+def _add_withdrawn_names_after_loading(spec: ModuleSpec) -> None:
+    loader: Any = spec.loader
+    execute = loader.exec_module
+
+    def execute_and_add(module: ModuleType) -> None:
+        execute(module)
+        # transformers replaces the package object while it is loaded.
+        add_withdrawn_names(sys.modules.get(PACKAGE, module))
+
+    loader.exec_module = execute_and_add
+
+
+def add_withdrawn_names(package: ModuleType) -> None:
+    """Add the withdrawn names to a package object, by its class: transformers replaces it by others of that class.
+
+    A module's own `__getattr__` would be called last, and that class has one that raises.
+    """
+    kind: Any = type(package)
+    if kind is ModuleType or _HAS_WITHDRAWN_NAMES in vars(kind):
+        return
+    get_attribute, names = kind.__getattr__, kind.__dir__
+
+    def look_up(self: ModuleType, name: str) -> Any:
+        if name not in WITHDRAWN_FROM_PACKAGE or self.__name__ != PACKAGE:
+            return get_attribute(self, name)
+        from littrainer.redirection.shim import load_target
+
+        return load_target(WITHDRAWN_FROM_PACKAGE[name])
+
+    def all_names(self: ModuleType) -> list[str]:
+        return [*names(self), *(WITHDRAWN_FROM_PACKAGE if self.__name__ == PACKAGE else ())]
+
+    setattr(kind, _HAS_WITHDRAWN_NAMES, True)
+    kind.__getattr__, kind.__dir__ = look_up, all_names
 
 
 def collect_garbage_as_usual() -> None:

@@ -20,8 +20,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from littrainer.redirection.names import REPLACED
-from littrainer.redirection.withdrawn import WITHDRAWN, ours
+from littrainer.redirection.names import EARLIER, REPLACED, WITHDRAWN
 
 FOR_TYPE_CHECKERS = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
@@ -41,18 +40,18 @@ class Binding:
 
 
 class ShimLoader(Loader):
-    """Loads the shim for one transformers module and answers what it is asked.
-
-    Args:
-        fullname: the name of the module, such as "transformers.trainer".
-        original_spec: the spec by which transformers' own module can be loaded; None if it has none any more.
-    """
+    """Loads the shim for a transformers module and looks its names up, by the spec of the original if there is one."""
 
     def __init__(self, fullname: str, original_spec: ModuleSpec | None) -> None:
         self.fullname = fullname
         self.original_spec = original_spec
         self.own = REPLACED.get(fullname) or WITHDRAWN[fullname]
         self.original: ModuleType | None = None
+        self.earlier = {
+            name: Binding(home, name, conditional=True)
+            for home, names in EARLIER.get(fullname, {}).items()
+            for name in names.split()
+        }
         self._bindings: dict[str, Binding] | None = None
         self._shim: ModuleType | None = None
         self._lock = threading.RLock()
@@ -69,7 +68,7 @@ class ShimLoader(Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Fill the shim: its two module-level hooks are all that it has before it is asked."""
+        """Fill the shim with two module-level hooks; names are added when they are first read."""
         self._shim = module
         vars(module).update(__getattr__=self.look_up, __dir__=self.names, __doc__=None)
 
@@ -79,11 +78,7 @@ class ShimLoader(Loader):
         return read(fullname) if read is not None else None
 
     def look_up(self, name: str) -> Any:
-        """Return what `name` means in this module and keep it there.
-
-        Raises:
-            AttributeError: transformers' module has no such name.
-        """
+        """Return what `name` means in this module, and keep it there."""
         if name == "__all__":
             return self.public_names()
         value = self._resolve(name)
@@ -99,24 +94,25 @@ class ShimLoader(Loader):
         own = self.own
         declared = self.bindings.get("__all__")
         if declared is not None:
-            return sorted({*own, *self._run_original().__all__})
-        sure = (name for name, binding in self.bindings.items() if not binding.conditional)
+            return sorted({*own, *self.run_original().__all__})
+        earlier = {name for name in self.earlier if hasattr(self._shim, name)}
+        sure = (name for name, binding in self.bindings.items() if not binding.conditional or name in earlier)
         return sorted({*own, *(name for name in sure if not name.startswith("_"))})
 
     @property
     def bindings(self) -> dict[str, Binding]:
-        """The names that transformers' own module binds, read from its source; empty without a source."""
+        """The names that transformers' module binds or did in transformers 4; empty without a source."""
         if self._bindings is None:
             source = self.get_source(self.fullname)
-            self._bindings = bindings_in(source, self.fullname) if source else {}
+            self._bindings = {**self.earlier, **bindings_in(source, self.fullname)} if source else {}
         return self._bindings
 
     def _resolve(self, name: str) -> Any:
         if name in self.own:
-            return ours(self.own[name])
+            return load_target(self.own[name])
         missing = AttributeError(f"module {self.fullname!r} has no attribute {name!r}")
         if self.original_spec is None or (name.startswith("__") and name != "__version__"):
-            # The import system and whoever scans sys.modules probe for such names; none is worth reading the source.
+            # The import system and scans of sys.modules probe for such names; none is worth reading the source.
             raise missing
         binding = self.bindings.get(name, Binding())
         if self.bindings and name not in self.bindings and "__getattr__" not in self.bindings:
@@ -134,11 +130,12 @@ class ShimLoader(Loader):
             # Every logger of transformers is the standard one of its module's name.
             return logging.getLogger(self.fullname)
         try:
-            return getattr(self._run_original(), name)
+            return getattr(self.run_original(), name)
         except AttributeError:
             raise missing from None
 
-    def _run_original(self) -> ModuleType:
+    def run_original(self) -> ModuleType:
+        """Return transformers' own module, which runs with the first call."""
         with self._lock:
             if self.original is None:
                 assert self.original_spec is not None and self.original_spec.loader is not None
@@ -159,10 +156,27 @@ class ShimLoader(Loader):
                 vars(self._shim).setdefault(name, value)
 
 
+def load_target(target: str) -> Any:
+    """Return the object at "module:attribute"; an ImportError if a module is missing."""
+    module, attribute = target.split(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        # transformers' package object would replace this error and its message by another.
+        raise ImportError(f"littrainer cannot load its {attribute}: {error}", name=error.name) from error
+
+
+def import_original(fullname: str) -> ModuleType:
+    """Return transformers' own module, also where the redirection has put littrainer's names in its place."""
+    module = importlib.import_module(fullname)
+    loader = getattr(module.__spec__, "loader", None)
+    return loader.run_original() if isinstance(loader, ShimLoader) else module
+
+
 def bindings_in(source: str, fullname: str) -> dict[str, Binding]:
     """Read from a module's source which names it binds and how, without running it.
 
-    A name that is bound in several ways counts as defined in the module, since only running it tells which one holds.
+    A name that is bound in several ways counts as defined in the module, which has to run to show the binding.
 
     Args:
         source: the text of the module.

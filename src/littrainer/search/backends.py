@@ -1,4 +1,4 @@
-"""The libraries that can drive a search, by name; a script may add its own backend to the table."""
+"""The libraries that can run a search, by name; a script may add its own backend to the table."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from littrainer.search.record import BestRun
 
 
 class HyperParamSearchBackendBase:
-    """A library that drives a search; derive from it and enter the class in `ALL_HYPERPARAMETER_SEARCH_BACKENDS`.
+    """A library that runs a search; derive from it and enter the class in `ALL_HYPERPARAMETER_SEARCH_BACKENDS`.
 
     Attributes:
-        name: what `backend=` calls it.
-        pip_package: what is installed for it; None if that is its name.
+        name: its name in `backend=`.
+        pip_package: the package to install for it; None if that is its name.
     """
 
     name: str
@@ -30,15 +30,15 @@ class HyperParamSearchBackendBase:
         raise NotImplementedError("A backend has to say whether it is available.")
 
     def run(self, trainer: Any, n_trials: int, direction: Any, **kwargs: Any) -> BestRun | list[BestRun] | None:
-        """Carry out the search and return the best trial."""
+        """Run the search and return the best trial."""
         raise NotImplementedError(f"{type(self).__name__} has to define run().")
 
     def default_hp_space(self, trial: Any) -> dict[str, Any]:
-        """Return the space of a search for which no `hp_space` is given."""
+        """Return the space of a search without `hp_space`."""
         raise NotImplementedError(f"{type(self).__name__} has no default space: pass hp_space.")
 
     def ensure_available(self) -> None:
-        """Raise a RuntimeError that says what to install, unless the library is there."""
+        """Raise a RuntimeError with the command to install the library, unless it is installed."""
         if not self.is_available():
             raise RuntimeError(f"backend={self.name!r} is not installed: run {self.pip_install()}.")
 
@@ -58,7 +58,7 @@ class _LibraryBackend(HyperParamSearchBackendBase):
         return all(find_spec(name) is not None for name in cls.modules)
 
     def run(self, trainer: Any, n_trials: int, direction: Any, **kwargs: Any) -> BestRun | list[BestRun] | None:
-        """Carry out the search; the keywords are the library's."""
+        """Run the search; the keywords are the library's."""
         module, _, name = self.function.partition(":")
         return getattr(importlib.import_module(module), name)(trainer, n_trials, direction, **kwargs)
 
@@ -84,7 +84,7 @@ class RayTuneBackend(_LibraryBackend):
     name = "ray"
     pip_package = "'ray[tune]'"
     modules = ("ray", "ray.tune")
-    function = "littrainer.search.ray_backend:run_hp_search_ray"
+    function = "littrainer.search.ray_backend:search_with_ray"
     default_hp_space = staticmethod(default_hp_space_ray)
 
 
@@ -100,39 +100,40 @@ class WandbBackend(_LibraryBackend):
     default_hp_space = staticmethod(default_hp_space_wandb)
 
 
+def run_hp_search_ray(trainer: Any, n_trials: int, direction: Any, **kwargs: Any) -> Any:
+    """Search on Ray Tune; the module of that search imports Ray."""
+    return RayTuneBackend().run(trainer, n_trials, direction, **kwargs)
+
+
 ALL_HYPERPARAMETER_SEARCH_BACKENDS: dict[Any, type[HyperParamSearchBackendBase]] = {
     HPSearchBackend(backend.name): backend for backend in (OptunaBackend, RayTuneBackend, WandbBackend)
 }
-"""Member of HPSearchBackend, or the name of a script's own backend -> its class; the first that is there is default."""
+"""Member of HPSearchBackend, or the name of a script's own backend -> its class; the first one installed is default."""
 
 
 def default_hp_search_backend() -> str:
     """Return the name of the first backend that is installed."""
-    known = ALL_HYPERPARAMETER_SEARCH_BACKENDS.values()
-    installed = [backend.name for backend in known if backend.is_available()]
-    if not installed:
-        ways = "; ".join(f"{backend.pip_install()} for {backend.name}" for backend in known)
-        raise RuntimeError(f"hyperparameter_search needs a library that drives it, and none is installed: {ways}.")
-    return installed[0]
+    backends = ALL_HYPERPARAMETER_SEARCH_BACKENDS.values()
+    for backend in backends:
+        if backend.is_available():
+            return backend.name
+    commands = "; ".join(f"{backend.pip_install()} for {backend.name}" for backend in backends)
+    raise RuntimeError(f"hyperparameter_search needs a library that runs it, and none is installed: {commands}.")
 
 
-def chosen_backend(backend: Any) -> tuple[Any, HyperParamSearchBackendBase]:
-    """Return the backend that `backend=` names.
-
-    Returns:
-        its key in the table (a member of HPSearchBackend, or the name of a script's own), and the backend.
+def find_backend(name_or_member: Any) -> tuple[Any, HyperParamSearchBackendBase]:
+    """Return the key in the table of the backend that `backend=` names, and the backend.
 
     Raises:
-        TypeError, ValueError: there is none of that name.
+        ValueError: there is none of that name.
         RuntimeError: it is not installed.
     """
-    wanted = default_hp_search_backend() if backend is None else getattr(backend, "value", backend)
-    if not isinstance(wanted, str):
-        raise TypeError(f"backend={backend!r} is {kind_of(backend)}; give the name of one, such as 'optuna'.")
-    by_name = {getattr(key, "value", key): key for key in ALL_HYPERPARAMETER_SEARCH_BACKENDS}
-    if wanted not in by_name:
-        raise ValueError(f"backend={wanted!r} is not known ({suggestion(str(wanted), by_name)}).")
-    key = by_name[wanted]
-    found = ALL_HYPERPARAMETER_SEARCH_BACKENDS[key]()
-    found.ensure_available()
-    return key, found
+    name = default_hp_search_backend() if name_or_member is None else getattr(name_or_member, "value", name_or_member)
+    if not isinstance(name, str):
+        raise TypeError(f"backend={name!r} is {kind_of(name)}; give the name of one, such as 'optuna'.")
+    keys = {getattr(key, "value", key): key for key in ALL_HYPERPARAMETER_SEARCH_BACKENDS}
+    if name not in keys:
+        raise ValueError(f"backend={name!r} is not known ({suggestion(str(name), keys)}).")
+    backend = ALL_HYPERPARAMETER_SEARCH_BACKENDS[keys[name]]()
+    backend.ensure_available()
+    return keys[name], backend

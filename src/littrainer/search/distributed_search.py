@@ -1,7 +1,7 @@
 """A search in several processes: the first one draws and decides, and all train each trial together.
 
-As in transformers the first process asks the space before the model is made, and the others get what was drawn as a
-fixed trial. Objectives, and whether a trial is pruned, are agreed on.
+As in transformers the first process calls the space before the model is made, and the others get the drawn values as a
+fixed trial. The objective, and whether a trial is pruned, are the first process's.
 """
 
 from __future__ import annotations
@@ -9,145 +9,119 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch.distributed as dist
 
-from littrainer.distributed.agreement import (
+from littrainer.distributed.collectives import (
     FailedElsewhere,
     LostProcess,
-    all_arrive,
-    are_several,
-    failing_together,
-    from_first,
+    barrier_with_timeout,
+    broadcast_object,
+    is_distributed,
+    raise_on_all_ranks,
 )
-from littrainer.distributed.failure_report import leave_word
-from littrainer.search.parameters import SearchMistake, asked
+from littrainer.distributed.failures import publish_failure
+from littrainer.search.parameters import SearchMistake, call_space
 from littrainer.search.trial import run_trial
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
 
 Value = TypeVar("Value")
 RunsTrial = Callable[[Any], Any]
-# How much later than the first of them the other processes may end a trial that has failed.
-SECONDS_UNTIL_ALL_HAVE_FAILED = 60.0
+# After the first of several processes has failed in a trial.
+MAX_WAIT_FOR_FAILURES_S = 60.0
 
 
-class _Begun(NamedTuple):
-    """A trial begins: what a sweep has drawn, or the parameters and the number of an Optuna trial."""
-
-    drawn: dict[str, Any]
-    number: int | None = None
-
-
-class _Over(NamedTuple):
-    """The search has ended, with what it returns, or with an error."""
+class _EndSearch(NamedTuple):
+    """The message after the last trial: the result of the search, or the error that has ended it."""
 
     result: Any = None
     error: str | None = None
 
 
-def refuse_several_processes(args: Any, what: str) -> None:
-    """Refuse trials at once if several processes train each trial together.
-
-    Parameters:
-        args: the training arguments.
-        what: what asks for them, as it was written: `n_jobs=4`.
-
-    Raises:
-        SearchMistake: there are several processes.
-    """
+def refuse_several_processes(args: TrainingArguments, option: str) -> None:
+    """Raise a SearchMistake if several processes train each trial, and an option such as `n_jobs=4` runs it in one."""
     if args.world_size > 1:
         raise SearchMistake(
-            f"{what} runs each trial in one process, and here {args.world_size} processes train one model together. "
+            f"{option} runs each trial in one process, and here {args.world_size} processes train one model together. "
             f'Search with backend="optuna" and n_jobs=1, so that the {args.world_size} processes train each trial '
             "together, or start one process (`littrainer run --devices 1`)."
         )
 
 
-def searched_by_all(trainer: Any, search: Callable[[RunsTrial], Value]) -> Value:
-    """Carry out a search whose trials all processes train together.
+def search_with_all(trainer: Any, search: Callable[[RunsTrial], Value]) -> Value:
+    """Run a search whose trials all processes train together, and return its result in all of them.
 
     Parameters:
-        search: called in the first process alone, with what runs a trial in all processes and returns its objective, or
-            raises what ended it. Between trials it must do nothing that processes do together.
-
-    Returns:
-        what `search` returns, in all processes.
+        search: called in the first process alone, with a function that runs a trial in all processes and returns its
+            objective, or raises the error that ended it. Between trials it must not use collectives.
 
     Raises:
         FailedElsewhere: `search` has failed in the first process; there the error itself is raised, and in a process
-            in which the last trial has failed, that error.
-        LostProcess: a process has ended, or is elsewhere.
+            in which the last trial has failed, the error of that trial.
+        LostProcess: a process has ended, or is at another place of the program.
     """
-    if not are_several():
+    if not is_distributed():
         return search(functools.partial(run_trial, trainer))
     if dist.get_rank() != 0:
-        return _follow(trainer)
+        return _run_trials_of_first(trainer)
     try:
-        result = search(functools.partial(_lead, trainer))
+        result = search(functools.partial(_start_trial, trainer))
     except BaseException as error:
         if not isinstance(error, LostProcess):
-            from_first(_Over(error=f"{type(error).__name__}: {error}"))
+            broadcast_object(_EndSearch(error=f"{type(error).__name__}: {error}"))
         raise
-    from_first(_Over(result))
+    broadcast_object(_EndSearch(result))
     return result
 
 
-def _lead(trainer: Any, trial: Any) -> Any:
-    """Run a trial in all processes, from the first one."""
-    if isinstance(trial, dict):
-        begun = _Begun(trial)
-    else:
-        asked(trainer.hp_space, trial)
-        begun = _Begun(dict(trial.params), trial.number)
-    return _run_in_all(trainer, trial, from_first(begun))
+def _start_trial(trainer: Any, trial: Any) -> Any:
+    """Run a trial in all processes, from the first one; the message to the others is the trial."""
+    message = trial
+    if not isinstance(trial, dict):
+        call_space(trainer.hp_space, trial)
+        # The library is loaded by the search that has made the trial.
+        message = importlib.import_module("optuna").trial.FixedTrial(dict(trial.params), trial.number)
+    broadcast_object(message)
+    return _run_together(trainer, trial)
 
 
-def _follow(trainer: Any) -> Any:
-    """Run the trials that the first process begins, until it ends the search."""
-    own: Exception | None = None
-    while True:
-        message: Any = from_first(None)
-        if isinstance(message, _Begun):
-            own, trial = None, message.drawn
-            if message.number is not None:
-                # The library is loaded by the search that has made the trial.
-                trial = importlib.import_module("optuna").trial.FixedTrial(trial, message.number)
-            try:
-                _run_in_all(trainer, trial, message)
-            except LostProcess:
-                raise
-            except Exception as error:
-                # What becomes of an error the first process decides.
-                own = error
-        elif message.error is None:
-            return message.result
-        elif own is not None and not isinstance(own, FailedElsewhere):
-            raise own
-        else:
-            raise FailedElsewhere(
-                f"Process {dist.get_rank()} ends because the search failed in process 0 with {message.error}"
-            )
+def _run_trials_of_first(trainer: Any) -> Any:
+    """Run the trials that the first process starts, until it ends the search."""
+    failure: Exception | None = None
+    while not isinstance(message := broadcast_object(cast("Any", None)), _EndSearch):
+        failure = None
+        try:
+            _run_together(trainer, message)
+        except LostProcess:
+            raise
+        except Exception as error:
+            # The first process decides whether the error ends the search.
+            failure = error
+    if message.error is None:
+        return message.result
+    if failure is not None and not isinstance(failure, FailedElsewhere):
+        raise failure
+    raise FailedElsewhere(f"Process {dist.get_rank()} ends because the search failed in process 0 with {message.error}")
 
 
-def _run_in_all(trainer: Any, trial: Any, begun: _Begun) -> Any:
-    """Run a trial that has failed if it fails in one process.
-
-    Raises:
-        LostProcess: it has failed here, and the others wait for this process in the middle of it.
-    """
-    doing = "a trial" if begun.number is None else f"trial {begun.number}"
-    with failing_together(doing):
+def _run_together(trainer: Any, trial: Any) -> Any:
+    """Run a trial that has failed if it fails in one process; a LostProcess if the others wait in the middle of it."""
+    name = f"trial {trial.number}" if hasattr(trial, "number") else "a trial"
+    with raise_on_all_ranks(name):
         try:
             objective = run_trial(trainer, trial)
         except LostProcess:
             raise
         except BaseException as error:
-            leave_word(error)
-            if not all_arrive(SECONDS_UNTIL_ALL_HAVE_FAILED):
+            publish_failure(error)
+            if not barrier_with_timeout(MAX_WAIT_FOR_FAILURES_S):
                 raise LostProcess(
-                    f"Process {dist.get_rank()} cannot go on with the search: {doing} failed here with "
+                    f"Process {dist.get_rank()} cannot continue the search: {name} failed here with "
                     f"{type(error).__name__}: {error}, and the others wait for it in the middle of that trial."
                 ) from error
             raise
-        all_arrive(0)
+        barrier_with_timeout(0)
         return objective

@@ -1,4 +1,4 @@
-"""A search with Optuna: the study, what becomes of each trial, and what the search leaves behind."""
+"""A search with Optuna: the study, the state of each of its trials, and a search that is resumed."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ import socket
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from littrainer.arguments.did_you_mean import suggestion
-from littrainer.distributed.agreement import LostProcess
-from littrainer.distributed.failure_report import is_running
+from littrainer.distributed.failures import is_running
 from littrainer.errors.lazy_isinstance import is_a
-from littrainer.search.distributed_search import refuse_several_processes, searched_by_all
-from littrainer.search.optuna_workers import FOLDER, Workers, note_folder, number_of_jobs
+from littrainer.errors.weak_attributes import without_callers_frames
+from littrainer.search.distributed_search import refuse_several_processes, search_with_all
 from littrainer.search.parameters import SearchMistake
 from littrainer.search.record import (
     COMPLETE,
     FAILED,
+    INTERRUPTED,
     PRUNED,
     RUNNING,
     BestRun,
     SearchRecord,
     TrialRecord,
-    error_in_a_line,
-    of_optuna,
+    format_error,
+    no_trial_completed,
 )
 from littrainer.search.trial import TRIAL_FAILURES, fails_trial_only
+from littrainer.search.trial_processes import TrialProcesses, count_jobs
 
 logger = logging.getLogger(__name__)
 
-SEARCH, ERROR = "littrainer:search", "littrainer:error"
-"""Attributes of a trial: the id of its search; what failed."""
+SEARCH, ERROR, FOLDER = "littrainer:search", "littrainer:error", "littrainer:folder"
+"""Attributes of a trial: the id of its search; the reason of its failure; its run folder."""
 NOTE_PREFIX = "littrainer:search:"
-"""A study's attribute of this name and a search's id holds what process runs the search, and None when it is over."""
+"""A study's attribute of this name and a search's id names the process of the search; None when the search is over."""
 
 STATES = {"COMPLETE": COMPLETE, "PRUNED": PRUNED, "FAIL": FAILED, "RUNNING": RUNNING}
-"""Optuna's states of trials -> the record's; one that waits is no trial yet."""
-INTERRUPTED = "it was interrupted"
+"""Optuna's states of trials -> the record's; a trial that waits has not begun."""
 
 
 def run_hp_search_optuna(
@@ -53,73 +53,59 @@ def run_hp_search_optuna(
     """Search with Optuna, as `Trainer.hyperparameter_search` describes it.
 
     Parameters:
-        n_trials: how many trials, None for as many as `timeout` allows; without that, until the study is stopped.
+        n_trials: the number of trials; None for as many as `timeout` allows, or until the study is stopped.
         direction: `minimize` or `maximize`, or a list of them.
         kwargs: keywords of `optuna.create_study` and `optuna.Study.optimize`.
 
     Raises:
         TypeError: a keyword that neither of them takes.
-        ValueError: the study that is gone on with has other directions.
+        ValueError: the study in the storage has other directions.
         RuntimeError: no trial was completed.
     """
-    import optuna
-
-    for_study, for_optimize = keywords_told_apart(kwargs)
-    catch = for_optimize.pop("catch", None)
-    # By default what hyperparameters can bring about.
-    catch = TRIAL_FAILURES if catch is None else tuple(catch) if isinstance(catch, Iterable) else (catch,)
-    jobs = number_of_jobs(trainer.args, for_optimize.pop("n_jobs", 1))
-    if jobs != 1:
-        refuse_several_processes(trainer.args, f"n_jobs={kwargs['n_jobs']}")
-    callbacks = list(for_optimize.pop("callbacks", None) or ())
-    directions: Any = [direction] if isinstance(direction, str) else list(direction)
-    storage = for_study.pop("storage", None)
-
-    def search(run: Callable[[Any], Any]) -> BestRun | list[BestRun]:
-        with tempfile.TemporaryDirectory(prefix="littrainer-search-") as folder:
-            shared = storage if jobs == 1 else _storage_for_several(storage, folder)
-            study = optuna.create_study(storage=shared, directions=directions, **for_study)
-            _check_directions(study, directions)
-            with carried_on(study, n_trials if storage is not None else None) as (search_id, left):
-                record = SearchRecord(trainer, "optuna", directions, study.study_name, study.metric_names)
-                trials = OptunaTrials(trainer, study, run, search_id, catch, record)
-                keywords = {"n_trials": n_trials if left is None else left, **for_optimize, "n_jobs": jobs}
-                keywords["callbacks"] = [trials.keep_record, *callbacks]
-                try:
-                    if jobs == 1:
-                        trials.optimize(**keywords)
-                    else:
-                        # Ctrl-C reaches this thread, which ends the workers; then the other one ends.
-                        with ThreadPoolExecutor(1) as other_thread, Workers(trainer, study, jobs) as workers:
-                            trials.run, trials.end_others = workers.run, workers.end
-                            other_thread.submit(trials.optimize, **keywords).result()
-                finally:
-                    trials.keep_record()
-            return best_runs(study)
-
-    return searched_by_all(trainer, search)
-
-
-def keywords_told_apart(keywords: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the keywords for `optuna.create_study`, and those for `optuna.Study.optimize`."""
-    import optuna
-
-    of_study = inspect.signature(optuna.create_study).parameters.keys() - {"direction", "directions"}
-    of_optimize = inspect.signature(optuna.Study.optimize).parameters.keys() - {"self", "func", "n_trials"}
-    for name in keywords.keys() - of_study - of_optimize:
-        near = suggestion(name, ["direction", *of_study, *of_optimize])
+    optuna = without_callers_frames(__import__, "optuna")
+    study_names = inspect.signature(optuna.create_study).parameters.keys() - {"direction", "directions"}
+    optimize_names = inspect.signature(optuna.Study.optimize).parameters.keys() - {"self", "func", "n_trials"}
+    for name in kwargs.keys() - study_names - optimize_names:
+        near = suggestion(name, ["direction", *study_names, *optimize_names])
         raise TypeError(
             f"hyperparameter_search was given {name}, which neither optuna.create_study nor optuna.Study.optimize "
             f"takes ({near})."
         )
-    for_study = {name: value for name, value in keywords.items() if name in of_study}
-    return for_study, {name: value for name, value in keywords.items() if name in of_optimize}
+    for_study = {name: value for name, value in kwargs.items() if name in study_names - {"storage"}}
+    for_optimize = {name: value for name, value in kwargs.items() if name in optimize_names}
+    catch = for_optimize.pop("catch", None)
+    catch = TRIAL_FAILURES if catch is None else tuple(catch) if isinstance(catch, Iterable) else (catch,)
+    storage, directions = kwargs.get("storage"), [direction] if isinstance(direction, str) else list(direction)
+    jobs = count_jobs(trainer.args, for_optimize.pop("n_jobs", 1))
+    if jobs != 1:
+        refuse_several_processes(trainer.args, f"n_jobs={kwargs['n_jobs']}")
+
+    def search(run_trial: Callable[[Any], Any]) -> BestRun | list[BestRun]:
+        with tempfile.TemporaryDirectory(prefix="littrainer-search-") as folder:
+            shared = storage if jobs == 1 else _storage_for_processes(storage, folder)
+            study = optuna.create_study(storage=shared, directions=directions, **for_study)
+            _check_directions(study, directions)
+            current = OptunaSearch(trainer, study, run_trial, catch)
+            left = n_trials if storage is None or n_trials is None else current.resume(n_trials)
+            keywords = {"n_trials": left, **for_optimize, "n_jobs": jobs}
+            keywords["callbacks"] = [current.write_record, *(for_optimize.get("callbacks") or ())]
+            try:
+                if jobs == 1:
+                    current.optimize(**keywords)
+                else:
+                    # This thread receives Ctrl-C and interrupts the processes; then the other thread ends.
+                    with ThreadPoolExecutor(1) as thread, TrialProcesses(trainer, study, jobs, folder) as processes:
+                        current.run_trial, current.interrupt_others = processes.run, processes.interrupt
+                        thread.submit(current.optimize, **keywords).result()
+            finally:
+                current.write_record()
+            current.finish()
+            return current.best_runs()
+
+    return search_with_all(trainer, search)
 
 
-# ---- The storage -----------------------------------------------------------------------------------------------------
-
-
-def _storage_for_several(storage: Any, folder: str) -> Any:
+def _storage_for_processes(storage: Any, folder: str) -> Any:
     """Return a storage that several processes can write to: the user's, or a file for a study in memory."""
     from optuna.storages import InMemoryStorage, JournalStorage
     from optuna.storages.journal import JournalFileBackend
@@ -127,201 +113,176 @@ def _storage_for_several(storage: Any, folder: str) -> Any:
     if isinstance(storage, InMemoryStorage):
         raise SearchMistake(
             "n_jobs runs trials in several processes, which cannot share an InMemoryStorage: leave storage out, or "
-            "give optuna.storages.JournalStorage or the address of a database."
+            "give optuna.storages.JournalStorage or the URL of a database."
         )
     return JournalStorage(JournalFileBackend(os.path.join(folder, "study.log"))) if storage is None else storage
 
 
 def _check_directions(study: Any, directions: list[str]) -> None:
-    of_study = [direction.name.lower() for direction in study.directions]
-    if of_study != directions:
-        given, made_for = (value[0] if len(value) == 1 else value for value in (directions, of_study))
+    study_directions = [direction.name.lower() for direction in study.directions]
+    if study_directions != directions:
+        wanted, stored = (value[0] if len(value) == 1 else value for value in (directions, study_directions))
         raise ValueError(
-            f"direction={given!r}, and the study {study.study_name!r} in this storage was made for {made_for!r}: "
-            f"pass direction={made_for!r}, or another study_name."
+            f"direction={wanted!r}, and the study {study.study_name!r} in this storage was made for {stored!r}: "
+            f"pass direction={stored!r}, or another study_name."
         )
 
 
-# ---- A search that was killed ----------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def carried_on(study: Any, n_trials: int | None) -> Iterator[tuple[str, int | None]]:
-    """Yield the id of the search to run in the block, and how many of its trials are left.
-
-    A search of as many trials in this study, of this machine, that was killed, interrupted or ended with an error goes
-    on. Its interrupted trials are done again, and the sampler draws other numbers than at its start.
-
-    Parameters:
-        n_trials: trials of the search; None for a study that is not kept, or if time decides.
-    """
-    if n_trials is None:
-        yield uuid.uuid4().hex, None
-        return
-    host, process = socket.gethostname(), os.getpid()
-    search_id, left = uuid.uuid4().hex, n_trials
-    for name, note in study.user_attrs.items():
-        if not name.startswith(NOTE_PREFIX) or not note or (note["host"], note["n_trials"]) != (host, n_trials):
-            continue
-        if note["pid"] == process or not is_running(note["pid"]):
-            search_id = name.removeprefix(NOTE_PREFIX)
-            left = _go_on(study, search_id, n_trials)
-            break
-    study.set_user_attr(f"{NOTE_PREFIX}{search_id}", {"host": host, "pid": process, "n_trials": n_trials})
-    yield search_id, left
-    study.set_user_attr(f"{NOTE_PREFIX}{search_id}", None)
-
-
-def _go_on(study: Any, search_id: str, n_trials: int) -> int:
-    """Have the interrupted trials of a search done again, and return how many of its trials are left."""
-    from optuna.trial import TrialState
-
-    own = [trial for trial in study.get_trials(deepcopy=False) if trial.user_attrs.get(SEARCH) == search_id]
-    for trial in own:
-        if not trial.state.is_finished():
-            _do_again(study, trial)
-            study.tell(trial.number, state=TrialState.FAIL)
-    # Neither killed nor interrupted.
-    ended = sum(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) or ERROR in trial.user_attrs for trial in own)
-    study.sampler.reseed_rng()
-    logger.warning(
-        f"The study {study.study_name!r} holds a search that ended before its time, and this one goes on with it: "
-        f"{ended} of its {n_trials} trials have ended."
-    )
-    return max(0, n_trials - ended)
-
-
-def _do_again(study: Any, trial: Any) -> None:
-    from optuna.trial import TrialState, create_trial
-
-    drawn = {"params": trial.params, "distributions": trial.distributions, "system_attrs": trial.system_attrs}
-    study.add_trial(create_trial(state=TrialState.WAITING, **drawn))
-
-
-# ---- Trials ----------------------------------------------------------------------------------------------------------
-
-
-class OptunaTrials:
+class OptunaSearch:
     """The trials of one search in a study.
 
     Parameters:
-        run: trains with a trial, and returns its objective or raises what ended it.
-        search_id: what the trials of this search are known by.
-        catch: errors of a trial after which the search goes on.
-        record: what is kept of the trials.
+        run_trial: trains with a trial, and returns its objective or raises the error that ended it.
+        catch: errors of a trial after which the search continues.
     """
 
-    def __init__(
-        self,
-        trainer: Any,
-        study: Any,
-        run: Callable[[Any], Any],
-        search_id: str,
-        catch: tuple[type[Exception], ...],
-        record: SearchRecord,
-    ):
-        self.trainer, self.study, self.run = trainer, study, run
-        self.search_id, self.catch, self.record = search_id, catch, record
-        # Ends the trials that run at the same time.
-        self.end_others: Callable[[], None] = lambda: None
+    def __init__(self, trainer: Any, study: Any, run_trial: Callable[[Any], Any], catch: tuple[type[Exception], ...]):
+        self.trainer, self.study, self.run_trial, self.catch = trainer, study, run_trial, catch
+        # Interrupts the trials that run at the same time.
+        self.interrupt_others: Callable[[], None] = lambda: None
         # The error that ends the search.
         self.error: Exception | None = None
+        self._id = uuid.uuid4().hex
+        directions = [direction.name.lower() for direction in study.directions]
+        self._record = SearchRecord(trainer.args, "optuna", directions, study.study_name, study.metric_names)
         self._lock = threading.Lock()
+
+    def resume(self, n_trials: int) -> int:
+        """Continue a search of as many trials in this study that this machine did not finish; return the number left.
+
+        Its interrupted trials are queued again, and the sampler draws other numbers than at its start.
+        """
+        host, process, left = socket.gethostname(), os.getpid(), n_trials
+        for name, note in self.study.user_attrs.items():
+            if not name.startswith(NOTE_PREFIX) or not note or (note["host"], note["n_trials"]) != (host, n_trials):
+                continue
+            if note["pid"] == process or not is_running(note["pid"]):
+                self._id = name.removeprefix(NOTE_PREFIX)
+                left -= self._queue_interrupted_trials()
+                logger.warning(
+                    f"The study {self.study.study_name!r} holds a search that was interrupted, which continues: "
+                    f"{n_trials - left} of its {n_trials} trials have ended."
+                )
+                break
+        self.study.set_user_attr(f"{NOTE_PREFIX}{self._id}", {"host": host, "pid": process, "n_trials": n_trials})
+        return max(0, left)
+
+    def _queue_interrupted_trials(self) -> int:
+        """Queue the trials again that were interrupted, and return how many have ended."""
+        from optuna.trial import TrialState
+
+        ended = 0
+        for trial in self.study.get_trials(deepcopy=False):
+            if trial.user_attrs.get(SEARCH) != self._id:
+                continue
+            if trial.state == TrialState.RUNNING:
+                self._queue_again(trial)
+                self.study.tell(trial.number, state=TrialState.FAIL)
+            # An interrupted trial has neither of these.
+            ended += trial.state in (TrialState.COMPLETE, TrialState.PRUNED) or ERROR in trial.user_attrs
+        self.study.sampler.reseed_rng()
+        return ended
+
+    def _queue_again(self, trial: Any) -> None:
+        from optuna.trial import TrialState, create_trial
+
+        drawn = {"params": trial.params, "distributions": trial.distributions, "system_attrs": trial.system_attrs}
+        self.study.add_trial(create_trial(state=TrialState.WAITING, **drawn))
+
+    def finish(self) -> None:
+        """Note that no call resumes this search."""
+        if f"{NOTE_PREFIX}{self._id}" in self.study.user_attrs:
+            self.study.set_user_attr(f"{NOTE_PREFIX}{self._id}", None)
 
     def optimize(self, **keywords: Any) -> None:
         """Run trials; the keywords are those of `Study.optimize`."""
         try:
-            self.study.optimize(self.objective, catch=self.catch, **keywords)
+            self.study.optimize(self._objective, catch=self.catch, **keywords)
         except KeyboardInterrupt:
-            # With it end the trials that ran when another one failed.
+            # An error has interrupted the trials that ran at the same time.
             if self.error is None:
                 raise
         if self.error is not None:
             raise self.error
 
-    def objective(self, trial: Any) -> Any:
+    def _objective(self, trial: Any) -> Any:
         """Run a trial; Optuna calls this for each."""
-        trial.set_user_attr(SEARCH, self.search_id)
+        trial.set_user_attr(SEARCH, self._id)
         try:
-            found = self.run(trial)
-            values = found if isinstance(found, list) else [found]
+            objective = self.run_trial(trial)
+            values = objective if isinstance(objective, list) else [objective]
             if len(values) != len(self.study.directions):
                 raise SearchMistake(
-                    f"compute_objective returned {len(values)} numbers ({found!r}), and direction names "
+                    f"compute_objective returned {len(values)} numbers ({objective!r}), and direction names "
                     f"{len(self.study.directions)}: give as many directions as there are objectives."
                 )
             if any(map(math.isnan, values)):
-                # Optuna takes such a trial for failed.
+                # Such a trial has failed for Optuna.
                 trial.set_user_attr(ERROR, "the objective is nan")
-            return found
+            return objective
         except KeyboardInterrupt:
-            # A call that goes on with the search does it again.
-            _do_again(self.study, self.study._storage.get_trial(trial._trial_id))
+            # A call that resumes the search repeats the trial.
+            self._queue_again(self.study._storage.get_trial(trial._trial_id))
             raise
         except Exception as error:
             if is_a(error, "pruned trial"):
                 raise
-            trial.set_user_attr(ERROR, error_in_a_line(error))
-            is_caught = isinstance(error, self.catch) and not isinstance(error, SearchMistake | LostProcess)
-            if not is_caught or (self.catch is TRIAL_FAILURES and not fails_trial_only(error)):
+            trial.set_user_attr(ERROR, format_error(error))
+            if not fails_trial_only(error, self.catch):
                 self.error = self.error or error
                 self.study.stop()
-                self.end_others()
+                self.interrupt_others()
             raise
         finally:
-            note_folder(self.trainer, trial)
+            # A trial that failed early may lack a parameter that `hp_name` reads.
+            with contextlib.suppress(Exception):
+                # A trial in a process of its own has its parameters in the storage only.
+                named = trial if trial.params else self.study._storage.get_trial(trial._trial_id)
+                folder = self.trainer._get_output_dir(named)
+                if os.path.isdir(folder):
+                    trial.set_user_attr(FOLDER, folder)
 
-    def keep_record(self, *_: Any) -> None:
-        """Write what has become of the trials of the study; Optuna calls this after each trial."""
+    def write_record(self, *_: Any) -> None:
+        """Write the record of all trials of the study; Optuna calls this after each trial."""
         with self._lock:
-            self.record.update(records_of(self.study))
+            self._record.update(self._read_trials())
+
+    def _read_trials(self) -> list[TrialRecord]:
+        """Return all trials of the study that have begun."""
+        trials = self.study.get_trials(deepcopy=False)
+        return [self._read_trial(trial) for trial in trials if trial.state.name in STATES]
+
+    def _read_trial(self, trial: Any) -> TrialRecord:
+        record = TrialRecord(str(trial.number), STATES[trial.state.name], parameters=dict(trial.params))
+        record.folder = trial.user_attrs.get(FOLDER)
+        record.distributions = {name: describe_distribution(drawn) for name, drawn in trial.distributions.items()}
+        record.intermediate = sorted(trial.intermediate_values.items())
+        record.seconds = None if trial.duration is None else trial.duration.total_seconds()
+        if record.state == COMPLETE:
+            record.objective = _get_objective(trial)
+        elif record.state == FAILED:
+            record.error = trial.user_attrs.get(ERROR, INTERRUPTED if SEARCH in trial.user_attrs else None)
+        return record
+
+    def best_runs(self) -> BestRun | list[BestRun]:
+        """Return the best trial, or with several objectives all that no other surpasses."""
+        trials = self._read_trials()
+        if not any(trial.state == COMPLETE for trial in trials):
+            raise no_trial_completed(trials, "With catch=() a search ends at the first failure, with its traceback.")
+        has_several = len(self.study.directions) > 1
+        best = self.study.best_trials if has_several else [self.study.best_trial]
+        runs = [BestRun(str(trial.number), _get_objective(trial), trial.params) for trial in best]
+        return runs if has_several else runs[0]
 
 
-def records_of(study: Any) -> list[TrialRecord]:
-    """Return all trials of a study, as the record of a search holds them."""
-    return [record_of(trial) for trial in study.get_trials(deepcopy=False) if trial.state.name in STATES]
+def describe_distribution(distribution: Any) -> dict[str, Any]:
+    """Describe one of Optuna's distributions, as `TrialRecord.distributions` has it."""
+    if hasattr(distribution, "choices"):
+        return {"kind": "categorical", "choices": list(distribution.choices)}
+    kind = "int" if type(distribution).__name__.startswith("Int") else "float"
+    limits = {name: getattr(distribution, name) for name in ("low", "high", "log", "step")}
+    return {"kind": kind, **limits}
 
 
-def record_of(trial: Any) -> TrialRecord:
-    """Return one of a study's trials, as the record of a search holds it."""
-    state = STATES[trial.state.name]
-    error = None
-    if state == FAILED:
-        error = trial.user_attrs.get(ERROR, INTERRUPTED if SEARCH in trial.user_attrs else None)
-    values = trial.values if state == COMPLETE else None
-    return TrialRecord(
-        id=str(trial.number),
-        state=state,
-        objective=None if values is None else values[0] if len(values) == 1 else list(values),
-        parameters=dict(trial.params),
-        distributions={name: of_optuna(distribution) for name, distribution in trial.distributions.items()},
-        intermediate=sorted(trial.intermediate_values.items()),
-        seconds=None if trial.duration is None else trial.duration.total_seconds(),
-        folder=trial.user_attrs.get(FOLDER),
-        error=error,
-    )
-
-
-def best_runs(study: Any) -> BestRun | list[BestRun]:
-    """Return the best trial of a study, or with several objectives all that none surpasses."""
-    records = records_of(study)
-    if not any(record.state == COMPLETE for record in records):
-        raise RuntimeError(_none_completed(records))
-    if len(study.directions) > 1:
-        return [BestRun(str(trial.number), trial.values, trial.params) for trial in study.best_trials]
-    best = study.best_trial
-    return BestRun(str(best.number), best.value, best.params)
-
-
-def _none_completed(records: list[TrialRecord]) -> str:
-    if not records:
-        return "The search ended before any trial: give it more time (timeout), or look for what calls Study.stop()."
-    failed = [record for record in records if record.state == FAILED]
-    pruned = sum(record.state == PRUNED for record in records)
-    message = f"None of {len(records)} trials was completed: {len(failed)} failed and {pruned} pruned."
-    if not failed:
-        return message
-    return (
-        f"{message} The first failure, in trial {failed[0].id} with {failed[0].parameters}: {failed[0].error}. "
-        "With catch=() a search ends at the first failure and shows where it came from."
-    )
+def _get_objective(trial: Any) -> Any:
+    return trial.values[0] if len(trial.values) == 1 else list(trial.values)

@@ -1,4 +1,4 @@
-"""The parameters of a trial: the spaces that are searched by default, and how a trial sets training arguments."""
+"""The parameters of a trial: the default spaces, and how a trial sets training arguments."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from typing import Any
 
 from littrainer.arguments.did_you_mean import suggestion
 from littrainer.arguments.earlier_names import earlier_names_of
+from littrainer.arguments.json_values import truth
 from littrainer.arguments.normalization import ALIASES
-from littrainer.arguments.parser import truth
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.distributed.agreement import FailedElsewhere, LostProcess
+from littrainer.distributed.collectives import FailedElsewhere, LostProcess
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.errors.notes import kind_of
 
 logger = logging.getLogger(__name__)
 
-LOWEST_LEARNING_RATE, HIGHEST_LEARNING_RATE = 1e-6, 1e-4
-MOST_EPOCHS = 5
-HIGHEST_SEED = 40
+MIN_LEARNING_RATE, MAX_LEARNING_RATE = 1e-6, 1e-4
+MAX_EPOCHS = 5
+MAX_SEED = 40
 MICRO_BATCH_SIZES = [4, 8, 16, 32, 64]
-# What Ray's configuration may hold for its own logger.
+# An entry of Ray's configuration for its logger.
 NO_PARAMETERS = ("wandb",)
 
 
 class SearchMistake(TypeError):
-    """The script's space, objective or model is wrong, whatever was drawn: the search ends."""
+    """The script's space, objective or model is wrong for all drawn values: the search ends."""
 
 
 def default_hp_space_optuna(trial: Any) -> dict[str, Any]:
     """Ask an Optuna trial for learning rate, epochs, seed and micro-batch size."""
     return {
-        "learning_rate": trial.suggest_float("learning_rate", LOWEST_LEARNING_RATE, HIGHEST_LEARNING_RATE, log=True),
-        "num_train_epochs": trial.suggest_int("num_train_epochs", 1, MOST_EPOCHS),
-        "seed": trial.suggest_int("seed", 1, HIGHEST_SEED),
+        "learning_rate": trial.suggest_float("learning_rate", MIN_LEARNING_RATE, MAX_LEARNING_RATE, log=True),
+        "num_train_epochs": trial.suggest_int("num_train_epochs", 1, MAX_EPOCHS),
+        "seed": trial.suggest_int("seed", 1, MAX_SEED),
         "per_device_train_batch_size": trial.suggest_categorical("per_device_train_batch_size", MICRO_BATCH_SIZES),
     }
 
@@ -47,9 +47,9 @@ def default_hp_space_ray(trial: Any) -> dict[str, Any]:
     """Return the same four hyperparameters as domains of Ray Tune."""
     tune: Any = importlib.import_module("ray.tune")
     return {
-        "learning_rate": tune.loguniform(LOWEST_LEARNING_RATE, HIGHEST_LEARNING_RATE),
-        "num_train_epochs": tune.choice(list(range(1, MOST_EPOCHS + 1))),
-        "seed": tune.uniform(1, HIGHEST_SEED),
+        "learning_rate": tune.loguniform(MIN_LEARNING_RATE, MAX_LEARNING_RATE),
+        "num_train_epochs": tune.choice(list(range(1, MAX_EPOCHS + 1))),
+        "seed": tune.uniform(1, MAX_SEED),
         "per_device_train_batch_size": tune.choice(MICRO_BATCH_SIZES),
     }
 
@@ -57,22 +57,17 @@ def default_hp_space_ray(trial: Any) -> dict[str, Any]:
 def default_hp_space_wandb(trial: Any) -> dict[str, Any]:
     """Return the same four hyperparameters as the configuration of a sweep of Weights & Biases."""
     parameters = {
-        "learning_rate": {"distribution": "uniform", "min": LOWEST_LEARNING_RATE, "max": HIGHEST_LEARNING_RATE},
+        "learning_rate": {"distribution": "uniform", "min": MIN_LEARNING_RATE, "max": MAX_LEARNING_RATE},
         # One epoch more than with the other libraries, as in transformers.
-        "num_train_epochs": {"distribution": "int_uniform", "min": 1, "max": MOST_EPOCHS + 1},
-        "seed": {"distribution": "int_uniform", "min": 1, "max": HIGHEST_SEED},
+        "num_train_epochs": {"distribution": "int_uniform", "min": 1, "max": MAX_EPOCHS + 1},
+        "seed": {"distribution": "int_uniform", "min": 1, "max": MAX_SEED},
         "per_device_train_batch_size": {"values": MICRO_BATCH_SIZES},
     }
     return {"method": "random", "metric": {"name": "objective", "goal": "minimize"}, "parameters": parameters}
 
 
-def asked(space: Callable[[Any], Any], trial: Any) -> dict[str, Any]:
-    """Return what a space function returns for a trial.
-
-    Raises:
-        SearchMistake: the function fails or returns no dict. That it prunes the trial, or that another process has
-            failed, is passed on.
-    """
+def call_space(space: Callable[[Any], Any], trial: Any) -> dict[str, Any]:
+    """Return the dict of a space function for a trial; a SearchMistake if it fails or returns something else."""
     try:
         found = space(trial)
     except Exception as error:
@@ -89,7 +84,7 @@ def asked(space: Callable[[Any], Any], trial: Any) -> dict[str, Any]:
 
 
 def drawn_in(trial: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters in what Ray Tune or a sweep has drawn."""
+    """Return the parameters that Ray Tune or a sweep has drawn."""
     return {name: value for name, value in trial.items() if name not in NO_PARAMETERS}
 
 
@@ -129,9 +124,6 @@ def converted(args: Any, name: str, value: Any) -> Any:
     """Return a value as its argument has it: of the type of the value before, as in transformers.
 
     But 0.1 stays 0.1 if the script wrote `weight_decay=0`, and "False" is false.
-
-    Raises:
-        SearchMistake: there is no value of that type for it.
     """
     old = getattr(args, name)
     if old is None or value is None:
@@ -157,25 +149,22 @@ def _warn_of_unknown(name: str, cls: type) -> None:
 
 
 def settle(args: Any, given: Container[str]) -> None:
-    """Let what is given decide over other names of the same things, and keep the rules of the constructor.
+    """Let arguments that were set decide over other names of the same things, and apply the rules of the constructor.
 
     Parameters:
-        given: names of the arguments that a trial, or a script, has set after they were made.
-
-    Raises:
-        SearchMistake, ValueError, NotImplementedError: as `set_parameters`.
+        given: names of the arguments that a trial or a script has set.
     """
     for alias, name in ALIASES.items():
         if alias in given and name not in given:
             setattr(args, name, getattr(args, alias))
     if "warmup_ratio" not in given:
-        # It has been turned into warmup_steps when the arguments were made.
+        # The constructor has turned it into warmup_steps.
         args.warmup_ratio = None
     if "metric_for_best_model" in given and "greater_is_better" not in given:
         args.greater_is_better = None
     if isinstance(args, TrainingArguments):
         asked_for_bars = args._asked_for_bars
-        # The package's own part of the constructor; a subclass's has been carried out, and once is what it expects.
+        # Not the constructor of a script's subclass, which expects to run once.
         try:
             TrainingArguments.__post_init__(args)
         except TypeError as error:

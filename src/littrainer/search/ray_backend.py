@@ -1,7 +1,7 @@
 """A search on Ray Tune: each trial in a process that Ray starts, on this machine or on others.
 
-Ray ends and pauses a trial where it waits in `ray.tune.report`, by a SystemExit there. A report is therefore made when
-all that is due at its optimizer step has been done, so that a checkpoint handed to Ray goes on exactly.
+Ray ends and pauses a trial by a SystemExit in `ray.tune.report`. A report is therefore made after all other actions at
+its optimizer step, so that a trial continues exactly from a checkpoint in it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import logging
+import math
 import os
 import sys
 import tempfile
@@ -17,52 +18,54 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ray.tune
+
 from littrainer.arguments.choices import IntervalStrategy
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
 from littrainer.redirection import redirect
 from littrainer.search.distributed_search import refuse_several_processes
-from littrainer.search.parameters import asked
+from littrainer.search.parameters import call_space
 from littrainer.search.record import (
     COMPLETE,
     FAILED,
+    INTERRUPTED,
     PRUNED,
     RUNNING,
     BestRun,
     SearchRecord,
     TrialRecord,
-    error_in_a_line,
-    of_ray,
+    format_error,
+    no_trial_completed,
 )
-from littrainer.search.trainer_pickle import packed, unpacked
+from littrainer.search.trainer_pickle import pack, unpack
 from littrainer.search.trial import fails_trial_only, run_trial
 
 # The prefix of the names of an experiment and of its trials.
 NAME = "hyperparameter_search"
 # Entries of each result, with the evaluation's metrics.
 OBJECTIVE, STEP, LAST_STEP = "objective", "step", "max_steps"
-# By the names of their classes: these need no evaluation while training; end trials and never pause one.
+# Names of schedulers that need no evaluation during training, and that end trials and never pause them.
 NEEDS_NO_EVALUATION = "FIFOScheduler"
 NEVER_PAUSES = (NEEDS_NO_EVALUATION, "AsyncHyperBandScheduler")
-# How long Ray waits for the training of a trial that it has ended, which closes the runs of trackers; its own limit of
-# two seconds is short.
-THREAD_TIMEOUT, SECONDS_FOR_AN_ENDED_TRAINING = "TUNE_FUNCTION_THREAD_TIMEOUT_S", "60"
-# Logs every checkpoint that is handed to Ray.
-LOGS_CHECKPOINTS = "ray.train._internal.storage"
+# Ray waits two seconds for the training of a trial that it has ended, too short to close the runs of trackers.
+THREAD_TIMEOUT, MAX_SHUTDOWN_S = "TUNE_FUNCTION_THREAD_TIMEOUT_S", "60"
+# Logs every checkpoint that is passed to Ray.
+CHECKPOINT_LOGGER = "ray.train._internal.storage"
 DIED = (
     "its process died without an error, most often as memory ran out (let fewer trials run at once, with "
     "max_concurrent_trials); Ray's logs of its worker may say more"
 )
 
 
-def run_hp_search_ray(trainer: Any, n_trials: int, direction: str, **kwargs: Any) -> BestRun:
+def search_with_ray(trainer: Any, n_trials: int, direction: str, **kwargs: Any) -> BestRun:
     """Search on Ray Tune.
 
     Parameters:
-        n_trials: samples of the space; a `grid_search` in it is gone through in each of them.
+        n_trials: samples of the space; each of them takes all values of a `grid_search` in it.
         direction: `minimize` or `maximize`.
         kwargs: keywords of `ray.tune.run`. By default a trial gets one CPU, and a GPU if there is one, failed trials
-            do not end the search (`raise_on_failed_trial=False`), and a `CLIReporter` shows how trials stand. The
-            environment variable `RAY_SCOPE` says what of a trial's objectives counts, `last` by default.
+            do not end the search (`raise_on_failed_trial=False`), and a `CLIReporter` shows the trials. The
+            environment variable `RAY_SCOPE` selects which of a trial's objectives counts, `last` by default.
 
     Returns:
         the best of the trials that have not failed, with Ray's `ExperimentAnalysis` as `run_summary`.
@@ -70,24 +73,20 @@ def run_hp_search_ray(trainer: Any, n_trials: int, direction: str, **kwargs: Any
     Raises:
         ValueError, TypeError: an unknown keyword, or trials would get more than one GPU.
         RuntimeError: the scheduler needs evaluations while training and there are none; no trial was completed.
-        SearchMistake, or what is no failure of hyperparameters: a trial shows that the script is wrong, or several
-            processes search together.
+        SearchMistake, or an error that hyperparameters cannot cause: a trial shows that the script is wrong, or
+            several processes search together.
     """
-    import ray.tune
-
-    args = trainer.args
+    args, scheduler = trainer.args, kwargs.get("scheduler")
     refuse_several_processes(args, 'backend="ray"')
-    space = asked(trainer.hp_space, None)
-    scheduler = kwargs.get("scheduler")
-    kind = type(scheduler).__name__
-    evaluates = args.do_eval and args.eval_strategy != IntervalStrategy.NO
-    if scheduler is not None and kind != NEEDS_NO_EVALUATION and not evaluates:
+    space = call_space(trainer.hp_space, None)
+    kind = NEEDS_NO_EVALUATION if scheduler is None else type(scheduler).__name__
+    if kind != NEEDS_NO_EVALUATION and not (args.do_eval and args.eval_strategy != IntervalStrategy.NO):
         raise RuntimeError(
             f"{kind} needs evaluations while trials train, and eval_strategy='no' gives none: set "
             "eval_strategy='steps' or 'epoch' in the arguments, or pass no scheduler."
         )
-    kwargs.setdefault("resources_per_trial", {"cpu": 1, **({"gpu": 1} if args.n_gpu > 0 else {})})
-    gpus = kwargs["resources_per_trial"].get("gpu", 0) if isinstance(kwargs["resources_per_trial"], dict) else 0
+    resources = kwargs.setdefault("resources_per_trial", {"cpu": 1, **({"gpu": 1} if args.n_gpu > 0 else {})})
+    gpus = resources.get("gpu", 0) if isinstance(resources, dict) else 0
     if gpus > 1:
         raise ValueError(
             f"resources_per_trial gives {gpus} GPUs to each trial, and a trial of a Ray search trains in one process "
@@ -98,81 +97,108 @@ def run_hp_search_ray(trainer: Any, n_trials: int, direction: str, **kwargs: Any
     if scheduler is not None and getattr(scheduler, "_metric", None) is None and "search_alg" not in kwargs:
         kwargs.setdefault("metric", OBJECTIVE)
         kwargs.setdefault("mode", direction[:3])
-    trials = RayTrials(SearchRecord(trainer, "ray", [direction]), trainer.hp_name, space)
-    kwargs["callbacks"] = [*(kwargs.get("callbacks") or []), trials.callback()]
-    pauses = scheduler is not None and kind not in NEVER_PAUSES
+    trials = RayTrials(SearchRecord(args, "ray", [direction]), trainer.hp_name, space)
+    kwargs["callbacks"] = [*(kwargs.get("callbacks") or []), trials]
     trainable = ray.tune.with_parameters(
         train_trial,
-        packed_trainer=packed(trainer),
+        packed_trainer=pack(trainer),
         path=list(sys.path),
         folder=os.getcwd(),
         is_redirected=redirect.is_installed(),
-        checkpoints_each_report=pauses,
+        checkpoints_each_report=kind not in NEVER_PAUSES,
     )
     trainable.__name__ = NAME
     try:
         analysis = ray.tune.run(trainable, config=space, num_samples=n_trials, **kwargs)
     except BaseException:
-        trials.leave_unfinished()
         if trials.mistake is not None:
             raise trials.mistake from None
         raise
-    trials.leave_unfinished()
-    # A trial that has failed after a report is none to go on with.
+    finally:
+        trials.end()
+    # A trial that failed after a report is not compared.
     compared = copy.copy(analysis)
     compared.trials = [trial for trial in analysis.trials if trial.status != "ERROR"]
     best = compared.get_best_trial(OBJECTIVE, direction[:3], os.environ.get("RAY_SCOPE", "last"))
     if best is None or OBJECTIVE not in (best.last_result or {}):
-        errors = [trial.error for trial in trials.records.values() if trial.error is not None]
-        why = f"; the first failed with {errors[0]}." if errors else "."
-        raise RuntimeError(f"None of the {len(analysis.trials)} trials ended with an objective{why}")
+        raise no_trial_completed(list(trials.records.values()))
     if best.is_finished():
         # Also if the scheduler stopped it.
         trials.keep(best, COMPLETE)
     return BestRun(best.trial_id, best.last_result[OBJECTIVE], best.config, analysis)
 
 
-class RayTrials:
-    """What becomes of the trials of a search: its record, and the error that ends it.
+def describe_domain(domain: Any) -> dict[str, Any] | None:
+    """Describe one entry of Ray Tune's search space, as `TrialRecord.distributions` has it.
 
-    Attributes:
-        mistake: the error that ended the search, if the script is wrong.
-        records: id of a trial -> what is recorded of it.
+    Returns:
+        None for a constant, a normal distribution, and a function that draws.
     """
+    choices = getattr(domain, "categories", None)
+    if isinstance(domain, dict) and list(domain) == ["grid_search"]:
+        choices = domain["grid_search"]
+    if choices is not None:
+        return {"kind": "categorical", "choices": list(choices)}
+    # Texts have something that is called `lower`, too.
+    if not (hasattr(domain, "get_sampler") and hasattr(domain, "lower") and hasattr(domain, "upper")):
+        return None
+    low, high, sampler = domain.lower, domain.upper, domain.get_sampler()
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return None
+    # A quantized sampler wraps the sampler of the distribution.
+    step = getattr(sampler, "q", None)
+    is_log = "Log" in type(getattr(sampler, "sampler", None) or sampler).__name__
+    is_integer = type(domain).__name__ == "Integer"
+    if is_integer and not step:
+        # Ray excludes the upper end of integers, except if it rounds them to multiples.
+        high, step = high - 1, 1
+    return {"kind": "int" if is_integer else "float", "low": low, "high": high, "log": is_log, "step": step}
+
+
+class RayTrials(ray.tune.Callback):
+    """Records the trials of a search, and the error that ends the search if the script is wrong (`mistake`)."""
 
     def __init__(self, record: SearchRecord, hp_name: Callable[[Any], str] | None, space: dict[str, Any]) -> None:
         self.mistake: BaseException | None = None
         self._record, self._hp_name = record, hp_name
-        self._drawn_from = {name: found for name, domain in space.items() if (found := of_ray(domain))}
+        descriptions = {name: describe_domain(domain) for name, domain in space.items()}
+        self._distributions = {name: described for name, described in descriptions.items() if described is not None}
+        # Id of a trial -> its record.
         self.records: dict[str, TrialRecord] = {}
 
-    def callback(self) -> Any:
-        """Return the callback by which Ray reports its trials."""
-        from ray.tune import Callback
+    def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """Record that a trial runs."""
+        self.keep(trial, RUNNING)
 
-        keep, end_with_error = self.keep, self.end_with_error
+    def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Any, **info: Any) -> None:
+        """Record an evaluation of a trial."""
+        if OBJECTIVE in result:
+            record = self.keep(trial, RUNNING)
+            record.intermediate.append((result.get(STEP, iteration), result[OBJECTIVE]))
 
-        class KeepsRecord(Callback):
-            def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-                keep(trial, RUNNING)
-
-            def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Any, **info: Any) -> None:
-                if OBJECTIVE in result:
-                    kept = keep(trial, RUNNING)
-                    kept.intermediate.append((result.get(STEP, iteration), result[OBJECTIVE]))
-
-            def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-                result = trial.last_result or {}
-                keep(trial, COMPLETE if result.get(STEP, 0) >= result.get(LAST_STEP, 0) else PRUNED)
-
-            def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-                end_with_error(trial)
-
-        return KeepsRecord()
-
-    def keep(self, trial: Any, state: str) -> TrialRecord:
-        """Record how a trial of Ray's stands."""
+    def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """Record the end of a trial; a trial that the scheduler stopped before its last step is pruned."""
         result = trial.last_result or {}
+        self.keep(trial, COMPLETE if result.get(STEP, 0) >= result.get(LAST_STEP, 0) else PRUNED)
+
+    def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """Record that a trial has failed.
+
+        Raises:
+            Exception: its error, if hyperparameters cannot have caused it; this ends the search.
+        """
+        error: Any = None
+        # The file next to Ray's logs; its copy in the storage is made later.
+        with contextlib.suppress(Exception):
+            error = ray.cloudpickle.loads(Path(str(trial.pickled_error_file)).read_bytes())
+        cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else None
+        self.keep(trial, FAILED, DIED if cause is None else format_error(cause))
+        if cause is not None and not fails_trial_only(cause):
+            self.mistake = error.as_instanceof_cause()
+            raise self.mistake
+
+    def keep(self, trial: Any, state: str, error: str | None = None) -> TrialRecord:
+        """Record the state of one of Ray's trials."""
         if trial.trial_id not in self.records:
             name = f"run-{trial.trial_id}"
             # An hp_name that fails does so in the trial's process too, which ends the search.
@@ -181,44 +207,22 @@ class RayTrials:
             folder = str(self._record.path.parent / name)
             self.records[trial.trial_id] = TrialRecord(trial.trial_id, state, folder=folder)
             self._record.search.name = trial.experiment_dir_name
-        kept = self.records[trial.trial_id]
-        kept.state, kept.objective, kept.seconds = state, result.get(OBJECTIVE), result.get("time_total_s")
-        kept.parameters, kept.distributions = dict(trial.config), self._drawn_from
+        record, result = self.records[trial.trial_id], trial.last_result or {}
+        record.state, record.error = state, error
+        record.objective, record.seconds = result.get(OBJECTIVE), result.get("time_total_s")
+        record.parameters, record.distributions = dict(trial.config), self._distributions
         self._record.update(list(self.records.values()))
-        return kept
+        return record
 
-    def end_with_error(self, trial: Any) -> None:
-        """Record that a trial has failed.
-
-        Raises:
-            Exception: its error, if that is none that hyperparameters bring about; it ends the search.
-        """
-        from ray import cloudpickle
-        from ray.exceptions import RayTaskError
-
-        error: Any = None
-        # The copy next to Ray's logs; the one in the storage is brought there later.
-        with contextlib.suppress(Exception):
-            error = cloudpickle.loads(Path(str(trial.pickled_error_file)).read_bytes())
-        cause = error.cause if isinstance(error, RayTaskError) else None
-        self.keep(trial, FAILED).error = DIED if cause is None else error_in_a_line(cause)
-        self._record.update(list(self.records.values()))
-        if cause is not None and not fails_trial_only(cause):
-            self.mistake = error.as_instanceof_cause()
-            raise self.mistake
-
-    def leave_unfinished(self) -> None:
-        """Note that the trials that still run have no end, since the search is over."""
-        for trial in self.records.values():
-            if trial.state == RUNNING:
-                trial.state, trial.error = FAILED, "it was interrupted"
+    def end(self) -> None:
+        """Record that the trials which still run were interrupted, since the search is over."""
+        for record in self.records.values():
+            if record.state == RUNNING:
+                record.state, record.error = FAILED, INTERRUPTED
         self._record.update(list(self.records.values()))
 
 
 # ---- In the process that Ray has started for a trial -----------------------------------------------------------------
-
-# Whether the scheduler may pause the trial of this process at any report.
-_saves_each_report = False
 
 
 def train_trial(
@@ -229,56 +233,51 @@ def train_trial(
     is_redirected: bool,
     checkpoints_each_report: bool,
 ) -> None:
-    """Carry out one trial; Ray calls this in the trial's process.
+    """Run one trial; Ray calls this in the trial's process.
 
     Parameters:
         config: the hyperparameters that Ray has drawn.
-        packed_trainer: the Trainer as `trainer_pickle.packed` has it.
+        packed_trainer: the Trainer as `trainer_pickle.pack` returned it.
         path, folder: `sys.path` and the working folder of the process that searches.
-        is_redirected: whether names of transformers are answered by ours there.
+        is_redirected: whether transformers' names are redirected there.
         checkpoints_each_report: whether the scheduler may pause a trial at any report.
     """
-    import ray.tune
-
-    logging.getLogger(LOGS_CHECKPOINTS).setLevel(logging.WARNING)
-    os.environ.setdefault(THREAD_TIMEOUT, SECONDS_FOR_AN_ENDED_TRAINING)
+    logging.getLogger(CHECKPOINT_LOGGER).setLevel(logging.WARNING)
+    os.environ.setdefault(THREAD_TIMEOUT, MAX_SHUTDOWN_S)
     sys.path.extend(entry for entry in path if entry not in sys.path)
     # Paths of the script, and of its arguments, are relative to the folder in which the search was started.
     if "RAY_CHDIR_TO_TRIAL_DIR" not in os.environ and os.path.isdir(folder):
         os.chdir(folder)
     if is_redirected:
         redirect.install()
-    trainer = unpacked(packed_trainer)
-    global _saves_each_report
-    _saves_each_report = checkpoints_each_report
-    # Ray shows this process the GPU that it has for the trial, or none.
+    trainer = unpack(packed_trainer)
+    trainer.session.search.saves_each_report = checkpoints_each_report
+    # This process has the GPU that Ray assigns to the trial, or none.
     for name in ("device", "_n_gpu"):
         vars(trainer.args).pop(name, None)
-    # A trial that was paused goes on as if it had not been.
+    # A trial that was paused continues exactly.
     trainer.args.restore_callback_states_from_checkpoint = True
     checkpoint = ray.tune.get_checkpoint()
     if checkpoint is None:
-        run_trial(trainer, config, evaluated_at_end=functools.partial(report_to_ray, trainer))
+        run_trial(trainer, config, on_last_evaluation=functools.partial(report_to_ray, trainer))
         return
-    with checkpoint.as_directory() as handed_over:
-        found = next(Path(handed_over).glob(f"{PREFIX_CHECKPOINT_DIR}-*"))
-        run_trial(trainer, config, resume_from_checkpoint=str(found))
+    with checkpoint.as_directory() as checkpoint_folder:
+        run_dir = next(Path(checkpoint_folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*"))
+        run_trial(trainer, config, resume_from_checkpoint=str(run_dir))
 
 
 def report_to_ray(trainer: Any, metrics: dict[str, Any]) -> None:
-    """Hand an evaluation to Ray: while training, as soon as what is due at this optimizer step has been done."""
+    """Pass an evaluation to Ray: while training, after all other actions at this optimizer step."""
     state = trainer.state
     result = {**metrics, OBJECTIVE: trainer.objective, STEP: state.global_step, LAST_STEP: state.max_steps}
     if trainer.is_in_train and trainer.training_run is not None:
-        saves = trainer.control.should_save or _saves_each_report
-        trainer.training_run.step.when_done = functools.partial(_hand_over, trainer, result, saves)
+        saves = trainer.control.should_save or trainer.session.search.saves_each_report
+        trainer.training_run.step.on_step_done = functools.partial(_hand_over, trainer, result, saves)
     else:
         _hand_over(trainer, result, saves=False)
 
 
 def _hand_over(trainer: Any, result: dict[str, Any], saves: bool) -> None:
-    import ray.tune
-
     working_folder = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = None
@@ -288,7 +287,7 @@ def _hand_over(trainer: Any, result: dict[str, Any], saves: bool) -> None:
         try:
             ray.tune.report(result, checkpoint=checkpoint)
         except SystemExit:
-            # Ray ends the trial here, and has gone on to the folder of the next one; trackers close this trial's run.
+            # Ray ends the trial here, in the folder of the next one; trackers close this trial's run.
             os.chdir(working_folder)
             trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
             raise

@@ -1,4 +1,4 @@
-"""What a search returns, and the file that it leaves in its output folder: what became of each trial."""
+"""What a search returns, and the file in its output folder that has the state of each trial."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.arguments.secrets import without_secrets
 from littrainer.errors.atomic_files import write_whole
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
 
 logger = logging.getLogger(__name__)
 
 SEARCH_RECORD_NAME = "hyperparameter_search.json"
 VERSION = 1
-COMPLETE, PRUNED, FAILED, RUNNING = "complete", "pruned", "failed", "running"
-STATES = (COMPLETE, PRUNED, FAILED, RUNNING)
-MAXIMIZE, MINIMIZE = "maximize", "minimize"
-# Of the message of an error; a report is no place for a whole traceback.
-LONGEST_ERROR = 2000
-
-FLOAT, INTEGER, CATEGORICAL = "float", "int", "categorical"
+STATES = COMPLETE, PRUNED, FAILED, RUNNING = "complete", "pruned", "failed", "running"
+INTERRUPTED = "it was interrupted"
+"""The error of a trial whose search ended before it."""
+MAXIMIZE = "maximize"
+MAX_ERROR_CHARACTERS = 2000
 
 
 class BestRun(NamedTuple):
     """The best trial of a search, or one of the best if it has several objectives.
 
     Parameters:
-        run_id: the trial's id; its checkpoints lie in `run-<run_id>`, unless `hp_name` names the folder.
+        run_id: the trial's id; its checkpoints are in `run-<run_id>`, unless `hp_name` names the folder.
         objective: what `compute_objective` returned for it; a list if there are several objectives.
-        hyperparameters: what was drawn for it, under the names that the search space gave.
+        hyperparameters: the values drawn for it, under the names of the search space.
         run_summary: with Ray Tune the `ExperimentAnalysis` of all trials, with Weights & Biases the sweep's id.
     """
 
@@ -48,15 +49,16 @@ class TrialRecord:
     """One trial of a search.
 
     Parameters:
-        id: what its backend calls it; its run folder bears this name.
+        id: the name that its backend has for it.
         state: `complete`, `pruned`, `failed` or `running`.
-        objective: what it reached, one number for each direction of several; None if it has none.
-        parameters: its hyperparameters; what JSON cannot hold is written as text.
-        distributions: parameter -> what it was drawn from, as `of_optuna` gives it.
-        intermediate: (optimizer step, value) for each objective that was reported before the trial ended.
-        seconds: how long it took, None if that is not known.
+        objective: a number, or one for each of several directions; None if it has none.
+        parameters: its hyperparameters; other values than JSON's are written as text.
+        distributions: parameter -> `{"kind": "categorical", "choices"}`, or `{"kind": "float" or "int", "low", "high",
+            "log", "step"}` with both ends included and `step` None if any number between them may be drawn.
+        intermediate: (optimizer step, value) of each objective that was reported during training.
+        seconds: its duration, None if that is not known.
         folder: its run folder.
-        error: what failed, in one line.
+        error: the reason of a failure, in one line.
     """
 
     id: str
@@ -78,7 +80,7 @@ class TrialRecord:
 
 @dataclass
 class StoredSearch:
-    """A search as its record holds it.
+    """A search as its record has it.
 
     Parameters:
         backend: `optuna`, `ray` or `wandb`, or the name of a script's own.
@@ -100,41 +102,37 @@ class UnreadableRecord(ValueError):
 
 
 class SearchRecord:
-    """Keeps the record of a running search.
+    """Writes the record of a running search, in the first process, into the `output_dir` with which it began.
 
     Parameters:
-        trainer: the first of its processes writes, into the `output_dir` that its arguments name at this moment.
         backend, directions, name, objective_names: as of `StoredSearch`.
     """
 
     def __init__(
         self,
-        trainer: Any,
+        args: TrainingArguments,
         backend: str,
         directions: Sequence[str],
         name: str | None = None,
         objective_names: Sequence[str] | None = None,
     ):
-        self.path = Path(trainer.args.output_dir).absolute() / SEARCH_RECORD_NAME
-        self.writes: bool = trainer.args.process_index == 0
+        self.path = Path(args.output_dir).absolute() / SEARCH_RECORD_NAME
         self.search = StoredSearch(backend, list(directions), name, list(objective_names or []))
+        self._can_write: bool = args.process_index == 0
 
     def update(self, trials: Sequence[TrialRecord]) -> None:
-        """Write the record of these trials, which are all of the search, in place of the one before.
-
-        If the record cannot be written, the search goes on, with one warning.
-        """
+        """Write the record of all trials of the search; if that fails the search continues, with one warning."""
         self.search.trials = list(trials)
-        if not self.writes:
+        if not self._can_write:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             content = {"version": VERSION, **vars(self.search), "trials": [vars(trial) for trial in trials]}
             write_whole(self.path, json.dumps(plain(without_secrets(content)), indent=1, allow_nan=False))
         except OSError as error:
-            self.writes = False
+            self._can_write = False
             logger.warning(
-                f"{self.path} cannot be written ({error.strerror}): the search goes on, and `littrainer report` will "
+                f"{self.path} cannot be written ({error.strerror}): the search continues, and `littrainer report` will "
                 "not show it."
             )
 
@@ -156,17 +154,17 @@ def best_of(trials: Sequence[TrialRecord], directions: Sequence[str]) -> list[Tr
 
 
 def _surpasses(cost: list[float], other: list[float]) -> bool:
-    return cost != other and all(one <= two for one, two in zip(cost, other, strict=True))
+    return cost != other and all(ours <= theirs for ours, theirs in zip(cost, other, strict=True))
 
 
-def read_record(place: str | Path) -> StoredSearch:
-    """Return the search whose record lies in a folder, or is this file.
+def read_record(source: str | Path) -> StoredSearch:
+    """Return the search whose record is this file, or in this folder.
 
     Raises:
         OSError: there is none, or it cannot be read.
         UnreadableRecord: it is no record, or one of a later version; the message is half a sentence.
     """
-    path = Path(place)
+    path = Path(source)
     path = path / SEARCH_RECORD_NAME if path.is_dir() else path
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -188,72 +186,41 @@ def read_record(place: str | Path) -> StoredSearch:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON holds it.
-
-    NumPy's and torch's numbers become Python's; nan, infinities and other objects become text.
-    """
+    """Return a value as JSON holds it: NumPy's and torch's numbers as Python's; nan and other objects as text."""
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [plain(entry) for entry in value]
     if isinstance(value, Enum):
         return plain(value.value)
-    if value is None or isinstance(value, str | int):
-        return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else repr(float(value))
-    if callable(getattr(value, "item", None)) and math.prod(getattr(value, "shape", (2,))) == 1:
-        return plain(value.item())
-    return str(value)
+    if value is None or isinstance(value, str | int):
+        return value
+    is_number = callable(getattr(value, "item", None)) and math.prod(getattr(value, "shape", (2,))) == 1
+    return plain(value.item()) if is_number else str(value)
 
 
-def error_in_a_line(error: BaseException) -> str:
-    """Return the kind of an error and its message in one line, for the record and for progress lines."""
-    told = " ".join(str(error).split())
-    return f"{type(error).__name__}: {told}"[:LONGEST_ERROR] if told else type(error).__name__
+def format_error(error: BaseException) -> str:
+    """Return the kind of an error and its message in one line."""
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}: {message}"[:MAX_ERROR_CHARACTERS] if message else type(error).__name__
 
 
-# ---- What a hyperparameter was drawn from ----------------------------------------------------------------------------
+def no_trial_completed(trials: Sequence[TrialRecord], advice: str = "") -> RuntimeError:
+    """Return the error of a search without a complete trial, which names the first failure.
 
-
-def of_optuna(distribution: Any) -> dict[str, Any]:
-    """Describe one of Optuna's distributions as plain data.
-
-    Returns:
-        `{"kind": "categorical", "choices": [...]}`, or `{"kind": "float" or "int", "low", "high", "log", "step"}` with
-        both ends included and `step` None if any number between them may be drawn.
+    Parameters:
+        advice: a sentence on how to find the cause of a failure.
     """
-    if hasattr(distribution, "choices"):
-        return {"kind": CATEGORICAL, "choices": plain(list(distribution.choices))}
-    kind = INTEGER if type(distribution).__name__.startswith("Int") else FLOAT
-    return _range(kind, distribution.low, distribution.high, bool(distribution.log), distribution.step)
-
-
-def of_ray(domain: Any) -> dict[str, Any] | None:
-    """Describe one entry of Ray Tune's search space, as `of_optuna` does.
-
-    Returns:
-        None for a constant, a normal distribution, and a function that draws.
-    """
-    if isinstance(domain, dict) and list(domain) == ["grid_search"]:
-        return {"kind": CATEGORICAL, "choices": plain(list(domain["grid_search"]))}
-    if hasattr(domain, "categories"):
-        return {"kind": CATEGORICAL, "choices": plain(list(domain.categories))}
-    # Texts have something that is called `lower`, too.
-    if not (hasattr(domain, "get_sampler") and hasattr(domain, "lower") and hasattr(domain, "upper")):
-        return None
-    low, high = domain.lower, domain.upper
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return None
-    sampler = domain.get_sampler()
-    # A quantized one wraps the one that says how numbers are spread.
-    step = getattr(sampler, "q", None)
-    spread = type(getattr(sampler, "sampler", None) or sampler).__name__
-    if type(domain).__name__ == "Integer":
-        # Ray excludes the upper end of integers, but for those that it rounds to multiples.
-        return _range(INTEGER, low, high if step else high - 1, "Log" in spread, step or 1)
-    return _range(FLOAT, low, high, "Log" in spread, step)
-
-
-def _range(kind: str, low: float, high: float, log: bool, step: float | None) -> dict[str, Any]:
-    return {"kind": kind, "low": plain(low), "high": plain(high), "log": log, "step": plain(step)}
+    if not trials:
+        return RuntimeError(
+            "This search ended before any trial: give it more time (timeout), or find the caller of Study.stop()."
+        )
+    failed = [trial for trial in trials if trial.state == FAILED]
+    pruned = sum(trial.state == PRUNED for trial in trials)
+    message = f"None of {len(trials)} trials of this search was completed: {len(failed)} failed and {pruned} pruned."
+    if failed:
+        first = failed[0]
+        message += f" The first failure, in trial {first.id} with {first.parameters}: {first.error}. {advice}".rstrip()
+    return RuntimeError(message)

@@ -1,4 +1,4 @@
-"""A Trainer as bytes, which the processes of trials get: the workers of `n_jobs`, and Ray Tune's.
+"""A Trainer as bytes, for the processes of trials: those of `n_jobs`, and Ray Tune's.
 
 cloudpickle sends by value what the script itself defines, so that the other process does not run the script.
 """
@@ -16,28 +16,26 @@ from littrainer.engine import run_lightning
 from littrainer.search.trial import release_memory
 from littrainer.tracking.base import TrackerCallback
 
-# What belongs to the process, and is made there again.
-LEFT_BEHIND = ("_accelerator", "gather_function")
+# Attributes that belong to the process, and are made again in the other one.
+ATTRIBUTES_OF_PROCESS = ("_accelerator", "gather_function")
 
 
-def packed(trainer: Any) -> bytes:
-    """Pickle a Trainer that has a `model_init`, without what belongs to this process; its model and optimizer go.
+def pack(trainer: Any) -> bytes:
+    """Pickle a Trainer that has a `model_init`, without its model, its optimizer and the attributes of this process.
 
     Raises:
         TypeError: the Trainer holds something that cannot be pickled.
         ImportError: cloudpickle is not installed.
     """
     release_memory(trainer)
-    buffer = io.BytesIO()
     try:
-        pickler = _pickler(buffer, trainer)
+        import cloudpickle  # noqa: F401
     except ImportError as error:
         raise ImportError(
             "Trials in several processes need cloudpickle, which is not installed: pip install cloudpickle."
         ) from error
     try:
-        pickler.dump(trainer)
-        pickler.dump(dict(pickler.met_in_script))
+        return _dump(trainer, trainer)
     except Exception as error:
         culprits = [name for name, value in _state_to_send(trainer).items() if not _can_be_pickled(value, trainer)]
         raise TypeError(
@@ -45,25 +43,23 @@ def packed(trainer: Any) -> bytes:
             f"({error}). Make what cannot be pickled where the trial needs it, in model_init or in a callback's "
             "on_train_begin, or search one trial at a time (n_jobs=1 on Optuna)."
         ) from error
-    return buffer.getvalue()
 
 
-def unpacked(data: bytes) -> Any:
-    """Return the Trainer that `packed` was given, ready for `train()` in this process.
+def unpack(data: bytes) -> Any:
+    """Return the Trainer that `pack` was called with, ready for `train()` in this process.
 
-    It prints its logs, since the bars of several trainings would write over each other.
+    It prints its logs, since the bars of several trainings would overwrite each other.
     """
     # Lightning is loaded before anything draws random numbers, as when a Trainer is constructed.
     run_lightning.import_lightning()
     unpickler = pickle.Unpickler(io.BytesIO(data))
     trainer = unpickler.load()
     # pickle looks for the script's classes there, when the arguments are saved.
-    names = vars(sys.modules["__main__"])
     for name, value in unpickler.load().items():
-        names.setdefault(name, value)
-    sent = dict(vars(trainer))
+        vars(sys.modules["__main__"]).setdefault(name, value)
+    state = dict(vars(trainer))
     trainer.create_accelerator_and_postprocess()
-    vars(trainer).update(sent)
+    vars(trainer).update(state)
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TrackerCallback):
             # Some look up the run of their process there.
@@ -75,39 +71,41 @@ def unpacked(data: bytes) -> Any:
 
 
 def _state_to_send(trainer: Any) -> dict[str, Any]:
-    # A subclass may say itself what of it is pickled.
+    # A subclass may define which of its attributes are pickled.
     state: Any = trainer.__reduce_ex__(pickle.HIGHEST_PROTOCOL)[2]
-    return {name: value for name, value in state.items() if name not in LEFT_BEHIND}
+    return {name: value for name, value in state.items() if name not in ATTRIBUTES_OF_PROCESS}
 
 
 def _can_be_pickled(value: Any, trainer: Any) -> bool:
     try:
-        _pickler(io.BytesIO(), trainer, sends_trainer=False).dump(value)
+        _dump(value, trainer)
     except Exception:
         return False
     return True
 
 
-def _pickler(buffer: io.BytesIO, trainer: Any, sends_trainer: bool = True) -> Any:
+def _dump(value: Any, trainer: Any) -> bytes:
+    """Pickle a Trainer, or a value that may refer to it, followed by the definitions of the script that it uses."""
     import cloudpickle
 
     class TrainerPickler(cloudpickle.Pickler):
-        """A pickler that knows what of a Trainer belongs to this process."""
-
-        def __init__(self) -> None:
-            super().__init__(buffer)
-            self.met_in_script: dict[str, Any] = {}
+        """A pickler that leaves out what belongs to this process."""
 
         def reducer_override(self, obj: Any) -> Any:
             if obj is trainer:
-                return (_new, (type(obj),), _state_to_send(trainer)) if sends_trainer else (type(None), ())
+                return (object.__new__, (type(obj),), _state_to_send(trainer)) if value is trainer else (type(None), ())
             if isinstance(obj, TrackerCallback):
-                return _new, (type(obj),), _state_of_tracker(obj, trainer)
+                return object.__new__, (type(obj),), _state_of_tracker(obj, trainer)
             if isinstance(obj, type | FunctionType) and obj.__module__ == "__main__":
-                self.met_in_script[obj.__name__] = obj
+                defined_in_script[obj.__name__] = obj
             return super().reducer_override(obj)
 
-    return TrainerPickler()
+    defined_in_script: dict[str, Any] = {}
+    buffer = io.BytesIO()
+    pickler = TrainerPickler(buffer)
+    pickler.dump(value)
+    pickler.dump(defined_in_script)
+    return buffer.getvalue()
 
 
 def _state_of_tracker(tracker: TrackerCallback, trainer: Any) -> dict[str, Any]:
@@ -115,10 +113,6 @@ def _state_of_tracker(tracker: TrackerCallback, trainer: Any) -> dict[str, Any]:
     state = {name: value if _can_be_pickled(value, trainer) else None for name, value in vars(tracker).items()}
     state["_initialized"] = state["has_failed"] = False
     if tracker.service:
-        # It is made with the run; a tracker without a service is one for a Lightning logger that the user gave.
+        # It is made with the run; a tracker without a service is for a Lightning logger of the user.
         state["lightning_logger"] = None
     return state
-
-
-def _new(cls: Any) -> Any:
-    return cls.__new__(cls)

@@ -1,4 +1,4 @@
-"""One trial: a training with the trial's parameters, what is reported of it, and the memory that it gives back."""
+"""One trial: a training with the trial's parameters, its reports to the backend, and the memory that it frees."""
 
 from __future__ import annotations
 
@@ -14,39 +14,33 @@ from typing import Any
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.callbacks.handler import ENDED_FOR_CALLBACKS, FROM_CALLBACK
 from littrainer.callbacks.lightning_callbacks import PACKAGES
-from littrainer.distributed.agreement import failing_together, from_first
+from littrainer.distributed.collectives import LostProcess, broadcast_object, raise_on_all_ranks
 from littrainer.errors.notes import kind_of
-from littrainer.search.parameters import (
-    SearchMistake,
-    asked,
-    differs,
-    drawn_in,
-    set_parameters,
-    settle,
-)
-from littrainer.training.batch_size_search import empty_device_cache
+from littrainer.search.parameters import SearchMistake, call_space, differs, drawn_in, set_parameters, settle
 from littrainer.training.checks import check_arguments
+from littrainer.training.out_of_memory import empty_device_cache
 
 logger = logging.getLogger(__name__)
 
-# What hyperparameters can bring about (memory that runs out, numbers that overflow, values that do not go together).
-# Anything else, a misspelled name for one, would fail in each further trial too.
+# Hyperparameters can cause these errors: memory runs out, numbers overflow, values contradict each other. Any other
+# error, such as a misspelled name, would come in each further trial too.
 TRIAL_FAILURES: tuple[type[Exception], ...] = (ArithmeticError, MemoryError, RuntimeError, ValueError)
 
 
 @dataclass(slots=True)
 class SearchState:
-    """What a hyperparameter search uses, and what it leaves for trainings after it.
+    """The state of a hyperparameter search, and the part of it that trainings after the search use.
 
     Attributes:
-        space, name, compute_objective: the functions that `hyperparameter_search` was given, or the default ones.
-        backend: that of the search going on; None outside of one.
+        space, name, compute_objective: the functions of `hyperparameter_search`, or the default ones.
+        backend: that of the running search; None outside of one.
         last_backend: that of the last search.
         trial, objective: the current ones, or those of the last training.
-        arguments_after: the arguments as the search left them; a training follows what the script changes in them.
-        best_trial: what `apply_best` has chosen, for a model_init that takes a trial.
+        arguments_after: the arguments at the end of the search; a training follows the script's changes of them.
+        best_trial: the choice of `apply_best`, for a model_init that takes a trial.
         seeds_of_models: trial -> the seed that its model was made with.
         seed_for_model: for trainings after `apply_best`, seed -> the model's.
+        saves_each_report: in a trial on Ray, whether the scheduler may pause it at any report.
     """
 
     space: Any = None
@@ -60,74 +54,76 @@ class SearchState:
     best_trial: Any = None
     seeds_of_models: dict[str, int] = field(default_factory=dict)
     seed_for_model: dict[int, int] = field(default_factory=dict)
+    saves_each_report: bool = False
 
 
-OF_THE_HANDLER = ("model", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
+def fails_trial_only(error: BaseException, catch: tuple[type[Exception], ...] = TRIAL_FAILURES) -> bool:
+    """Return whether the search continues after an error of a trial.
 
-
-def fails_trial_only(error: BaseException) -> bool:
-    """Return whether hyperparameters can have brought an error about; one of a callback is taken for the script's."""
-    of_callback = any(note.startswith(FROM_CALLBACK) for note in getattr(error, "__notes__", ()))
-    return isinstance(error, TRIAL_FAILURES) and not of_callback
+    Parameters:
+        catch: classes of errors after which it does. With the default, an error of a callback is taken for a mistake
+            in the script.
+    """
+    if isinstance(error, SearchMistake | LostProcess) or not isinstance(error, catch):
+        return False
+    is_of_callback = any(note.startswith(FROM_CALLBACK) for note in getattr(error, "__notes__", ()))
+    return catch is not TRIAL_FAILURES or not is_of_callback
 
 
 def run_trial(
     trainer: Any,
     trial: Any,
     resume_from_checkpoint: str | None = None,
-    evaluated_at_end: Callable[[dict[str, float]], None] | None = None,
-) -> float | list[float]:
-    """Train with the parameters of a trial, and give back all memory however it ends.
+    on_last_evaluation: Callable[[dict[str, float]], None] | None = None,
+) -> Any:
+    """Train with the parameters of a trial, return its last objective, and free all memory however it ends.
 
     Parameters:
         trial: an Optuna trial, or a dict of parameters.
-        resume_from_checkpoint: the folder of a checkpoint to go on from; such a trial has been evaluated before.
-        evaluated_at_end: if no evaluation was reported during training, one is made at the end; this is called with
-            its metrics while the model is still there.
-
-    Returns:
-        the objective of the last evaluation.
+        resume_from_checkpoint: the folder of a checkpoint to continue; such a trial has been evaluated before.
+        on_last_evaluation: if no evaluation was reported during training, the trial is evaluated at its end; this is
+            called with the metrics before the model is freed.
 
     Raises:
         SearchMistake: the script is wrong, so that no further trial makes sense.
-        optuna.TrialPruned: the trial was not worth going on with.
+        optuna.TrialPruned: the trial was pruned.
         Exception: one of TRIAL_FAILURES, if the trial has failed; or any other error of the script.
     """
-    # Of the trial before, whose error may have held something until now.
+    # The error of the trial before may have held memory until now.
     release_memory(trainer)
     search = trainer.session.search
     search.objective = None
-    lightnings = [one for one in trainer.lightning_callbacks if type(one).__module__.partition(".")[0] in PACKAGES]
-    # Lightning's are for one training: a ModelCheckpoint would delete what it has kept of another trial.
-    before = {
-        one: {name: copy.copy(value) if type(value) in (dict, list) else value for name, value in vars(one).items()}
-        for one in lightnings
+    # Lightning's callbacks are for one training: a ModelCheckpoint would delete the files of another trial.
+    states = {
+        callback: {name: copy.copy(value) if type(value) in (dict, list) else value for name, value in attributes}
+        for callback in trainer.lightning_callbacks
+        if type(callback).__module__.partition(".")[0] in PACKAGES and (attributes := vars(callback).items())
     }
     try:
         trainer.train(resume_from_checkpoint=resume_from_checkpoint, trial=trial)
         if search.objective is None and resume_from_checkpoint is None:
             metrics = trainer.evaluate()
             search.objective = objective_of(search.compute_objective, metrics)
-            if evaluated_at_end is not None:
-                evaluated_at_end(metrics)
+            if on_last_evaluation is not None:
+                on_last_evaluation(metrics)
         return search.objective
     finally:
-        for callback, values in before.items():
+        for callback, state in states.items():
             vars(callback).clear()
-            vars(callback).update(values)
+            vars(callback).update(state)
         release_memory(trainer)
 
 
 def release_memory(trainer: Any) -> None:
-    """Let go of a training's model, optimizer, loaders and Lightning objects, and empty the device's cache.
+    """Free the model, optimizer, loaders and Lightning objects of a training, and empty the device's cache.
 
     The Trainer has no model afterwards, until `train()` makes one.
     """
     trainer.session = trainer.session.without_training()
     trainer.model = trainer.model_wrapped = None
-    for name in OF_THE_HANDLER:
+    for name in ("model", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader"):
         setattr(trainer.callback_handler, name, None)
-    # It also collects what refers to itself in circles, as Lightning's objects do.
+    # This also collects reference cycles, such as those of Lightning's objects.
     trainer.accelerator.clear()
     empty_device_cache()
 
@@ -151,29 +147,29 @@ def set_up_trial(trainer: Any, trial: Any) -> None:
 
     Raises:
         SearchMistake: the space or a parameter is wrong.
-        ValueError: the parameters do not go together.
+        ValueError: the parameters contradict each other.
         NotImplementedError: a parameter's value is not supported.
     """
     search = trainer.session.search
     search.trial = trial
     if trial is None and search.arguments_after is not None:
-        # A training after a search follows what the script has set since then.
-        left = search.arguments_after
-        changed = {name for name, value in vars(trainer.args).items() if differs(value, left.get(name))}
+        # A training after a search follows the script's changes since then.
+        before = search.arguments_after
+        changed = {name for name, value in vars(trainer.args).items() if differs(value, before.get(name))}
         if changed:
             settle(trainer.args, changed)
             search.arguments_after = dict(vars(trainer.args))
             follow_arguments(trainer, changed)
     if not is_of_search(trainer, trial):
         return
-    parameters = drawn_in(trial) if isinstance(trial, Mapping) else asked(trainer.hp_space, trial)
+    parameters = drawn_in(trial) if isinstance(trial, Mapping) else call_space(search.space, trial)
     changed = set_parameters(trainer.args, parameters)
     logger.info("Trial with %s.", ", ".join(f"{name}={value!r}" for name, value in parameters.items()))
     follow_arguments(trainer, changed)
 
 
 def follow_arguments(trainer: Any, changed: set[str], makes_accelerator: bool = True) -> None:
-    """Make again what a Trainer makes of its arguments.
+    """Make the parts of a Trainer again that depend on its arguments.
 
     Parameters:
         changed: names of the arguments that have other values than when it was made.
@@ -185,14 +181,14 @@ def follow_arguments(trainer: Any, changed: set[str], makes_accelerator: bool = 
     trainer._follow_arguments(changed)
 
 
-# ---- What is reported of a trial -------------------------------------------------------------------------------------
+# ---- The reports of a trial ------------------------------------------------------------------------------------------
 
 
 def default_compute_objective(metrics: dict[str, float]) -> float:
-    """Return the objective of a search if nothing else is given: the evaluation loss, or the sum of all other metrics.
+    """Return the default objective of a search: the evaluation loss, or the sum of all other metrics.
 
     Parameters:
-        metrics: what `evaluate()` returned; the epoch and speeds are no metrics.
+        metrics: the result of `evaluate()`; the epoch and speeds are no metrics.
     """
     endings = ("_runtime", "_per_second")
     measures = {name: value for name, value in metrics.items() if name != "epoch" and not name.endswith(endings)}
@@ -202,37 +198,32 @@ def default_compute_objective(metrics: dict[str, float]) -> float:
 
 def objective_of(compute_objective: Callable[[dict[str, float]], Any], metrics: dict[str, float]) -> Any:
     """Return the objective of an evaluation: a number, or a list of several; the same in all processes."""
-    with failing_together("computing the objective"):
+    with raise_on_all_ranks("computing the objective"):
         value = compute_objective(dict(metrics))
-        several = isinstance(value, list | tuple) or getattr(value, "shape", ()) not in ((), None)
-        found = [_number(one) for one in value] if several else _number(value)
-    return from_first(found)
+        has_several = isinstance(value, list | tuple) or getattr(value, "shape", ()) not in ((), None)
+        objective = [_to_number(entry) for entry in value] if has_several else _to_number(value)
+    return broadcast_object(objective)
 
 
-def _number(value: Any) -> float:
-    plain = value.item() if getattr(value, "shape", None) == () else value
-    if not isinstance(plain, Real):
+def _to_number(value: Any) -> float:
+    number = value.item() if getattr(value, "shape", None) == () else value
+    if not isinstance(number, Real):
         raise SearchMistake(
-            f"compute_objective returned {plain!r} ({kind_of(plain)}); it has to return a number, or a list of as many "
-            "numbers as there are directions."
+            f"compute_objective returned {number!r} ({kind_of(number)}); it has to return a number, or a list of as "
+            "many numbers as there are directions."
         )
-    return float(plain)
+    return float(number)
 
 
 def report(trainer: Any, trial: Any, step: int, metrics: dict[str, float]) -> None:
     """Report an evaluation during training to Optuna, or to a sweep; outside of a search do nothing.
 
-    Parameters:
-        step: optimizer steps done.
-        metrics: what the evaluation returned.
-
     Raises:
         SearchMistake: as `objective_of`.
-        optuna.TrialPruned: the trial is not worth going on with.
+        optuna.TrialPruned: the pruner ends the trial.
     """
     search = trainer.session.search
-    backend = search.backend
-    if backend is None or trial is None:
+    if search.backend is None or trial is None:
         return
     search.objective = objective_of(search.compute_objective, metrics)
     if isinstance(search.objective, list):
@@ -241,14 +232,14 @@ def report(trainer: Any, trial: Any, step: int, metrics: dict[str, float]) -> No
     if hasattr(trial, "reported"):
         # A sweep's server has the metrics that the tracker logs; the record has this.
         trial.reported.append((step, search.objective))
-    if backend != HPSearchBackend.OPTUNA:
+    if search.backend != HPSearchBackend.OPTUNA:
         return
-    prunes = False
-    # A fixed trial belongs to no study: the trial of a search's other processes is one.
+    should_prune = False
+    # A fixed trial, as the other processes of a search have, belongs to no study.
     if hasattr(trial, "study"):
         trial.report(search.objective, step)
-        prunes = trial.should_prune()
-    if from_first(prunes):
+        should_prune = trial.should_prune()
+    if broadcast_object(should_prune):
         trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
         pruned = importlib.import_module("optuna").TrialPruned(f"Trial {trial.number} was pruned at step {step}.")
         setattr(pruned, ENDED_FOR_CALLBACKS, True)
@@ -256,16 +247,16 @@ def report(trainer: Any, trial: Any, step: int, metrics: dict[str, float]) -> No
 
 
 def id_of(backend: Any, trial: Any) -> Any:
-    """Return what a search's library calls a trial."""
+    """Return the id of a trial in its backend."""
     if backend == HPSearchBackend.RAY:
         return importlib.import_module("ray.tune").get_context().get_trial_id()
-    if backend == HPSearchBackend.WANDB and not hasattr(trial, "run_id"):
-        return importlib.import_module("wandb").run.id
-    return trial.run_id if backend == HPSearchBackend.WANDB else getattr(trial, "number", "")
+    if backend == HPSearchBackend.WANDB:
+        return trial.run_id if hasattr(trial, "run_id") else importlib.import_module("wandb").run.id
+    return getattr(trial, "number", "")
 
 
 def output_dir_of(trainer: Any, trial: Any) -> str:
-    """Return the folder of a training's checkpoints: of a trial `run-<id>`, or what `hp_name` calls it."""
+    """Return the folder of a training's checkpoints: of a trial `run-<id>`, or the result of `hp_name`."""
     if not is_of_search(trainer, trial):
         return trainer.args.output_dir
     hp_name = trainer.hp_name

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from littrainer.arguments.did_you_mean import suggestion
-from littrainer.distributed.agreement import LostProcess
-from littrainer.search.distributed_search import RunsTrial, searched_by_all
-from littrainer.search.parameters import SearchMistake, asked
+from littrainer.search.distributed_search import RunsTrial, search_with_all
+from littrainer.search.parameters import SearchMistake, call_space
 from littrainer.search.record import (
     COMPLETE,
     FAILED,
@@ -21,7 +20,8 @@ from littrainer.search.record import (
     SearchRecord,
     TrialRecord,
     best_of,
-    error_in_a_line,
+    format_error,
+    no_trial_completed,
 )
 from littrainer.search.trial import fails_trial_only
 from littrainer.tracking.wandb import WandbCallback
@@ -32,16 +32,13 @@ KEYWORDS = ("sweep_id", "project", "entity", "name", "metric")
 
 
 class SweepTrial(dict[str, Any]):
-    """The parameters that a sweep has drawn for one of its runs, which Weights & Biases calls `run_id`."""
+    """The parameters that a sweep has drawn for one of its runs, whose id is `run_id`."""
 
     def __init__(self, parameters: Mapping[str, Any], run_id: str):
         super().__init__(parameters)
         self.run_id = run_id
         # Optimizer step and objective of each evaluation in training.
         self.reported: list[tuple[int, float]] = []
-
-    def __reduce__(self) -> Any:
-        return SweepTrial, (dict(self), self.run_id)
 
 
 def run_hp_search_wandb(trainer: Any, n_trials: int, direction: str, **kwargs: Any) -> BestRun:
@@ -50,9 +47,9 @@ def run_hp_search_wandb(trainer: Any, n_trials: int, direction: str, **kwargs: A
     Parameters:
         n_trials: runs that this agent takes; with a `sweep_id` other agents may take more.
         direction: "minimize" or "maximize".
-        kwargs: `sweep_id` of an existing sweep, whose space counts; else a sweep is made, with this `name`. `project`
-            and `entity` it belongs to. `metric`, as runs log it, that the sweep optimizes: "eval/loss", or "objective"
-            for what `compute_objective` returns.
+        kwargs: `sweep_id` of an existing sweep, with its space; else a sweep is made, with this `name`. Its `project`
+            and `entity`. `metric`, as runs log it, that the sweep optimizes: "eval/loss", or "objective" for the
+            result of `compute_objective`.
 
     Returns:
         the best of this agent's trials, with the sweep's id as `run_summary`.
@@ -64,52 +61,45 @@ def run_hp_search_wandb(trainer: Any, n_trials: int, direction: str, **kwargs: A
     for name in kwargs:
         if name not in KEYWORDS:
             raise SearchMistake(f"A search with backend='wandb' takes no {name!r}: {suggestion(name, KEYWORDS)}")
-    added = not any(isinstance(callback, WandbCallback) for callback in trainer.callback_handler.callbacks)
-    if added:
-        trainer.add_callback(callback := WandbCallback())
+    added = None
+    if not any(isinstance(callback, WandbCallback) for callback in trainer.callback_handler.callbacks):
+        trainer.add_callback(added := WandbCallback())
     try:
-        return searched_by_all(trainer, lambda run: _Sweep(trainer, run, direction, kwargs).search(n_trials))
+        return search_with_all(trainer, lambda run_trial: _Sweep(trainer, run_trial, direction, **kwargs).run(n_trials))
     finally:
-        if added:
-            trainer.remove_callback(callback)
+        if added is not None:
+            trainer.remove_callback(added)
 
 
 class _Sweep:
-    """A sweep as its first process carries it out; `options` are those of `KEYWORDS` that are given."""
+    """A sweep in the first process; the keywords are those of `run_hp_search_wandb`."""
 
-    def __init__(self, trainer: Any, run_trial: RunsTrial, direction: str, options: dict[str, Any]):
-        self.trainer, self.run_trial = trainer, run_trial
-        self.direction, self.options = direction, options
-        self.metric: str = options.get("metric") or "eval/loss"
+    def __init__(
+        self,
+        trainer: Any,
+        run_trial: RunsTrial,
+        direction: str,
+        sweep_id: str | None = None,
+        metric: str | None = None,
+        name: str | None = None,
+        **owner: Any,
+    ):
+        self.trainer, self.run_trial, self.direction = trainer, run_trial, direction
+        self.metric, self.owner = metric or "eval/loss", {"entity": None, "project": None, **owner}
         self.parameters: dict[str, Any] = {}
         self.trials: list[TrialRecord] = []
-        # What ends the search.
+        # The error that ends the search.
         self.error: BaseException | None = None
-
-    def search(self, n_trials: int) -> BestRun:
-        """Run the agent until it has had so many trials."""
-        place = {name: self.options.get(name) for name in ("entity", "project")}
-        sweep_id = self.options.get("sweep_id")
         if not sweep_id:
-            configuration = self._configuration()
+            configuration = self._make_configuration(name)
             self.parameters = dict(configuration["parameters"])
-            sweep_id = _wandb().sweep(configuration, **place)
+            sweep_id = _wandb().sweep(configuration, **self.owner)
+        self.id = sweep_id
         logger.info("The sweep of Weights & Biases is %s.", sweep_id)
-        self.record = SearchRecord(self.trainer, "wandb", [self.direction], str(sweep_id))
-        _wandb().agent(sweep_id, function=self._run_once, count=n_trials, **place)
-        if self.error is not None:
-            raise self.error
-        best = best_of(self.trials, [self.direction])
-        if not best:
-            failures = [trial.error for trial in self.trials if trial.error is not None]
-            why = f"; the first failure: {failures[0]}." if failures else "."
-            raise RuntimeError(f"No trial of the sweep {sweep_id} is complete{why}")
-        objective = best[0].objective
-        assert objective is not None
-        return BestRun(best[0].id, objective, best[0].parameters, sweep_id)
+        self.record = SearchRecord(trainer.args, "wandb", [direction], str(sweep_id))
 
-    def _configuration(self) -> dict[str, Any]:
-        configuration = asked(self.trainer.hp_space, None)
+    def _make_configuration(self, name: str | None) -> dict[str, Any]:
+        configuration = call_space(self.trainer.hp_space, None)
         parameters = configuration.get("parameters")
         if not isinstance(parameters, Mapping) or not parameters:
             raise SearchMistake(
@@ -123,44 +113,52 @@ class _Sweep:
                 'several train them. Leave it out, or search with backend="optuna" and a pruner.'
             )
         metric = {**configuration.get("metric", {}), "goal": self.direction, "name": self.metric}
-        name = {"name": self.options["name"]} if self.options.get("name") else {}
-        return {"method": "random", **configuration, "metric": metric, **name}
+        return {"method": "random", **configuration, "metric": metric, **({"name": name} if name else {})}
 
-    def _run_once(self) -> None:
-        """Train one trial; the agent calls this in another thread, for each run that the server gives it."""
+    def run(self, n_trials: int) -> BestRun:
+        """Run the agent for as many trials, and return the best one."""
+        _wandb().agent(self.id, function=self._run_trial, count=n_trials, **self.owner)
         if self.error is not None:
-            # The agent goes on after an error.
+            raise self.error
+        best = best_of(self.trials, [self.direction])
+        if not best:
+            raise no_trial_completed(self.trials)
+        objective: Any = best[0].objective
+        return BestRun(best[0].id, objective, best[0].parameters, self.id)
+
+    def _run_trial(self) -> None:
+        """Train one trial; the agent calls this in another thread, for each run that the server assigns to it."""
+        if self.error is not None:
+            # The agent continues after an error.
             raise self.error
         run = _wandb().run or _wandb().init()
-        drawn = {name: value for name, value in dict(run.config).items() if not name.startswith("_")}
-        own = {name: value for name, value in drawn.items() if name in self.parameters or not self.parameters}
-        trial = SweepTrial(own, run.id)
+        names = self.parameters or [name for name in dict(run.config) if not name.startswith("_")]
+        trial = SweepTrial({name: value for name, value in dict(run.config).items() if name in names}, run.id)
         # As in transformers.
         run.config.update({"assignments": {}, "metric": self.metric}, allow_val_change=True)
         folder = self.trainer._get_output_dir(trial=trial)
-        entry = TrialRecord(run.id, RUNNING, None, own, intermediate=trial.reported, folder=folder)
-        self.trials.append(entry)
+        record = TrialRecord(run.id, RUNNING, None, dict(trial), intermediate=trial.reported, folder=folder)
+        self.trials.append(record)
         start = time.monotonic()
         try:
-            entry.objective = self.run_trial(trial)
-            entry.state = COMPLETE
+            record.objective = self.run_trial(trial)
+            record.state = COMPLETE
         except BaseException as error:
-            entry.state, entry.error = FAILED, error_in_a_line(error)
-            if type(error) is Exception and not error.args:
-                # So the agent interrupts a run that the server has stopped.
-                entry.state, entry.error = PRUNED, None
+            # With such an exception the agent interrupts a run that the server has stopped.
+            is_stopped = type(error) is Exception and not error.args
+            record.state, record.error = (PRUNED, None) if is_stopped else (FAILED, format_error(error))
+            if is_stopped:
                 raise
-            if isinstance(error, LostProcess) or not fails_trial_only(error):
+            if not fails_trial_only(error):
                 self.error = error
                 raise
-        finally:
-            entry.seconds = time.monotonic() - start
-            self.record.update(self.trials)
-        if entry.state == FAILED:
             _wandb().finish(exit_code=1)
             return
+        finally:
+            record.seconds = time.monotonic() - start
+            self.record.update(self.trials)
         run = _wandb().run
-        run.log({"objective": entry.objective})
+        run.log({"objective": record.objective})
         logged = sorted(name for name in dict(run.summary) if not name.startswith("_"))
         if self.metric not in logged:
             # As in transformers.

@@ -35,12 +35,15 @@ def _fsdp_version(args: Any) -> int | None:
 # for is taken.
 STRATEGIES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "DeepSpeed": (asks_for_deepspeed, "deepspeed", "TrainerDeepSpeedStrategy"),
-    "FSDP version 1": (lambda args: _fsdp_version(args) == 1, "sharded_v1", "first_version_strategy"),
-    "FSDP": (lambda args: _fsdp_version(args) == 2, "sharded", "sharded_strategy"),
-    "tensor parallel": (lambda args: tensor_parallel_size(args) > 1, "tensor_parallel", "tensor_parallel_strategy"),
+    "FSDP version 1": (lambda args: _fsdp_version(args) == 1, "sharded_v1", "FirstVersionStrategy"),
+    "FSDP": (lambda args: _fsdp_version(args) == 2, "model_parallel", "ResidentModelParallelStrategy"),
+    "tensor parallel": (lambda args: tensor_parallel_size(args) > 1, "model_parallel", "ResidentModelParallelStrategy"),
     "single device": (lambda args: args.world_size == 1, "single_device", "single_device_strategy"),
     "DDP": (lambda args: True, "data_parallel", "data_parallel_strategy"),
 }
+
+# Strategies that split the model's parameters in place when Lightning sets them up.
+SHARDING_STRATEGIES = ("FSDP version 1", "FSDP", "tensor parallel")
 
 
 def strategy_name(args: Any) -> str:

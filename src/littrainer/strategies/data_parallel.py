@@ -6,7 +6,6 @@ Trainer are handed, and only what runs in its forward is searched for unused par
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -16,9 +15,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from littrainer.errors.lazy_isinstance import is_a
-from littrainer.errors.notes import add_note
 from littrainer.model.traversal import stays_in_place
-from littrainer.strategies.single_device import LaunchedProcesses, release_plugins, without_exchange
+from littrainer.strategies.single_device import InPlaceStrategy, LaunchedProcesses, block_backward_sync
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -36,57 +34,47 @@ DDP_KEYWORDS: dict[str, str] = {
     "ddp_timeout": "timeout",
 }
 
-# What torch says -> the argument of the Trainer that changes it.
-EXPLAINED_ERRORS: dict[str, str] = {
-    r"Expected to have finished reduction in the prior iteration": (
-        "Some parameters got no gradient in the process that says so. Set ddp_find_unused_parameters=True (and leave "
-        "ddp_static_graph unset), or freeze those parameters with requires_grad_(False)."
-    ),
-    r"Expected to mark a variable ready only once": (
-        "A parameter got its gradient twice in one backward pass. With activation_checkpointing=True set "
-        "activation_checkpointing_kwargs={'use_reentrant': False} or ddp_find_unused_parameters=False; if the model "
-        "runs several times for one loss, ddp_static_graph=True may help."
-    ),
-}
 
+class ResidentDDPStrategy(InPlaceStrategy, DDPStrategy):
+    """Lightning's DDPStrategy for a Trainer's model.
 
-class ModelInDDP:
-    """What a DDPStrategy does differently for a Trainer; a class that derives from it and from such a strategy has it.
-
-    DDP is put around the user's model when the Trainer makes its optimizer, gradients are exchanged at the last
-    micro-batch of a window, and the model stays on its device at the end.
+    DDP is put around the user's model when the Trainer makes its optimizer, and gradients are exchanged at the last
+    micro-batch of a window.
     """
 
     is_fitting = False
+    block_backward_sync = block_backward_sync
 
-    def setup(self: Any, trainer: pl.Trainer) -> None:
+    def _configure_launcher(self) -> None:
+        """Take none: the processes of a Trainer are running, and Lightning refuses its launcher in a notebook."""
+
+    def setup(self, trainer: pl.Trainer) -> None:
         """Prepare a training as Lightning does; for an evaluation the processes' models are left as they are."""
         self.is_fitting = trainer.state.fn == TrainerFn.FITTING
         if self.is_fitting:
-            super().setup(trainer)  # type: ignore[misc]
-            return
-        self.accelerator.setup(trainer)
-        self.precision_plugin.convert_module(self.model)
-        self.model_to_device()
-        self.setup_precision_plugin()
+            super().setup(trainer)
+        else:
+            self.model_to_device()
+            self.set_up_in_place(trainer)
 
-    def model_to_device(self: Any) -> None:
+    def model_to_device(self) -> None:
         """Move the model, unless it stays in place."""
+        assert self.model is not None
         if not stays_in_place(self.model):
-            super().model_to_device()  # type: ignore[misc]
+            super().model_to_device()
 
-    def configure_ddp(self: Any) -> None:
+    def configure_ddp(self) -> None:
         """Do nothing yet: the Trainer calls `data_parallel`."""
 
-    def data_parallel(self: Any, model: nn.Module) -> DistributedDataParallel:
+    def data_parallel(self, model: nn.Module) -> DistributedDataParallel:
         """DDP around a model, with the first process's weights in all of them.
 
         Raises:
             ValueError: DDP cannot train it.
         """
         _refuse_what_ddp_cannot_train(model)
-        wrapped: DistributedDataParallel = self._setup_model(model)
-        hook = self._ddp_comm_hook
+        wrapped = self._setup_model(model)
+        hook: Any = self._ddp_comm_hook
         if hook is not None:
             # Lightning would pass over it on a CPU.
             wrapper = self._ddp_comm_wrapper
@@ -95,25 +83,12 @@ class ModelInDDP:
         trained_in.parameters_exchanged = _trained_parameters(model)
         return wrapped
 
-    def block_backward_sync(self: Any) -> Any:
-        """A context in which gradients are added up in each process and not exchanged, unless each is to be."""
-        return without_exchange(self.lightning_module)
-
-    def on_exception(self: Any, exception: BaseException) -> None:
-        """Say which argument of the Trainer helps."""
-        for pattern, advice in EXPLAINED_ERRORS.items():
-            if re.search(pattern, str(exception)):
-                add_note(exception, advice)
-
-    def teardown(self: Any) -> None:
-        """Release what the plugins hold, and leave the model where it is."""
+    def teardown(self) -> None:
+        """Leave the model where it is, without the layers of a training that synchronize."""
         if self.is_fitting and self._layer_sync is not None:
+            assert self.model is not None
             self.model = self._layer_sync.revert(self.model)
-        release_plugins(self)
-
-
-class ResidentDDPStrategy(ModelInDDP, DDPStrategy):
-    """Lightning's DDPStrategy for a Trainer's model."""
+        super().teardown()
 
 
 def ddp_keywords(args: Any, model: Any) -> dict[str, Any]:

@@ -9,24 +9,22 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.plugins.precision import DeepSpeedPrecision
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 
 from littrainer.arguments.choices import SchedulerType
-from littrainer.arguments.destinations import lightning_precision
 from littrainer.distributed.group import start_deepspeed_communication
 from littrainer.distributed.layout import tensor_parallel_size
 from littrainer.errors.lazy_isinstance import is_a
-from littrainer.optim.stepping import OptimizerAround, updates_during_backward
+from littrainer.optim.stepping import OptimizerWrapper, updates_during_backward
 from littrainer.strategies.model_wrapping import compile_keywords
-from littrainer.strategies.single_device import LaunchedProcesses, release_plugins
+from littrainer.strategies.single_device import InPlaceStrategy, LaunchedProcesses
 
 if TYPE_CHECKING:
     from littrainer.arguments.deepspeed import DeepSpeedConfig
@@ -35,65 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class EnginePrecision(DeepSpeedPrecision):
-    """Backward pass and step by the engine, which computes in the precision of its configuration.
-
-    Parameters:
-        args: training arguments.
-    """
-
-    # The one that has stepped last.
-    _optimizer: Any = None
-
-    def __init__(self, args: Any):
-        precision: Any = lightning_precision(args)
-        super().__init__(precision)
-
-    @property
-    def step_was_skipped(self) -> bool:
-        """Whether gradients of fp16 were not finite at the last step."""
-        return bool(getattr(self._optimizer, "step_was_skipped", False))
-
-    def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
-        """Leave the model to the engine."""
-        return module
-
-    def convert_input(self, data: Any) -> Any:
-        """Leave the batch as it is: `_prepare_inputs` converts it."""
-        return data
-
-    @contextmanager
-    def forward_context(self) -> Iterator[None]:
-        """Nothing to enter."""
-        yield
-
-    def unscale(self, optimizer: Any) -> None:
-        """Do nothing: the engine has divided its scale out."""
-
-    def backward(self, tensor: torch.Tensor, model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        """Backward pass, and with the last micro-batch of a window the step."""
-        if model.automatic_optimization:
-            # The Trainer has divided by the true size of the window.
-            kwargs["scale_wrt_gas"] = False
-        engine, closes_window = model.owner.deepspeed, model.owner.accelerator.sync_gradients
-        engine.set_gradient_accumulation_boundary(is_boundary=closes_window)
-        engine.backward(tensor, **kwargs)
-        if closes_window:
-            engine.step()
-
-    def optimizer_step(  # type: ignore[override]
-        self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any
-    ) -> Any:
-        """What surrounds the step that the engine has taken within the backward pass."""
-        self._optimizer = optimizer
-        result = closure()
-        self._after_closure(model, optimizer)
-        # A schedule watches whether its optimizer steps.
-        optimizer.step()
-        return result
-
-
-class TrainerDeepSpeedStrategy(DeepSpeedStrategy):
+class TrainerDeepSpeedStrategy(InPlaceStrategy, DeepSpeedStrategy):
     """Lightning's strategy around an engine that holds the user's model, which stays on its device.
 
     Lightning's own would put its module into the engine, and give the weights of checkpoints other names than
@@ -157,12 +97,8 @@ class TrainerDeepSpeedStrategy(DeepSpeedStrategy):
             start_for_evaluation(module.owner)
         self.barrier()
 
-    def teardown(self) -> None:
-        """Release what the plugins hold, and leave the engine and its model where they are."""
-        release_plugins(self)
 
-
-class EngineOptimizer(OptimizerAround):
+class EngineOptimizer(OptimizerWrapper):
     """The optimizer of an engine as a Trainer holds it: to be looked at, since the engine steps it by itself.
 
     Parameters:

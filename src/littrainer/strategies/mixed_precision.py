@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import MethodType
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import nn
 from littrainer.arguments.deepspeed import asks_for_deepspeed
 from littrainer.arguments.destinations import lightning_precision
 from littrainer.errors.nested_values import map_nested
+from littrainer.errors.weak_attributes import WeaklyBound
 
 # Lightning's precision -> what the forward pass computes in.
 FORWARD_TYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -38,24 +38,20 @@ def run_forward_in(model: nn.Module, device_type: str, dtype: torch.dtype) -> No
     if "_original_forward" in vars(model):
         return
     forward: Any = model.forward
-    model._original_forward = forward
-    # Bound to the model, so that a copy of it gets its own forward.
     function = getattr(forward, "__func__", None)
     if function is None:
-        model.forward = _under_autocast(forward, device_type, dtype)
+        model._original_forward, model.forward = forward, _under_autocast(forward, device_type, dtype)
     else:
-        model.forward = MethodType(_under_autocast(function, device_type, dtype), model)
+        # Bound to the model, so that a copy of it gets its own forward.
+        original: Any = WeaklyBound(function, model)
+        in_half: Any = WeaklyBound(_under_autocast(function, device_type, dtype), model)
+        model._original_forward, model.forward = original, in_half
 
 
 def restore_forward(model: nn.Module) -> None:
     """Undo `run_forward_in`."""
     found: Any = vars(model).pop("_original_forward", None)
-    if found is None:
-        return
-    # One of the class is found there again; any other was set on the model, by its user or a library.
-    if getattr(found, "__func__", None) is type(model).forward:
-        del model.forward
-    else:
+    if found is not None:
         model.forward = found
 
 

@@ -1,21 +1,32 @@
-"""A model split between processes, in place: what its strategies have in common."""
+"""A model split between processes, in place: by layers (tensor parallelism), by parameters (FSDP2), or both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
-from littrainer.distributed.layout import data_parallel_size, device_mesh, tensor_parallel_size
-from littrainer.strategies.shards import spread_like
-from littrainer.strategies.single_device import LaunchedProcesses, release_plugins
+from littrainer.arguments.sharding import sharding_plan
+from littrainer.distributed.layout import (
+    data_parallel_size,
+    device_mesh,
+    process_layout,
+    sharding_sizes,
+    tensor_parallel_size,
+)
+from littrainer.errors.lazy_isinstance import is_a
+from littrainer.strategies.mixed_precision import forward_type
+from littrainer.strategies.sharded import ignored_parameters, shard
+from littrainer.strategies.shards import free_gathered, spread_like
+from littrainer.strategies.single_device import InPlaceStrategy, LaunchedProcesses, block_backward_sync
 
 if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
+    import lightning.pytorch as pl
 
     from littrainer.strategies.choice import TrainedModel
 
@@ -28,18 +39,24 @@ MODEL_PARALLEL_KEYWORDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
-class ResidentModelParallelStrategy(ModelParallelStrategy):
-    """Lightning's ModelParallelStrategy over the layout of a Trainer's processes; the model stays where it is.
+class ResidentModelParallelStrategy(InPlaceStrategy, ModelParallelStrategy):
+    """Lightning's ModelParallelStrategy for a Trainer's model: tensor parallelism, FSDP2, or both.
 
     Parameters:
-        trained: the model, which subclasses split, and its optimizer.
-        replicas, shards: sizes of the first two dimensions of the mesh.
+        trained: the model, which is split in place and stays so, its optimizer, and the arguments.
+
+    Raises:
+        ValueError: the processes cannot be laid out as the arguments ask for.
     """
 
     # In a micro-batch, besides `block_backward_sync`: so FastEpochLoop carries it out.
     acts_behind_backward_passes_only = True
+    block_backward_sync = block_backward_sync
+    # Parameters whose gradients are those of this process alone, and the groups of processes to average them over.
+    _replicated: Sequence[nn.Parameter] = ()
+    _groups: Sequence[Any] = ()
 
-    def __init__(self, trained: TrainedModel, replicas: int, shards: int):
+    def __init__(self, trained: TrainedModel):
         args = trained.args
         super().__init__(
             save_distributed_checkpoint=False,
@@ -47,16 +64,31 @@ class ResidentModelParallelStrategy(ModelParallelStrategy):
         )
         self.cluster_environment = LaunchedProcesses(args)
         self.trained = trained
-        self._make_mesh = lambda: device_mesh(args, replicas, shards)
+        self.plan = sharding_plan(args)
+        layout = process_layout(args)
+        self._sizes = (layout.replicas, layout.shards) if self.plan is None else sharding_sizes(args)
 
     def setup_environment(self) -> None:
         """Bring the process group up, and lay the processes out."""
         # Lightning's own mesh has two dimensions, and none for replicas of a sharded model.
         ParallelStrategy.setup_environment(self)
         self._setup_distributed()
-        self._device_mesh = self._make_mesh()
+        self._device_mesh = device_mesh(self.trained.args, *self._sizes)
         module: Any = self.lightning_module
         module._device_mesh = self._device_mesh
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Prepare a run as Lightning does; splitting has put each parameter where it belongs."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            model = self.trained.model
+            left_out = set(model.parameters())
+            if self.plan is not None:
+                left_out = ignored_parameters(model, self.plan.ignored_modules)
+            # In an order that is the same in all processes.
+            self._replicated = [parameter for parameter in model.parameters() if parameter in left_out]
+            meshes = [self.device_mesh[dimension] for dimension in ("dp_replicate", "dp_shard")]
+            self._groups = [mesh.get_group() for mesh in meshes if mesh.size() > 1]
+        self.set_up_in_place(trainer)
 
     def parallelize(self, model: nn.Module) -> None:
         """Split the model, unless it is split already, and let an optimizer that was made before go on with its parts.
@@ -66,18 +98,29 @@ class ResidentModelParallelStrategy(ModelParallelStrategy):
         Raises:
             ValueError: it cannot be split as the arguments ask for.
         """
+        if is_a(model, "resharding module"):
+            # An optimizer would train what forward passes have gathered and kept, instead of the shards.
+            free_gathered(model)
+            return
         before = {id(parameter): name for name, parameter in model.named_parameters()}
-        self.split(model, self.device_mesh)
+        mesh, args = self.device_mesh, self.trained.args
+        if tensor_parallel_size(args) > 1:
+            from littrainer.strategies.tensor_parallel import parallelize_by_plan
+
+            parallelize_by_plan(model, mesh["tp"])
+        if self.plan is not None:
+            over = mesh["dp_shard"] if mesh["dp_replicate"].size() == 1 else mesh["dp_replicate", "dp_shard"]
+            shard(model, self.plan, over, args.device, forward_type(args))
         if self.trained.optimizer is not None:
             exchange_parameters(self.trained.optimizer, before, dict(model.named_parameters()))
 
-    def split(self, model: nn.Module, mesh: DeviceMesh) -> None:
-        """Split a model in place over a mesh with the dimensions of `distributed.layout`; leave a split one alone."""
-        raise NotImplementedError
-
-    def teardown(self) -> None:
-        """Release what the plugins hold, and leave the model where it is, split."""
-        release_plugins(self)
+    def post_backward(self, closure_loss: torch.Tensor) -> None:
+        """Average gradients of what is not sharded when the last micro-batch of a window has been seen."""
+        super().post_backward(closure_loss)
+        module: Any = self.lightning_module
+        if self._replicated and self._groups and module.exchanges_gradients:
+            for group in self._groups:
+                average_gradients(self._replicated, group)
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], group: Any) -> None:

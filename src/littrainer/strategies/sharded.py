@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,90 +17,17 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from littrainer.arguments.did_you_mean import suggestion
-from littrainer.arguments.sharding import NO_WRAP, SIZE_BASED, TRANSFORMER_BASED, ShardingPlan, sharding_plan
-from littrainer.distributed.layout import sharding_sizes, tensor_parallel_size
+from littrainer.arguments.sharding import NO_WRAP, SIZE_BASED, TRANSFORMER_BASED, ShardingPlan
 from littrainer.errors.lazy_isinstance import is_a
-from littrainer.strategies.mixed_precision import forward_type
-from littrainer.strategies.model_parallel import ResidentModelParallelStrategy, average_gradients
-from littrainer.strategies.shards import free_gathered
 
 if TYPE_CHECKING:
-    import lightning.pytorch as pl
     from torch.distributed.device_mesh import DeviceMesh
-
-    from littrainer.strategies.choice import TrainedModel
 
 # Marks a layer whose activations are computed again in the backward pass.
 RECOMPUTES = "_littrainer_recomputes"
 
 # Modules that only hold others: torch shards what has a forward pass.
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
-
-
-class ShardedStrategy(ResidentModelParallelStrategy):
-    """FSDP2 for a Trainer's model, which stays sharded where it is."""
-
-    _whole_parameters: Sequence[nn.Parameter] = ()
-
-    def setup(self, trainer: pl.Trainer) -> None:
-        """Prepare a run as Lightning does; sharding has put each parameter where it belongs."""
-        assert self.accelerator is not None and self.model is not None
-        self.accelerator.setup(trainer)
-        self.model = self.precision_plugin.convert_module(self.model)
-        if trainer.state.fn == "fit":
-            self._whole_parameters = _not_sharded(self.trained.model, self.trained.args)
-            self.setup_optimizers(trainer)
-        self.setup_precision_plugin()
-
-    def post_backward(self, closure_loss: torch.Tensor) -> None:
-        """Average gradients of what is not sharded when the last micro-batch of a window has been seen."""
-        super().post_backward(closure_loss)
-        module: Any = self.lightning_module
-        if self._whole_parameters and module.exchanges_gradients:
-            for dimension in ("dp_replicate", "dp_shard"):
-                if self.device_mesh[dimension].size() > 1:
-                    average_gradients(self._whole_parameters, self.device_mesh[dimension].get_group())
-
-    @contextmanager
-    def block_backward_sync(self) -> Iterator[None]:
-        """A context in which gradients are added up in each process and not exchanged, unless each is to be."""
-        module: Any = self.lightning_module
-        model: Any = None if module is None or module.exchanges_gradients else module.owner.model
-        if not is_a(model, "resharding module"):
-            yield
-            return
-        model.set_requires_gradient_sync(False)
-        try:
-            yield
-        finally:
-            model.set_requires_gradient_sync(True)
-
-    def split(self, model: nn.Module, mesh: DeviceMesh) -> None:
-        """Shard the model in place.
-
-        One that is sharded already lets go of what forward passes have gathered and kept: an optimizer would train
-        that instead of the shards.
-
-        Raises:
-            ValueError: as `shard`.
-        """
-        if is_a(model, "resharding module"):
-            free_gathered(model)
-            return
-        args = self.trained.args
-        plan = sharding_plan(args)
-        assert plan is not None
-        if tensor_parallel_size(args) > 1:
-            from littrainer.strategies.tensor_parallel import parallelize_by_plan
-
-            parallelize_by_plan(model, mesh["tp"])
-        over = mesh["dp_shard"] if mesh["dp_replicate"].size() == 1 else mesh["dp_replicate", "dp_shard"]
-        shard(model, plan, over, args.device, forward_type(args))
-
-
-def sharded_strategy(trained: TrainedModel) -> ShardedStrategy:
-    """The strategy for a model that the processes share."""
-    return ShardedStrategy(trained, *sharding_sizes(trained.args))
 
 
 def shard(
@@ -263,14 +189,6 @@ def _train_in_float32(modules: Iterable[nn.Module]) -> None:
         for parameter in module.parameters():
             if parameter.requires_grad and parameter.is_floating_point() and not is_a(parameter, "sharded tensor"):
                 parameter.data = parameter.data.float()
-
-
-def _not_sharded(model: nn.Module, args: Any) -> list[nn.Parameter]:
-    """Parameters of modules that the plan leaves out, in an order that is the same in all processes."""
-    plan = sharding_plan(args)
-    assert plan is not None
-    ignored = {id(parameter) for parameter in ignored_parameters(model, plan.ignored_modules)}
-    return [parameter for parameter in model.parameters() if id(parameter) in ignored]
 
 
 # ---- What is sharded each for itself ---------------------------------------------------------------------------------

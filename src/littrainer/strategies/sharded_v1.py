@@ -18,7 +18,7 @@ from littrainer.distributed.layout import sharding_sizes
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.strategies.mixed_precision import forward_type, run_forward_in
 from littrainer.strategies.sharded import ignored_modules, layer_classes
-from littrainer.strategies.single_device import LaunchedProcesses, release_plugins, without_exchange
+from littrainer.strategies.single_device import InPlaceStrategy, LaunchedProcesses, block_backward_sync
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -26,15 +26,25 @@ if TYPE_CHECKING:
     from littrainer.strategies.choice import TrainedModel
 
 
-class FirstVersionStrategy(FSDPStrategy):
+class FirstVersionStrategy(InPlaceStrategy, FSDPStrategy):
     """Lightning's FSDPStrategy for a Trainer's model, which stays wrapped where it is.
 
     Parameters:
-        trained: the model, which is wrapped here.
-        keywords: for Lightning's strategy.
+        trained: the model, which is wrapped here, and its arguments and optimizer.
+
+    Raises:
+        ValueError: it does not go with something else that is asked for.
     """
 
-    def __init__(self, trained: TrainedModel, keywords: dict[str, Any]):
+    block_backward_sync = block_backward_sync
+
+    def __init__(self, trained: TrainedModel):
+        if trained.optimizer is not None and not is_a(trained.model_wrapped, "flat sharded module"):
+            raise ValueError(
+                "`optimizers` were made with the parameters of a whole model, and FSDP version 1 puts others in their "
+                "place. Override create_optimizer, pass `optimizer_cls_and_kwargs`, or set fsdp_config={'version': 2}."
+            )
+        keywords = first_version_keywords(trained.args, trained.model)
         super().__init__(cluster_environment=LaunchedProcesses(trained.args), **keywords)
         self._trained = trained
 
@@ -50,60 +60,27 @@ class FirstVersionStrategy(FSDPStrategy):
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Prepare a run as Lightning does, without wrapping its module."""
-        assert self.accelerator is not None and self.model is not None
-        self.accelerator.setup(trainer)
-        self.model = self.precision_plugin.convert_module(self.model)
-        if trainer.state.fn == "fit":
-            # Version 1 keeps the parameters' own objects, or the Trainer makes its optimizer from the wrapper's.
-            self._reset_optimizers_and_schedulers()
-            super(FSDPStrategy, self).setup_optimizers(trainer)
-        self.setup_precision_plugin()
+        self.set_up_in_place(trainer)
+
+    def setup_optimizers(self, trainer: pl.Trainer) -> None:
+        """Let the Trainer make its optimizer from the wrapper's parameters, or from the same objects."""
+        self._reset_optimizers_and_schedulers()
+        super(FSDPStrategy, self).setup_optimizers(trainer)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """One micro-batch, by the module itself: the wrapper is within it."""
-        return self._own_module.training_step(*args, **kwargs)
+        return self._step_of_module("training_step", *args, **kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """One batch of an evaluation, by the module itself, which calls the wrapped model."""
-        self._evaluate_wrapped_model()
-        return self._own_module.validation_step(*args, **kwargs)
+        """One batch of an evaluation, by the module itself."""
+        return self._step_of_module("validation_step", *args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """One batch of a prediction, by the module itself, which calls the wrapped model."""
-        self._evaluate_wrapped_model()
-        return self._own_module.predict_step(*args, **kwargs)
+        """One batch of a prediction, by the module itself."""
+        return self._step_of_module("predict_step", *args, **kwargs)
 
-    @property
-    def _own_module(self) -> Any:
-        return self.lightning_module
-
-    def _evaluate_wrapped_model(self) -> None:
-        # The pass has begun before an evaluation that comes first has wrapped the model.
-        evaluation_pass = self._own_module.evaluation_pass
-        if evaluation_pass.model is self._trained.model:
-            evaluation_pass.model = self._trained.model_wrapped
-
-    def block_backward_sync(self) -> Any:
-        """A context in which gradients are added up in each process and not exchanged, unless each is to be."""
-        return without_exchange(self.lightning_module)
-
-    def teardown(self) -> None:
-        """Release what the plugins hold, and leave the model where it is, wrapped."""
-        release_plugins(self)
-
-
-def first_version_strategy(trained: TrainedModel) -> FirstVersionStrategy:
-    """The strategy for a model that the processes share, by FSDP's first version.
-
-    Raises:
-        ValueError: it does not go with something else that is asked for.
-    """
-    if trained.optimizer is not None and not is_a(trained.model_wrapped, "flat sharded module"):
-        raise ValueError(
-            "`optimizers` were made with the parameters of a whole model, and FSDP version 1 puts others in their "
-            "place. Override create_optimizer, pass `optimizer_cls_and_kwargs`, or set fsdp_config={'version': 2}."
-        )
-    return FirstVersionStrategy(trained, first_version_keywords(trained.args, trained.model))
+    def _step_of_module(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.lightning_module, name)(*args, **kwargs)
 
 
 def first_version_keywords(args: Any, model: nn.Module) -> dict[str, Any]:

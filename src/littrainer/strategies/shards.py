@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from littrainer.distributed.collectives import process_count, process_rank, whole_tensor
+from littrainer.distributed.collectives import get_full_tensor, get_rank, get_world_size
 from littrainer.errors.lazy_isinstance import is_a, known_classes
 from littrainer.model.traversal import modules_of
 from littrainer.optim.parameter_groups import PART_OF
@@ -26,13 +26,14 @@ from littrainer.optim.parameter_groups import PART_OF
 def is_sharded(model: nn.Module) -> bool:
     """Whether parameters of a model are spread over processes."""
     kinds = known_classes("sharded tensor")
-    return any(issubclass(one, kinds) for one in set(map(type, model.parameters()))) or has_flat_shards(model)
+    sharded = [kind for kind in set(map(type, model.parameters())) if issubclass(kind, kinds)]
+    return bool(sharded) or has_flat_shards(model)
 
 
 def has_flat_shards(model: nn.Module) -> bool:
     """Whether a model is spread by FSDP's first version, which joins parameters to flat ones."""
     kinds = known_classes("flat sharded module")
-    return any(issubclass(one, kinds) for one in set(map(type, modules_of(model))))
+    return bool([kind for kind in set(map(type, modules_of(model))) if issubclass(kind, kinds)])
 
 
 def free_gathered(model: nn.Module) -> None:
@@ -48,7 +49,7 @@ def whole_state_dict(model: nn.Module) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     free_gathered(model)
-    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=process_count() > 1))
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=get_world_size() > 1))
 
 
 def load_whole_state_dict(model: nn.Module, state: Mapping[str, Any]) -> None:
@@ -60,8 +61,8 @@ def load_whole_state_dict(model: nn.Module, state: Mapping[str, Any]) -> None:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     free_gathered(model)
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=process_count() > 1, strict=False)
-    set_model_state_dict(model, dict(state) if process_rank() == 0 else {}, options=options)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=get_world_size() > 1, strict=False)
+    set_model_state_dict(model, dict(state) if get_rank() == 0 else {}, options=options)
 
 
 def whole_optimizer_state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
@@ -69,7 +70,7 @@ def whole_optimizer_state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
     if has_flat_shards(model):
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
-        options = StateDictOptions(full_state_dict=True, cpu_offload=process_count() > 1)
+        options = StateDictOptions(full_state_dict=True, cpu_offload=get_world_size() > 1)
         return dict(get_optimizer_state_dict(model, optimizer, options=options))
     numbered = optimizer.state_dict()
     # All processes gather the same tensor at the same time.
@@ -77,7 +78,7 @@ def whole_optimizer_state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
         number: {entry: _whole(value) for entry, value in entries.items()}
         for number, entries in sorted(numbered["state"].items())
     }
-    return by_name({**numbered, "state": state}, names_of_parameters(model, optimizer)) if process_rank() == 0 else {}
+    return by_name({**numbered, "state": state}, names_of_parameters(model, optimizer)) if get_rank() == 0 else {}
 
 
 def load_whole_optimizer_state(model: nn.Module, optimizer: Any, state: Mapping[str, Any]) -> None:
@@ -89,18 +90,18 @@ def load_whole_optimizer_state(model: nn.Module, optimizer: Any, state: Mapping[
     if has_flat_shards(model):
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
-        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=process_count() > 1)
-        given = by_name(state, names_of_parameters(model, optimizer)) if process_rank() == 0 else {}
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=get_world_size() > 1)
+        given = by_name(state, names_of_parameters(model, optimizer)) if get_rank() == 0 else {}
         set_optimizer_state_dict(model, optimizer, given, options=options)
         return
-    numbered = numbered_for(model, optimizer, state) if process_rank() == 0 else {}
+    numbered = numbered_for(model, optimizer, state) if get_rank() == 0 else {}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     received = _sent_without_tensors(numbered)
     for number, entries in received["state"].items():
         parameter = parameters[number]
         for entry, value in entries.items():
             if isinstance(value, _Tensor):
-                full = _sent(numbered["state"][number][entry] if process_rank() == 0 else None, value, parameter)
+                full = _sent(numbered["state"][number][entry] if get_rank() == 0 else None, value, parameter)
                 entries[entry] = spread_like(parameter, full)
     optimizer.load_state_dict(received)
 
@@ -257,8 +258,8 @@ def spread_like(parameter: torch.Tensor, full: Any) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    full = whole_tensor(value)
-    if process_rank() != 0:
+    full = get_full_tensor(value)
+    if get_rank() != 0:
         return None
     return full.detach().cpu() if isinstance(full, torch.Tensor) else full
 
@@ -281,7 +282,7 @@ def _sent_without_tensors(state: dict[str, Any]) -> dict[str, Any]:
         },
     }
     box: list[Any] = [skeleton]
-    if process_count() > 1:
+    if get_world_size() > 1:
         dist.broadcast_object_list(box, src=0)
     return box[0]
 
@@ -292,6 +293,6 @@ def _sent(value: torch.Tensor | None, known: _Tensor, parameter: torch.Tensor) -
     full = (
         torch.empty(known.shape, dtype=known.dtype, device=device) if value is None else value.to(device).contiguous()
     )
-    if process_count() > 1:
+    if get_world_size() > 1:
         dist.broadcast(full, src=0)
     return full

@@ -1,18 +1,17 @@
-"""One process on one device, and what all strategies of a Trainer have in common.
-
-The model stays on its device at the end, and the launcher's ranks count.
-"""
+"""One process on one device, and what all strategies of a Trainer have in common."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.plugins.environments import ClusterEnvironment
-from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 
-from littrainer.distributed.environment import LOCAL_ADDRESS, USUAL_PORT, meeting_point
+from littrainer.distributed.environment import DEFAULT_PORT, LOCAL_ADDRESS, meeting_point
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.model.traversal import is_on, stays_in_place
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class LaunchedProcesses(ClusterEnvironment):
     def main_port(self) -> int:
         """Port on which the first process is found."""
         point = meeting_point()
-        return USUAL_PORT if point is None else point.port
+        return DEFAULT_PORT if point is None else point.port
 
     @staticmethod
     def detect() -> bool:
@@ -77,55 +76,76 @@ class LaunchedProcesses(ClusterEnvironment):
         return self._args.process_index // self._args.local_world_size
 
 
-def release_plugins(strategy: Any) -> None:
-    """Let a strategy's plugins go, and leave model and optimizer where they are."""
-    strategy.precision_plugin.teardown()
-    if strategy.accelerator is not None:
-        strategy.accelerator.teardown()
-    strategy.checkpoint_io.teardown()
+class InPlaceStrategy(Strategy):
+    """What a Trainer's strategies add to one of Lightning's: model and optimizer stay on their device."""
 
-
-def without_exchange(module: Any) -> AbstractContextManager[Any]:
-    """A context in which the wrapped model adds gradients up in each process, unless each of them is to be exchanged.
-
-    Parameters:
-        module: the module that trains; None if none does.
-    """
-    model = None if module is None or module.exchanges_gradients else module.owner.model_wrapped
-    no_sync = getattr(model, "no_sync", None)
-    return nullcontext() if no_sync is None else no_sync()
-
-
-class ModelStaysOnDevice:
-    """What a strategy of one device does differently for a Trainer; a class that derives from it and from one has it.
-
-    The model stays on the device when training or evaluation has ended: Lightning moves model and optimizer state to
-    the host at teardown. A model that a device map has spread over several devices is never moved.
-    """
-
-    def setup(self: Any, trainer: pl.Trainer) -> None:
-        """Prepare a run as Lightning does, but leave a model that stays in place where it is, and its optimizer too."""
-        if not stays_in_place(self.model):
-            super().setup(trainer)  # type: ignore[misc]
-            return
+    def set_up_in_place(self, trainer: pl.Trainer) -> None:
+        """Prepare a run as Lightning does, but neither move the model nor wrap it."""
+        assert self.accelerator is not None and self.model is not None
         self.accelerator.setup(trainer)
-        self.model = self._setup_model(self.precision_plugin.convert_module(self.model))
+        self.model = self.precision_plugin.convert_module(self.model)
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
 
-    def model_to_device(self: Any) -> None:
-        """Move the model; on the host the Trainer has, and going through it once more would find nothing to move."""
-        if self.model.device != self.root_device or not is_on(self.model, self.root_device):
-            super().model_to_device()  # type: ignore[misc]
-
     def teardown(self) -> None:
-        """Release what the plugins hold, and leave the model where it is."""
-        release_plugins(self)
+        """Release what the plugins hold: Lightning would move model and optimizer state to the host."""
+        self.precision_plugin.teardown()
+        if self.accelerator is not None:
+            self.accelerator.teardown()
+        self.checkpoint_io.teardown()
 
 
-class ResidentSingleDeviceStrategy(ModelStaysOnDevice, SingleDeviceStrategy):
-    """Lightning's SingleDeviceStrategy for a Trainer's model."""
+def block_backward_sync(strategy: Any) -> Any:
+    """Return a context in which processes do not exchange gradients, unless the current micro-batch needs it.
+
+    Parameters:
+        strategy: the strategy of which this is a method.
+    """
+    module = strategy.lightning_module
+    if module is None or module.exchanges_gradients:
+        return nullcontext()
+    model = module.owner.model
+    return without_gradient_sync(model if is_a(model, "resharding module") else module.owner.model_wrapped)
+
+
+def without_gradient_sync(model: Any) -> AbstractContextManager[Any]:
+    """Return a context in which processes do not exchange the gradients of a model.
+
+    Parameters:
+        model: sharded by FSDP2, or in a wrapper that has `no_sync`; other models have nothing to exchange.
+    """
+    if is_a(model, "resharding module"):
+        return _without_fsdp2_sync(model)
+    no_sync = getattr(model, "no_sync", None)
+    return no_sync() if callable(no_sync) else nullcontext()
+
+
+@contextmanager
+def _without_fsdp2_sync(model: Any) -> Iterator[None]:
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+class ResidentSingleDeviceStrategy(InPlaceStrategy, SingleDeviceStrategy):
+    """Lightning's SingleDeviceStrategy for a Trainer's model; one that a device map has spread is never moved."""
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Prepare a run as Lightning does, but leave a model that stays in place where it is, and its optimizer too."""
+        assert self.model is not None
+        if stays_in_place(self.model):
+            self.set_up_in_place(trainer)
+        else:
+            super().setup(trainer)
+
+    def model_to_device(self) -> None:
+        """Move the model; on the host the Trainer has, and going through it once more would find nothing to move."""
+        model: Any = self.model
+        if model.device != self.root_device or not is_on(model, self.root_device):
+            super().model_to_device()
 
 
 def single_device_strategy(trained: TrainedModel) -> ResidentSingleDeviceStrategy:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,43 +18,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from littrainer.distributed.layout import process_layout
 from littrainer.errors.lazy_isinstance import is_a
-from littrainer.strategies.model_parallel import ResidentModelParallelStrategy, average_gradients
 from littrainer.strategies.shards import is_sharded
 
-if TYPE_CHECKING:
-    from littrainer.strategies.choice import TrainedModel
-
 logger = logging.getLogger(__name__)
-
-
-class TensorParallelStrategy(ResidentModelParallelStrategy):
-    """Layers split by a model's plan; if there are several such groups of processes, gradients are averaged."""
-
-    def split(self, model: nn.Module, mesh: DeviceMesh) -> None:
-        """Split the model's layers in place.
-
-        Raises:
-            ValueError: the model has no plan, or it cannot be carried out.
-        """
-        parallelize_by_plan(model, mesh["tp"])
-
-    def post_backward(self, closure_loss: torch.Tensor) -> None:
-        """Average gradients over the groups when the last micro-batch of a window has been seen."""
-        super().post_backward(closure_loss)
-        module: Any = self.lightning_module
-        if self.device_mesh["dp_replicate"].size() > 1 and module.exchanges_gradients:
-            average_gradients(self.trained.model.parameters(), self.device_mesh["dp_replicate"].get_group())
-
-
-def tensor_parallel_strategy(trained: TrainedModel) -> TensorParallelStrategy:
-    """The strategy for layers that several processes compute together."""
-    layout = process_layout(trained.args)
-    return TensorParallelStrategy(trained, layout.replicas, layout.shards)
-
-
-# ---- Plans -----------------------------------------------------------------------------------------------------------
 
 
 class SummedGradients(ParallelStyle):

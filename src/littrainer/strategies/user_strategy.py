@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning.pytorch.strategies import (
     DDPStrategy,
+    DeepSpeedStrategy,
     ParallelStrategy,
     SingleDeviceStrategy,
     Strategy,
@@ -15,16 +16,16 @@ from lightning.pytorch.strategies import (
 )
 
 from littrainer.strategies.choice import TrainedModel, strategy_for
-from littrainer.strategies.data_parallel import ModelInDDP
-from littrainer.strategies.single_device import LaunchedProcesses, ModelStaysOnDevice
+from littrainer.strategies.data_parallel import ResidentDDPStrategy
+from littrainer.strategies.single_device import LaunchedProcesses, ResidentSingleDeviceStrategy
 
 STARTS_NO_PROCESSES = "popen"
 
 
-# Kind of strategy -> what it does differently for a Trainer; the first that fits is taken.
-FITTED: tuple[tuple[type[Strategy], type], ...] = (
-    (DDPStrategy, ModelInDDP),
-    (SingleDeviceStrategy, ModelStaysOnDevice),
+# Kind of strategy -> the Trainer's own of that kind; the first that fits is taken.
+FITTED: tuple[tuple[type[Strategy], type[Strategy]], ...] = (
+    (DDPStrategy, ResidentDDPStrategy),
+    (SingleDeviceStrategy, ResidentSingleDeviceStrategy),
 )
 
 
@@ -35,7 +36,7 @@ def fitted_strategy(given: Any, trained: TrainedModel) -> Any:
         given: a strategy, which is left as it is, or a name that Lightning knows.
 
     Raises:
-        ValueError: it starts processes itself.
+        ValueError: it starts processes itself, or is one of DeepSpeed's.
     """
     fitted: Any = strategy_for(trained) if given == "auto" else _made_to_fit(given)
     if isinstance(fitted, ParallelStrategy):
@@ -53,6 +54,11 @@ def _made_to_fit(given: Any) -> Any:
     if not isinstance(given, Strategy):
         # Lightning knows more names, and tells which.
         return given
+    if isinstance(given, DeepSpeedStrategy):
+        raise ValueError(
+            f"lightning={{'strategy': ...}} is a {type(given).__name__}, whose checkpoints from_pretrained does not "
+            "load: pass its configuration as the argument `deepspeed`."
+        )
     start_method = getattr(given, "_start_method", STARTS_NO_PROCESSES)
     if start_method != STARTS_NO_PROCESSES:
         raise ValueError(
@@ -60,16 +66,16 @@ def _made_to_fit(given: Any) -> Any:
             f"(start_method={start_method!r}), and a script of a Trainer is started in each process: use "
             "strategy='ddp', and start it with `littrainer run --devices N script.py` or torchrun."
         )
-    behaviour = next((one for kind, one in FITTED if isinstance(given, kind)), None)
-    if behaviour is None or isinstance(given, behaviour):
+    own = next((own for kind, own in FITTED if isinstance(given, kind)), None)
+    if own is None or isinstance(given, own):
         return copy.copy(given)
     # A strategy serves one lightning.Trainer only, and each training has another.
-    kind = _fitted_class(type(given), behaviour)
+    kind = _fitted_class(type(given), own)
     fitted = kind.__new__(kind)
     vars(fitted).update(vars(given))
     return fitted
 
 
 @functools.cache
-def _fitted_class(kind: type[Strategy], behaviour: type) -> type[Strategy]:
-    return type(kind.__name__, (behaviour, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+def _fitted_class(kind: type[Strategy], own: type[Strategy]) -> type[Strategy]:
+    return type(kind.__name__, (own, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})

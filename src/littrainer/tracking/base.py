@@ -48,6 +48,8 @@ class TrackerCallback(TrainerCallback):
     """Reports a training to an experiment tracker. Each service has a subclass, whose `setup` users may override.
 
     A service overrides `start_run` and `write_logs`. If it needs further events, it wraps each in `survives_failure`.
+    All methods but `setup` are called on the first process only. They get the training arguments, the Trainer's state
+    (its `global_step` counts optimizer steps), and the model, or None.
 
     Raises:
         ImportError: the service's package is not installed.
@@ -57,6 +59,10 @@ class TrackerCallback(TrainerCallback):
     """The name of the service in `report_to`."""
     reports_predictions: ClassVar[bool] = False
     """Whether metrics of `predict()` are reported, by `write_prediction_metrics`."""
+    shares_run: ClassVar[bool] = False
+    """Whether Lightning's callbacks write to the same run, with the logger of `find_lightning_logger`."""
+    step_metric: ClassVar[str | None] = None
+    """The metric over which the service draws curves; None if it has a step of its own."""
     uploads_checkpoints: bool = False
     """Whether checkpoints are uploaded, by `write_checkpoint`."""
 
@@ -78,40 +84,107 @@ class TrackerCallback(TrainerCallback):
         """Return the name that warnings use."""
         return self.service or type(self).__name__
 
+    # ---- What a service overrides ------------------------------------------------------------------------------------
+
     def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
         """Begin to report; called once, on every process. Override it to start the run in another way.
 
         Parameters:
             args, state, model: the training arguments, the Trainer's state, and the model, or None.
-            kwargs: the other keywords of events, such as `processing_class`; an override names what it needs.
+            kwargs: the other keywords of events, such as `processing_class`; an override names those that it needs.
         """
         self._initialized = True
         if state.is_world_process_zero:
             self.start_run(args, state, model)
 
     def start_run(self, args: Any, state: Any, model: Any) -> None:
-        """Start a run and write its parameters; called on the first process only.
+        """Start a run and write its parameters.
 
         Parameters:
-            args, state, model: the training arguments, the Trainer's state, and the model, or None.
+            args, state, model: as in `setup`.
         """
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
-        """Write logged values; called on the first process only.
+        """Write values by name, as they were given to `Trainer.log`.
 
         Parameters:
-            logs: the values by name, as they were given to `Trainer.log`.
-            args, state: the training arguments and the Trainer's state, whose `global_step` counts optimizer steps.
-            model: the model, or None.
+            logs: the values.
+            args, state, model: as in `setup`; `state.global_step` counts optimizer steps.
         """
 
     def write_prediction_metrics(self, metrics: dict[str, Any], args: Any, state: Any) -> None:
-        """Write the metrics of `predict()`; called on the first process only, if `reports_predictions`.
+        """Write the metrics of `predict()`, if `reports_predictions`.
 
         Parameters:
             metrics: values by name.
-            args, state: the training arguments and the Trainer's state.
+            args, state: as in `setup`.
         """
+
+    def write_checkpoint(self, folder: Path, args: Any, state: Any) -> None:
+        """Upload a checkpoint from its folder, if `uploads_checkpoints`.
+
+        Parameters:
+            folder: the checkpoint's.
+            args, state: as in `setup`.
+        """
+
+    def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
+        """Write the results of a complete training, and end its run.
+
+        Parameters:
+            args, state, model: as in `setup`.
+            processing_class: the tokenizer or processor, or None.
+        """
+
+    def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
+        """Mark the run as failed by an error or interruption. By default it calls `release`, or `end_trial`.
+
+        Parameters:
+            args, state: as in `setup`.
+            error: the error that ended the training.
+        """
+        (self.end_trial if self._is_trial else self.release)()
+
+    def end_trial(self) -> None:
+        """End the run of a trial, if it is open. By default it calls `release`."""
+        self.release()
+
+    def release(self) -> None:
+        """Close the file or end the run that is open, because the training or the service has failed."""
+
+    def card_badge(self) -> str | None:
+        """Return a link to the run for the model card, in Markdown, or None."""
+        return None
+
+    def find_lightning_logger(self) -> Any:
+        """Return the Lightning logger on the run, or None before there is a run."""
+        return self.lightning_logger
+
+    def lightning_loggers(self) -> list[Any]:
+        """Return loggers for a `lightning.Trainer`, so that Lightning's callbacks write to the same run."""
+        if not self.shares_run:
+            return []
+        from littrainer.tracking.shared_logger import SharedLogger
+
+        return [SharedLogger(self)]
+
+    # ---- Names -------------------------------------------------------------------------------------------------------
+
+    def run_name(self, args: Any, state: Any) -> str | None:
+        """Return the name of the run: `args.run_name`, followed by the name of the trial in a search.
+
+        Parameters:
+            args, state: as in `setup`.
+        """
+        return "-".join(part for part in (args.run_name, self.trial_name(state)) if part) or None
+
+    def trial_name(self, state: Any) -> str | None:
+        """Return the name that `hp_name` gave the trial, or else the name of its folder; None outside of a search."""
+        if not state.is_hyper_param_search:
+            return None
+        return state.trial_name or (None if self.trial_folder is None else self.trial_folder.name)
+
+    # ---- Events ------------------------------------------------------------------------------------------------------
 
     @survives_failure
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
@@ -127,23 +200,14 @@ class TrackerCallback(TrainerCallback):
                 self.end_trial()
             self._initialized = False
 
-    def end_trial(self) -> None:
-        """End the run of a trial, if it is open; called on the first process only. By default it calls `release`."""
-        self.release()
-
-    def run_name(self, args: Any, state: Any) -> str | None:
-        """Return the name of the run: `args.run_name`, followed by the name of the trial in a search.
-
-        Parameters:
-            args, state: the training arguments and the Trainer's state.
-        """
-        return "-".join(part for part in (args.run_name, self.trial_name(state)) if part) or None
-
-    def trial_name(self, state: Any) -> str | None:
-        """Return the name that `hp_name` gave the trial, or else the name of its folder; None outside of a search."""
-        if not state.is_hyper_param_search:
-            return None
-        return state.trial_name or (None if self.trial_folder is None else self.trial_folder.name)
+    def set_up_once(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+        """Call `setup`, with the keywords that it takes, unless it has been called."""
+        if not self._initialized:
+            parameters = inspect.signature(self.setup).parameters
+            takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+            taken = kwargs if takes_all else {name: value for name, value in kwargs.items() if name in parameters}
+            self.setup(args, state, model, **taken)
+            self._initialized = True
 
     @survives_failure
     def on_log(self, args: Any, state: Any, control: Any, model: Any = None, logs: Any = None, **kwargs: Any) -> None:
@@ -172,14 +236,6 @@ class TrackerCallback(TrainerCallback):
             else:
                 logger.warning("The checkpoint %s is not uploaded, since there is no such folder.", folder)
 
-    def write_checkpoint(self, folder: Path, args: Any, state: Any) -> None:
-        """Upload a checkpoint; called on the first process only, if `uploads_checkpoints`.
-
-        Parameters:
-            folder: the checkpoint's.
-            args, state: the training arguments and the Trainer's state.
-        """
-
     @survives_failure
     def on_train_end(
         self, args: Any, state: Any, control: Any, model: Any = None, processing_class: Any = None, **kwargs: Any
@@ -188,37 +244,11 @@ class TrackerCallback(TrainerCallback):
         if self._initialized and state.is_world_process_zero:
             self.end_run(args, state, model, processing_class)
 
-    def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
-        """Write the results of a complete training, and end its run; called on the first process only.
-
-        Parameters:
-            args, state, model, processing_class: the training arguments, the Trainer's state, the model, and the
-                tokenizer or processor, or None.
-        """
-
     @survives_failure
     def on_training_failed(self, args: Any, state: Any, error: BaseException) -> None:
         """End the run of a training that has ended with an error or an interruption."""
         if self._initialized and state.is_world_process_zero:
             self.end_failed_run(args, state, error)
-
-    def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
-        """Mark the run as failed; called on the first process only. By default it calls `release`.
-
-        Parameters:
-            args, state: the training arguments and the Trainer's state.
-            error: what ended the training.
-        """
-        (self.end_trial if self._is_trial else self.release)()
-
-    def set_up_once(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
-        """Call `setup`, with the keywords that it takes, unless it has been called."""
-        if not self._initialized:
-            parameters = inspect.signature(self.setup).parameters
-            takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-            taken = kwargs if takes_all else {name: value for name, value in kwargs.items() if name in parameters}
-            self.setup(args, state, model, **taken)
-            self._initialized = True
 
     def give_up(self, error: BaseException) -> None:
         """Report nothing more in this training, log why, and release the run."""
@@ -230,20 +260,9 @@ class TrackerCallback(TrainerCallback):
             next(iter(str(error).splitlines()), ""),
         )
         logger.info("Where reporting to %s failed:", self.shown_name, exc_info=error)
-        # What failed once may well fail again.
+        # The service may fail again.
         with contextlib.suppress(Exception):
             self.release()
-
-    def release(self) -> None:
-        """Close the file or end the run that is open, because the training or the service has failed."""
-
-    def card_badge(self) -> str | None:
-        """Return a link to the run for the model card, in Markdown, or None."""
-        return None
-
-    def lightning_loggers(self) -> list[Any]:
-        """Return loggers for a `lightning.Trainer`, so that Lightning's callbacks write to the same run."""
-        return []
 
 
 def model_config_of(model: Any) -> dict[str, Any]:
@@ -267,21 +286,11 @@ def _path_or_class_name(value: Any) -> str:
     return os.fspath(value) if isinstance(value, os.PathLike) else getattr(value, "__name__", type(value).__name__)
 
 
-def flattened(nested: dict[str, Any], separator: str, prefix: str = "") -> dict[str, Any]:
-    """Return nested dicts as one, whose names are joined by a separator; empty ones stay."""
-    found: dict[str, Any] = {}
-    for key, value in nested.items():
-        name = f"{prefix}{key}"
-        is_nested = isinstance(value, dict) and value
-        found.update(flattened(value, separator, name + separator) if is_nested else {name: value})
-    return found
-
-
 def hyperparameters(args: Any, model: Any) -> dict[str, Any]:
-    """Return what most services show as parameters of a run: the model's configuration, updated by the arguments."""
-    found = {**model_config_of(model), **shown_arguments(args)}
+    """Return the parameters of a run in most services: the model's configuration, updated by the arguments."""
+    parameters = {**model_config_of(model), **shown_arguments(args)}
     peft_config = getattr(model, "peft_config", None)
-    return found if peft_config is None else {"peft_config": peft_config, **found}
+    return parameters if peft_config is None else {"peft_config": peft_config, **parameters}
 
 
 # ---- Names and values of metrics -------------------------------------------------------------------------------------
@@ -292,19 +301,14 @@ PREFIXED_SPLITS = ("eval", "test")
 # Results of a whole training, which some services keep as the summary of the run and not as a curve.
 SUMMARY_VALUES = ("train_loss", "total_flos", "train_runtime", "train_samples_per_second", "train_steps_per_second")
 
-# Service and name of values that a warning has named.
-_warned: set[tuple[str, str]] = set()
-
-
-def split_and_name(name: str) -> tuple[str, str]:
-    """Return the split of a metric and its name there: `eval` and `accuracy` for `eval_accuracy`."""
-    split = next((split for split in PREFIXED_SPLITS if name.startswith(f"{split}_")), "train")
-    return split, name.removeprefix(f"{split}_") if split in PREFIXED_SPLITS else name
-
 
 def with_tracked_names(logs: dict[str, Any]) -> dict[str, Any]:
     """Return logged values under the names that trackers show: `train/loss`, `eval/accuracy`."""
-    return {"/".join(split_and_name(name)): value for name, value in logs.items()}
+    shown = {}
+    for name, value in logs.items():
+        split, has_prefix, metric = name.partition("_")
+        shown[f"{split}/{metric}" if has_prefix and split in PREFIXED_SPLITS else f"train/{name}"] = value
+    return shown
 
 
 def without_summary(logs: dict[str, Any]) -> dict[str, Any]:
@@ -323,27 +327,18 @@ def as_number(value: Any) -> float | int | None:
 
 
 def only_numbers(logs: dict[str, Any], service: str) -> dict[str, float | int]:
-    """Return the values that a service can draw as curves; warn once about each of the others.
-
-    Parameters:
-        service: the service's name, for the warning.
-    """
-    found = {}
-    for name, value in logs.items():
-        number = as_number(value)
+    """Return the values that a service can draw as curves; warn once about each of the others."""
+    values = {name: as_number(value) for name, value in logs.items()}
+    for name, number in values.items():
         if number is None:
-            warn_of_left_out(service, name, value)
-        else:
-            found[name] = number
-    return found
+            warn_of_left_out(service, name, type(logs[name]).__name__)
+    return {name: number for name, number in values.items() if number is not None}
 
 
-def warn_of_left_out(service: str, name: str, value: Any) -> None:
+@functools.cache
+def warn_of_left_out(service: str, name: str, kind: str) -> None:
     """Warn, once for each service and name, that a value is not reported because it is not a number."""
-    if (service, name) not in _warned:
-        _warned.add((service, name))
-        message = "%s: the logged value %r is left out, because it is a %s and not a number: %.80r."
-        logger.warning(message, service, name, type(value).__name__, value)
+    logger.warning("%s: the logged value %r is left out, because it is a %s and not a number.", service, name, kind)
 
 
 def write_final_model(folder: str, args: Any, model: Any, processing_class: Any) -> None:

@@ -1,4 +1,4 @@
-"""MLflow, with Lightning's MLFlowLogger on MLflow's active run; and DagsHub, which runs an MLflow server."""
+"""MLflow, with Lightning's MLFlowLogger on MLflow's active run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 
 from littrainer.arguments.report_to import SERVICES, environment_says
 from littrainer.errors.lazy_isinstance import is_a
-from littrainer.tracking.base import TrackerCallback, flattened, model_config_of, only_numbers, shown_arguments
-from littrainer.tracking.lightning_loggers import SharedLogger
+from littrainer.tracking.base import TrackerCallback, model_config_of, only_numbers, shown_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +30,7 @@ class MLflowCallback(TrackerCallback):
     """
 
     service = "mlflow"
+    shares_run = True
 
     def __init__(self) -> None:
         reason = SERVICES["mlflow"].switched_off()
@@ -86,7 +86,7 @@ class MLflowCallback(TrackerCallback):
 
     def _log_parameters(self, parameters: dict[str, Any]) -> None:
         if environment_says("MLFLOW_FLATTEN_PARAMS"):
-            parameters = flattened(parameters, ".")
+            parameters = _flatten(parameters)
         too_long = [name for name, value in parameters.items() if len(str(value)) > self._MAX_PARAM_VAL_LENGTH]
         if too_long:
             logger.warning(
@@ -137,8 +137,8 @@ class MLflowCallback(TrackerCallback):
     def _run_id_written_to(self) -> str | None:
         return None if self.lightning_logger is None else self.lightning_logger.run_id
 
-    def lightning_loggers(self) -> list[Any]:
-        return [SharedLogger(self, lambda: self._run_logger() if self._initialized else None)]
+    def find_lightning_logger(self) -> Any:
+        return self._run_logger() if self._initialized else None
 
     def write_checkpoint(self, folder: Path, args: Any, state: Any) -> None:
         run_logger = self._run_logger()
@@ -166,35 +166,10 @@ class MLflowCallback(TrackerCallback):
             self._ml_flow.end_run(status)
 
 
-class DagsHubCallback(MLflowCallback):
-    """Reports to the MLflow server of a DagsHub repository, as `MLflowCallback` does to any."""
-
-    service = "dagshub"
-    repo: Any = None
-    log_artifacts: bool = False
-
-    def start_run(self, args: Any, state: Any, model: Any) -> None:
-        """Start a run, as `MLflowCallback.start_run` does.
-
-        Further environment variables: MLFLOW_TRACKING_URI names the repository and must be set, as by `dagshub.init()`;
-        HF_DAGSHUB_LOG_ARTIFACTS uploads the output_dir when training ends, into the branch BRANCH (default: main).
-
-        Raises:
-            RuntimeError: MLFLOW_TRACKING_URI is not set, or names no repository.
-        """
-        from dagshub.upload import Repo
-
-        self.log_artifacts = environment_says("HF_DAGSHUB_LOG_ARTIFACTS")
-        remote = os.environ.get("MLFLOW_TRACKING_URI")
-        if not remote:
-            raise RuntimeError("MLFLOW_TRACKING_URI is not set; call dagshub.init(repo_owner=..., repo_name=...)")
-        owner, repository = ["", *remote.rstrip("/").split("/")][-2:]
-        if not owner or not repository:
-            raise RuntimeError(f"MLFLOW_TRACKING_URI={remote!r} does not end in /OWNER/REPOSITORY.mlflow")
-        self.repo = Repo(owner=owner, name=repository.partition(".")[0], branch=os.environ.get("BRANCH") or "main")
-        super().start_run(args, state, model)
-
-    def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
-        if self.log_artifacts:
-            self.repo.directory("artifacts").add_dir(args.output_dir)
-        super().end_run(args, state, model, processing_class)
+def _flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested dicts as one, whose names are joined by dots; empty ones stay."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        is_nested = isinstance(value, dict) and value
+        flat.update(_flatten(value, f"{prefix}{key}.") if is_nested else {f"{prefix}{key}": value})
+    return flat

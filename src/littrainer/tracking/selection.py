@@ -1,4 +1,4 @@
-"""The callbacks that `report_to` asks for, and what they learn about a trial."""
+"""The callbacks for the services in `report_to`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 from littrainer.arguments.report_to import (
     SERVICES,
-    TAKEN_ELSEWHERE,
     available_services,
     require_installed,
     require_known,
@@ -25,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def trackers_for(report_to: Any) -> list[Any]:
-    """Return callbacks that report to what `report_to` names.
+    """Return callbacks that report to the services in `report_to`.
 
     Parameters:
         report_to: names, `"all"`, `"none"`, None, Lightning loggers, or a list of names and loggers.
@@ -39,19 +38,20 @@ def trackers_for(report_to: Any) -> list[Any]:
     if chosen == ["all"]:
         chosen = available_services()
     loggers = [item for item in chosen if is_a(item, "lightning logger")]
-    names = [item for item in chosen if not is_a(item, "lightning logger")]
-    callbacks = [tracker_class(name)() for name in dict.fromkeys(names) if _is_wanted(name)]
-    if loggers:
-        callbacks.append(LightningLoggersCallback(loggers))
-    return callbacks
+    callbacks: list[Any] = []
+    for name in dict.fromkeys(item for item in chosen if not is_a(item, "lightning logger")):
+        if name in SERVICES:
+            require_installed(name)
+            reason = SERVICES[name].switched_off()
+            if reason is not None:
+                logger.warning("Nothing is reported to %s: %s.", name, reason)
+                continue
+        callbacks.append(tracker_class(name)())
+    return [*callbacks, LightningLoggersCallback(loggers)] if loggers else callbacks
 
 
 def tracker_classes(report_to: Any) -> list[type]:
-    """Return the callback classes of the services that `report_to` names.
-
-    Raises:
-        ValueError: a name is unknown.
-    """
+    """Return the callback classes of the services in `report_to`; a ValueError if a name is unknown."""
     names = trackers_in(report_to)
     return [tracker_class(name) for name in (available_services() if names == ["all"] else names)]
 
@@ -63,30 +63,15 @@ def tracker_class(name: Any) -> type:
         ValueError: the name is unknown.
     """
     added = getattr(sys.modules.get("transformers.integrations.integration_utils"), "INTEGRATION_TO_CALLBACK", {})
-    if name not in {*SERVICES, *TAKEN_ELSEWHERE} and name in added:
+    if name not in SERVICES and name in added:
         return added[name]
     require_known(name)
     module, _, class_name = SERVICES[name].callback.partition(":")
     return getattr(importlib.import_module(f"littrainer.tracking.{module}"), class_name)
 
 
-def _is_wanted(name: Any) -> bool:
-    if name not in SERVICES:
-        return True
-    require_installed(name)
-    reason = SERVICES[name].switched_off()
-    if reason is not None:
-        logger.warning("Nothing is reported to %s: %s.", name, reason)
-    return reason is None
-
-
-def tell_trackers_of_trial(callbacks: Iterable[Any], folder: str | None) -> None:
-    """Give the trackers the folder of the trial that begins, which their runs are named after.
-
-    Parameters:
-        callbacks: the callbacks of a Trainer.
-        folder: where the trial saves; None for a training outside of a search.
-    """
+def set_trial_folder(callbacks: Iterable[Any], folder: str | None) -> None:
+    """Set the folder of the trial that begins, or None outside of a search, on the trackers among callbacks."""
     for callback in callbacks:
         if isinstance(callback, TrackerCallback):
             callback.trial_folder = None if folder is None else Path(folder)

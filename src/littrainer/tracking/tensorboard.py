@@ -10,7 +10,6 @@ from typing import Any
 
 from littrainer.arguments.secrets import without_secrets
 from littrainer.tracking.base import TrackerCallback, as_number, shown_arguments, warn_of_left_out, with_tracked_names
-from littrainer.tracking.lightning_loggers import SharedLogger
 
 
 class TensorBoardCallback(TrackerCallback):
@@ -24,6 +23,7 @@ class TensorBoardCallback(TrackerCallback):
     """
 
     service = "tensorboard"
+    shares_run = True
     _outside_search: str | None = None
 
     def __init__(self, tb_writer: Any = None):
@@ -81,7 +81,7 @@ class TensorBoardCallback(TrackerCallback):
             elif isinstance(value, str):
                 self.tb_writer.add_text(name, value, state.global_step)
             else:
-                warn_of_left_out(self.service, name, value)
+                warn_of_left_out(self.service, name, type(value).__name__)
         self.tb_writer.flush()
 
     def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
@@ -93,9 +93,8 @@ class TensorBoardCallback(TrackerCallback):
             writer.close()
 
     def lightning_loggers(self) -> list[Any]:
-        if self.tb_writer is not None and self.lightning_logger is None:
-            return []
-        return [SharedLogger(self, lambda: self.lightning_logger)]
+        is_users_writer = self.tb_writer is not None and self.lightning_logger is None
+        return [] if is_users_writer else super().lightning_loggers()
 
 
 def _folder_of_now(args: Any) -> str:

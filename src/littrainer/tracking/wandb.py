@@ -20,7 +20,6 @@ from littrainer.tracking.base import (
     without_summary,
     write_final_model,
 )
-from littrainer.tracking.lightning_loggers import SharedLogger
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +29,12 @@ BADGE_PICTURE = "https://raw.githubusercontent.com/wandb/assets/main/wandb-githu
 PARAMETER_COUNT = "model/num_parameters"
 ARCHITECTURE_NAME = "model_architecture.txt"
 WATCHED = ("all", "parameters", "gradients")
-# wandb.watch draws histograms; more of them than this makes a step slow.
-FEWEST_STEPS_BETWEEN_HISTOGRAMS = 100
+# wandb.watch draws histograms, which take long.
+MIN_STEPS_BETWEEN_HISTOGRAMS = 100
 
 
 class WandbLogModel(str, Enum):
-    """Which models the environment variable WANDB_LOG_MODEL asks to upload."""
+    """The models that are uploaded, as the environment variable WANDB_LOG_MODEL says."""
 
     CHECKPOINT = "checkpoint"
     END = "end"
@@ -52,13 +51,6 @@ class WandbLogModel(str, Enum):
         return cls.FALSE
 
 
-class SharedWandbLogger(SharedLogger):
-    """A shared WandbLogger that writes what Lightning's callbacks log at the step that curves are drawn over."""
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        self._guarded("log_metrics", metrics if step is None else {**metrics, STEP_METRIC: step})
-
-
 class WandbCallback(TrackerCallback):
     """Reports to Weights & Biases; `start_run` lists the environment variables.
 
@@ -68,6 +60,8 @@ class WandbCallback(TrackerCallback):
 
     service = "wandb"
     reports_predictions = True
+    shares_run = True
+    step_metric = STEP_METRIC
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,12 +103,12 @@ class WandbCallback(TrackerCallback):
         self._wandb.define_metric("*", step_metric=STEP_METRIC, step_sync=True)
         watched = os.environ.get("WANDB_WATCH", "false")
         if watched in WATCHED:
-            interval = max(FEWEST_STEPS_BETWEEN_HISTOGRAMS, state.logging_steps)
+            interval = max(MIN_STEPS_BETWEEN_HISTOGRAMS, state.logging_steps)
             self._wandb.watch(model, log=watched, log_freq=interval)
         if hasattr(model, "num_parameters"):
             self._wandb.config.update({PARAMETER_COUNT: model.num_parameters()}, allow_val_change=True)
         if self._log_model.is_enabled:
-            self._log_initial_model(args, model)
+            self._upload_initial_model(args, model)
 
     def _names(self, args: Any, state: Any) -> dict[str, str]:
         name = self.run_name(args, state)
@@ -149,49 +143,46 @@ class WandbCallback(TrackerCallback):
             self.lightning_logger = WandbLogger(experiment=run)
         return self.lightning_logger
 
-    def lightning_loggers(self) -> list[Any]:
-        return [SharedWandbLogger(self, lambda: self._run_logger() if self._initialized and self._wandb.run else None)]
+    def find_lightning_logger(self) -> Any:
+        return self._run_logger() if self._initialized and self._wandb.run else None
 
     def write_checkpoint(self, folder: Path, args: Any, state: Any) -> None:
         metadata = {**self._summary_numbers(), PARAMETER_COUNT: self._wandb.config.get(PARAMETER_COUNT)}
-        artifact = self._wandb.Artifact(name=self._model_name(args), type="model", metadata=metadata)
-        artifact.add_dir(str(folder))
         aliases = [f"epoch_{round(state.epoch or 0, 2)}", f"checkpoint_global_step_{state.global_step}"]
-        self._wandb.run.log_artifact(artifact, aliases=aliases)
+        self._upload(args, folder, metadata, aliases)
 
     def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
         if not self._log_model.is_enabled:
             return
+        metadata = self._summary_numbers()
         if args.load_best_model_at_end:
             metadata = {
                 f"eval/{args.metric_for_best_model}": state.best_metric,
                 "train/total_floss": state.total_flos,
                 PARAMETER_COUNT: self._wandb.config.get(PARAMETER_COUNT),
             }
-        else:
-            metadata = self._summary_numbers()
         with tempfile.TemporaryDirectory() as folder:
             write_final_model(folder, args, model, processing_class)
-            self._log_model_files(args, folder, model, {**metadata, "final_model": True}, "final_model")
+            self._upload_model(args, folder, model, {**metadata, "final_model": True}, "final_model")
 
-    def _log_initial_model(self, args: Any, model: Any) -> None:
+    def _upload_initial_model(self, args: Any, model: Any) -> None:
         metadata = {
             "model_config": model_config_of(model) or None,
             "num_parameters": self._wandb.config.get(PARAMETER_COUNT),
             "initial_model": True,
         }
         with tempfile.TemporaryDirectory() as folder:
-            self._log_model_files(args, folder, model, metadata, "base_model")
+            self._upload_model(args, folder, model, metadata, "base_model")
 
-    def _log_model_files(self, args: Any, folder: str, model: Any, metadata: dict[str, Any], alias: str) -> None:
+    def _upload_model(self, args: Any, folder: str, model: Any, metadata: dict[str, Any], alias: str) -> None:
         Path(folder, ARCHITECTURE_NAME).write_text(f"{model}\n", encoding="utf-8")
+        # wandb copies the files now, since the folder is deleted before the upload is over.
+        self._upload(args, folder, metadata, [alias], policy="mutable")
+
+    def _upload(self, args: Any, folder: Any, metadata: dict[str, Any], aliases: list[str], **keywords: Any) -> None:
         artifact = self._wandb.Artifact(name=self._model_name(args), type="model", metadata=metadata)
-        for path in sorted(Path(folder).iterdir()):
-            if path.is_file():
-                # Copied now, since the folder goes before the upload is over.
-                with artifact.new_file(path.name, mode="wb") as copy:
-                    copy.write(path.read_bytes())
-        self._wandb.run.log_artifact(artifact, aliases=[alias])
+        artifact.add_dir(str(folder), **keywords)
+        self._wandb.run.log_artifact(artifact, aliases=aliases)
 
     def _model_name(self, args: Any) -> str:
         run = self._wandb.run
@@ -200,4 +191,4 @@ class WandbCallback(TrackerCallback):
 
     def _summary_numbers(self) -> dict[str, Any]:
         summary = dict(self._wandb.run.summary).items()
-        return {name: one for name, one in summary if isinstance(one, numbers.Number) and not name.startswith("_")}
+        return {name: value for name, value in summary if isinstance(value, numbers.Number) and name[:1] != "_"}

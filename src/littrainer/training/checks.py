@@ -1,9 +1,10 @@
-"""Parameters of the wrong kind that a Trainer is given: a path for a dataset, a class for a model."""
+"""What a Trainer refuses: parameters of the wrong kind when it is made, and trainings that cannot go well."""
 
 from __future__ import annotations
 
 import inspect
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -38,65 +39,51 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# `littrainer check` says in it in which process it looks at a training.
+CHECKED_PROCESS = "LITTRAINER_CHECKED_PROCESS"
 BY_KEYWORD = "Give the Trainer's parameters by their names: model=..., args=..., train_dataset=..."
 
 
 def check_args(args: Any) -> None:
-    """Refuse what is no training arguments.
-
-    Raises:
-        TypeError: it is something else.
-    """
+    """Raise a TypeError for what is no training arguments."""
     if hasattr(args, "per_device_train_batch_size") and not isinstance(args, type):
         return
+    advice = BY_KEYWORD + "."
     if isinstance(args, Mapping):
         advice = "Make TrainingArguments(**args) of it."
     elif isinstance(args, type):
         advice = f"Make an instance, as {args.__name__}('folder')."
     elif isinstance(args, str):
         advice = f"Make TrainingArguments({args!r}), where it names the folder for checkpoints."
-    else:
-        advice = BY_KEYWORD + "."
     raise TypeError(f"args has to be TrainingArguments, and is {_shown(args)}. {advice}")
 
 
 def check_model_kind(model: Any, model_init: Any) -> None:
-    """Refuse what is no model, and what makes none.
-
-    Raises:
-        TypeError: one of them is something else.
-    """
+    """Raise a TypeError for what is no model, and for what makes none."""
     if isinstance(model_init, nn.Module) or (model_init is not None and not callable(model_init)):
         advice = "pass it as model" if isinstance(model_init, nn.Module) else "such as a function without parameters"
         raise TypeError(f"model_init has to be a function that makes the model, and is {_shown(model_init)}: {advice}.")
     if model is None or (hasattr(model, "parameters") and not isinstance(model, type)):
         return
+    advice = BY_KEYWORD + "."
     if isinstance(model, str):
         advice = f"Load it first, such as AutoModelForSequenceClassification.from_pretrained({model!r})."
     elif isinstance(model, type):
         advice = f"Make an instance of it, or pass model_init={model.__name__}."
     elif hasattr(model, "model_type"):
         advice = "It is a configuration: make the model of it, such as AutoModelForCausalLM.from_config(config)."
-    else:
-        advice = BY_KEYWORD + "."
     raise TypeError(f"model has to be a torch.nn.Module, and is {_shown(model)}. {advice}")
 
 
 def check_is_trainable(model: Any) -> None:
-    """Refuse to train integers.
-
-    Raises:
-        ValueError: the model is quantized, and has neither adapters nor a quantization that can be trained.
-    """
-    if not getattr(model, "is_quantized", False) or isinstance(model, torch.Tensor):
-        return
+    """Raise a ValueError for a quantized model without adapters, or whose quantization cannot be trained."""
     quantizer = getattr(model, "hf_quantizer", None)
-    if getattr(quantizer, "is_qat_trainable", False):
+    is_trained_as_it_is = isinstance(model, torch.Tensor) or getattr(quantizer, "is_qat_trainable", False)
+    if not getattr(model, "is_quantized", False) or is_trained_as_it_is:
         return
-    carries_adapters = getattr(model, "_hf_peft_config_loaded", False) or hasattr(model, "peft_config")
     method = getattr(getattr(quantizer, "quantization_config", None), "quant_method", None)
     how = "" if method is None else f" by {getattr(method, 'value', method)}"
-    if not carries_adapters:
+    if not (getattr(model, "_hf_peft_config_loaded", False) or hasattr(model, "peft_config")):
         raise ValueError(
             f"{type(model).__name__} is quantized{how}, and quantized weights cannot be trained. Add adapters, such as "
             "peft.get_peft_model(model, LoraConfig(...)), or load it without quantization."
@@ -109,14 +96,11 @@ def check_is_trainable(model: Any) -> None:
 
 
 def check_is_dataset(dataset: Any, name: str, method: str) -> None:
-    """Refuse what samples cannot be read from, where one dataset is asked for.
+    """Raise a TypeError for what samples cannot be read from, if one dataset is needed.
 
     Parameters:
         name: the dataset's, for the error.
-        method: the Trainer's method that a loader belongs into.
-
-    Raises:
-        TypeError: it is something else than a dataset.
+        method: the Trainer's method that returns a loader.
     """
     if isinstance(dataset, DataLoader):
         raise TypeError(
@@ -133,6 +117,11 @@ def check_is_dataset(dataset: Any, name: str, method: str) -> None:
             f"{name} is {kind_of(dataset)}, which can be gone through only once and has no length: pass list(...) of "
             "it, or a torch.utils.data.IterableDataset whose __iter__ begins again."
         )
+    if type(dataset).__name__ == "DataFrame" and hasattr(dataset, "iloc"):
+        raise TypeError(
+            f"{name} is a DataFrame, and has to be a dataset of samples: pass datasets.Dataset.from_pandas(frame), or "
+            'frame.to_dict("records").'
+        )
     # A dict of samples numbered from 0 can be read as a list can.
     if isinstance(dataset, Mapping) and 0 not in dataset:
         names = ", ".join(map(repr, dataset))
@@ -140,39 +129,26 @@ def check_is_dataset(dataset: Any, name: str, method: str) -> None:
             f"{name} is {kind_of(dataset)} with {names}, and has to be one dataset: where these are splits, pass "
             f"one of them; where they are columns, pass datasets.Dataset.from_dict(...)."
         )
-    if type(dataset).__name__ == "DataFrame" and hasattr(dataset, "iloc"):
-        raise TypeError(
-            f"{name} is a DataFrame, and has to be a dataset of samples: pass datasets.Dataset.from_pandas(frame), or "
-            'frame.to_dict("records").'
-        )
 
 
 def checked_optimizers(optimizers: Any) -> tuple[Any, Any]:
-    """The pair of an optimizer and a schedule.
-
-    Raises:
-        TypeError: it is no pair, or holds a class.
-    """
+    """Return the pair of an optimizer and a schedule; raise a TypeError for anything else."""
     if not isinstance(optimizers, (tuple, list)) or len(optimizers) != 2:
         raise TypeError(
             f"optimizers has to be a pair (optimizer, schedule), and is {_shown(optimizers)}: pass "
             "optimizers=(optimizer, None), and the arguments name the schedule."
         )
-    for one in optimizers:
-        if isinstance(one, type):
+    for part in optimizers:
+        if isinstance(part, type):
             raise TypeError(
-                f"optimizers has the class {one.__name__}: make an instance of it over model.parameters(), or pass "
-                f"optimizer_cls_and_kwargs=({one.__name__}, {{...}})."
+                f"optimizers has the class {part.__name__}: make an instance of it over model.parameters(), or pass "
+                f"optimizer_cls_and_kwargs=({part.__name__}, {{...}})."
             )
     return optimizers[0], optimizers[1]
 
 
 def checked_lightning_keywords(lightning: Any) -> dict[str, Any]:
-    """Return further keywords of `lightning.Trainer`, copied.
-
-    Raises:
-        TypeError: they are no dict.
-    """
+    """Return further keywords of `lightning.Trainer`, copied; raise a TypeError if they are no dict."""
     if lightning is not None and not isinstance(lightning, Mapping):
         raise TypeError(
             f"lightning has to be a dict of keywords for lightning.Trainer, and is {_shown(lightning)}: write "
@@ -188,13 +164,7 @@ def _shown(value: Any) -> str:
 
 
 def check_arguments(args: TrainingArguments) -> None:
-    """Refuse arguments that are not supported, and apply the log level.
-
-    Raises:
-        TypeError, ValueError: a value was set after construction that cannot be right, or this process trains alone and
-            is to share its model.
-        NotImplementedError: an argument, or several processes, that are not supported.
-    """
+    """Refuse arguments that cannot be right or are not supported, and apply the log level."""
     # Scripts set fields after construction too.
     check_values(args)
     settle_accelerator_config(args)
@@ -208,38 +178,34 @@ def check_arguments(args: TrainingArguments) -> None:
 
 
 def check_model_source(model: Any, model_init: Any) -> None:
-    """Refuse a Trainer that is given neither or both of a model and a way to make one.
-
-    Raises:
-        RuntimeError: neither is given.
-        ValueError: both are given, or a quantized model that cannot be trained.
-        TypeError: one of them is something else.
-    """
+    """Refuse a Trainer that is given neither or both of a model and a way to make one, or something else for them."""
     check_model_kind(model, model_init)
     check_is_trainable(model)
-    if model is None and model_init is None:
-        raise RuntimeError("Trainer takes a `model` or a `model_init`, and was given neither: pass one of them.")
-    if model is not None and model_init is not None:
-        raise ValueError("Trainer takes a `model` or a `model_init`, and was given both: pass one of them.")
+    if (model is None) == (model_init is None):
+        given = "neither" if model is None else "both"
+        error = RuntimeError if model is None else ValueError
+        raise error(f"Trainer takes a `model` or a `model_init`, and was given {given}: pass one of them.")
 
 
 def check_construction(trainer: Any) -> None:
-    """Refuse what contradicts itself.
-
-    Raises:
-        RuntimeError: optimizers that cannot fit the model.
-        ValueError: datasets or metrics that the arguments need and that are missing or empty.
-        TypeError: a collator that is not callable, or metrics that are neither a function nor metrics.
-    """
+    """Refuse optimizers that cannot fit the model, missing datasets or metrics, and what is no collator."""
     if trainer.is_deepspeed_enabled:
         from littrainer.strategies.deepspeed import check_deepspeed
 
         check_deepspeed(trainer.args, further_keywords(trainer))
     check_limits(trainer)
-    _check_optimizers(trainer)
+    if trainer.optimizer_cls_and_kwargs is not None and trainer.optimizer is not None:
+        raise RuntimeError("`optimizers` and `optimizer_cls_and_kwargs` are both given: pass one of them.")
+    if trainer.model_init is not None and (trainer.optimizer is not None or trainer.lr_scheduler is not None):
+        raise RuntimeError(
+            "`model_init` makes a new model at each train(), so `optimizers` made beforehand would hold other "
+            "parameters. Override create_optimizer, or pass `optimizer_cls_and_kwargs`."
+        )
     _check_metrics(trainer.args, trainer.compute_metrics, trainer.eval_dataset)
-    if not (hasattr(trainer, "_gen_kwargs") or own_methods(trainer, ("prediction_step", "evaluation_loop"))):
-        _say_if_nothing_is_generated(trainer.args)
+    generates = hasattr(trainer, "_gen_kwargs") or own_methods(trainer, ("prediction_step", "evaluation_loop"))
+    unused = [name for name in ("predict_with_generate", "generation_config") if getattr(trainer.args, name, None)]
+    if unused and not generates:
+        logger.warning("%s: without effect in a plain Trainer; use Seq2SeqTrainer.", ", ".join(unused))
     collator: Any = trainer.data_collator
     if not callable(collator):
         raise TypeError(
@@ -256,22 +222,6 @@ def check_construction(trainer: Any) -> None:
         raise ValueError(
             "The train_dataset has no length, so the number of optimizer steps is not known: set max_steps."
         )
-
-
-def _check_optimizers(trainer: Any) -> None:
-    if trainer.optimizer_cls_and_kwargs is not None and trainer.optimizer is not None:
-        raise RuntimeError("`optimizers` and `optimizer_cls_and_kwargs` are both given: pass one of them.")
-    if trainer.model_init is not None and (trainer.optimizer is not None or trainer.lr_scheduler is not None):
-        raise RuntimeError(
-            "`model_init` makes a new model at each train(), so `optimizers` made beforehand would hold other "
-            "parameters. Override create_optimizer, or pass `optimizer_cls_and_kwargs`."
-        )
-
-
-def _say_if_nothing_is_generated(args: TrainingArguments) -> None:
-    idle = [name for name in ("predict_with_generate", "generation_config") if getattr(args, name, None)]
-    if idle:
-        logger.warning("%s: without effect in a plain Trainer; use Seq2SeqTrainer.", ", ".join(idle))
 
 
 def _check_metrics(args: TrainingArguments, compute_metrics: Any, eval_dataset: Any) -> None:
@@ -303,9 +253,6 @@ def check_datasets(args: TrainingArguments, train_dataset: Any, eval_dataset: An
 
     Parameters:
         own_evaluation: whether a subclass evaluates, whose metrics may have any name.
-
-    Raises:
-        ValueError: the train_dataset is empty, or an eval_dataset is that will be evaluated on.
     """
     if args.eval_strategy not in (None, IntervalStrategy.NO):
         datasets = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
@@ -333,15 +280,11 @@ def _check_name_of_best_metric(wanted: str | None, datasets: dict[str, Any]) -> 
 
 
 def chosen_eval_dataset(of_trainer: Any, wanted: Any) -> Any:
-    """The dataset to evaluate on.
+    """Return the dataset to evaluate on.
 
     Parameters:
         of_trainer: the Trainer's `eval_dataset`, which may be a dict of them.
         wanted: a dataset, the name of one, or None for the Trainer's.
-
-    Raises:
-        ValueError: there is none, or a dict of them and none is named.
-        KeyError: none has that name.
     """
     if wanted is None and of_trainer is None:
         raise ValueError("evaluate() needs an eval_dataset: pass one to the Trainer or to evaluate().")
@@ -366,11 +309,7 @@ def chosen_eval_dataset(of_trainer: Any, wanted: Any) -> Any:
 
 
 def check_not_empty(dataset: Any, name: str) -> None:
-    """Refuse a dataset of length 0.
-
-    Raises:
-        ValueError: it is empty.
-    """
+    """Raise a ValueError for a dataset of length 0."""
     if has_length(dataset) and len(dataset) == 0:
         raise ValueError(
             f"The {name} is empty (length 0): there is nothing to work on. Check how it was filtered or split."
@@ -378,12 +317,9 @@ def check_not_empty(dataset: Any, name: str) -> None:
 
 
 def check_before_training(trainer: Any) -> None:
-    """Refuse a training that cannot go well, before anything is begun.
-
-    Raises:
-        ValueError: data or arguments that no training can be made of, or a loss that cannot be normalised as asked.
-        NotImplementedError: an argument that is not supported was set after the arguments were made.
-    """
+    """Refuse a training that cannot go well, before anything is begun."""
+    if os.environ.get(CHECKED_PROCESS, str(os.getpid())) != str(os.getpid()):
+        raise RuntimeError("`littrainer check` lets no child process train: check a script that calls train() itself.")
     refuse_unsupported(trainer.args)
     settle_global_batch_size(trainer.args)
     # Methods may have been set on the instance since it was made.
@@ -397,8 +333,11 @@ def check_before_training(trainer: Any) -> None:
     check_settled(trainer.args, trainer.is_deepspeed_enabled)
     is_version_1 = getattr(sharding_plan(trainer.args), "version", None) == 1
     check_health_arguments(trainer.args, splits_weights=is_version_1 or tensor_parallel_size(trainer.args) > 1)
+    needs_whole_model = trainer.args.auto_micro_batch or trainer.args.ema_decay is not None
+    is_split = needs_whole_model and (
+        trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.get_tp_size() > 1
+    )
     if trainer.args.auto_micro_batch:
-        is_split = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.get_tp_size() > 1
         reasons = {
             "FSDP, DeepSpeed and tensor parallelism let the processes wait for each other within each pass": is_split,
             'a strategy in lightning={"strategy": ...} may let them wait too': "strategy" in further_keywords(trainer),
@@ -406,9 +345,7 @@ def check_before_training(trainer: Any) -> None:
         }
         for reason in (reason for reason, is_so in reasons.items() if is_so):
             raise ValueError(f"auto_micro_batch does passes again, and {reason}: lower per_device_train_batch_size.")
-    if trainer.args.ema_decay is not None and (
-        trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.get_tp_size() > 1
-    ):
+    if trainer.args.ema_decay is not None and is_split:
         splits = "FSDP, DeepSpeed and tensor parallelism split them"
         raise ValueError(f"ema_decay averages whole weights, and {splits}: train without, or leave ema_decay unset.")
     check_datasets(trainer.args, trainer.train_dataset, trainer.eval_dataset, trainer.overrides_evaluation())

@@ -58,10 +58,7 @@ def trial_where_asked_for(trainer: Any, resume_from_checkpoint: Any) -> Iterator
     """While the block runs a training is a trial, where `fast_dev_run` asks for one; else nothing is changed.
 
     Parameters:
-        resume_from_checkpoint: as `train()` was given it.
-
-    Raises:
-        ValueError: a checkpoint is to be resumed.
+        resume_from_checkpoint: the argument of `train()`, which has to be unset.
     """
     if not development_batches(trainer):
         yield

@@ -5,7 +5,6 @@ Forward and backward pass of a micro-batch lie in one place, so that nothing hol
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 from collections.abc import Callable
@@ -16,21 +15,20 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from littrainer.checkpoint.random_state import capture_random_states, set_random_states
+from littrainer.data.resume.rng import capture_random_states, set_random_states
 from littrainer.data.windows import MicroBatch
-from littrainer.distributed.agreement import failing_together, from_each
-from littrainer.model.traversal import modules_of, parameters_of
-from littrainer.training.batch_size_search import empty_device_cache, ran_out_of_memory
+from littrainer.distributed.collectives import all_gather_object, raise_on_all_ranks
+from littrainer.errors.weak_attributes import held_weakly
+from littrainer.model.traversal import copied_buffers, parameters_of, put_buffers_back
 from littrainer.training.loss_normalization import UNKNOWN, find_head_of_parts, row_count, rows_of
+from littrainer.training.out_of_memory import free_memory, is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
-# Gradients that the processes average at once, as DDP does.
-BUCKET_BYTES = 25 * 2**20
 Forward = Callable[[nn.Module, Any, Any], torch.Tensor]
 
 
-class FittingMicroBatches:
+class MicroBatchSplitter:
     """Runs the micro-batches of a window forward and backward, in parts if memory has run out before.
 
     What a window begins with (gradients, buffers, generators) is kept until it is done. Several processes add gradients
@@ -40,15 +38,17 @@ class FittingMicroBatches:
         settings: the Trainer, whose model, accelerator and loss count.
 
     Attributes:
-        fitting: elements, rows times those of one, that fit into memory at once; None as long as all have.
-        told: those that a warning has named.
+        max_elements: the most rows x elements of a row that are known to fit into memory; None until memory runs out.
+        last_warned: the `max_elements` that a warning has named.
     """
+
+    _settings = held_weakly("_trainer")
 
     def __init__(self, settings: Any):
         self._settings = settings
         self._is_alone = settings.args.world_size == 1
-        self.fitting: int | None = None
-        self.told: int | None = None
+        self.max_elements: int | None = None
+        self.last_warned: int | None = None
         # How the losses of parts make up that of a micro-batch.
         self._head = UNKNOWN
         self._window: list[MicroBatch] = []
@@ -92,25 +92,16 @@ class FittingMicroBatches:
             self._head = find_head_of_parts(settings, micro_batch.inputs, micro_batch.num_items_in_window)
         self._window, self._error = [], None
         self._gradients = {one: one.grad.clone() for one in parameters_of(settings.model) if one.grad is not None}
-        self._buffers = [
-            (module, name, buffer, buffer.clone())
-            for module in modules_of(settings.model)
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        ]
+        self._buffers = copied_buffers(settings.model)
         self._random_states = capture_random_states()
 
     def _put_back(self) -> None:
         for parameter in parameters_of(self._settings.model):
             before = self._gradients.get(parameter)
             parameter.grad = None if before is None else before.clone()
-        for module, name, buffer, value in self._buffers:
-            # In its memory, and with its former shape, which a forward pass may have changed.
-            buffer.data = buffer.data.resize_(value.shape).copy_(value)
-            module._buffers[name] = buffer
+        put_buffers_back(self._buffers)
         set_random_states(self._random_states)
-        gc.collect()
-        empty_device_cache()
+        free_memory()
 
     def _loss_unless_out_of_memory(self, micro_batches: list[MicroBatch], forward: Forward) -> torch.Tensor | None:
         """Return the loss of the last one; None if memory has run out, or an error waits for the other processes."""
@@ -118,7 +109,7 @@ class FittingMicroBatches:
             with self._settings.accelerator.no_sync(self._settings.model_wrapped):
                 return [self._forward_and_backward(one, forward) for one in micro_batches][-1]
         except Exception as error:
-            if ran_out_of_memory(error):
+            if is_out_of_memory(error):
                 self._shrink(error)
             elif self._is_alone:
                 raise
@@ -147,14 +138,15 @@ class FittingMicroBatches:
 
     def _size_that_fits(self, rows: int, elements: int) -> int:
         """Return the rows of a part: all, half of them, a quarter, ..."""
-        while self._head.is_known and self.fitting is not None and rows > 1 and rows * elements > self.fitting:
+        limit = self.max_elements if self._head.is_known else None
+        while limit is not None and rows > 1 and rows * elements > limit:
             rows = -(-rows // 2)
         return rows
 
     def _shrink(self, error: Exception) -> None:
         size, elements = self._tried
         if size > 1 and self._head.is_known:
-            self.fitting = -(-size // 2) * elements
+            self.max_elements = -(-size // 2) * elements
             return
         reason = f"memory runs out even with {size} row(s) of {elements} elements, which cannot be split"
         advice = "Use a smaller model, shorter samples, activation_checkpointing=True or bf16=True"
@@ -166,16 +158,16 @@ class FittingMicroBatches:
     def _end(self) -> None:
         settings = self._settings
         if self._error is not None:
-            # The others hear of it where they agree.
-            with failing_together("a window of micro-batches"):
+            # The other processes raise it too.
+            with raise_on_all_ranks("a window of micro-batches"):
                 raise self._error
         if not self._is_alone:
             trained = [one for one in parameters_of(settings.model) if one.requires_grad]
-            each = from_each((self.fitting, bytes(one.grad is not None for one in trained)))
-            self.fitting = min((one for one, _ in each if one is not None), default=None)
+            each = all_gather_object((self.max_elements, bytes(one.grad is not None for one in trained)))
+            self.max_elements = min((one for one, _ in each if one is not None), default=None)
             with_gradient = map(any, zip(*(has_gradient for _, has_gradient in each), strict=True))
             _average([one for one, is_so in zip(trained, with_gradient, strict=True) if is_so], len(each))
-        if self.fitting != self.told and settings.args.process_index == 0:
+        if self.max_elements != self.last_warned and settings.args.process_index == 0:
             rows, elements = max((_rows_and_elements(one.inputs) for one in self._window), key=math.prod)
             logger.warning(
                 "auto_micro_batch: memory ran out in optimizer step %d, which was done again in smaller micro-batches; "
@@ -183,7 +175,7 @@ class FittingMicroBatches:
                 "per_device_train_batch_size and raise gradient_accumulation_steps to match.",
                 *(settings.state.global_step + 1, self._size_that_fits(rows, elements), rows, elements),
             )
-        self.told = self.fitting
+        self.last_warned = self.max_elements
 
 
 def _rows_and_elements(inputs: Any) -> tuple[int, int]:
@@ -201,13 +193,14 @@ def _rows_and_elements(inputs: Any) -> tuple[int, int]:
 
 def _average(parameters: list[nn.Parameter], processes: int) -> None:
     """Let gradients be their mean over the processes, some of which may have none."""
-    for one in parameters:
-        if one.grad is None:
-            one.grad = torch.zeros_like(one)
-    tools: Any = torch._utils
-    for bucket in tools._take_tensors([one.grad for one in parameters], BUCKET_BYTES):
-        flat = tools._flatten_dense_tensors(bucket)
-        flat /= processes
-        dist.all_reduce(flat)
-        for gradient, mean in zip(bucket, tools._unflatten_dense_tensors(flat, bucket), strict=True):
-            gradient.copy_(mean)
+    works: list[tuple[nn.Parameter, torch.Tensor, Any]] = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        parameter.grad /= processes
+        # all_reduce sums memory, in whatever order the elements are there.
+        gradient = parameter.grad if parameter.grad.is_sparse else parameter.grad.contiguous()
+        works.append((parameter, gradient, dist.all_reduce(gradient, async_op=True)))
+    for parameter, gradient, work in works:
+        work.wait()
+        parameter.grad = gradient

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import logging
 import numbers
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from littrainer.arguments.choices import SaveStrategy
-from littrainer.checkpoint.async_save import WRITING_METHODS, BackgroundSaves
-from littrainer.checkpoint.checksums import note_changes
-from littrainer.checkpoint.remote import begin_uploads
-from littrainer.training.batch_size_search import ran_out_of_memory
+from littrainer.distributed.collectives import get_world_size
 from littrainer.training.loss import RunningLoss, mean_over_processes
+from littrainer.training.out_of_memory import is_out_of_memory
 from littrainer.training.overrides import own_methods
 
 logger = logging.getLogger(__name__)
+
+# Methods of a Trainer that a subclass may override, which then have to find the model as it is at that step.
+WRITING_METHODS = (
+    "_save_checkpoint",
+    "save_model",
+    "_save",
+    "_save_optimizer_and_scheduler",
+    "_save_scaler",
+    "_save_rng_state",
+)
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -36,27 +43,24 @@ def logs_since_last(
         step: optimizer steps done.
         grad_norm: norm of the gradients at the last one; None if it is not known.
     """
-    summed = mean_over_processes(running_sum)
+    summed = loss.values.item(running_sum) if get_world_size() == 1 else mean_over_processes(running_sum)
     # Not zero_(): once a loss that is not a number has been logged, the running loss stays that way, as it does in
     # transformers.
     running_sum -= running_sum.clone()
     logs: dict[str, float] = {"loss": summed / (step - loss.step_of_last_log)}
     if grad_norm is not None:
-        logs["grad_norm"] = grad_norm.item() if isinstance(grad_norm, torch.Tensor) else grad_norm
+        logs["grad_norm"] = loss.values.item(grad_norm) if isinstance(grad_norm, torch.Tensor) else grad_norm
     logs["learning_rate"] = learning_rate
     loss.before_last_log += summed
     loss.step_of_last_log = step
     return logs
 
 
-def background_saves(
-    args: TrainingArguments, instance: object, when_saved: Callable[[str, TrainerState], None]
-) -> BackgroundSaves | None:
-    """What `async_save` asks for; None where it is not set, or a subclass writes checkpoints itself.
+def saves_in_background(args: TrainingArguments, instance: object) -> bool:
+    """Return whether `async_save` is set and no method that writes checkpoints is overridden, which is a warning.
 
     Parameters:
-        instance: the Trainer, whose overrides are looked for.
-        when_saved: called with the folder of each checkpoint that has been written, and the state in it.
+        instance: the Trainer.
     """
     overridden = own_methods(instance, WRITING_METHODS) if args.async_save else []
     if overridden:
@@ -66,26 +70,15 @@ def background_saves(
             type(instance).__name__,
             ", ".join(overridden),
         )
-    return BackgroundSaves(when_saved) if args.async_save and not overridden else None
-
-
-def note_what_callbacks_did(checkpoint: str | None) -> None:
-    """Let a checkpoint count as intact with what callbacks did to its files, when all have done it, and upload it."""
-    if checkpoint is not None and Path(checkpoint).is_dir():
-        note_changes(Path(checkpoint))
-        begin_uploads(Path(checkpoint).parent)
+    return args.async_save and not overridden
 
 
 def evaluate_in_training(trainer: Any, ignore_keys: Sequence[str] | None) -> dict[str, float]:
-    """Evaluate as the training asks for it.
-
-    Raises:
-        RuntimeError: memory ran out, and only the training's batch size is searched for.
-    """
+    """Evaluate as the training asks for it; memory that runs out is no reason for smaller training batches."""
     try:
         return trainer.evaluate(ignore_keys=ignore_keys)
     except RuntimeError as error:
-        if trainer.args.auto_find_batch_size and ran_out_of_memory(error):
+        if trainer.args.auto_find_batch_size and is_out_of_memory(error):
             # Training again with smaller micro-batches would not help the evaluation; this message must not look like
             # one that asks for it.
             raise RuntimeError(
@@ -97,12 +90,7 @@ def evaluate_in_training(trainer: Any, ignore_keys: Sequence[str] | None) -> dic
 
 
 def remember_if_best(args: TrainingArguments, state: TrainerState, metrics: dict[str, float]) -> bool:
-    """Note an evaluation that beats the best one so far, and say whether it does.
-
-    Raises:
-        KeyError: the evaluation has no metric of the name that `metric_for_best_model` gives.
-        TypeError: that metric is no number.
-    """
+    """Note an evaluation that beats the best one so far, and return whether it does."""
     if args.metric_for_best_model is None:
         return False
     name = args.metric_for_best_model

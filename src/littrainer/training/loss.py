@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,9 +13,10 @@ import torch
 from torch import nn
 
 from littrainer.data.collators import LABEL_NAMES, TEXT_LABELS, text_in
-from littrainer.data.columns import batch_without_names, first_sample, renaming
+from littrainer.data.columns import accepted_columns, batch_without_names, first_sample, renaming
 from littrainer.data.windows import IGNORED_LABEL, count_label_tokens
-from littrainer.distributed.collectives import gathered, process_count, reduced
+from littrainer.distributed.collectives import gather_across_processes, get_world_size, reduce_across_processes
+from littrainer.errors.notes import add_note
 from littrainer.model.facts import predicts_next_token, users_model
 
 logger = logging.getLogger(__name__)
@@ -58,28 +61,56 @@ def loss_and_outputs(
     labels = None
     if (settings.compute_loss_func is not None or settings.label_smoother is not None) and "labels" in inputs:
         labels = inputs.pop("labels")
+    elif settings.compute_loss_func is not None:
+        labels = _labels_by_name(settings, inputs, model)
     head = settings._loss_head
-    # One that is weighted afterwards is a mean.
+    # The loss is weighted below, so the model has to return the plain mean: it does not get the number.
     is_weighted = not head.divides and num_items_in_batch is not None
     if settings.model_accepts_loss_kwargs and num_items_in_batch is not None and not is_weighted:
         inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
     if not hasattr(inputs, "keys"):
         raise batch_without_names(inputs, model)
+    if labels is not None and settings.compute_loss_func is None:
+        return _smoothed_loss_and_outputs(settings.label_smoother, model, inputs, labels, num_items_in_batch)
     outputs = model(**inputs)
     if settings.compute_loss_func is not None:
         if labels is None:
-            logger.warning("compute_loss_func is called with labels=None: the batch has no 'labels'.")
+            names = " and ".join(map(repr, settings.label_names)) or "'labels'"
+            logger.warning("compute_loss_func is called with labels=None: the batch has no %s.", names)
         return settings.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch), outputs
-    if labels is not None:
-        shifted = predicts_next_token(users_model(model))
-        smoother = settings.label_smoother
-        return smoother(outputs, labels, shift_labels=shifted, num_items_in_batch=num_items_in_batch), outputs
     loss = _loss_in(settings, outputs, model, inputs)
     return head.weighted(loss, inputs, num_items_in_batch) if is_weighted else loss, outputs
 
 
+def _labels_by_name(settings: LossSettings, inputs: dict[str, Any], model: Any) -> Any:
+    """Return the labels under `label_names`, several as a tuple; the model gets those that its forward takes too."""
+    names = settings.label_names
+    if not names or not all(name in inputs for name in names):
+        return None
+    accepted = accepted_columns(model, [])
+    found = tuple(inputs[name] if name in accepted else inputs.pop(name) for name in names)
+    return found[0] if len(found) == 1 else found
+
+
+def _smoothed_loss_and_outputs(
+    smoother: Any, model: Any, inputs: dict[str, Any], labels: Any, num_items_in_batch: torch.Tensor | int | None
+) -> tuple[torch.Tensor, Any]:
+    users = users_model(model)
+    try:
+        outputs = model(**inputs)
+        shifted = predicts_next_token(users)
+        return smoother(outputs, labels, shift_labels=shifted, num_items_in_batch=num_items_in_batch), outputs
+    except (RuntimeError, ValueError) as error:
+        is_encoder_decoder = getattr(getattr(users, "config", None), "is_encoder_decoder", False)
+        if is_encoder_decoder and not any(name.startswith("decoder_input") for name in inputs):
+            advice = "pass data_collator=DataCollatorForSeq2Seq(tokenizer, model=model)"
+            add_note(
+                error, f"label_smoothing_factor needs decoder_input_ids in the batch of an encoder-decoder: {advice}."
+            )
+        raise
+
+
 def _loss_in(settings: LossSettings, outputs: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-    loss: Any = None
     if isinstance(outputs, dict):
         loss = outputs.get("loss")
         if isinstance(loss, torch.Tensor):
@@ -87,23 +118,19 @@ def _loss_in(settings: LossSettings, outputs: Any, model: Any, inputs: dict[str,
         returned = f"a dict with {', '.join(map(repr, outputs))}"
         if "loss" in outputs:
             returned += f" in which 'loss' is {_described(loss)}"
-        is_loss = False
-    elif isinstance(outputs, (tuple, list)) or hasattr(outputs, "__getitem__"):
-        is_bare = isinstance(outputs, torch.Tensor) or not len(outputs)
-        loss = None if is_bare else outputs[0]
-        returned = _described(outputs) if is_bare else f"a {type(outputs).__name__} that begins with {_described(loss)}"
-        is_loss = isinstance(loss, torch.Tensor) and loss.numel() == 1
     else:
-        returned, is_loss = _described(outputs), False
-    if is_loss:
-        return loss
+        is_filled = hasattr(outputs, "__getitem__") and getattr(outputs, "shape", True) != () and len(outputs) > 0
+        loss = outputs[0] if is_filled else None
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            return loss
+        returned = _described(outputs)
+        if is_filled and not isinstance(outputs, torch.Tensor):
+            returned = f"a {type(outputs).__name__} that begins with {_described(loss)}"
+    hint = "Return the loss under the key 'loss' or as the first element of a tuple"
     missing = [name for name in settings.label_names if name not in inputs]
-    hint = (
-        f"The batch has no {' or '.join(missing)} (it has {', '.join(inputs)}): "
-        + _missing_labels(first_sample(settings, not model.training), missing[0], model)
-        if missing
-        else "Return the loss under the key 'loss' or as the first element of a tuple"
-    )
+    if missing:
+        advice = _missing_labels(first_sample(settings, not model.training), missing[0], model)
+        hint = f"The batch has no {' or '.join(missing)} (it has {', '.join(inputs)}): {advice}"
     raise ValueError(
         f"{type(model).__name__}.forward returned no loss but {returned}. {hint}, or override compute_loss, or pass "
         "compute_loss_func."
@@ -148,10 +175,10 @@ def normalised(
     return loss if is_divided or micro_batches == 1 else loss / micro_batches
 
 
-def returns_the_mean(trainer: Any) -> bool:
+def returns_the_mean(settings: Any) -> bool:
     """Return whether the loss comes from an override that knows nothing of the window of its optimizer step."""
     # A mock instead of a method has every attribute.
-    of_loss, of_step = getattr(trainer, "compute_loss", None), getattr(trainer, "training_step", None)
+    of_loss, of_step = getattr(settings, "compute_loss", None), getattr(settings, "training_step", None)
     return getattr(of_loss, RETURNS_THE_MEAN, None) is True or getattr(of_step, RETURNS_THE_MEAN, None) is True
 
 
@@ -168,7 +195,7 @@ def items_in_window(settings: LossSettings, window: list[Any], device: torch.dev
     """Label tokens of a window, where the loss is divided by them; None where it is not."""
     head = settings._loss_head
     takes_number = settings.model_accepts_loss_kwargs or settings.compute_loss_func is not None or head.is_exact
-    # Of a batch without names it is said later what is wrong with it.
+    # A batch that is no mapping gets a proper error later.
     if not takes_number or not window or not hasattr(window[0], "keys"):
         return None
     number: Any
@@ -180,7 +207,7 @@ def items_in_window(settings: LossSettings, window: list[Any], device: torch.dev
         number = count_label_tokens(window, settings._loss_shifts_labels)
     if isinstance(number, torch.Tensor) and averages_over_processes(settings):
         # Processes that compute each layer together have counted the same labels.
-        number = reduced(number.to(device)) / settings.get_tp_size()
+        number = reduce_across_processes(number.to(device)) / settings.get_tp_size()
     # A float, as in transformers: dividing a bfloat16 loss by it gives float32.
     return number.to(device) / 1 if isinstance(number, torch.Tensor) else number
 
@@ -207,7 +234,50 @@ def scaled_for_mean_gradient(
 
 def mean_over_processes(value: torch.Tensor) -> float:
     """The mean of the processes' values of a number, on the host."""
-    return gathered(value).mean().item() if process_count() > 1 else value.item()
+    return gather_across_processes(value).mean().item() if get_world_size() > 1 else value.item()
+
+
+class HostValues:
+    """Values of scalar tensors on the host, until the next read.
+
+    Reading each loss and norm by itself would wait for the device as often as there are any.
+    """
+
+    def __init__(self) -> None:
+        # By identity; the tensor is kept so that its identity stays its own, and its version shows later changes.
+        self._read: dict[int, tuple[torch.Tensor, int, float]] = {}
+
+    def read(self, values: Sequence[Any]) -> None:
+        """Read the tensors with one element among `values` in one transfer, and forget those of the read before."""
+        # float64 would lose digits; tensors made in inference mode have no version.
+        tensors = [value for value in values if type(value) is torch.Tensor and value.dtype is not torch.float64]
+        tensors = [tensor for tensor in tensors if tensor.numel() == 1 and not tensor.is_inference()]
+        self._read = {}
+        if tensors:
+            device = tensors[0].device
+            scalars = [tensor.detach().reshape(()).to(device, torch.float32) for tensor in tensors]
+            for tensor, number in zip(tensors, torch.stack(scalars).tolist(), strict=True):
+                self._read[id(tensor)] = tensor, tensor._version, number
+
+    def remember(self, tensor: torch.Tensor, value: float) -> None:
+        """Take `value` for that of `tensor` until the tensor changes."""
+        self._read[id(tensor)] = tensor, tensor._version, value
+
+    def items(self, values: Sequence[Any]) -> list[float]:
+        """Return all numbers, which are read in one transfer if one of them is not known."""
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                known = self._read.get(id(value))
+                # A tensor of inference mode, which is never known, has no version.
+                if known is None or known[1] != value._version:
+                    self.read(values)
+                    break
+        return [self._read[id(value)][2] if id(value) in self._read else float(value) for value in values]
+
+    def item(self, value: Any) -> float:
+        """Return the number, which is read from the device if it is not known."""
+        known = self._read.get(id(value))
+        return known[2] if known is not None and known[1] == value._version else float(value)
 
 
 class RunningLoss:
@@ -220,19 +290,22 @@ class RunningLoss:
     Parameters:
         device: where the sum is kept.
         step: the optimizer step at which training begins.
+        values: numbers of the device that were read together.
 
     Attributes:
         before_last_log: the sum up to the last log, on the host.
         step_of_last_log: the optimizer step of the last log.
     """
 
-    # The health guard keeps as many until it looks at them.
-    MOST_WAITING = 8192
+    # Losses that wait; the health guard keeps as many unread.
+    MAX_WAITING = 8192
 
-    def __init__(self, device: torch.device | None = None, step: int = 0):
+    def __init__(self, device: torch.device | None = None, step: int = 0, values: HostValues | None = None):
         self.before_last_log = 0.0
         self.step_of_last_log = step
-        self._sum = torch.tensor(0.0, device=device)
+        self.values = HostValues() if values is None else values
+        # A number would be copied to the device, which waits for it.
+        self._sum = torch.zeros((), device=device)
         # Each with the optimizer steps in the sum before it, since it was last logged.
         self._waiting: list[tuple[torch.Tensor, int]] = []
         self._is_filtered = False
@@ -266,7 +339,7 @@ class RunningLoss:
             )
         except AttributeError:
             raise no_loss_returned(loss, "training_step or compute_loss") from None
-        if not can_wait or filter_non_finite is not self._is_filtered or len(self._waiting) >= self.MOST_WAITING:
+        if not can_wait or filter_non_finite is not self._is_filtered or len(self._waiting) >= self.MAX_WAITING:
             self._add_waiting(reads=False)
             self._is_filtered = filter_non_finite
         # A copy: graphs of a compiled model write the next loss to the same place.
@@ -283,14 +356,20 @@ class RunningLoss:
             )
         return kept
 
+    def unread(self) -> list[torch.Tensor]:
+        """Return the tensors that the sum since the last log is made of."""
+        return [self._sum, *[loss for loss, _ in self._waiting]]
+
     def _add_waiting(self, reads: bool = True) -> None:
+        tensors = self.unread()
         waiting, self._waiting = self._waiting, []
-        # As few as these are added faster than they are read.
-        if reads and len(waiting) > 2:
-            numbers = torch.stack([self._sum, *(loss for loss, _ in waiting)]).cpu().numpy()
+        if reads and waiting:
+            numbers = np.array(self.values.items(tensors), dtype=np.float32)
             if not self._is_filtered or np.isfinite(numbers[1:]).all():
-                # One by one in float32, as torch adds them.
-                self._sum.fill_(float(np.add.accumulate(numbers)[-1]))
+                # In float32 and in order, as torch adds them.
+                total = float(np.add.accumulate(numbers)[-1])
+                self._sum.fill_(total)
+                self.values.remember(self._sum, total)
                 return
         for loss, steps_since_logging in waiting:
             add_to_running_loss(self._sum, loss, steps_since_logging, self._is_filtered)
@@ -310,6 +389,7 @@ def add_to_running_loss(
     running += loss
 
 
+@dataclass
 class LabelSmoother:
     """Computes the smoothed loss from a model's logits.
 
@@ -318,9 +398,8 @@ class LabelSmoother:
         ignore_index: labels of this value do not count.
     """
 
-    def __init__(self, epsilon: float = 0.1, ignore_index: int = IGNORED_LABEL):
-        self.epsilon = epsilon
-        self.ignore_index = ignore_index
+    epsilon: float = 0.1
+    ignore_index: int = IGNORED_LABEL
 
     def __call__(
         self,

@@ -13,27 +13,28 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from littrainer.checkpoint.random_state import capture_random_states, set_random_states
+from littrainer.data.resume.rng import capture_random_states, set_random_states
 from littrainer.data.windows import IGNORED_LABEL
-from littrainer.distributed.agreement import from_first
-from littrainer.distributed.collectives import gathered, process_rank
+from littrainer.distributed.collectives import broadcast_object, gather_across_processes, get_rank
 from littrainer.errors.nested_values import map_nested
 from littrainer.model.facts import base_model, users_model
-from littrainer.model.traversal import eval_all
 from littrainer.strategies.shards import is_sharded
-from littrainer.training.batch_size_search import ran_out_of_memory
 from littrainer.training.loss import LossSettings, averages_over_processes, loss_and_outputs, returns_the_mean
+from littrainer.training.out_of_memory import is_out_of_memory
 from littrainer.training.overrides import own_methods
 
 logger = logging.getLogger(__name__)
 
 EXACT = "exact"
-# What a mean loss is a mean over.
+# Units that a mean loss averages over.
 SAMPLES, LABELS, SHIFTED_LABELS = "samples", "labels", "labels after the first of each row"
 # Relative: the rounding of half precision, and of sums in another order.
 TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 2e-3}
 TOLERANCE = 2e-5
+INDEXING_OPERATORS = {"gather", "scatter", "scatter_add", "index_select", "index", "index_put", "take", "embedding"}
 
 
 @dataclass(frozen=True)
@@ -115,13 +116,13 @@ def find_loss_head(
         if can_be_tried and not is_own and not (head.divides and settings.label_smoother is not None):
             head = trial().outcome()
         # Counts are summed over the processes.
-        head, is_mean = from_first((head, is_mean))
-        if is_mean:
-            raise ValueError(
-                f"loss_normalization={EXACT!r} and {type(settings).__name__}, whose compute_loss takes "
-                "num_items_in_batch and returns a mean: divide the sum of the micro-batch's losses by it."
-            )
-        return head
+        head, is_mean = broadcast_object((head, is_mean))
+        if not is_mean:
+            return head
+        raise ValueError(
+            f"loss_normalization={EXACT!r} and {type(settings).__name__}, whose compute_loss takes "
+            "num_items_in_batch and returns a mean: divide the sum of the micro-batch's losses by it."
+        )
     if isinstance(window[0].get(head.label_name), torch.Tensor) and can_be_tried:
         trial().warn_of_layout()
     return LossHead()
@@ -157,12 +158,12 @@ def find_head_of_parts(settings: Any, inputs: Any, number: torch.Tensor | int | 
             with settings.compute_loss_context_manager(), settings.session.tracked.paused():
                 found = trial.of_parts()
         except Exception as error:
-            if ran_out_of_memory(error) and len(rows) > 2:
+            if is_out_of_memory(error) and len(rows) > 2:
                 rows = rows[: len(rows) // 2]
                 continue
             found, reason = None, f"could not be tried before the first step ({type(error).__name__}: {error})"
         break
-    found, reason = from_first((found, reason))
+    found, reason = broadcast_object((found, reason))
     if found is None:
         raise ValueError(
             f"auto_micro_batch cannot split a micro-batch of {type(users_model(model)).__name__}: its loss {reason}. "
@@ -190,6 +191,30 @@ def _can_be_tried(model: Any) -> bool:
     return not is_split and not type(model).__module__.startswith("deepspeed")
 
 
+class _NoIgnoredIndex(TorchDispatchMode):
+    """Raises if a head takes a label of -100 for an index, by which a GPU would stop for good."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__.rstrip("_")
+        if name in INDEXING_OPERATORS or (name.startswith("nll_loss") and args[-1] != IGNORED_LABEL):
+            for leaf in tree_leaves(args[1:]):
+                if isinstance(leaf, torch.Tensor) and not leaf.is_floating_point() and leaf.eq(IGNORED_LABEL).any():
+                    raise IndexError(f"{name} gets the label {IGNORED_LABEL} as an index")
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _tried() -> Iterator[list[str]]:
+    """Note that a trial failed, and go on, unless memory ran out or the device is dead."""
+    failures: list[str] = []
+    try:
+        yield failures
+    except Exception as error:
+        if is_out_of_memory(error) or isinstance(error, getattr(torch, "AcceleratorError", ())):
+            raise
+        failures.append(f"{type(error).__name__}: {error}")
+
+
 class _Trial:
     """Forward passes of one micro-batch, for a head of which type and shapes have told as much as they do."""
 
@@ -199,7 +224,7 @@ class _Trial:
         self.loss_of: Any = functools.partial(loss_and_outputs, settings)
         self.number: Any = None
         self.tolerance = TOLERANCE
-        # Of one that has no label nothing can be told.
+        # A micro-batch without labels reveals nothing.
         inputs = window[0] if len(window) == 1 else max(window, key=lambda batch: int(head.counts(batch).sum()))
         self.inputs: dict[str, Any] = map_nested(
             lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, dict(inputs)
@@ -208,28 +233,26 @@ class _Trial:
     def outcome(self) -> LossHead:
         """Return what the loss is divided by already, or what it is a mean over."""
         head, name = self.head, type(self.model).__name__
-        about = f"loss_normalization={EXACT!r}: the loss of {name}"
         taken = "what it divides by num_items_in_batch" if head.divides else f"a mean over {head.unit}"
-        try:
-            with model_left_as_found(self.model):
-                if self._undivided_share() == 0:
-                    return replace(head, divides=True)
-                unit = self._unit()
-        except Exception as error:
-            trouble = f"could not be tried before the first step ({type(error).__name__}: {error})"
-            self._warn(f"{about} {trouble}. It is taken for {taken}.")
-            return head
-        if unit is None:
-            self._warn(f"{about} is neither a mean over samples nor one over labels. It is taken for {taken}.")
-        return replace(head, divides=False, unit=unit or head.unit)
+        reason = "is neither a mean over samples nor one over labels"
+        with _tried() as failures, model_left_as_found(self.model):
+            is_divided = self._undivided_share() == 0
+            unit = None if is_divided else self._unit()
+            if is_divided or unit is not None:
+                return replace(head, divides=is_divided, unit=unit or head.unit)
+            head = replace(head, divides=False)
+        if failures:
+            reason = f"could not be tried before the first step ({failures[0]})"
+        self._warn(f"loss_normalization={EXACT!r}: the loss of {name} {reason}. It is taken for {taken}.")
+        return head
 
     def is_own_mean(self) -> bool:
         """Whether the script's own `compute_loss` returns a mean: as much for a row as for the same row twice."""
         settings: Any = self.settings
         counts, losses = self.head.counts(self.inputs), [0.0, 1.0]
         rows = [rows_of(self.inputs, len(counts), [int(counts.argmax())] * number) for number in (1, 2)]
-        # What it needs may be there in training only. It may call the Trainer's.
-        with contextlib.suppress(Exception), model_left_as_found(self.model), settings.session.tracked.paused():
+        # `compute_loss` may fail outside of training, or call the Trainer's.
+        with _tried(), model_left_as_found(self.model), settings.session.tracked.paused():
             self.loss_of = functools.partial(settings.compute_loss, return_outputs=True)
             settings.session.loss_head = self.head
             losses = [self._loss(inputs, counts.sum().to(self.device))[0].item() for inputs in rows]
@@ -239,14 +262,12 @@ class _Trial:
     def of_parts(self) -> LossHead | None:
         """Return how losses of parts make up that of the whole: None if they do not, unknown if it is 0 or nan."""
         with model_left_as_found(self.model):
-            whole, *parts = self._halves()
-            loss, losses = self._loss(whole)[0].item(), [self._loss(part)[0].item() for part in parts]
+            loss, *losses = [self._loss(part)[0].item() for part in self._halves()]
             if loss == 0 or not math.isfinite(loss):
                 return UNKNOWN
-            if math.isclose(sum(losses), loss, rel_tol=self.tolerance):
-                return replace(self.head, divides=True)
-            unit = self._unit()
-        return None if unit is None else replace(self.head, divides=False, unit=unit)
+            is_sum = math.isclose(sum(losses), loss, rel_tol=self.tolerance)
+            unit = self.head.unit if is_sum else self._unit()
+        return None if unit is None else replace(self.head, divides=is_sum, unit=unit)
 
     def warn_of_layout(self) -> None:
         """Warn if the loss depends on the number of micro-batches or processes, or labels do not weigh the same."""
@@ -258,7 +279,7 @@ class _Trial:
         factor = steps * processes if takes_number else 1
         share, unit = 0.0, None
         # A rare head fails in evaluation mode.
-        with contextlib.suppress(Exception), model_left_as_found(self.model):
+        with _tried(), model_left_as_found(self.model):
             share = self._undivided_share() if takes_number else 1.0
             if share and factor == 1 and max(ratios.values()) > 1:
                 unit = self._unit()
@@ -287,7 +308,7 @@ class _Trial:
         head = replace(self.head, unit=unit)
         counts = [number for number in (float(head.counts(batch).sum()) for batch in self.window) if number]
         ends = torch.tensor([min(counts, default=math.inf), max(counts, default=0.0)], device=self.device)
-        ends = gathered(ends).reshape(-1, 2) if self.settings.args.world_size > 1 else ends[None]
+        ends = gather_across_processes(ends).reshape(-1, 2) if self.settings.args.world_size > 1 else ends[None]
         return (ends[:, 1].max() / ends[:, 0].min()).item()
 
     def _loss(self, inputs: dict[str, Any], number: Any = None) -> tuple[torch.Tensor, Any]:
@@ -308,7 +329,7 @@ class _Trial:
         head, inputs = self.head, self.inputs
         names = [name for name in self.settings.label_names if isinstance(inputs.get(name), torch.Tensor)]
         if len({inputs[name].dim() for name in names}) > 1:
-            # Such as masked tokens and the next sentence.
+            # The loss has several terms, such as masked tokens and the next sentence.
             return None
         units = [SAMPLES] if head.unit == SAMPLES else [head.unit, *{LABELS, SHIFTED_LABELS} - {head.unit}, SAMPLES]
         loss, outputs = self._loss(inputs)
@@ -323,19 +344,19 @@ class _Trial:
                         return unit
         whole, *parts = self._halves()
         fitting = self._fitting(units, whole, parts, tolerance)
-        # Rows with as many labels each tell units apart if some labels of the second half do not count. A head that
-        # does not know -100 would stop a GPU by it.
-        if len(fitting) > 1 and (self.device.type == "cpu" or inputs[head.label_name].eq(IGNORED_LABEL).any()):
+        # Rows with as many labels each tell units apart if some labels of the second half do not count.
+        if len(fitting) > 1:
             for name in {head.label_name, "shift_labels"} & inputs.keys():
                 labels = parts[1][name]
                 counted = labels.ne(IGNORED_LABEL)
                 labels = labels.masked_fill(counted & (counted.cumsum(-1) % 2 == 0), IGNORED_LABEL)
                 parts[1][name], whole[name] = labels, torch.cat([parts[0][name], labels])
-            fitting = self._fitting(fitting, whole, parts, tolerance) or fitting
+            with _NoIgnoredIndex():
+                fitting = self._fitting(fitting, whole, parts, tolerance) or fitting
         return fitting[0] if fitting else None
 
     def _halves(self) -> list[dict[str, Any]]:
-        """Return two parts of the micro-batch, behind both of them together."""
+        """Return both parts of the micro-batch together, then each of them."""
         rows = len(self.head.counts(self.inputs))
         first, second = ([*range(rows // 2)], [*range(rows // 2, rows)]) if rows > 1 else ([0], [0])
         return [rows_of(self.inputs, rows, indices) for indices in (first + second, first, second)]
@@ -352,7 +373,7 @@ class _Trial:
         return found
 
     def _warn(self, text: str) -> None:
-        if process_rank() == 0:
+        if get_rank() == 0:
             logger.warning(text)
 
 
@@ -400,7 +421,7 @@ def model_left_as_found(model: nn.Module) -> Iterator[None]:
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     states = capture_random_states()
     try:
-        eval_all(model)
+        model.eval()
         with torch.no_grad():
             yield
     finally:

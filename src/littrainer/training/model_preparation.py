@@ -30,12 +30,7 @@ LAYER_CHOICES: dict[str, Any] = {"every_n_layers": 1, "offload": False}
 
 @contextmanager
 def model_prepared_for_training(trainer: Any) -> Iterator[None]:
-    """Prepare the model as the arguments ask; the noise of NEFTune ends with the block, however it ends.
-
-    Raises:
-        ImportError: a library that an argument needs is not installed.
-        ValueError: the model lacks what an argument needs.
-    """
+    """Prepare the model as the arguments ask; the noise of NEFTune ends with the block, however it ends."""
     apply_liger_kernels(trainer.model, trainer.args)
     move_to_device(trainer)
     enable_activation_checkpointing(trainer.model, trainer.args)
@@ -46,13 +41,9 @@ def model_prepared_for_training(trainer: Any) -> Iterator[None]:
 
 
 def enable_activation_checkpointing(model: Any, args: TrainingArguments) -> None:
-    """Let the model recompute activations in the backward pass, where the arguments ask for it.
+    """Let the model recompute activations in the backward pass, if the arguments ask for it.
 
-    `every_n_layers` and `offload` among the keywords are the model's to carry out, the others go to
-    `torch.utils.checkpoint`.
-
-    Raises:
-        ValueError: the model cannot do so.
+    The model gets `every_n_layers` and `offload` among the keywords, `torch.utils.checkpoint` all others.
     """
     if not args.activation_checkpointing:
         return
@@ -100,11 +91,7 @@ def _enable_by_old_name(model: Any, keywords: dict[str, Any], choices: dict[str,
 
 
 def watch_for_overflow(model: nn.Module, args: TrainingArguments) -> None:
-    """Let hooks stop a training at the first number that is not finite, where `debug` asks for it.
-
-    Raises:
-        ImportError: transformers, which has them, is not installed.
-    """
+    """Let hooks of transformers stop a training at the first number that is not finite, if `debug` asks for it."""
     if DebugOption.UNDERFLOW_OVERFLOW not in args.debug:
         return
     try:
@@ -123,9 +110,6 @@ def noisy_embeddings(model: nn.Module, alpha: float | None) -> Iterator[Any]:
 
     Parameters:
         alpha: strength of the noise; None adds none.
-
-    Raises:
-        ValueError: the model does not say which of its modules embeds the input.
     """
     if alpha is None:
         yield None
@@ -161,13 +145,7 @@ def _add_noise(embeddings: Any, inputs: Any, output: torch.Tensor) -> torch.Tens
 
 
 def apply_liger_kernels(model: Any, args: TrainingArguments) -> None:
-    """Replace the layers of a model that Liger has kernels for, as `liger_kernel_config` selects.
-
-    A model that is none of transformers' is left as it is, with a warning.
-
-    Raises:
-        ImportError: liger-kernel is not installed.
-    """
+    """Replace the layers of a model of transformers that Liger has kernels for, as `liger_kernel_config` selects."""
     if not args.use_liger_kernel:
         return
     try:

@@ -11,8 +11,6 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
-from torch import nn
-
 from littrainer.training.loss import RETURNS_THE_MEAN
 
 
@@ -31,15 +29,13 @@ class Signature(NamedTuple):
 
 
 SIGNATURES: dict[str, Signature] = {
-    "compute_loss": Signature(2, by_keyword=("return_outputs", "num_items_in_batch")),
+    "compute_loss": Signature(2, by_keyword=("num_items_in_batch",)),
     "training_step": Signature(2, by_place=("num_items_in_batch",)),
     "log": Signature(1, by_place=("start_time",)),
     "get_batch_samples": Signature(2, by_place=("device",)),
     "_get_train_sampler": Signature(0, by_place=("train_dataset",)),
     "_maybe_log_save_evaluate": Signature(6, by_place=("start_time",), by_keyword=("learning_rate",)),
 }
-# Of the parameters that are not None where the caller leaves them out.
-DEFAULTS = {"return_outputs": False}
 # Set on what stands in for an override.
 IS_ADAPTED = "_takes_what_is_given_today"
 
@@ -61,12 +57,12 @@ def accept_earlier_signature(holder: Any, name: str) -> None:
     missing = [] if getattr(method, IS_ADAPTED, False) else _missing(method, SIGNATURES[name], has_self=is_class)
     if not missing:
         return
-    fewer = _with_outputs(method, missing) if "return_outputs" in missing else _with_fewer_parameters(method, missing)
+    fewer = _with_fewer_parameters(method, missing)
     setattr(fewer, IS_ADAPTED, True)
     setattr(fewer, RETURNS_THE_MEAN, "num_items_in_batch" in missing)
     setattr(holder, name, fewer)
     class_name = holder.__name__ if is_class else type(holder).__name__
-    today = ", ".join(f"{parameter}={DEFAULTS.get(parameter)}" for parameter in missing)
+    today = ", ".join(f"{parameter}=None" for parameter in missing)
     warnings.warn(
         f"{class_name}.{name} without {' and '.join(missing)} is an earlier spelling: write {name}(..., {today}).",
         FutureWarning,
@@ -105,27 +101,6 @@ def _with_fewer_parameters(method: Callable[..., Any], missing: list[str]) -> Ca
         return method(*args[:most], **kwargs)
 
     return with_fewer_parameters
-
-
-def _with_outputs(method: Callable[..., Any], missing: list[str]) -> Callable[..., Any]:
-    """A `compute_loss` that returns nothing but the loss; the outputs are what the model returned on the way to it."""
-    loss_of = _with_fewer_parameters(method, missing)
-
-    @functools.wraps(method)
-    def loss_and_outputs(*args: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
-        if not return_outputs:
-            return loss_of(*args, **kwargs)
-        model = next((value for value in (*args, *kwargs.values()) if isinstance(value, nn.Module)), None)
-        seen: list[Any] = [{}]
-        handle = None if model is None else model.register_forward_hook(lambda *call: seen.append(call[-1]))
-        try:
-            loss = loss_of(*args, **kwargs)
-        finally:
-            if handle is not None:
-                handle.remove()
-        return loss, seen[-1]
-
-    return loss_and_outputs
 
 
 Class = TypeVar("Class", bound=type)

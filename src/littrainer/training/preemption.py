@@ -1,27 +1,36 @@
-"""Saving and stopping at an optimizer step because a signal says that the process is about to be ended.
+"""Signals during a training: saving and stopping at an optimizer step, and two lines instead of a traceback at Ctrl-C.
 
-A signal is noted when it arrives. At the next step boundary all processes agree on it, training saves a checkpoint of
-that step, unless it has just saved one, and stops; `train()` returns. An evaluation is interrupted, since the time
-left is short; the checkpoint says so, and a training that resumes from it makes up for it.
+A signal that the process is about to be ended is noted when it arrives. At the next step boundary all processes agree
+on it, training saves a checkpoint of that step, unless it has just saved one, and stops; `train()` returns. An
+evaluation is interrupted, since the time left is short; the checkpoint says so, and a training that resumes from it
+makes up for it.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import re
+import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.fields import DEFAULT_ANNOUNCING_SIGNAL
-from littrainer.checkpoint.random_state import capture_random_states, set_random_states
-from littrainer.data.workers import answer
-from littrainer.distributed.agreement import connect_hosts, largest
+from littrainer.checkpoint.layout import checkpoint_folder, checkpoint_step
+from littrainer.data.resume.rng import capture_random_states, set_random_states
+from littrainer.data.workers import set_handled_signals
+from littrainer.distributed.collectives import all_reduce_max, connect_hosts
+from littrainer.distributed.environment import COMMAND, is_launched
+from littrainer.errors.tracebacks import print_instead, shows_everything
 from littrainer.redirection.redirect import is_installed
+from littrainer.training.step_policy import StepPolicy
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -31,7 +40,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # The entry among the states of callbacks in trainer_state.json; transformers passes over names it does not know.
-BROKEN_OFF = "EvaluationBrokenOff"
+INTERRUPTED_EVALUATION = "EvaluationBrokenOff"
+OPTION = "--resume_from_checkpoint"
 
 
 def listed_callbacks(trainer: Any) -> list[Any]:
@@ -49,11 +59,11 @@ def listed_callbacks(trainer: Any) -> list[Any]:
     return []
 
 
-class EvaluationBrokenOff(BaseException):
+class EvaluationInterrupted(BaseException):
     """Ends an evaluation between two batches; no Exception, so that a script's `except Exception` lets it pass."""
 
 
-class Preemption:
+class Preemption(StepPolicy):
     """Notes signals while a training runs, and says at step boundaries whether one asks to stop.
 
     Parameters:
@@ -70,8 +80,8 @@ class Preemption:
         self.saved_step: int | None = None
         self._received: signal.Signals | None = None
         self._earlier_handlers: dict[signal.Signals, Any] = {}
-        self._answered_before: Sequence[signal.Signals] = ()
-        self._may_break_off = False
+        self._handled_before: Sequence[signal.Signals] = ()
+        self._can_interrupt = False
         self._evaluation_is_due = False
 
     @classmethod
@@ -96,7 +106,7 @@ class Preemption:
         if not self.signals or self._earlier_handlers:
             return
         connect_hosts()
-        self._answered_before = answer(self.signals)
+        self._handled_before = set_handled_signals(self.signals)
         for number in self.signals:
             self._earlier_handlers[number] = signal.signal(number, self._note)
 
@@ -107,7 +117,7 @@ class Preemption:
             if signal.getsignal(number) == self._note and handler is not None:
                 signal.signal(number, handler)
         if self._earlier_handlers:
-            answer(self._answered_before)
+            set_handled_signals(self._handled_before)
         self._earlier_handlers = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -122,37 +132,42 @@ class Preemption:
     def agree(self) -> None:
         """Find out whether any process received a signal to stop; every process calls this at the same places."""
         if self.signals and self.agreed is None:
-            number = largest(int(self._received or 0))
+            number = all_reduce_max(int(self._received or 0))
             if number:
                 self.agreed = signal.Signals(number)
 
+    def on_step_end(self, state: TrainerState, control: TrainerControl, ends_epoch: bool) -> None:
+        """Let the processes agree on a signal; at an epoch's last step they do so when the epoch ends."""
+        if not ends_epoch:
+            self.agree()
+
     @contextmanager
-    def breaking_off_evaluation(self, state: TrainerState) -> Iterator[None]:
+    def interruptible_evaluation(self, state: TrainerState) -> Iterator[None]:
         """Within it an evaluation ends early when a signal arrives, and leaves the numbers of training as they were."""
         if not self.signals:
             yield
             return
         random_states, entries = capture_random_states(), len(state.log_history)
-        self._may_break_off = True
+        self._can_interrupt = True
         try:
             yield
-        except EvaluationBrokenOff:
+        except EvaluationInterrupted:
             set_random_states(random_states)
             del state.log_history[entries:]
             self._evaluation_is_due = True
         finally:
-            self._may_break_off = False
+            self._can_interrupt = False
 
-    def break_off_if_asked(self) -> None:
+    def interrupt_evaluation_if_asked(self) -> None:
         """Called before each batch of an evaluation.
 
         Raises:
-            EvaluationBrokenOff: training is to stop.
+            EvaluationInterrupted: training is to stop.
         """
-        if self._may_break_off:
+        if self._can_interrupt:
             self.agree()
             if self.agreed is not None:
-                raise EvaluationBrokenOff
+                raise EvaluationInterrupted
 
     def save_and_stop_if_asked(self, state: TrainerState, control: TrainerControl) -> None:
         """After a step was logged and evaluated: ask for its checkpoint, once, and for the end of training."""
@@ -163,17 +178,74 @@ class Preemption:
         if self.saved_step is None:
             logger.warning("%s: training saves and stops at optimizer step %d.", self.agreed.name, state.global_step)
         if not is_saved and (self._evaluation_is_due or control.should_evaluate):
-            state.stateful_callbacks[BROKEN_OFF] = {"args": {}, "attributes": {"should_save": control.should_save}}
+            switches = {"should_save": control.should_save}
+            state.stateful_callbacks[INTERRUPTED_EVALUATION] = {"args": {}, "attributes": switches}
         control.should_evaluate = False
         control.should_save = not is_saved
         self.saved_step = state.global_step
 
 
-def evaluation_to_make_up_for(state: TrainerState) -> dict[str, bool] | None:
+def pop_interrupted_evaluation(state: TrainerState) -> dict[str, bool] | None:
     """Take out of a checkpoint's state the note that an evaluation was interrupted; None if there is none.
 
     Returns:
         the switches of the control, as they were when the evaluation was due.
     """
-    note = (state.stateful_callbacks or {}).pop(BROKEN_OFF, None)
+    note = (state.stateful_callbacks or {}).pop(INTERRUPTED_EVALUATION, None)
     return None if note is None else {"should_evaluate": True, **note["attributes"]}
+
+
+# ---- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def reported_interruption(args: TrainingArguments, state: Callable[[], TrainerState]) -> Iterator[None]:
+    """While a training runs: let a Ctrl-C that ends the program be reported in two lines.
+
+    Parameters:
+        state: returns the state of the training.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if not shows_everything():
+            print_instead(error, report_interruption(args, state()) if args.process_index == 0 else [])
+        raise
+
+
+def report_interruption(args: TrainingArguments, state: TrainerState) -> list[str]:
+    """Return two lines: the step with the last checkpoint, and how to resume."""
+    steps = [checkpoint_step(path) for path in Path(args.output_dir).glob("*")]
+    # An earlier training may have left later ones.
+    step = max((step for step in steps if step is not None and step <= state.global_step), default=None)
+    where = f"Interrupted at optimizer step {state.global_step} of {state.max_steps}."
+    if step is None:
+        return [f"{where} No checkpoint has been saved.", f"To start again: {resume_command()}"]
+    folder = checkpoint_folder(args.output_dir, step)
+    return [f"{where} The last checkpoint is {folder}.", f"To resume: {resume_command(str(folder))}"]
+
+
+def resume_command(checkpoint: str | None = None) -> str:
+    """Return the command that started this program; with a checkpoint, the one that resumes from it.
+
+    A script that does not read the option has to be changed: then it is the call of `train()`.
+    """
+    if checkpoint is not None and not _takes_option():
+        return f"call trainer.train(resume_from_checkpoint={checkpoint!r})"
+    if COMMAND not in os.environ and is_launched():
+        # Another launcher's command line is not known here.
+        return "start the same command" + (f" with {OPTION} {shlex.quote(checkpoint)}" if checkpoint else "")
+    words = shlex.split(os.environ[COMMAND]) if COMMAND in os.environ else sys.orig_argv
+    if checkpoint is None:
+        return shlex.join(words)
+    # A resumed training has the option already.
+    place = words.index(OPTION) if OPTION in words else len(words)
+    return shlex.join([*words[:place], OPTION, checkpoint, *words[place + 2 :]])
+
+
+def _takes_option() -> bool:
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    with suppress(OSError, UnicodeDecodeError, TypeError):
+        source = Path(main).read_text("utf-8")  # type: ignore[arg-type]
+        return "Parser" in source and re.search(r"args\.resume_from_checkpoint\b", source) is not None
+    return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import gc
 import json
 import logging
 import math
@@ -17,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from littrainer.data.packing import tokens_in_documents
-from littrainer.distributed.collectives import sum_over_processes
+from littrainer.distributed.collectives import sum_across_processes
 from littrainer.errors.atomic_files import write_whole
-from littrainer.training.batch_size_search import empty_device_cache
+from littrainer.training.out_of_memory import free_memory
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -154,8 +153,7 @@ class MemoryReport:
             return False
         self._forget_stage()
         self._stage = stage
-        gc.collect()
-        empty_device_cache()
+        free_memory()
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         self._at_start = self._in_use()
@@ -173,8 +171,7 @@ class MemoryReport:
         if self._process is None or self._stage != stage or self._sampler is None:
             return
         peak = {"cpu": self._sampler.stop()}
-        gc.collect()
-        empty_device_cache()
+        free_memory()
         if torch.cuda.is_available():
             peak["gpu"] = torch.cuda.max_memory_allocated()
         taken = {f"before_{stage}_mem_{where}": size for where, size in self._at_start.items()}
@@ -260,7 +257,7 @@ class InputTokenCounter:
             self._warn_once(f"Input tokens are not counted: the batch has no {main_input!r} (model.main_input_name).")
             return 0
         number = self._tokens_of_this_process(inputs, inputs[main_input], args, processing_class)
-        return int(sum_over_processes(number, args.device, tp_size))
+        return int(sum_across_processes(number, args.device, tp_size))
 
     def _tokens_of_this_process(
         self, inputs: Any, token_ids: Any, args: TrainingArguments, processing_class: Any

@@ -9,30 +9,31 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from littrainer.arguments.rules import check_health_arguments
 from littrainer.callbacks.lightning_states import restore_lightning_callbacks
 from littrainer.callbacks.state import TrainerState, is_exportable
-from littrainer.checkpoint.random_state import capture_random_states, set_random_states
 from littrainer.checkpoint.reader import read_state
-from littrainer.data.position import ResumePoint
+from littrainer.data.resume.position import DataPosition
+from littrainer.data.resume.rng import capture_random_states, set_random_states
 from littrainer.data.windows import WindowLoader
-from littrainer.distributed.agreement import failing_together, from_first
+from littrainer.distributed.collectives import broadcast_object, raise_on_all_ranks
+from littrainer.errors.weak_attributes import held_weakly
 from littrainer.evaluation.results import TrainOutput, speed_metrics
 from littrainer.model.traversal import clear_gradients, parameters_of
-from littrainer.optim.parameter_groups import AskedFor, are_others
+from littrainer.optim.parameter_groups import RequestedHyperparameters, have_hyperparameters_changed
 from littrainer.optim.schedules import leave_added_groups_alone, move_schedule
 from littrainer.training.loss import RunningLoss
 from littrainer.training.packed_attention import check_packing
 from littrainer.training.plan import TrainingPlan
-from littrainer.training.preemption import evaluation_to_make_up_for
+from littrainer.training.preemption import pop_interrupted_evaluation
 from littrainer.training.resuming import (
-    Position,
     ResumedTraining,
+    find_position,
     has_work_at_epoch_ends,
-    place_to_resume,
     read_resume_record,
     resume_record,
     warn_of_differences,
@@ -54,6 +55,8 @@ class TrainingRun:
         ignore_keys_for_eval: model outputs that evaluations leave out.
     """
 
+    trainer = held_weakly("_trainer")
+
     def __init__(
         self,
         trainer: Any,
@@ -70,15 +73,17 @@ class TrainingRun:
         self.trial = trial
         self.ignore_keys_for_eval = ignore_keys_for_eval
         self.step = TrainingStep(self)
-        # One that goes back began with the run before.
-        self.start_time = trainer.session.run.start_time if self.step.health.returns else time.time()
+        # A rollback keeps the start time of the run before.
+        self.start_time = trainer.session.run.start_time if self.step.health.rollback_counts else time.time()
+        accumulation = trainer.args.gradient_accumulation_steps
         self.windows = WindowLoader(
             loader,
-            accumulation=trainer.args.gradient_accumulation_steps,
+            accumulation=accumulation,
             micro_batches_per_epoch=plan.micro_batches_per_epoch,
             draw_window=self.step.draw,
             should_stop=self.step.ends_epoch,
             left_out=self.step.health.left_out,
+            length_is_of_training=plan.is_endless and plan.micro_batches_per_epoch >= plan.max_steps * accumulation,
         )
         self.windows.enter_part = self.step.speed.enter
         self.first_epoch = 0
@@ -86,18 +91,18 @@ class TrainingRun:
         self.is_between_epochs = True
         self.record: dict[str, Any] | None = None
         # Until the first epoch of this call begins.
-        self.resumed_at: Position | None = None
+        self.resumed_at: DataPosition | None = None
         self.epoch_end_is_due = False
         self._restores_before_epoch = False
         self._micro_batches_to_skip = 0
         self.evaluation_due: dict[str, bool] | None = None
-        # Where they stand at the first step, if not where the checkpoint left them.
+        # RNG states for the first step, if they differ from the checkpoint's.
         self._random_states: dict[str, Any] | None = None
         trainer.callback_handler.train_dataloader = loader
         trainer.session.optimization.schedule_is_replaced = False
         self._rates_to_keep: list[float] | None = None
         self._hyperparameters_changed = False
-        # Optimizer steps that were taken more than steps of today's size would have been, before a resume.
+        # Extra optimizer steps taken before the resume, because the global batch was smaller then.
         self.steps_ahead = 0
         self._is_other_layout = False
 
@@ -113,9 +118,9 @@ class TrainingRun:
     def _start_at(self, epoch: int, micro_batches: int) -> None:
         self.first_epoch = self.epoch = epoch
         if self.checkpoint is not None:
-            self.resumed_at = Position(epoch, micro_batches)
+            self.resumed_at = DataPosition(epoch, micro_batches)
             self.epoch_end_is_due = False
-            self._skip(micro_batches, kept=None)
+            self._skip(self.resumed_at)
 
     def reset_state(self) -> tuple[int, int]:
         """Begin a new state, or go on with the checkpoint's.
@@ -136,7 +141,7 @@ class TrainingRun:
         drawn_then = trainer.state.trial_params
         trainer.state.init_training_references(trainer, plan.max_steps, plan.num_train_epochs, self.trial)
         if self.checkpoint is not None and self.trial is not None:
-            self._hyperparameters_changed = are_others(drawn_then, trainer.state.trial_params)
+            self._hyperparameters_changed = have_hyperparameters_changed(drawn_then, trainer.state.trial_params)
             if self._hyperparameters_changed:
                 trainer.state.compute_steps(trainer.args, plan.max_steps)
         return self.first_epoch, self._micro_batches_to_skip
@@ -144,37 +149,39 @@ class TrainingRun:
     def _resume_state(self, checkpoint: Path) -> None:
         trainer, plan = self.trainer, self.plan
         trainer.state = read_state(checkpoint)
-        self.evaluation_due = evaluation_to_make_up_for(trainer.state)
+        self.evaluation_due = pop_interrupted_evaluation(trainer.state)
         self.record = read_resume_record(checkpoint, trainer.args.process_index)
         size = trainer.session.train_batch_size
         training = ResumedTraining(trainer.args, trainer.state, plan, size)
         loader = self.windows.loader
-        place = place_to_resume(self.record, training, loader)
+        position = self.resumed_at = find_position(self.record, training, loader)
         # A search means to change what it changes, and one that goes back has warned.
-        if self.trial is None and not self.step.health.returns:
-            warn_of_differences(checkpoint, self.record, training, place, loader)
-        self.steps_ahead, self._is_other_layout = place.steps_ahead, place.words is not None
+        if self.trial is None and not self.step.health.rollback_counts:
+            warn_of_differences(checkpoint, self.record, training, position, loader)
+        self.steps_ahead = position.surplus_steps
+        self._is_other_layout = position.description is not None
         self.plan = plan.behind(self.steps_ahead, trainer.args)
-        kept = place.kept
         if self.record is not None and self._is_other_layout:
-            self.record["data"] = kept
-        self.step.health.resume(self.record or {}, is_same_data=kept is not None and not self._is_other_layout)
-        if self.step.fitting is not None:
-            self.step.fitting.fitting = self.step.fitting.told = (self.record or {}).get("fitting_elements")
-        position = self.resumed_at = place.position
+            self.record["data"] = position.data
+        is_same_data = position.data is not None and not self._is_other_layout
+        self.step.health.resume(self.record or {}, is_same_data=is_same_data)
+        splitter = self.step.splitter
+        if splitter is not None:
+            splitter.max_elements = splitter.last_warned = (self.record or {}).get("fitting_elements")
         self.first_epoch = self.epoch = position.epoch
-        micro_batches = position.micro_batches
         if position.epoch_end_is_due:
-            self.first_epoch, micro_batches = position.epoch + 1, 0
+            self.first_epoch += 1
             self.epoch_end_is_due = has_work_at_epoch_ends(trainer.args)
-        self._skip(micro_batches, kept)
+            position = replace(position, epoch=self.first_epoch, micro_batches=0)
+        self._skip(position)
 
-    def _skip(self, micro_batches: int, kept: Any) -> None:
-        self._micro_batches_to_skip = micro_batches
-        # The order of an epoch is drawn from where the checkpoint left the generators, and so is what callbacks draw.
-        self._restores_before_epoch = kept is not None and not (micro_batches or "layout_change" in kept)
+    def _skip(self, position: DataPosition) -> None:
+        self._micro_batches_to_skip = position.micro_batches
+        # The order of an epoch, and draws of callbacks before it, follow from the generators of the checkpoint.
+        is_at_beginning = not (position.micro_batches or position.layout_change)
+        self._restores_before_epoch = position.data is not None and is_at_beginning
         restore = (lambda: None) if self._restores_before_epoch else self._restore_random_states
-        self.windows.resume_at(ResumePoint(micro_batches, kept, restore))
+        self.windows.progress.resume_at(position, restore)
 
     @property
     def folder(self) -> str:
@@ -190,14 +197,14 @@ class TrainingRun:
         """What a checkpoint of this moment keeps besides the files that transformers' checkpoints have."""
         return resume_record(self)
 
-    def position(self) -> Position:
+    def position(self) -> DataPosition:
         """The place in the data at which a training that resumes from here goes on."""
         if self.resumed_at is not None:
             return self.resumed_at
         is_over = self.windows.epoch_is_complete or self.trainer.control.should_epoch_stop
         if self.is_between_epochs and is_over:
-            return Position(self.epoch + 1, 0)
-        return Position(self.epoch, self.windows.micro_batches_done, epoch_end_is_due=is_over)
+            return DataPosition(self.epoch + 1)
+        return DataPosition(self.epoch, self.windows.micro_batches_done, epoch_end_is_due=is_over)
 
     def _restore_random_states(self) -> None:
         if self._random_states is not None:
@@ -214,7 +221,7 @@ class TrainingRun:
         """Log the length of the training at level info, in the lines that transformers logs."""
         trainer, args, plan = self.trainer, self.trainer.args, self.plan
         trained = [parameter for parameter in parameters_of(trainer.model) if parameter.requires_grad]
-        # One that DeepSpeed has sharded says how many numbers it has in whole.
+        # A parameter that DeepSpeed has sharded has its full size in an attribute.
         numbers = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
         logger.info("***** Running training *****")
         logger.info(f"  Num examples = {plan.num_examples:,}")
@@ -244,16 +251,16 @@ class TrainingRun:
         """Model, optimizer and schedule stand: give them what the checkpoint has for them."""
         if self.checkpoint is not None:
             trainer = self.trainer
-            with failing_together(f"loading optimizer and schedule in {self.checkpoint}"):
+            with raise_on_all_ranks(f"loading optimizer and schedule in {self.checkpoint}"):
                 changed = self._hyperparameters_changed
-                asked_for = AskedFor(trainer.optimizer, trainer.lr_scheduler) if changed else None
+                asked_for = RequestedHyperparameters(trainer.optimizer, trainer.lr_scheduler) if changed else None
                 trainer._load_optimizer_and_scheduler(self._checkpoint_name)
                 trainer._load_scaler(self._checkpoint_name)
                 if asked_for is not None:
                     rate_then = (self.record or {}).get("arguments", {}).get("learning_rate")
                     asked_for.put_back(trainer.optimizer, trainer.lr_scheduler, rate_then, trainer.args.learning_rate)
             if self._is_other_layout:
-                move_schedule(trainer.lr_scheduler, trainer.state.global_step - self._schedule_behind)
+                move_schedule(trainer.lr_scheduler, trainer.state.global_step - self._schedule_offset)
             if (self.record or {}).get("schedule_is_replaced"):
                 self._rates_to_keep = [group["lr"] for group in self.trainer.optimizer.param_groups]
 
@@ -264,8 +271,8 @@ class TrainingRun:
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
         session, state, health = trainer.session, trainer.state, self.step.health
         check_health_arguments(trainer.args, trainer.optimizer)
-        session.loss = RunningLoss(trainer.args.device, state.global_step)
-        if health.returns:
+        session.loss = RunningLoss(trainer.args.device, state.global_step, health.values)
+        if health.rollback_counts:
             # Metrics are about the whole call of `train()`, as far as it counts.
             session.loss.before_last_log = health.losses.get(state.global_step, 0.0)
         else:
@@ -280,21 +287,21 @@ class TrainingRun:
             trainer._evaluate(self.trial, self.ignore_keys_for_eval, skip_scheduler=True)
             if self.checkpoint is not None:
                 # Done with when the checkpoint was written.
-                self.step.when_done = None
-            self.step.tell_that_it_is_done()
+                self.step.on_step_done = None
+            self.step.run_step_done_callback()
         if self.evaluation_due is not None:
-            self._make_up_for_evaluation(self.evaluation_due)
+            self._rerun_evaluation(self.evaluation_due)
         if self.epoch_end_is_due:
             self._finish_interrupted_epoch()
         if trainer.args.on_nonfinite == "rollback" and self.checkpoint is None:
-            # What the first steps go back to.
+            # A rollback in the first steps needs a checkpoint to go back to.
             trainer.control.should_save = True
             self.step.log_evaluate_save()
         # A failed attempt with larger micro-batches may have ended within its optimizer step.
         trainer.update_guard.release()
         trainer.preemption.start()
 
-    def _make_up_for_evaluation(self, switches: dict[str, bool]) -> None:
+    def _rerun_evaluation(self, switches: dict[str, bool]) -> None:
         # The checkpoint was written in place of this evaluation, whose random draws come before those of the next step.
         self._restore_random_states()
         for name, value in switches.items():
@@ -308,18 +315,18 @@ class TrainingRun:
         self._restore_random_states()
         trainer.control.should_log = trainer.control.should_evaluate = trainer.control.should_save = False
         trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
-        self.resumed_at = Position(self.first_epoch, 0)
+        self.resumed_at = DataPosition(self.first_epoch)
         self.step.log_evaluate_save()
         self._random_states = capture_random_states()
 
     def optimizer_and_schedule(self) -> tuple[Any, Any]:
         """Make optimizer and schedule for the length of this training."""
-        steps = self.plan.max_steps - self._schedule_behind
+        steps = self.plan.max_steps - self._schedule_offset
         made: tuple[Any, Any] = self.trainer._optimizer_and_schedule(steps)
         return made
 
     @property
-    def _schedule_behind(self) -> int:
+    def _schedule_offset(self) -> int:
         """Optimizer steps by which the schedule stands behind the training: it is a function of the rows trained."""
         # If the length was given in steps, it is a function of these.
         return 0 if self.plan.is_endless or self.trainer.args.max_steps >= 0 else self.steps_ahead
@@ -367,10 +374,10 @@ class TrainingRun:
                 group["lr"] = rate
             self._rates_to_keep = None
 
-    def take_micro_batches_behind(self) -> int:
-        """Micro-batches that the resumed epoch had before this call, at its first one; else 0."""
-        behind, self._micro_batches_to_skip = self._micro_batches_to_skip, 0
-        return behind
+    def pop_skipped_micro_batches(self) -> int:
+        """Return the micro-batches that the resumed epoch had before this call, once; else 0."""
+        skipped, self._micro_batches_to_skip = self._micro_batches_to_skip, 0
+        return skipped
 
     def end_epoch(self) -> None:
         """The epoch's data has ended, or a callback ended it."""
@@ -392,11 +399,11 @@ class TrainingRun:
             )
             trainer.control.should_training_stop = True
         self.is_between_epochs = True
-        # Not taken where nothing was left of the resumed epoch.
+        # Still set if the resumed epoch had no batches left.
         self._micro_batches_to_skip = 0
         trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
         trainer.preemption.agree()
-        self.step.agree_on_flags()
+        self.step.sync_control_flags()
         self.step.log_evaluate_save()
 
     def finish(self, num_train_samples: float, start_time: float) -> TrainOutput:
@@ -407,7 +414,7 @@ class TrainingRun:
             start_time: `time.time()` when this call of it began.
         """
         trainer, state, session = self.trainer, self.trainer.state, self.trainer.session
-        self.step.end_agreements()
+        self.step.drain_flag_sync()
         self.step.health.look(is_end=True)
         logger.info("\n\nTraining completed. Do not forget to share your model on huggingface.co/models =)\n\n")
         loss = session.loss
@@ -424,6 +431,6 @@ class TrainingRun:
         trainer.log(metrics)
         if trainer.args.max_minutes is not None:
             clock = self.step.clock
-            if from_first(clock is not None and clock.ended_training):
+            if broadcast_object(clock is not None and clock.ended_training):
                 metrics["ended_by"] = "max_minutes"
         return TrainOutput(state.global_step, train_loss, metrics)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from littrainer.arguments.process import matmul_precision
 from littrainer.callbacks.log_history import SPEED_PREFIX, TIME_PARTS, advice_on
 from littrainer.data.loaders import first_dimension
 from littrainer.data.packing import tokens_in_documents
-from littrainer.distributed.collectives import gathered
+from littrainer.distributed.collectives import gather_across_processes
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -44,7 +45,7 @@ PEAKS: dict[str, tuple[float, float, float]] = {
 def peak_of(device: torch.device, is_half: bool) -> float | None:
     """Return the most operations a second that a device can do, in 16 bits or not; None if that is not known."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    kind = 0 if is_half else 1 if torch.backends.cuda.matmul.allow_tf32 else 2
+    kind = 0 if is_half else 1 if matmul_precision() in ("high", "medium", "tf32") else 2
     return next((peaks[kind] for part, peaks in PEAKS.items() if re.search(rf"\b{part}\b", name)), None)
 
 
@@ -202,7 +203,7 @@ class SpeedLog:
         if self._real_tokens is not None:
             row[0, 2] = self._real_tokens
             self._real_tokens.zero_()
-        rows = gathered(row).tolist()
+        rows = gather_across_processes(row).tolist()
         samples, tokens, real_tokens, _ = (sum(column[:: self._copies]) for column in zip(*rows, strict=True))
         self._slowest = max(row[-1] for row in rows) if len(rows) > 1 else None
         flops, steps = state.total_flos - self._flops_before, state.global_step - self._steps_before
@@ -229,7 +230,7 @@ class SpeedLog:
 
     def _advise(self) -> None:
         if self._advice is None and self._args.process_index == 0:
-            self._advice = advice_on(self._described(self._without_first()), vars(self._args))
+            self._advice = advice_on(self._described(self._without_first()))
             if self._advice is not None:
                 logger.warning("%s.", self._advice)
 

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 import torch
 
-from littrainer.distributed.collectives import gathered_objects, process_count, reduced
+from littrainer.distributed.collectives import gather_objects_across_processes, get_world_size, reduce_across_processes
 from littrainer.errors.notes import kind_of
 
 LOGGED_BY_TRAINER = (
@@ -61,15 +61,15 @@ class TrackedMeans:
         Every process calls this at the same places.
         """
         most_tracked = len(self._sums)
-        if process_count() > 1:
-            most_tracked = int(reduced(torch.tensor(most_tracked, device=device), "max"))
+        if get_world_size() > 1:
+            most_tracked = int(reduce_across_processes(torch.tensor(most_tracked, device=device), "max"))
         if not most_tracked:
             return {}
         found = [(name, float(total), self._counts[name]) for name, total in self._sums.items()]
         self._sums, self._counts = {}, {}
         sums: dict[str, float] = {}
         counts: dict[str, int] = {}
-        for name, total, count in gathered_objects(found):
+        for name, total, count in gather_objects_across_processes(found):
             sums[name] = sums.get(name, 0.0) + total
             counts[name] = counts.get(name, 0) + count
         return {name: sums[name] / counts[name] for name in sums}

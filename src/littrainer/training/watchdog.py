@@ -1,11 +1,12 @@
 """A training that hangs (`hang_timeout`): a thread sees that nothing moves on, prints where all stands, and ends it.
 
-It reads counts that the training keeps anyway, so that a step costs nothing. While the thread runs it also touches a
-file, from which `littrainer run --hang-timeout` knows that the process as a whole answers.
+The thread reads counts that the training keeps anyway, so that a step costs nothing. While it runs it also touches a
+file, by which `littrainer run --hang-timeout` finds out whether the process as a whole responds.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -19,16 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.checkpoint.atomic_write import UNFINISHED_DIR
 from littrainer.checkpoint.layout import STACKS_NAME
-from littrainer.distributed.agreement import are_several, last_collective
+from littrainer.data.workers import reading_workers
+from littrainer.distributed.collectives import describe_last_collective, is_distributed
 from littrainer.distributed.environment import hang_timeout, reports_folder
-from littrainer.distributed.failure_report import (
-    ANSWERS,
-    ENDING,
+from littrainer.distributed.failures import (
+    HEARTBEAT,
     HangError,
+    dump_all_stacks,
     note_step_of_error,
     open_stacks,
     report_error,
-    stacks_of_all_threads,
 )
 
 if TYPE_CHECKING:
@@ -64,19 +65,22 @@ class Watchdog(AbstractContextManager["Watchdog"]):
     ):
         self.seconds = hang_timeout(args)
         self._args, self._state, self._looked_at = args, state, looked_at
+        # An override may take long, and is not to be called by this thread at each look.
+        self._folder_of = functools.lru_cache(maxsize=1)(lambda run: run.folder)
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="littrainer watchdog", daemon=True)
         self._error: HangError | None = None
+        self._run: TrainingRun | None = None
         self._earlier_handler: Any = None
         folder = reports_folder()
-        self._answers = None if folder is None else folder / f"{ANSWERS}-{os.getpid()}"
+        self._heartbeat = None if folder is None else folder / f"{HEARTBEAT}-{os.getpid()}"
 
     def __enter__(self) -> Watchdog:
         if self.seconds:
             open_stacks()
             if threading.current_thread() is threading.main_thread():
                 self._earlier_handler = signal.signal(signal.SIGINT, self._interrupted)
-            self._tell_launcher()
+            self._touch_heartbeat()
+            self._thread = threading.Thread(target=self._watch, name="littrainer watchdog", daemon=True)
             self._thread.start()
         return self
 
@@ -90,8 +94,10 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         finally:
             if signal.getsignal(signal.SIGINT) == self._interrupted:
                 signal.signal(signal.SIGINT, self._earlier_handler or signal.SIG_DFL)
-        if self._answers is not None:
-            self._answers.unlink(missing_ok=True)
+        if self._error is not None:
+            self._print_last_batch()
+        if self._heartbeat is not None:
+            self._heartbeat.unlink(missing_ok=True)
         if self._error is not None and error not in (None, self._error):
             raise self._error from error
 
@@ -106,8 +112,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
 
     def _watch(self) -> None:
         seen, since = None, time.monotonic()
-        while not self._is_over.wait(min(LONGEST_BETWEEN_LOOKS, self.seconds / 4)):
-            self._tell_launcher()
+        while not self._wait_for_end(min(LONGEST_BETWEEN_LOOKS, self.seconds / 4)):
             found = self._progress()
             if found is None or found != seen:
                 seen, since = found, time.monotonic()
@@ -115,10 +120,18 @@ class Watchdog(AbstractContextManager["Watchdog"]):
                 self._end()
                 return
 
-    def _tell_launcher(self) -> None:
-        if self._answers is not None:
+    def _touch_heartbeat(self) -> None:
+        if self._heartbeat is not None:
             with suppress(OSError):
-                self._answers.touch()
+                self._heartbeat.touch()
+
+    def _wait_for_end(self, seconds: float) -> bool:
+        """Return whether the block is left within this time, in which the heartbeat goes on."""
+        self._touch_heartbeat()
+        while seconds > 0 and not self._is_over.wait(min(LONGEST_BETWEEN_LOOKS, seconds)):
+            seconds -= LONGEST_BETWEEN_LOOKS
+            self._touch_heartbeat()
+        return self._is_over.is_set()
 
     def _progress(self) -> Any:
         """Return what changes as long as training goes on; None if it is not looked at."""
@@ -128,12 +141,12 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         files = []
         with suppress(OSError):
             # What a save has written grows.
-            files = [(path, path.stat().st_size) for path in Path(self._args.output_dir, UNFINISHED_DIR).rglob("*")]
+            files = [(path, path.stat().st_size) for path in Path(self._folder_of(run), UNFINISHED_DIR).rglob("*")]
         batches = run.windows.micro_batches_seen, run.windows.progress.batches_skipped
         return self._state().global_step, batches, None if evaluation is None else evaluation.batches_done, files
 
     def _end(self) -> None:
-        state, (run, evaluation) = self._state(), self._looked_at()
+        state, (self._run, evaluation) = self._state(), self._looked_at()
         where = f"at optimizer step {state.global_step} of {state.max_steps}"
         if evaluation is not None:
             where += f", after {evaluation.batches_done} batches of an evaluation"
@@ -142,36 +155,44 @@ class Watchdog(AbstractContextManager["Watchdog"]):
             "above. If a step, a batch of an evaluation, its metrics or a save may take longer, raise hang_timeout."
         )
         note_step_of_error(self._error, state.global_step)
-        if self._answers is not None:
-            with suppress(OSError):
-                self._answers = self._answers.rename(self._answers.with_name(f"{ENDING}-{os.getpid()}"))
-        self._print_stacks(where, run)
-        if are_several():
-            time.sleep(SECONDS_FOR_OTHERS)
+        self._print_stacks(where)
+        if is_distributed():
+            self._wait_for_end(SECONDS_FOR_OTHERS)
         # The first interruption may have to wait, as Ctrl-C does while an optimizer steps.
         for _ in range(2):
             if self._earlier_handler is not None and not self._is_over.is_set():
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            if self._is_over.wait(SECONDS_TO_END):
+            if self._wait_for_end(SECONDS_TO_END):
                 return
+        self._print_last_batch()
         report_error(self._error)
         print(f"littrainer: the process ends, since it did not answer: {self._error}", file=sys.stderr, flush=True)
         os._exit(1)
 
-    def _print_stacks(self, where: str, run: TrainingRun | None) -> None:
+    def _print_stacks(self, where: str) -> None:
         process = f"process {self._args.process_index} of {self._args.world_size} (pid {os.getpid()})"
-        told = stacks_of_all_threads(
+        told = dump_all_stacks(
             f"littrainer: {process} has not moved for {self.seconds:g} s, {where}",
-            lambda: f"{_last_batch(run)}\nLast collective operation: {last_collective() or 'not known'}",
+            reading_workers(),
+            lambda: f"Last collective operation: {describe_last_collective() or 'not known'}",
         )
-        print(told, file=sys.stderr, flush=True)
-        if self._answers is None:
+        self._print(told, f"littrainer: the stacks are in {self._args.output_dir}/{STACKS_NAME} too")
+
+    def _print_last_batch(self) -> None:
+        # By the thread that trains, since this moves its random generators; if it is stuck, the process ends now.
+        with suppress(Exception):
+            print(told := f"{_last_batch(self._run)}\n", end="", file=open_stacks(), flush=True)
+            self._print(told)
+
+    def _print(self, told: str, note: str = "") -> None:
+        print(told, end="", file=sys.stderr, flush=True)
+        if self._heartbeat is None:
             with suppress(OSError):
                 os.makedirs(self._args.output_dir, exist_ok=True)
                 # Unbuffered, since other processes may write too.
-                with open(path := os.path.join(self._args.output_dir, STACKS_NAME), "ab", buffering=0) as file:
+                with open(os.path.join(self._args.output_dir, STACKS_NAME), "ab", buffering=0) as file:
                     file.write(told.encode())
-                print(f"littrainer: the stacks are in {path} too", file=sys.stderr, flush=True)
+                print(note, end="\n" if note else "", file=sys.stderr, flush=True)
 
 
 def _last_batch(run: TrainingRun | None) -> str:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 
-from littrainer import Trainer
+from littrainer import Trainer, set_seed
 from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.compat.accelerator import AcceleratorFacade
-from littrainer.compat.accelerator.facade import REFUSED, WITHOUT_EFFECT
+from littrainer.compat.accelerator.facade import REFUSED, WITHOUT_EFFECT, _log_once
 from tests.compat.page import table
 from tests.scenarios.data import FEATURES
 from tests.scenarios.models import VectorClassifier
@@ -50,7 +51,7 @@ def test_objects_are_prepared_once(tmp_path: Path) -> None:
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     prepared = facade.prepare(optimizer, model, schedule)
     assert facade.prepare(*prepared) == prepared and prepared[2].optimizers == [prepared[0]]
-    assert model(torch.ones(1, FEATURES))["logits"].dtype == torch.float32 and facade.native_amp
+    assert model(torch.ones(1, FEATURES))["logits"].dtype == torch.float32
     assert facade.free_memory(*prepared) == [None, None, None] and facade._optimizers == []
 
 
@@ -123,8 +124,8 @@ def test_version_1_of_fsdp_has_a_scaler_that_asks_all_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int | None, kind: str
 ) -> None:
     plan = None if version is None else SimpleNamespace(version=version)
-    monkeypatch.setattr("littrainer.compat.accelerator.stepping.sharding_plan", lambda args: plan)
-    monkeypatch.setattr("littrainer.compat.accelerator.stepping.forward_type", lambda args: torch.float16)
+    monkeypatch.setattr("littrainer.compat.accelerator.facade.sharding_plan", lambda args: plan)
+    monkeypatch.setattr("littrainer.compat.accelerator.facade.forward_type", lambda args: torch.float16)
     facade = AcceleratorFacade(quiet_arguments(tmp_path))
     assert type(facade.scaler).__name__ == kind and facade.scaler is facade.scaler
 
@@ -164,14 +165,32 @@ def test_a_facade_that_replaces_another_goes_on_with_what_fit_carries_out(tmp_pa
     assert trainer.accelerator.module is module
 
 
-def test_another_precision_than_the_arguments_ask_for_is_refused_at_construction(tmp_path: Path) -> None:
-
+def with_accelerator(**settings: Any) -> type[Trainer]:
     class Own(Trainer):
         def create_accelerator_and_postprocess(self) -> None:
-            self.accelerator = Accelerator(cpu=True)
+            super().create_accelerator_and_postprocess()
+            AcceleratorState._reset_state()
+            self.accelerator = Accelerator(cpu=True, **settings)
 
-    with pytest.raises(ValueError, match=r"create_accelerator_and_postprocess .* has mixed_precision='no'"):
-        quiet_trainer(tmp_path, kind=Own, bf16=True)
+    return Own
+
+
+def test_another_precision_than_the_arguments_ask_for_is_refused_at_construction(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"create_accelerator_and_postprocess .* has mixed_precision='bf16'"):
+        quiet_trainer(tmp_path, kind=with_accelerator(mixed_precision="bf16"))
+
+
+def test_an_accelerator_in_float32_trains_in_it_whatever_the_arguments_say(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    losses = []
+    _log_once.cache_clear()
+    for settings, bf16 in (({}, True), ({}, False), ({"mixed_precision": "bf16"}, True)):
+        set_seed(0)
+        trainer = quiet_trainer(tmp_path, kind=with_accelerator(**settings), bf16=bf16, max_steps=2)
+        losses.append(trainer.train().training_loss)
+    assert losses[0] == losses[1] != losses[2]
+    assert ["bf16 of the arguments has no effect" in record.message for record in caplog.records] == [True]
 
 
 NAMES = table("member | what `trainer.accelerator` answers")

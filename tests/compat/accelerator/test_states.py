@@ -131,3 +131,13 @@ def test_a_sharded_model_and_a_layout_are_told_in_accelerates_words(
     assert facade.parallelism_config == real
     args.parallelism_config = real
     assert facade.parallelism_config is real
+
+
+def test_replicas_of_split_layers_are_told_too_though_accelerate_builds_no_such_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "3")
+    facade = AcceleratorFacade(quiet_arguments(tmp_path, parallelism_config={"tp_size": 2, "dp_replicate_size": 2}))
+    found = facade.parallelism_config
+    assert (found.dp_replicate_size, found.dp_shard_size, found.tp_size, found.total_size) == (2, 1, 2, 4)

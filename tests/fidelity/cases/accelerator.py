@@ -18,7 +18,7 @@ from tests.scenarios.models import CLASSES, VectorClassifier
 
 ACCELERATOR_VALUES = (
     "device num_processes process_index local_process_index is_main_process is_local_main_process is_last_process "
-    "use_distributed distributed_type mixed_precision native_amp scaler sync_gradients step "
+    "use_distributed distributed_type mixed_precision scaler sync_gradients step "
     "gradient_accumulation_steps optimizer_step_was_skipped deepspeed_plugin parallelism_config is_fsdp2 "
     "split_batches dispatch_batches even_batches use_seedable_sampler non_blocking step_scheduler_with_optimizer"
 )
@@ -136,15 +136,15 @@ def accelerator_and_attributes_as_a_subclass_sees_them(side: Side) -> Record:
         setattr(Listener, event, note(event, seen_in_a_step))
     for event in ("on_train_begin", "on_evaluate", "on_train_end"):
         setattr(Listener, event, note(event, seen_in))
-    trainer = Looking(
-        model=VectorClassifier(),
-        args=side.arguments(
-            num_train_epochs=1, gradient_accumulation_steps=2, eval_strategy="epoch", per_device_train_batch_size=4
-        ),
-        train_dataset=Rows(vector_rows(22)),
-        eval_dataset=Rows(vector_rows(7, seed=1)),
+    trainer = side.vector_trainer(
+        rows=22,
+        kind=Looking,
         compute_metrics=accuracy,
-        callbacks=[Listener(), side.watcher],
+        callbacks=[Listener()],
+        num_train_epochs=1,
+        gradient_accumulation_steps=2,
+        eval_strategy="epoch",
+        per_device_train_batch_size=4,
     )
     output = trainer.train()
     seen.append(("trained", seen_in(trainer)))
@@ -161,11 +161,8 @@ def rows_gathered_in_training_over_a_stream(side: Side) -> Record:
             gathered.append(self.accelerator.gather_for_metrics(inputs["labels"]))
             return super().compute_loss(model, inputs, *args, **kwargs)
 
-    trainer = Gathering(
-        model=VectorClassifier(),
-        args=side.arguments(max_steps=5, gradient_accumulation_steps=2),
-        train_dataset=Stream(vector_rows(14)),
-        callbacks=[side.watcher],
+    trainer = side.vector_trainer(
+        train_dataset=Stream(vector_rows(14)), kind=Gathering, max_steps=5, gradient_accumulation_steps=2
     )
     return side.train(trainer, extra={"gathered": gathered})
 
@@ -203,11 +200,8 @@ def auxiliary_model_trained_by_an_optimizer_of_its_own(side: Side) -> Record:
 
         on_pre_optimizer_step = on_substep_end
 
-    trainer = Auxiliary(
-        model=VectorClassifier(),
-        args=side.arguments(num_train_epochs=2, gradient_accumulation_steps=2),
-        train_dataset=Rows(vector_rows(10)),
-        callbacks=[Stepping(), side.watcher],
+    trainer = side.vector_trainer(
+        rows=10, kind=Auxiliary, callbacks=[Stepping()], num_train_epochs=2, gradient_accumulation_steps=2
     )
     optimizer = trainer.auxiliary_optimizer
     output = trainer.train()
@@ -244,21 +238,14 @@ def adversarial_steps_through_the_accelerator(side: Side) -> Record:
             accelerator.clip_grad_value_(model.parameters(), 0.05)
             return loss
 
-    trainer = Adversarial(
-        model=VectorClassifier(),
-        args=side.arguments(num_train_epochs=1, gradient_accumulation_steps=2),
-        train_dataset=Rows(vector_rows(14)),
-        callbacks=[side.watcher],
-    )
+    trainer = side.vector_trainer(rows=14, kind=Adversarial, num_train_epochs=1, gradient_accumulation_steps=2)
     return side.train(trainer, extra={"norms": norms})
 
 
 @scenario(extra=True)
 def accelerator_used_outside_of_training(side: Side) -> Record:
     """Loaders, shares, decorators, files and flags, as scripts use them around a Trainer."""
-    trainer = side.Trainer(
-        model=VectorClassifier(), args=side.arguments(), train_dataset=Rows(vector_rows(8)), callbacks=[side.watcher]
-    )
+    trainer = side.vector_trainer(rows=8)
     accelerator = trainer.accelerator
     loader = accelerator.prepare_data_loader(DataLoader(Rows(vector_rows(7)), batch_size=2, collate_fn=len))
     ran: list[Any] = []

@@ -2,84 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tests.fidelity.record import Record
-from tests.fidelity.registry import scenario
+from tests.fidelity.registry import Script, add_scripts, scenario
 from tests.fidelity.side import Side
-from tests.scenarios.collators import pad_tokens
-from tests.scenarios.data import Rows, language_rows, vector_rows
+from tests.scenarios.data import language_rows
 from tests.scenarios.models import CountingClassifier, KeywordClassifier, VectorClassifier, tiny_gpt2, tiny_llama
 
 
-def accumulate_vectors(side: Side, model: Any, rows: int, **changes: Any) -> Record:
-    return side.train(
-        side.Trainer(
-            model=model,
-            args=side.arguments(**changes),
-            train_dataset=Rows(vector_rows(rows)),
-            callbacks=[side.watcher],
-        )
-    )
-
-
-def accumulate_language(side: Side, rows: int, model: Any = None, **changes: Any) -> Record:
-    return side.train(
-        side.Trainer(
-            model=model or tiny_gpt2(),
-            args=side.arguments(**changes),
-            data_collator=pad_tokens,
-            train_dataset=Rows(language_rows(rows)),
-            callbacks=[side.watcher],
-        )
-    )
-
-
-@scenario()
-def plain_module_accumulating_3_of_5_batches(side: Side) -> Record:
-    return accumulate_vectors(side, VectorClassifier(), 18, gradient_accumulation_steps=3)
-
-
-@scenario()
-def plain_module_accumulating_4_of_7_batches(side: Side) -> Record:
-    return accumulate_vectors(side, VectorClassifier(), 26, gradient_accumulation_steps=4, logging_steps=2)
-
-
-@scenario()
-def gpt2_accumulating_3_of_5_batches(side: Side) -> Record:
-    return accumulate_language(side, 18, gradient_accumulation_steps=3)
-
-
-@scenario()
-def llama_accumulating_3_of_5_batches(side: Side) -> Record:
-    return accumulate_language(side, 18, tiny_llama(), gradient_accumulation_steps=3)
-
-
-@scenario()
-def gpt2_accumulating_4_of_7_batches(side: Side) -> Record:
-    return accumulate_language(side, 26, gradient_accumulation_steps=4)
-
-
-@scenario()
-def gpt2_accumulating_without_averaging_across_devices(side: Side) -> Record:
-    return accumulate_language(side, 10, gradient_accumulation_steps=2, average_tokens_across_devices=False)
-
-
-@scenario()
-def counting_module_accumulating_3_of_5_batches(side: Side) -> Record:
-    return accumulate_vectors(side, CountingClassifier(), 18, gradient_accumulation_steps=3)
-
-
-@scenario()
-def module_that_takes_the_item_count_and_ignores_it(side: Side) -> Record:
-    return accumulate_vectors(side, KeywordClassifier(), 18, gradient_accumulation_steps=2)
-
-
-@scenario()
-def module_that_declines_the_item_count(side: Side) -> Record:
+def make_declining_module() -> KeywordClassifier:
+    """Return a module that takes any keyword and declines the item count."""
     model = KeywordClassifier()
     model.accepts_loss_kwargs = False  # type: ignore[assignment]
-    return accumulate_vectors(side, model, 18, gradient_accumulation_steps=2)
+    return model
+
+
+def make_vector_script(make_model: Callable[[], Any], rows: int, accumulation: int, **changes: Any) -> Script:
+    return lambda side: side.train(
+        side.vector_trainer(make_model(), rows=rows, gradient_accumulation_steps=accumulation, **changes)
+    )
+
+
+def make_token_script(make_model: Callable[[], Any], rows: int, accumulation: int, **changes: Any) -> Script:
+    return lambda side: side.train(
+        side.token_trainer(make_model(), language_rows, rows=rows, gradient_accumulation_steps=accumulation, **changes)
+    )
+
+
+add_scripts(
+    {
+        "plain_module_accumulating_3_of_5_batches": make_vector_script(VectorClassifier, 18, 3),
+        "llama_accumulating_3_of_5_batches": make_token_script(tiny_llama, 18, 3),
+        "gpt2_accumulating_4_of_7_batches": make_token_script(tiny_gpt2, 26, 4),
+        "gpt2_accumulating_without_averaging_across_devices": make_token_script(
+            tiny_gpt2, 10, 2, average_tokens_across_devices=False
+        ),
+        "module_that_takes_the_item_count_and_ignores_it": make_vector_script(KeywordClassifier, 18, 2),
+        "module_that_declines_the_item_count": make_vector_script(make_declining_module, 18, 2),
+        "accumulation_longer_than_an_epoch": make_vector_script(VectorClassifier, 11, 8, num_train_epochs=3),
+        "accumulation_with_the_last_incomplete_batch_dropped": make_vector_script(
+            VectorClassifier, 19, 3, dataloader_drop_last=True, num_train_epochs=3
+        ),
+    }
+)
 
 
 @scenario()
@@ -89,26 +56,7 @@ def trainer_that_says_whether_its_loss_is_scaled(side: Side) -> Record:
     class UnscaledTrainer(Trainer):
         loss_is_scaled_for_ga = False
 
-    return side.train(
-        UnscaledTrainer(
-            model=KeywordClassifier(),
-            args=side.arguments(gradient_accumulation_steps=3),
-            train_dataset=Rows(vector_rows(18)),
-            callbacks=[side.watcher],
-        )
-    )
-
-
-@scenario()
-def accumulation_longer_than_an_epoch(side: Side) -> Record:
-    return accumulate_vectors(side, VectorClassifier(), 11, gradient_accumulation_steps=8, num_train_epochs=3)
-
-
-@scenario()
-def accumulation_with_the_last_incomplete_batch_dropped(side: Side) -> Record:
-    return accumulate_vectors(
-        side, VectorClassifier(), 19, gradient_accumulation_steps=3, dataloader_drop_last=True, num_train_epochs=3
-    )
+    return side.train(side.vector_trainer(KeywordClassifier(), kind=UnscaledTrainer, gradient_accumulation_steps=3))
 
 
 @scenario(extra=True)
@@ -122,10 +70,5 @@ def accumulation_read_from_a_get_batch_samples_override(side: Side) -> Record:
             seen.append((num_batches, len(samples), None if count is None else int(count)))
             return samples, count
 
-    trainer = WatchingTrainer(
-        model=CountingClassifier(),
-        args=side.arguments(gradient_accumulation_steps=3),
-        train_dataset=Rows(vector_rows(18)),
-        callbacks=[side.watcher],
-    )
+    trainer = side.vector_trainer(CountingClassifier(), kind=WatchingTrainer, gradient_accumulation_steps=3)
     return side.train(trainer, extra={"windows": seen})

@@ -35,10 +35,6 @@ def train(side: Side, model: Any, dataset: Any, collator: Any, **changes: Any) -
     )
 
 
-def masked_tokens(side: Side) -> Record:
-    return masked(side, tokenized_rows(14, return_special_tokens_mask=True), {"gradient_accumulation_steps": 2})
-
-
 def masked_tokens_from_a_seed_in_two_workers(side: Side) -> Record:
     return masked(side, tokenized_rows(14), {"dataloader_num_workers": 2}, seed=3)
 
@@ -48,7 +44,6 @@ def tokens_flattened_to_one_row(side: Side) -> Record:
 
 
 for _script in (
-    masked_tokens,
     masked_tokens_from_a_seed_in_two_workers,
     tokens_flattened_to_one_row,
 ):

@@ -9,21 +9,14 @@ import torch
 from tests.fidelity.record import Record
 from tests.fidelity.registry import scenario
 from tests.fidelity.side import Side
-from tests.scenarios.collators import mask_at_random, pad_tokens
+from tests.scenarios.collators import mask_at_random
 from tests.scenarios.data import AugmentedRows, Rows, language_rows, text_rows, tiny_tokenizer, token_rows, vector_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier, tiny_bert_for_masked_tokens, tiny_gpt2
 
 
 def train_vectors(side: Side, dataset: Any, **changes: Any) -> Record:
-    return side.train(
-        side.Trainer(
-            model=VectorClassifier(),
-            args=side.arguments(**changes),
-            train_dataset=dataset,
-            callbacks=[side.watcher],
-        )
-    )
+    return side.train(side.vector_trainer(train_dataset=dataset, **changes))
 
 
 @scenario()
@@ -38,39 +31,8 @@ def rows_in_order_read_by_two_workers(side: Side) -> Record:
 
 
 @scenario()
-def rows_in_random_order_read_by_one_lasting_worker(side: Side) -> Record:
-    return train_vectors(
-        side,
-        Rows(vector_rows(10)),
-        dataloader_num_workers=1,
-        dataloader_persistent_workers=True,
-        dataloader_prefetch_factor=1,
-    )
-
-
-@scenario()
-def rows_in_order(side: Side) -> Record:
-    return train_vectors(side, Rows(vector_rows(10)), train_sampling_strategy="sequential")
-
-
-@scenario()
 def data_seed_apart_from_the_seed(side: Side) -> Record:
     return train_vectors(side, Rows(vector_rows(18)), data_seed=99, seed=3)
-
-
-@scenario()
-def other_seed(side: Side) -> Record:
-    return train_vectors(side, AugmentedRows(vector_rows(18)), seed=11)
-
-
-@scenario()
-def rows_with_noise_drawn_when_read(side: Side) -> Record:
-    return train_vectors(side, AugmentedRows(vector_rows(18)), gradient_accumulation_steps=2)
-
-
-@scenario()
-def last_incomplete_batch_dropped(side: Side) -> Record:
-    return train_vectors(side, Rows(vector_rows(18)), dataloader_drop_last=True)
 
 
 @scenario(predicts=True)
@@ -108,9 +70,7 @@ def label_ids_and_lists_through_the_default_collator(side: Side) -> Record:
         def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
             return super().forward(x, None if labels is None else labels.squeeze(-1))
 
-    return side.train(
-        side.Trainer(model=Squeezing(), args=side.arguments(), train_dataset=Rows(rows), callbacks=[side.watcher])
-    )
+    return side.train(side.vector_trainer(Squeezing(), train_dataset=Rows(rows)))
 
 
 @scenario(saves=True, predicts=True)
@@ -163,20 +123,6 @@ def tokens_masked_at_random_while_accumulating(side: Side) -> Record:
 
 
 @scenario()
-def grouped_by_length(side: Side) -> Record:
-    return side.train(
-        side.Trainer(
-            model=tiny_gpt2(),
-            args=side.arguments(train_sampling_strategy="group_by_length", eval_strategy="epoch"),
-            data_collator=pad_tokens,
-            train_dataset=Rows(language_rows(26)),
-            eval_dataset=Rows(language_rows(7, seed=1)),
-            callbacks=[side.watcher],
-        )
-    )
-
-
-@scenario()
 def loader_of_the_scripts_own(side: Side) -> Record:
     Trainer: Any = side.Trainer
 
@@ -187,34 +133,18 @@ def loader_of_the_scripts_own(side: Side) -> Record:
                 self.train_dataset, batch_size=5, shuffle=True, generator=generator, collate_fn=self.data_collator
             )
 
-    return side.train(
-        OwnLoader(
-            model=VectorClassifier(),
-            args=side.arguments(gradient_accumulation_steps=2),
-            train_dataset=Rows(vector_rows(18)),
-            callbacks=[side.watcher],
-        )
-    )
-
-
-@scenario(extra=True)
-def input_tokens_counted(side: Side) -> Record:
-    return count_tokens(side, "all")
+    return side.train(side.vector_trainer(kind=OwnLoader, gradient_accumulation_steps=2))
 
 
 @scenario(extra=True)
 def input_tokens_counted_without_padding(side: Side) -> Record:
-    return count_tokens(side, "non_padding")
-
-
-def count_tokens(side: Side, which: str) -> Record:
-    trainer = side.Trainer(
-        model=tiny_gpt2(),
-        args=side.arguments(include_num_input_tokens_seen=which, gradient_accumulation_steps=2),
-        data_collator=pad_tokens,
-        train_dataset=Rows(language_rows(14)),
-        processing_class=tiny_tokenizer(),
-        callbacks=[side.watcher],
+    trainer = side.token_trainer(
+        tiny_gpt2(),
+        language_rows,
+        rows=14,
+        given={"processing_class": tiny_tokenizer()},
+        include_num_input_tokens_seen="non_padding",
+        gradient_accumulation_steps=2,
     )
     output = trainer.train()
     return side.record(trainer, output, extra={"tokens": trainer.state.num_input_tokens_seen})

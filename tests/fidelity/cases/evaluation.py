@@ -9,58 +9,13 @@ from torch.utils.data import DataLoader
 from tests.fidelity.record import Record
 from tests.fidelity.registry import scenario
 from tests.fidelity.side import Side
-from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, Stream, language_rows, token_rows, vector_rows
-from tests.scenarios.metrics import StreamingAccuracy, accuracy, first_array, shapes_and_sums
+from tests.scenarios.metrics import StreamingAccuracy, accuracy, shapes_and_sums
 from tests.scenarios.models import NoisyClassifier, TupleClassifier, VectorClassifier, tiny_bert_classifier, tiny_gpt2
 
 
 def evaluated_trainer(side: Side, model: Any = None, compute_metrics: Any = accuracy, **changes: Any) -> Any:
-    return side.Trainer(
-        model=model or NoisyClassifier(),
-        args=side.arguments(**changes),
-        train_dataset=Rows(vector_rows(18)),
-        eval_dataset=Rows(vector_rows(7, seed=1)),
-        compute_metrics=compute_metrics,
-        callbacks=[side.watcher],
-    )
-
-
-@scenario(saves=True)
-def evaluating_each_epoch_and_loading_the_best_model(side: Side) -> Record:
-    return side.train(
-        evaluated_trainer(
-            side,
-            num_train_epochs=4,
-            learning_rate=0.3,
-            eval_strategy="epoch",
-            save_strategy="epoch",
-            save_total_limit=2,
-            load_best_model_at_end=True,
-        )
-    )
-
-
-@scenario(saves=True)
-def loading_the_best_bert_by_accuracy(side: Side) -> Record:
-    return side.train(
-        side.Trainer(
-            model=tiny_bert_classifier(),
-            args=side.arguments(
-                num_train_epochs=3,
-                eval_strategy="epoch",
-                save_strategy="epoch",
-                save_total_limit=1,
-                load_best_model_at_end=True,
-                metric_for_best_model="accuracy",
-            ),
-            data_collator=pad_tokens,
-            train_dataset=Rows(token_rows(14)),
-            eval_dataset=Rows(token_rows(8, seed=1)),
-            compute_metrics=accuracy,
-            callbacks=[side.watcher],
-        )
-    )
+    return side.vector_trainer(model or NoisyClassifier(), compute_metrics=compute_metrics, **changes)
 
 
 @scenario(saves=True)
@@ -79,31 +34,9 @@ def logging_evaluating_and_saving_every_few_steps(side: Side) -> Record:
     )
 
 
-@scenario(saves=True)
-def saving_only_when_the_metric_improves(side: Side) -> Record:
-    return side.train(
-        evaluated_trainer(
-            side,
-            num_train_epochs=4,
-            learning_rate=0.2,
-            eval_strategy="epoch",
-            save_strategy="best",
-            metric_for_best_model="accuracy",
-            greater_is_better=True,
-        )
-    )
-
-
 @scenario()
 def evaluating_at_the_logging_interval_after_a_delay(side: Side) -> Record:
     return side.train(evaluated_trainer(side, logging_steps=2, eval_strategy="steps", eval_delay=4))
-
-
-@scenario()
-def evaluating_before_and_after_training(side: Side) -> Record:
-    trainer = evaluated_trainer(side, num_train_epochs=1)
-    before = trainer.evaluate()
-    return side.record(trainer, before, trainer.train(), trainer.evaluate())
 
 
 @scenario()
@@ -114,29 +47,20 @@ def evaluating_without_ever_training(side: Side) -> Record:
 
 
 @scenario()
-def evaluating_without_a_metric_function(side: Side) -> Record:
-    return side.train(evaluated_trainer(side, compute_metrics=None, eval_strategy="epoch"))
-
-
-@scenario()
 def evaluating_the_loss_only(side: Side) -> Record:
     return side.train(evaluated_trainer(side, eval_strategy="epoch", prediction_loss_only=True))
 
 
 @scenario(saves=True)
 def evaluating_several_datasets(side: Side) -> Record:
-    trainer = side.Trainer(
-        model=VectorClassifier(),
-        args=side.arguments(
-            eval_strategy="epoch",
-            save_strategy="epoch",
-            load_best_model_at_end=True,
-            metric_for_best_model="eval_near_loss",
-        ),
-        train_dataset=Rows(vector_rows(14)),
+    trainer = side.vector_trainer(
+        rows=14,
         eval_dataset={"near": Rows(vector_rows(5, seed=1)), "far": Rows(vector_rows(7, seed=2))},
         compute_metrics=accuracy,
-        callbacks=[side.watcher],
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_near_loss",
     )
     output = trainer.train()
     named = trainer.evaluate({"one": Rows(vector_rows(3, seed=3)), "two": Rows(vector_rows(4, seed=4))}, None, "final")
@@ -144,28 +68,15 @@ def evaluating_several_datasets(side: Side) -> Record:
 
 
 @scenario()
-def evaluating_a_stream(side: Side) -> Record:
-    trainer = side.Trainer(
-        model=VectorClassifier(),
-        args=side.arguments(eval_strategy="epoch", num_train_epochs=1),
-        train_dataset=Rows(vector_rows(10)),
-        eval_dataset=Stream(vector_rows(7, seed=1)),
-        compute_metrics=shapes_and_sums,
-        callbacks=[side.watcher],
-    )
-    return side.train(trainer)
-
-
-@scenario()
 def metrics_from_inputs_and_losses(side: Side) -> Record:
-    trainer = side.Trainer(
-        model=tiny_bert_classifier(),
-        args=side.arguments(eval_strategy="epoch", include_for_metrics=["inputs", "loss"], num_train_epochs=1),
-        data_collator=pad_tokens,
-        train_dataset=Rows(token_rows(10)),
-        eval_dataset=Rows(token_rows(8, seed=1)),
+    trainer = side.token_trainer(
+        tiny_bert_classifier(),
+        token_rows,
+        eval_rows=8,
         compute_metrics=shapes_and_sums,
-        callbacks=[side.watcher],
+        eval_strategy="epoch",
+        include_for_metrics=["inputs", "loss"],
+        num_train_epochs=1,
     )
     return side.train(trainer)
 
@@ -175,12 +86,6 @@ def metrics_summed_up_batch_by_batch(side: Side) -> Record:
     return side.train(
         evaluated_trainer(side, compute_metrics=StreamingAccuracy(), eval_strategy="epoch", batch_eval_metrics=True)
     )
-
-
-@scenario(predicts=True)
-def predictions_moved_off_the_device_every_two_batches(side: Side) -> Record:
-    trainer = evaluated_trainer(side, eval_accumulation_steps=2, num_train_epochs=1)
-    return side.record(trainer, trainer.train(), predictions=trainer.predict(Rows(vector_rows(11, seed=2))))
 
 
 @scenario(predicts=True)
@@ -197,59 +102,9 @@ def predicting_without_labels(side: Side) -> Record:
 
 
 @scenario(predicts=True)
-def predicting_without_ever_training(side: Side) -> Record:
-    trainer = evaluated_trainer(side)
-    predictions = trainer.predict(Rows(vector_rows(7, seed=2)), metric_key_prefix="fresh")
-    return side.record(trainer, predictions=predictions)
-
-
-@scenario(predicts=True)
-def logits_reduced_before_they_are_gathered(side: Side) -> Record:
-    trainer = side.Trainer(
-        model=tiny_gpt2(),
-        args=side.arguments(eval_strategy="epoch", num_train_epochs=1),
-        data_collator=pad_tokens,
-        train_dataset=Rows(language_rows(10)),
-        eval_dataset=Rows(language_rows(7, seed=1)),
-        compute_metrics=shapes_and_sums,
-        preprocess_logits_for_metrics=lambda logits, labels: first_array(logits).argmax(dim=-1),
-        callbacks=[side.watcher],
-    )
-    return side.record(trainer, trainer.train(), predictions=trainer.predict(Rows(language_rows(8, seed=2))))
-
-
-@scenario(predicts=True)
 def predicting_a_language_model_of_unequal_lengths(side: Side) -> Record:
-    trainer = side.Trainer(
-        model=tiny_gpt2(),
-        args=side.arguments(max_steps=2),
-        data_collator=pad_tokens,
-        train_dataset=Rows(language_rows(10)),
-        callbacks=[side.watcher],
-    )
+    trainer = side.token_trainer(tiny_gpt2(), language_rows, max_steps=2)
     return side.record(trainer, trainer.train(), predictions=trainer.predict(Rows(language_rows(8, seed=2))))
-
-
-@scenario(predicts=True)
-def prediction_step_of_the_scripts_own(side: Side) -> Record:
-    Trainer: Any = side.Trainer
-
-    class DoublingTrainer(Trainer):
-        def prediction_step(
-            self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-        ) -> Any:
-            loss, logits, labels = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
-            return loss, None if logits is None else logits * 2, labels
-
-    trainer = DoublingTrainer(
-        model=VectorClassifier(),
-        args=side.arguments(eval_strategy="epoch", num_train_epochs=1),
-        train_dataset=Rows(vector_rows(10)),
-        eval_dataset=Rows(vector_rows(7, seed=1)),
-        compute_metrics=shapes_and_sums,
-        callbacks=[side.watcher],
-    )
-    return side.record(trainer, trainer.train(), predictions=trainer.predict(Rows(vector_rows(5, seed=2))))
 
 
 @scenario(extra=True)

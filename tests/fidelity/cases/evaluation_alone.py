@@ -18,20 +18,14 @@ from tests.scenarios.models import NoisyClassifier, VectorClassifier, tiny_bert_
 
 def drawing_trainer(side: Side, **changes: Any) -> Any:
     """A Trainer whose datasets draw from all three generators, and whose model draws for dropout."""
-    return side.Trainer(
-        model=NoisyClassifier(),
-        args=side.arguments(num_train_epochs=1, **changes),
+    return side.vector_trainer(
+        NoisyClassifier(),
         train_dataset=AugmentedRows(vector_rows(10)),
         eval_dataset=AugmentedRows(vector_rows(7, seed=1)),
         compute_metrics=accuracy,
-        callbacks=[side.watcher],
+        num_train_epochs=1,
+        **changes,
     )
-
-
-@scenario()
-def training_after_an_evaluation_that_drew(side: Side) -> Record:
-    trainer = drawing_trainer(side)
-    return side.record(trainer, trainer.evaluate(), trainer.train())
 
 
 @scenario(predicts=True)
@@ -67,14 +61,7 @@ def seeding_between_an_evaluation_and_a_training(side: Side) -> Record:
 
 
 def halved_trainer(side: Side, model: Any = None, **changes: Any) -> Any:
-    return side.Trainer(
-        model=model or VectorClassifier(),
-        args=side.arguments(num_train_epochs=1, **changes),
-        train_dataset=Rows(vector_rows(10)),
-        eval_dataset=Rows(vector_rows(7, seed=1)),
-        compute_metrics=shapes_and_sums,
-        callbacks=[side.watcher],
-    )
+    return side.vector_trainer(model, rows=10, compute_metrics=shapes_and_sums, num_train_epochs=1, **changes)
 
 
 class OwnPrecisionClassifier(VectorClassifier):
@@ -82,20 +69,6 @@ class OwnPrecisionClassifier(VectorClassifier):
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         return super().logits(x.to(self.head.weight.dtype))
-
-
-@scenario(predicts=True)
-def evaluating_a_model_cast_to_bf16(side: Side) -> Record:
-    trainer = halved_trainer(side, OwnPrecisionClassifier(), bf16_full_eval=True)
-    before = trainer.evaluate()
-    predictions = trainer.predict(Rows(vector_rows(5, seed=2)))
-    return side.record(trainer, before, predictions=predictions)
-
-
-@scenario()
-def evaluating_a_model_cast_to_fp16_after_training(side: Side) -> Record:
-    trainer = halved_trainer(side, OwnPrecisionClassifier(), fp16_full_eval=True, eval_strategy="epoch")
-    return side.record(trainer, trainer.train(), trainer.evaluate())
 
 
 @scenario(predicts=True)
@@ -190,13 +163,13 @@ def a_metric_function_taken_away_and_put_back_around_the_loop(side: Side) -> Rec
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
             return metrics
 
-    trainer = PostProcessing(
-        model=VectorClassifier(),
-        args=side.arguments(eval_strategy="epoch", save_strategy="no", metric_for_best_model="accuracy"),
-        train_dataset=Rows(vector_rows(10)),
-        eval_dataset=Rows(vector_rows(7, seed=1)),
+    trainer = side.vector_trainer(
+        rows=10,
+        kind=PostProcessing,
         compute_metrics=accuracy,
-        callbacks=[side.watcher],
+        eval_strategy="epoch",
+        save_strategy="no",
+        metric_for_best_model="accuracy",
     )
     trained = trainer.train()
     return side.record(trainer, trained, trainer.evaluate(), predictions=trainer.predict(Rows(vector_rows(4, seed=2))))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from tests.fidelity.record import Record
-from tests.fidelity.registry import scenario
+from tests.fidelity.registry import Script, add_scripts, scenario
 from tests.fidelity.side import Side
 from tests.scenarios.collators import pad_tokens
-from tests.scenarios.data import Rows, language_rows, tag_rows, vector_rows
+from tests.scenarios.data import Row, Rows, language_rows, tag_rows, vector_rows
 from tests.scenarios.metrics import accuracy, shapes_and_sums
 from tests.scenarios.models import FEATURES, VectorClassifier, tiny_bert_tagger, tiny_gpt2
 
@@ -41,18 +42,53 @@ def trainer_with(
     )
 
 
-@scenario(predicts=True)
-def nested_outputs_joined(side: Side) -> Record:
-    trainer = trainer_with(side, Talkative())
-    return side.record(trainer, trainer.train(), predictions=trainer.predict(Rows(vector_rows(5, seed=2))))
+class LossOfEachRow(VectorClassifier):
+    """Returns a plain tensor, whose first row is taken for the loss."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        logits = super().forward(x)["logits"]
+        return nn.functional.cross_entropy(logits, labels, reduction="none")
 
 
-@scenario(predicts=True)
-def nested_outputs_kept_by_batch_and_moved_to_the_host(side: Side) -> Record:
-    trainer = trainer_with(
-        side, Talkative(), given={"compute_metrics": None}, eval_do_concat_batches=False, eval_accumulation_steps=2
-    )
-    return side.record(trainer, trainer.train(), predictions=trainer.predict(Rows(vector_rows(8, seed=2))))
+def make_script(
+    make_model: Callable[[], nn.Module],
+    make_rows: Callable[..., list[Row]] = vector_rows,
+    predicted: int = 5,
+    given: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Script:
+    """Return a script that trains and then predicts so many rows."""
+
+    def script(side: Side) -> Record:
+        rows = None if make_rows is vector_rows else make_rows(10)
+        trainer = trainer_with(side, make_model(), rows, given, **changes)
+        return side.record(trainer, trainer.train(), predictions=trainer.predict(Rows(make_rows(predicted, seed=2))))
+
+    return script
+
+
+WITHOUT_METRICS = {"compute_metrics": None}
+FLATTENING = {
+    "data_collator": pad_tokens,
+    "preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(dim=-1)[labels != -100],
+}
+add_scripts(
+    {
+        "nested_outputs_joined": make_script(Talkative),
+        "nested_outputs_kept_by_batch_and_moved_to_the_host": make_script(
+            Talkative, predicted=8, given=WITHOUT_METRICS, eval_do_concat_batches=False, eval_accumulation_steps=2
+        ),
+        "outputs_of_unequal_length_in_three_dimensions": make_script(
+            tiny_bert_tagger, tag_rows, 8, given={"data_collator": pad_tokens}, eval_accumulation_steps=1
+        ),
+        "objects_gathered": make_script(VectorClassifier, eval_use_gather_object=True),
+        "logits_flattened_to_tokens_before_they_are_gathered": make_script(tiny_gpt2, language_rows, given=FLATTENING),
+        "a_model_that_returns_a_plain_tensor": make_script(
+            LossOfEachRow, given=WITHOUT_METRICS, gradient_accumulation_steps=2
+        ),
+    },
+    predicts=True,
+)
 
 
 @scenario(predicts=True)
@@ -62,14 +98,6 @@ def outputs_left_out_by_name(side: Side) -> Record:
     metrics = trainer.evaluate(ignore_keys=["logits", "mean", "named"])
     predictions = trainer.predict(Rows(vector_rows(5, seed=2)), ignore_keys=["states", "named", "mean"])
     return side.record(trainer, trained, metrics, predictions=predictions)
-
-
-@scenario(predicts=True)
-def outputs_of_unequal_length_in_three_dimensions(side: Side) -> Record:
-    trainer = trainer_with(
-        side, tiny_bert_tagger(), tag_rows(10), given={"data_collator": pad_tokens}, eval_accumulation_steps=1
-    )
-    return side.record(trainer, trainer.train(), predictions=trainer.predict(Rows(tag_rows(8, seed=2))))
 
 
 class SpanFinder(nn.Module):
@@ -105,26 +133,6 @@ def labels_of_several_names(side: Side) -> Record:
         label_names=["start_positions", "end_positions"],
     )
     return side.record(trainer, trainer.train(), predictions=trainer.predict(Rows(rows[:4])))
-
-
-@scenario(predicts=True)
-def objects_gathered(side: Side) -> Record:
-    trainer = trainer_with(side, VectorClassifier(), eval_use_gather_object=True)
-    return side.record(trainer, trainer.train(), predictions=trainer.predict(Rows(vector_rows(5, seed=2))))
-
-
-@scenario(predicts=True)
-def logits_flattened_to_tokens_before_they_are_gathered(side: Side) -> Record:
-    trainer = trainer_with(
-        side,
-        tiny_gpt2(),
-        language_rows(10),
-        given={
-            "data_collator": pad_tokens,
-            "preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(dim=-1)[labels != -100],
-        },
-    )
-    return side.record(trainer, trainer.train(), predictions=trainer.predict(Rows(language_rows(5, seed=2))))
 
 
 @scenario()
@@ -175,13 +183,3 @@ def arrays_as_metrics_where_nothing_is_saved(side: Side) -> Record:
 @scenario()
 def an_evaluation_at_the_start_and_after_an_epoch_of_delay(side: Side) -> Record:
     return side.train(trainer_with(side, VectorClassifier(), num_train_epochs=3, eval_delay=2, eval_on_start=True))
-
-
-@scenario()
-def an_evaluation_asked_for_by_a_callback_alone(side: Side) -> Record:
-    class Asking(side.TrainerCallback):  # type: ignore[name-defined, misc]
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            control.should_evaluate = state.global_step == 2
-
-    trainer = trainer_with(side, VectorClassifier(), given={"callbacks": [Asking(), side.watcher]}, eval_strategy="no")
-    return side.train(trainer)

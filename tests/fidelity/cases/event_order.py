@@ -7,7 +7,7 @@ import functools
 from typing import Any
 
 from tests.fidelity.record import EVENTS, Record, control_flags, plain
-from tests.fidelity.registry import Scenario, add, scenario
+from tests.fidelity.registry import Script, add_scripts, scenario
 from tests.fidelity.side import Side
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.metrics import accuracy
@@ -88,13 +88,15 @@ def told(
 ) -> tuple[Any, Any]:
     """Train with a scribe behind the callbacks; returns it and the Trainer."""
     notes = scribe(side.TrainerCallback)
-    trainer = side.Trainer(
-        model=model or NoisyClassifier(),
-        args=side.arguments(**changes),
-        train_dataset=Rows(vector_rows(rows)) if data is None else data,
-        eval_dataset=Rows(vector_rows(5, seed=1)) if evaluation is None else evaluation,
+    trainer = side.vector_trainer(
+        model or NoisyClassifier(),
+        rows=rows,
+        train_dataset=data,
+        eval_rows=5,
+        eval_dataset=evaluation,
         compute_metrics=accuracy,
-        callbacks=[*callbacks, notes, side.watcher],
+        callbacks=[*callbacks, notes],
+        **changes,
     )
     trainer.train(resume_from_checkpoint=resume)
     return notes, trainer
@@ -105,59 +107,64 @@ def recorded(side: Side, *callbacks: Any, **changes: Any) -> Record:
     return side.record(trainer, extra={"seen": notes.seen})
 
 
-@scenario(extra=True)
-def events_with_a_short_last_window(side: Side) -> Record:
-    return recorded(side, rows=18, gradient_accumulation_steps=2, lr_scheduler_type="cosine", warmup_steps=2)
+def make_script(**changes: Any) -> Script:
+    return lambda side: recorded(side, **changes)
 
 
-@scenario(extra=True, saves=True)
-def events_by_steps_with_the_first_step_logged(side: Side) -> Record:
-    return recorded(
-        side,
-        logging_steps=2,
-        logging_first_step=True,
-        eval_strategy="steps",
-        eval_steps=2,
-        eval_delay=3,
-        save_strategy="steps",
-        save_steps=4,
-    )
-
-
-@scenario(extra=True, saves=True)
-def events_by_epoch_while_accumulating(side: Side) -> Record:
-    return recorded(
-        side,
-        gradient_accumulation_steps=2,
-        logging_strategy="epoch",
-        eval_strategy="epoch",
-        save_strategy="epoch",
-    )
-
-
-@scenario(extra=True, saves=True)
-def events_by_shares_of_the_training(side: Side) -> Record:
-    return recorded(
-        side, logging_steps=0.3, eval_strategy="steps", eval_steps=0.4, save_strategy="steps", save_steps=0.4
-    )
-
-
-@scenario(extra=True, saves=True)
-def events_with_the_best_saved_and_loaded(side: Side) -> Record:
-    return recorded(
-        side,
-        eval_strategy="steps",
-        eval_steps=2,
-        save_strategy="best",
-        load_best_model_at_end=True,
-        metric_for_best_model="accuracy",
-        save_total_limit=1,
-    )
-
-
-@scenario(extra=True)
-def events_with_an_evaluation_at_the_start(side: Side) -> Record:
-    return recorded(side, eval_on_start=True, eval_strategy="no", logging_strategy="no", num_train_epochs=1)
+add_scripts(
+    {
+        "events_with_a_short_last_window": make_script(
+            rows=18, gradient_accumulation_steps=2, lr_scheduler_type="cosine", warmup_steps=2
+        ),
+        "events_with_an_evaluation_at_the_start": make_script(
+            eval_on_start=True, eval_strategy="no", logging_strategy="no", num_train_epochs=1
+        ),
+        "events_with_two_evaluation_sets": make_script(
+            evaluation={"first": Rows(vector_rows(5, seed=1)), "second": Rows(vector_rows(7, seed=2))},
+            eval_strategy="steps",
+            eval_steps=2,
+            num_train_epochs=1,
+        ),
+        "events_of_a_stream_with_max_steps": make_script(
+            data=Stream(vector_rows(18)),
+            evaluation=Stream(vector_rows(5, seed=1)),
+            max_steps=5,
+            gradient_accumulation_steps=2,
+            eval_strategy="steps",
+            eval_steps=3,
+        ),
+    },
+    extra=True,
+)
+add_scripts(
+    {
+        "events_by_steps_with_the_first_step_logged": make_script(
+            logging_steps=2,
+            logging_first_step=True,
+            eval_strategy="steps",
+            eval_steps=2,
+            eval_delay=3,
+            save_strategy="steps",
+            save_steps=4,
+        ),
+        "events_by_epoch_while_accumulating": make_script(
+            gradient_accumulation_steps=2, logging_strategy="epoch", eval_strategy="epoch", save_strategy="epoch"
+        ),
+        "events_by_shares_of_the_training": make_script(
+            logging_steps=0.3, eval_strategy="steps", eval_steps=0.4, save_strategy="steps", save_steps=0.4
+        ),
+        "events_with_the_best_saved_and_loaded": make_script(
+            eval_strategy="steps",
+            eval_steps=2,
+            save_strategy="best",
+            load_best_model_at_end=True,
+            metric_for_best_model="accuracy",
+            save_total_limit=1,
+        ),
+    },
+    extra=True,
+    saves=True,
+)
 
 
 @scenario(extra=True, saves=True)
@@ -175,40 +182,9 @@ def events_of_an_early_stop(side: Side) -> Record:
 
 
 @scenario(extra=True)
-def events_with_two_evaluation_sets(side: Side) -> Record:
-    sets = {"first": Rows(vector_rows(5, seed=1)), "second": Rows(vector_rows(7, seed=2))}
-    return recorded(side, evaluation=sets, eval_strategy="steps", eval_steps=2, num_train_epochs=1)
-
-
-@scenario(extra=True)
-def events_of_a_stream_with_max_steps(side: Side) -> Record:
-    return recorded(
-        side,
-        data=Stream(vector_rows(18)),
-        evaluation=Stream(vector_rows(5, seed=1)),
-        max_steps=5,
-        gradient_accumulation_steps=2,
-        eval_strategy="steps",
-        eval_steps=3,
-    )
-
-
-@scenario(extra=True)
-def events_of_a_stream_that_ends_within_a_window(side: Side) -> Record:
-    return recorded(side, data=Stream(vector_rows(11)), max_steps=3, gradient_accumulation_steps=2)
-
-
-@scenario(extra=True)
 def events_of_evaluation_and_prediction_around_a_training(side: Side) -> Record:
     notes = scribe(side.TrainerCallback)
-    trainer = side.Trainer(
-        model=VectorClassifier(),
-        args=side.arguments(num_train_epochs=1),
-        train_dataset=Rows(vector_rows(10)),
-        eval_dataset=Rows(vector_rows(5, seed=1)),
-        compute_metrics=accuracy,
-        callbacks=[notes, side.watcher],
-    )
+    trainer = side.vector_trainer(rows=10, eval_rows=5, compute_metrics=accuracy, callbacks=[notes], num_train_epochs=1)
     trainer.evaluate()
     trainer.train()
     trainer.predict(Rows(vector_rows(7, seed=2)))
@@ -217,40 +193,12 @@ def events_of_evaluation_and_prediction_around_a_training(side: Side) -> Record:
     return side.record(trainer, extra={"seen": notes.seen})
 
 
-@scenario(extra=True, saves=True, resumes=True)
+@scenario(extra=True, saves=True)
 def events_of_a_resumed_epoch(side: Side) -> Record:
     keywords: dict[str, Any] = {"gradient_accumulation_steps": 2, "rows": 22, "save_strategy": "steps", "save_steps": 2}
     told(side, **keywords)
     notes, trainer = told(side, **keywords, resume="out/checkpoint-2", eval_strategy="epoch")
     return side.record(trainer, extra={"seen": notes.seen})
-
-
-@scenario(extra=True, saves=True, resumes=True)
-def events_of_a_resumed_training_with_kept_states(side: Side) -> Record:
-    class Counting(side.TrainerCallback, side.ExportableState):  # type: ignore[name-defined]
-        def __init__(self, stride: int = 1) -> None:
-            self.stride = stride
-            self.steps_seen = 0
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            self.steps_seen += self.stride
-
-        def state(self) -> dict[str, Any]:
-            return {"args": {"stride": self.stride}, "attributes": {"steps_seen": self.steps_seen}}
-
-    keywords: dict[str, Any] = {
-        "save_strategy": "steps",
-        "save_steps": 2,
-        "eval_strategy": "steps",
-        "eval_steps": 2,
-        "metric_for_best_model": "loss",
-        "restore_callback_states_from_checkpoint": True,
-    }
-    told(side, Counting(3), side.EarlyStoppingCallback(9), **keywords)
-    notes, trainer = told(side, Counting(5), side.EarlyStoppingCallback(8), **keywords, resume="out/checkpoint-2")
-    callbacks = trainer.callback_handler.callbacks
-    kept = {type(callback).__name__: callback.state() for callback in callbacks if hasattr(callback, "state")}
-    return side.record(trainer, extra={"seen": notes.seen, "kept": kept})
 
 
 def setting(side: Side, event: str, flag: str) -> Any:
@@ -294,15 +242,20 @@ def steered_at_each_event(side: Side, flag: str) -> Record:
     return side.record(trainer, extra={"seen": seen})
 
 
-for wanted, flag in {
+FLAGS = {
     "logs": "should_log",
     "evaluations": "should_evaluate",
     "saves": "should_save",
     "ends_of_the_epoch": "should_epoch_stop",
     "ends_of_training": "should_training_stop",
-}.items():
-    steered = functools.partial(steered_at_each_event, flag=flag)
-    add(Scenario(name=f"{wanted}_asked_for_at_each_event", run=steered, extra=True))
+}
+add_scripts(
+    {
+        f"{wanted}_asked_for_at_each_event": functools.partial(steered_at_each_event, flag=flag)
+        for wanted, flag in FLAGS.items()
+    },
+    extra=True,
+)
 
 
 @scenario(extra=True)
@@ -341,12 +294,7 @@ def callbacks_that_come_and_go_during_events(side: Side) -> Record:
             order.append(("neighbour", state.global_step))
 
     notes = scribe(Base)
-    trainer = side.Trainer(
-        model=VectorClassifier(),
-        args=side.arguments(num_train_epochs=3),
-        train_dataset=Rows(vector_rows(10)),
-        callbacks=[Host, Neighbour(), notes, side.watcher],
-    )
+    trainer = side.vector_trainer(rows=10, callbacks=[Host, Neighbour(), notes], num_train_epochs=3)
     order.append(trainer.callback_handler.callback_list)
     trainer.train()
     order.append(trainer.callback_handler.callback_list)

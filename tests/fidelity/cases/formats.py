@@ -43,24 +43,24 @@ def saved_resumed_and_best_loaded(side: Side, build: Any, rows: Any, kind: Any =
     return side.record(second, first, second.train(resume_from_checkpoint=True))
 
 
-@scenario(saves=True, resumes=True)
+@scenario(saves=True)
 def adapter_and_new_classifier_trained(side: Side) -> Record:
     return saved_resumed_and_best_loaded(side, tiny_lora_tagger, tag_rows)
 
 
-@scenario(saves=True, resumes=True)
+@scenario(saves=True)
 def one_of_two_adapters_trained(side: Side) -> Record:
     return saved_resumed_and_best_loaded(
         side, lambda: tiny_lora_tagger(("default", "other")), tag_rows, save_total_limit=1
     )
 
 
-@scenario(saves=True, resumes=True)
+@scenario(saves=True)
 def tied_embeddings_saved_once(side: Side) -> Record:
     return saved_resumed_and_best_loaded(side, tiny_gpt2, language_rows)
 
 
-@scenario(saves=True, resumes=True)
+@scenario(saves=True)
 def weights_spread_over_several_files(side: Side) -> Record:
     Base: Any = side.Trainer
 

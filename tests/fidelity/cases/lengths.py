@@ -2,46 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tests.fidelity.record import Record
-from tests.fidelity.registry import scenario
+from tests.fidelity.registry import Script, add_scripts, scenario
 from tests.fidelity.side import Side
 from tests.scenarios.data import Rows, SizedStream, Stream, vector_rows
 from tests.scenarios.models import CountingClassifier, NoisyClassifier, VectorClassifier
 
 
-def run_for(side: Side, dataset: Any, model: Any = None, **changes: Any) -> Record:
-    return side.train(
-        side.Trainer(
-            model=model or VectorClassifier(),
-            args=side.arguments(**changes),
-            train_dataset=dataset,
-            callbacks=[side.watcher],
-        )
-    )
+def make_script(dataset: Any, make_model: Callable[[], Any] = VectorClassifier, **changes: Any) -> Script:
+    return lambda side: side.train(side.vector_trainer(make_model(), train_dataset=dataset, **changes))
 
 
-@scenario()
-def steps_over_a_stream(side: Side) -> Record:
-    return run_for(side, Stream(vector_rows(10)), max_steps=5)
-
-
-@scenario()
-def steps_over_a_stream_that_ends_mid_window(side: Side) -> Record:
-    return run_for(side, Stream(vector_rows(10)), max_steps=4, gradient_accumulation_steps=2)
-
-
-@scenario()
-def steps_over_a_stream_as_long_as_two_windows_and_a_half(side: Side) -> Record:
-    return run_for(side, Stream(vector_rows(28)), CountingClassifier(), max_steps=6, gradient_accumulation_steps=3)
-
-
-@scenario()
-def epochs_over_a_stream_with_a_length(side: Side) -> Record:
-    return run_for(side, SizedStream(vector_rows(10)), gradient_accumulation_steps=2)
+add_scripts(
+    {
+        "steps_over_a_stream_that_ends_mid_window": make_script(
+            Stream(vector_rows(10)), max_steps=4, gradient_accumulation_steps=2
+        ),
+        "steps_over_a_stream_as_long_as_two_windows_and_a_half": make_script(
+            Stream(vector_rows(28)), CountingClassifier, max_steps=6, gradient_accumulation_steps=3
+        ),
+        "epochs_over_a_stream_with_a_length": make_script(SizedStream(vector_rows(10)), gradient_accumulation_steps=2),
+        "one_and_a_quarter_epochs_accumulating": make_script(
+            Rows(vector_rows(30)), num_train_epochs=1.25, gradient_accumulation_steps=3
+        ),
+        "half_an_epoch": make_script(Rows(vector_rows(22)), num_train_epochs=0.5),
+        "more_steps_than_an_epoch_accumulating": make_script(
+            Rows(vector_rows(19)), CountingClassifier, max_steps=5, gradient_accumulation_steps=3
+        ),
+        "logging_less_often_than_the_run_is_long": make_script(Rows(vector_rows(14)), logging_steps=100),
+    }
+)
 
 
 @scenario()
@@ -50,28 +45,18 @@ def steps_over_a_datasets_stream(side: Side) -> Record:
 
     rows = [{"x": row["x"].tolist(), "labels": row["labels"], "note": "unused"} for row in vector_rows(10)]
     stream = datasets.Dataset.from_list(rows).to_iterable_dataset(num_shards=2).shuffle(seed=5, buffer_size=4)
-    return run_for(side, stream, max_steps=7, gradient_accumulation_steps=1)
+    return side.train(side.vector_trainer(train_dataset=stream, max_steps=7))
 
 
 @scenario(saves=True)
 def two_train_calls_in_a_row(side: Side) -> Record:
-    trainer = side.Trainer(
-        model=NoisyClassifier(),
-        args=side.arguments(save_strategy="epoch", num_train_epochs=1),
-        train_dataset=Rows(vector_rows(14)),
-        callbacks=[side.watcher],
-    )
+    trainer = side.vector_trainer(NoisyClassifier(), rows=14, save_strategy="epoch", num_train_epochs=1)
     return side.record(trainer, trainer.train(), trainer.train())
 
 
 @scenario()
 def second_train_call_with_other_arguments(side: Side) -> Record:
-    trainer = side.Trainer(
-        model=VectorClassifier(),
-        args=side.arguments(num_train_epochs=1),
-        train_dataset=Rows(vector_rows(14)),
-        callbacks=[side.watcher],
-    )
+    trainer = side.vector_trainer(rows=14, num_train_epochs=1)
     first = trainer.train()
     trainer.args.max_steps = 3
     trainer.args.learning_rate = 0.5
@@ -80,60 +65,13 @@ def second_train_call_with_other_arguments(side: Side) -> Record:
     return side.record(trainer, first, trainer.train())
 
 
-@scenario()
-def one_and_a_half_epochs(side: Side) -> Record:
-    return run_for(side, Rows(vector_rows(22)), num_train_epochs=1.5)
-
-
-@scenario()
-def one_and_a_quarter_epochs_accumulating(side: Side) -> Record:
-    return run_for(side, Rows(vector_rows(30)), num_train_epochs=1.25, gradient_accumulation_steps=3)
-
-
-@scenario()
-def half_an_epoch(side: Side) -> Record:
-    return run_for(side, Rows(vector_rows(22)), num_train_epochs=0.5)
-
-
-@scenario()
-def fewer_steps_than_an_epoch(side: Side) -> Record:
-    return run_for(side, Rows(vector_rows(22)), max_steps=3)
-
-
-@scenario()
-def more_steps_than_an_epoch(side: Side) -> Record:
-    return run_for(side, Rows(vector_rows(11)), max_steps=8)
-
-
-@scenario()
-def more_steps_than_an_epoch_accumulating(side: Side) -> Record:
-    return run_for(side, Rows(vector_rows(19)), CountingClassifier(), max_steps=5, gradient_accumulation_steps=3)
-
-
-@scenario()
-def logging_less_often_than_the_run_is_long(side: Side) -> Record:
-    return run_for(side, Rows(vector_rows(14)), logging_steps=100)
-
-
-@scenario()
-def logging_each_epoch(side: Side) -> Record:
-    return run_for(side, Rows(vector_rows(14)), logging_strategy="epoch")
-
-
-@scenario()
-def logging_never(side: Side) -> Record:
-    return run_for(side, Rows(vector_rows(14)), logging_strategy="no")
-
-
 @scenario(extra=True)
 def training_after_the_scripts_own_steps(side: Side) -> Record:
     """Gradients that lie around before train() are dropped, and arguments set after construction hold."""
     model = VectorClassifier()
     rows = vector_rows(8)
     model(torch.stack([row["x"] for row in rows]), torch.tensor([row["labels"] for row in rows]))["loss"].backward()
-    trainer = side.Trainer(
-        model=model, args=side.arguments(), train_dataset=Rows(vector_rows(9)), callbacks=[side.watcher]
-    )
+    trainer = side.vector_trainer(model, rows=9)
     trainer.args.num_train_epochs = 1
     trainer.args.learning_rate = 0.3
     trainer.args.logging_steps = 2

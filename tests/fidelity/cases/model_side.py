@@ -27,26 +27,19 @@ from tests.scenarios.models import (
 
 
 def language_trainer(side: Side, model: Any, **changes: Any) -> Any:
-    return side.Trainer(
-        model=model,
-        args=side.arguments(**{"num_train_epochs": 1, **changes}),
-        data_collator=pad_tokens,
-        train_dataset=Rows(language_rows(12)),
-        eval_dataset=Rows(language_rows(5, seed=1)),
-        callbacks=[side.watcher],
-    )
+    return side.token_trainer(model, language_rows, rows=12, **{"num_train_epochs": 1, **changes})
 
 
 @scenario(predicts=True)
 def label_smoothing_of_a_tagger(side: Side) -> Record:
-    trainer = side.Trainer(
-        model=tiny_bert_tagger(),
-        args=side.arguments(label_smoothing_factor=0.3, eval_strategy="epoch", gradient_accumulation_steps=3),
-        data_collator=pad_tokens,
-        train_dataset=Rows(tag_rows(14)),
-        eval_dataset=Rows(tag_rows(5, seed=1)),
+    trainer = side.token_trainer(
+        tiny_bert_tagger(),
+        tag_rows,
+        rows=14,
         compute_metrics=accuracy,
-        callbacks=[side.watcher],
+        label_smoothing_factor=0.3,
+        eval_strategy="epoch",
+        gradient_accumulation_steps=3,
     )
     return side.record(trainer, trainer.train(), predictions=trainer.predict(Rows(tag_rows(4, seed=2))))
 
@@ -124,11 +117,8 @@ class OldCheckpointing(VectorClassifier):
 @scenario(extra=True)
 def gradient_checkpointing_of_a_model_that_knows_its_old_name_only(side: Side) -> Record:
     model = OldCheckpointing()
-    trainer = side.Trainer(
-        model=model,
-        args=side.arguments(gradient_checkpointing=True, gradient_checkpointing_kwargs={"a": 1, "offload": True}),
-        train_dataset=Rows(vector_rows(8)),
-        callbacks=[side.watcher],
+    trainer = side.vector_trainer(
+        model, rows=8, gradient_checkpointing=True, gradient_checkpointing_kwargs={"a": 1, "offload": True}
     )
     trained = trainer.train()
     return side.record(trainer, trained, extra={"given": model.given})
@@ -144,19 +134,15 @@ def noise_on_the_embeddings(side: Side) -> Record:
     left = {
         "hooks": len(embeddings._forward_hooks),
         "alpha": hasattr(embeddings, "neftune_noise_alpha"),
-        "embedded": embeddings(torch.tensor([[6, 7]])),
+        "embedded": embeddings(torch.tensor([[6, 7]], device=trainer.args.device)),
     }
     return side.record(trainer, trained, extra=left)
 
 
 @scenario()
 def noise_on_the_embeddings_of_a_bert_trained_twice(side: Side) -> Record:
-    trainer = side.Trainer(
-        model=tiny_bert_classifier(),
-        args=side.arguments(neftune_noise_alpha=0.5, num_train_epochs=1),
-        data_collator=pad_tokens,
-        train_dataset=Rows(token_rows(9)),
-        callbacks=[side.watcher],
+    trainer = side.token_trainer(
+        tiny_bert_classifier(), token_rows, rows=9, neftune_noise_alpha=0.5, num_train_epochs=1
     )
     return side.record(trainer, trainer.train(), trainer.train())
 
@@ -179,36 +165,30 @@ class SmallMemory(NoisyClassifier):
 @scenario(saves=True, extra=True)
 def batch_size_found_after_memory_ran_out(side: Side) -> Record:
     model = SmallMemory()
-    trainer = side.Trainer(
-        model=model,
-        args=side.arguments(
-            auto_find_batch_size=True,
-            per_device_train_batch_size=8,
-            save_strategy="epoch",
-            eval_strategy="steps",
-            eval_steps=2,
-        ),
-        train_dataset=Rows(vector_rows(24)),
-        eval_dataset=Rows(vector_rows(6, seed=1)),
-        callbacks=[side.watcher],
+    trainer = side.vector_trainer(
+        model,
+        rows=24,
+        eval_rows=6,
+        auto_find_batch_size=True,
+        per_device_train_batch_size=8,
+        save_strategy="epoch",
+        eval_strategy="steps",
+        eval_steps=2,
     )
     trained = trainer.train()
     return side.record(trainer, trained, extra={"sizes": model.sizes, "found": trainer._train_batch_size})
 
 
-@scenario(extra=True, resumes=True)
+@scenario(extra=True)
 def batch_size_found_before_is_resumed(side: Side) -> Record:
     def make(size: int, model: nn.Module, epochs: int) -> Any:
-        return side.Trainer(
-            model=model,
-            args=side.arguments(
-                auto_find_batch_size=True,
-                per_device_train_batch_size=size,
-                save_strategy="epoch",
-                num_train_epochs=epochs,
-            ),
-            train_dataset=Rows(vector_rows(24)),
-            callbacks=[side.watcher],
+        return side.vector_trainer(
+            model,
+            rows=24,
+            auto_find_batch_size=True,
+            per_device_train_batch_size=size,
+            save_strategy="epoch",
+            num_train_epochs=epochs,
         )
 
     make(8, SmallMemory(), 1).train()
@@ -220,13 +200,8 @@ def batch_size_found_before_is_resumed(side: Side) -> Record:
 
 @scenario(predicts=True)
 def memory_metrics(side: Side) -> Record:
-    trainer = side.Trainer(
-        model=VectorClassifier(),
-        args=side.arguments(skip_memory_metrics=False, eval_strategy="epoch"),
-        train_dataset=Rows(vector_rows(10)),
-        eval_dataset=Rows(vector_rows(5, seed=1)),
-        compute_metrics=accuracy,
-        callbacks=[side.watcher],
+    trainer = side.vector_trainer(
+        rows=10, eval_rows=5, compute_metrics=accuracy, skip_memory_metrics=False, eval_strategy="epoch"
     )
     outputs = [trainer.train(), trainer.evaluate()]
     return side.record(trainer, *outputs, predictions=trainer.predict(Rows(vector_rows(4, seed=2))))
@@ -240,12 +215,7 @@ def cache_emptied_every_second_step(side: Side) -> Record:
 @scenario(extra=True)
 def full_determinism(side: Side) -> Record:
     try:
-        trainer = side.Trainer(
-            model=NoisyClassifier(),
-            args=side.arguments(full_determinism=True, seed=3),
-            train_dataset=Rows(vector_rows(10)),
-            callbacks=[side.watcher],
-        )
+        trainer = side.vector_trainer(NoisyClassifier(), rows=10, full_determinism=True, seed=3)
         trained = trainer.train()
         return side.record(trainer, trained, extra={"only": torch.are_deterministic_algorithms_enabled()})
     finally:
@@ -254,11 +224,4 @@ def full_determinism(side: Side) -> Record:
 
 @scenario()
 def hooks_that_watch_for_overflow_change_nothing(side: Side) -> Record:
-    return side.train(
-        side.Trainer(
-            model=VectorClassifier(),
-            args=side.arguments(debug="underflow_overflow", max_steps=2),
-            train_dataset=Rows(vector_rows(8)),
-            callbacks=[side.watcher],
-        )
-    )
+    return side.train(side.vector_trainer(rows=8, debug="underflow_overflow", max_steps=2))

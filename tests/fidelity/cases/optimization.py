@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tests.fidelity.record import Record
-from tests.fidelity.registry import Scenario, add, scenario
+from tests.fidelity.registry import Script, add_scripts, scenario
 from tests.fidelity.side import Side
-from tests.scenarios.collators import pad_tokens
-from tests.scenarios.data import Rows, token_rows, vector_rows
+from tests.scenarios.data import token_rows
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 
 
-def optimize(side: Side, model: Any = None, **changes: Any) -> Record:
-    """Eight steps over two epochs."""
-    return side.train(
-        side.Trainer(
-            model=model or VectorClassifier(),
-            args=side.arguments(**changes),
-            train_dataset=Rows(vector_rows(16)),
-            eval_dataset=Rows(vector_rows(5, seed=1)),
-            callbacks=[side.watcher],
-        )
-    )
+def make_script(changes: dict[str, Any]) -> Script:
+    """Return a script of eight steps over two epochs, with a checkpoint after each."""
+    settings = {"save_strategy": "epoch", **changes}
+    return lambda side: side.train(side.vector_trainer(rows=16, eval_rows=5, **settings))
 
 
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -34,9 +25,6 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "cosine": {"lr_scheduler_type": "cosine", "warmup_steps": 2},
     "cosine_with_restarts": {"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycles": 2}},
     "polynomial": {"lr_scheduler_type": "polynomial", "warmup_steps": 1, "lr_scheduler_kwargs": {"power": 2.0}},
-    "constant": {"lr_scheduler_type": "constant"},
-    "constant_with_warmup": {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 3},
-    "inverse_sqrt": {"lr_scheduler_type": "inverse_sqrt", "warmup_steps": 2},
     "cosine_with_min_lr": {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 0.001}},
     "cosine_warmup_with_min_lr": {
         "lr_scheduler_type": "cosine_warmup_with_min_lr",
@@ -95,12 +83,8 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw_with_weight_decay": {"optim": "adamw_torch", "weight_decay": 0.1, "adam_beta2": 0.95, "adam_epsilon": 1e-6},
     "fused_adamw_with_weight_decay": {"optim": "adamw_torch_fused", "weight_decay": 0.1},
-    "sgd_with_weight_decay": {"optim": "sgd", "weight_decay": 0.1},
-    "adagrad": {"optim": "adagrad"},
-    "rmsprop": {"optim": "rmsprop"},
-    "adafactor": {"optim": "adafactor"},
     "adafactor_with_weight_decay": {"optim": "adafactor", "weight_decay": 0.1, "gradient_accumulation_steps": 2},
-    "sgd_with_optim_args": {"optim": "sgd", "optim_args": "momentum=0.9, nesterov=True, weight_decay=0.01"},
+    "sgd_with_optim_args": {"optim": "sgd", "optim_args": "momentum=0.9, nesterov=True", "weight_decay": 0.01},
     "adagrad_with_optim_args": {"optim": "adagrad", "optim_args": "lr_decay=0.1,eps=1e-6", "weight_decay": 0.2},
     "rmsprop_with_optim_args": {"optim": "rmsprop", "optim_args": "momentum=0.5,alpha=0.8,centered=yes"},
     "no_clipping": {"max_grad_norm": 0, "learning_rate": 0.1},
@@ -108,28 +92,15 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }
 
 
-def script_for(changes: dict[str, Any]) -> Callable[[Side], Record]:
-    def script(side: Side) -> Record:
-        return optimize(side, **changes)
-
-    return script
-
-
-for _name, _changes in SCHEDULES.items():
-    add(Scenario(name=f"schedule_{_name}", run=script_for({"save_strategy": "epoch", **_changes}), saves=True))
-for _name, _changes in OPTIMIZERS.items():
-    add(Scenario(name=f"optimizer_{_name}", run=script_for({"save_strategy": "epoch", **_changes}), saves=True))
+add_scripts({f"schedule_{name}": make_script(changes) for name, changes in SCHEDULES.items()}, saves=True)
+add_scripts({f"optimizer_{name}": make_script(changes) for name, changes in OPTIMIZERS.items()}, saves=True)
 
 
 @scenario(saves=True)
 def weight_decay_of_a_bert(side: Side) -> Record:
     return side.train(
-        side.Trainer(
-            model=tiny_bert_classifier(),
-            args=side.arguments(weight_decay=0.3, save_strategy="epoch", num_train_epochs=1),
-            data_collator=pad_tokens,
-            train_dataset=Rows(token_rows(10)),
-            callbacks=[side.watcher],
+        side.token_trainer(
+            tiny_bert_classifier(), token_rows, weight_decay=0.3, save_strategy="epoch", num_train_epochs=1
         )
     )
 
@@ -140,12 +111,13 @@ def optimizer_and_schedule_passed_in(side: Side) -> Record:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, nesterov=True)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
     return side.train(
-        side.Trainer(
-            model=model,
-            args=side.arguments(save_strategy="epoch", lr_scheduler_type="cosine", weight_decay=0.5),
-            train_dataset=Rows(vector_rows(16)),
-            optimizers=(optimizer, schedule),
-            callbacks=[side.watcher],
+        side.vector_trainer(
+            model,
+            rows=16,
+            given={"optimizers": (optimizer, schedule)},
+            save_strategy="epoch",
+            lr_scheduler_type="cosine",
+            weight_decay=0.5,
         )
     )
 
@@ -156,70 +128,13 @@ def optimizer_passed_in_without_a_schedule(side: Side) -> Record:
     optimizer = torch.optim.Adam(
         [{"params": model.inner.parameters(), "lr": 0.1}, {"params": model.head.parameters(), "lr": 0.01}]
     )
-    return side.train(
-        side.Trainer(
-            model=model,
-            args=side.arguments(warmup_steps=2),
-            train_dataset=Rows(vector_rows(16)),
-            optimizers=(optimizer, None),
-            callbacks=[side.watcher],
-        )
-    )
+    return side.train(side.vector_trainer(model, rows=16, given={"optimizers": (optimizer, None)}, warmup_steps=2))
 
 
 @scenario()
 def optimizer_class_and_keywords(side: Side) -> Record:
     return side.train(
-        side.Trainer(
-            model=VectorClassifier(),
-            args=side.arguments(),
-            train_dataset=Rows(vector_rows(16)),
-            optimizer_cls_and_kwargs=(torch.optim.Adamax, {"lr": 0.02}),
-            callbacks=[side.watcher],
-        )
-    )
-
-
-@scenario()
-def create_optimizer_and_create_scheduler_of_the_scripts_own(side: Side) -> Record:
-    Trainer: Any = side.Trainer
-
-    class OwnOptimizer(Trainer):
-        optimizer: Any
-        lr_scheduler: Any
-
-        def create_optimizer(self, *arguments: Any) -> Any:
-            if self.optimizer is None:
-                self.optimizer = torch.optim.SGD(self.model.parameters(), lr=self.args.learning_rate)
-            return self.optimizer
-
-        def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-            if self.lr_scheduler is None:
-                self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
-                    self.optimizer, lambda step: 1.0 - 0.5 * step / num_training_steps
-                )
-            return self.lr_scheduler
-
-    return side.train(
-        OwnOptimizer(
-            model=VectorClassifier(),
-            args=side.arguments(learning_rate=0.1),
-            train_dataset=Rows(vector_rows(16)),
-            callbacks=[side.watcher],
-        )
-    )
-
-
-@scenario(saves=True)
-def adafactor_of_a_bert(side: Side) -> Record:
-    return side.train(
-        side.Trainer(
-            model=tiny_bert_classifier(),
-            args=side.arguments(optim="adafactor", weight_decay=0.05, save_strategy="epoch", num_train_epochs=1),
-            data_collator=pad_tokens,
-            train_dataset=Rows(token_rows(10)),
-            callbacks=[side.watcher],
-        )
+        side.vector_trainer(rows=16, given={"optimizer_cls_and_kwargs": (torch.optim.Adamax, {"lr": 0.02})})
     )
 
 
@@ -230,13 +145,7 @@ def optimizer_made_by_a_factory(side: Side) -> Record:
             return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.5)
 
     return side.train(
-        side.Trainer(
-            model=VectorClassifier(),
-            args=side.arguments(save_strategy="epoch"),
-            train_dataset=Rows(vector_rows(16)),
-            optimizer_cls_and_kwargs=(Split, {"lr": 0.02}),
-            callbacks=[side.watcher],
-        )
+        side.vector_trainer(rows=16, given={"optimizer_cls_and_kwargs": (Split, {"lr": 0.02})}, save_strategy="epoch")
     )
 
 
@@ -248,14 +157,14 @@ def adafactor_and_greedy_schedule_of_transformers_passed_in(side: Side) -> Recor
     optimizer = Adafactor(model.parameters(), lr=0.02, relative_step=False, scale_parameter=False)
     schedule = GreedyLR(optimizer, patience=0, factor=0.5)
     return side.train(
-        side.Trainer(
-            model=model,
-            args=side.arguments(
-                save_strategy="epoch", eval_strategy="steps", eval_steps=2, metric_for_best_model="eval_loss"
-            ),
-            train_dataset=Rows(vector_rows(16)),
-            eval_dataset=Rows(vector_rows(5, seed=1)),
-            optimizers=(optimizer, schedule),
-            callbacks=[side.watcher],
+        side.vector_trainer(
+            model,
+            rows=16,
+            eval_rows=5,
+            given={"optimizers": (optimizer, schedule)},
+            save_strategy="epoch",
+            eval_strategy="steps",
+            eval_steps=2,
+            metric_for_best_model="eval_loss",
         )
     )

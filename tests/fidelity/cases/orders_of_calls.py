@@ -99,7 +99,8 @@ class Script:
         return BrokenRows(vector_rows(9), 0 if self.processes > 1 else self.source.randint(0, 8))
 
     def batch(self) -> Any:
-        return self.trainer.data_collator([self.trainer.train_dataset[place] for place in range(4)])
+        batch = self.trainer.data_collator([self.trainer.train_dataset[place] for place in range(4)])
+        return {name: value.to(self.trainer.args.device) for name, value in batch.items()}
 
     def train(self, **how: Any) -> Any:
         result = self.trainer.train(**how)

@@ -9,6 +9,7 @@ from tests.fidelity.registry import scenario
 from tests.fidelity.side import Side
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, token_rows, vector_rows
+from tests.scenarios.metrics import accuracy
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 from tests.scenarios.overrides import OVERRIDE_POINTS, Calls, noting_trainer
 
@@ -23,10 +24,6 @@ ACCUMULATING: dict[str, Any] = {
 }
 # An override of training_step would put both of our modes into manual optimization; it has a scenario of its own.
 METHODS_OF_BOTH_MODES = [name for name in OVERRIDE_POINTS if name != "training_step"]
-
-
-def accuracy(prediction: Any) -> dict[str, float]:
-    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
 
 
 @scenario(saves=True, predicts=True, extra=True)

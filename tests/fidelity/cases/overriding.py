@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.utils.data import DataLoader, SequentialSampler, default_collate
+from torch.utils.data import SequentialSampler
 
 from tests.fidelity.record import Record
 from tests.fidelity.registry import scenario
@@ -78,22 +78,8 @@ def own_losses_divided_by_the_window_or_not(side: Side) -> Record:
 def own_losses_in_earlier_spellings(side: Side) -> Record:
     is_oracle = side.name == ORACLE
 
-    # transformers 5 raises at the spellings of its earlier releases; there the same losses are written as of today.
-    class First(side.Trainer):
-        loss_is_scaled_for_ga = False
-
-        if is_oracle:
-
-            def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
-                loss, outputs = cross_entropy(model, inputs)
-                return (loss, outputs) if return_outputs else loss
-
-        else:
-
-            def compute_loss(self, model: Any, inputs: Any) -> Any:
-                return cross_entropy(model, inputs)[0]
-
-    class Second(side.Trainer):
+    # transformers 5 raises at the spellings of its earlier releases; there the same methods are written as of today.
+    class Earlier(side.Trainer):
         loss_is_scaled_for_ga = False
 
         def decayed(self, model: Any, inputs: Any, return_outputs: bool) -> Any:
@@ -129,7 +115,7 @@ def own_losses_in_earlier_spellings(side: Side) -> Record:
             def get_batch_samples(self, epoch_iterator: Any, num_batches: int) -> Any:
                 return [next(epoch_iterator) for _ in range(num_batches)], None
 
-    return in_turn(side, [First, Second])
+    return in_turn(side, [Earlier])
 
 
 @scenario(extra=True)
@@ -240,7 +226,7 @@ def own_optimizers_over_what_the_model_has_not(side: Side) -> Record:
         class WithLossParameters(side.Trainer):
             def __init__(self, *args: Any, **kwargs: Any) -> None:
                 super().__init__(*args, **kwargs)
-                self.loss = LossWithParameters(self.model)
+                self.loss = LossWithParameters(self.model).to(self.args.device)
 
             def get_optimizer_cls_and_kwargs(self, args: Any, model: Any = None) -> Any:
                 optimizer_class, keywords = super().get_optimizer_cls_and_kwargs(args, model)
@@ -264,7 +250,7 @@ def own_optimizers_over_what_the_model_has_not(side: Side) -> Record:
 
         def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
             optimizer = self.optimizer if optimizer is None else optimizer
-            self.lr_scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+            self.lr_scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.5, num_training_steps)
             return self.lr_scheduler
 
     def of_all(loss: Any) -> Any:
@@ -279,104 +265,6 @@ def own_optimizers_over_what_the_model_has_not(side: Side) -> Record:
             Assembled,
         ],
     )
-
-
-# ---- Data and evaluation ------------------------------------------------------------------------------------------
-
-
-def rows_with_texts(rows: list[Any]) -> Any:
-    batch = default_collate([{"x": row["x"], "labels": row["labels"]} for row in rows])
-    return {"x": batch["x"], "labels": batch["labels"], "dataset_name": "first", "nested": {"x": [batch["x"], "text"]}}
-
-
-@scenario(extra=True)
-def own_losses_over_batches_with_texts_and_without_evaluation_data(side: Side) -> Record:
-    seen: list[Any] = []
-
-    class Embedding(side.Trainer):
-        """Has the habits of sentence-transformers' Trainer."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, eval_dataset="dummy", data_collator=rows_with_texts, **kwargs)
-            self.eval_dataset = None
-            self.can_return_loss = True
-
-        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-            if eval_dataset is None and self.eval_dataset is None:
-                return DataLoader([])
-            return super().get_eval_dataloader(eval_dataset)
-
-        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
-            seen.append((inputs["dataset_name"], inputs["nested"]["x"][1], len(inputs["nested"]["x"][0])))
-            loss = cross_entropy(model, inputs)[0]
-            return (loss, {}) if return_outputs else loss
-
-        def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: Any, ignore_keys: Any = None) -> Any:
-            return super().prediction_step(model, inputs, True, ignore_keys)
-
-    trainer = trainer_of(
-        side, lambda eval_dataset, **given: Embedding(**given), eval_strategy="epoch", remove_unused_columns=False
-    )
-    output = trainer.train()
-    empty = trainer.evaluate()
-    full = trainer.evaluate(Rows(vector_rows(7, seed=1)))
-    predictions = trainer.predict(Rows(vector_rows(5, seed=2)))
-    seen.append([predictions.predictions, predictions.label_ids, sorted(predictions.metrics)])
-    return side.record(trainer, output, empty, full, extra={"seen": seen})
-
-
-@scenario(extra=True)
-def own_samplers_loaders_and_buffered_inputs(side: Side) -> Record:
-    seen: list[Any] = []
-
-    class Generating(side.Trainer):
-        """Draws a batch for several steps at once and hands out parts of it, as TRL's GRPO does."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.buffered: Any = None
-            self.calls = 0
-
-        def _set_signature_columns_if_needed(self) -> None:
-            if self._signature_columns is None:
-                self._signature_columns = ["x", "labels", "extra"]
-
-        def get_train_dataloader(self) -> Any:
-            return self._get_dataloader(
-                dataset=self.train_dataset,
-                description="Training",
-                batch_size=self._train_batch_size * 2,
-                sampler_fn=self._get_train_sampler,
-                is_training=True,
-                dataloader_key=None,
-            )
-
-        def _get_train_sampler(self, dataset: Any = None) -> Any:
-            return SequentialSampler(self.train_dataset if dataset is None else dataset)
-
-        def _get_eval_sampler(self, eval_dataset: Any) -> Any:
-            return SequentialSampler(range(len(eval_dataset) - 2))
-
-        def _prepare_inputs(self, generation_batch: Any) -> Any:
-            if not self.model.training:
-                return super()._prepare_inputs(generation_batch)
-            if self.calls % 2 == 0:
-                inputs = super()._prepare_inputs(generation_batch)
-                half = len(inputs["labels"]) // 2
-                self.buffered = [
-                    {name: value[i * half : (i + 1) * half] for name, value in inputs.items()} for i in (0, 1)
-                ]
-            part = self.buffered[self.calls % 2]
-            self.calls += 1
-            seen.append(part["x"].sum())
-            return part
-
-        def num_examples(self, dataloader: Any) -> int:
-            return super().num_examples(dataloader) - 1
-
-    trainer = trainer_of(side, Generating, rows=20, gradient_accumulation_steps=2, eval_strategy="epoch")
-    output = trainer.train()
-    return side.record(trainer, output, extra={"seen": seen, "columns": trainer._signature_columns})
 
 
 # ---- Saving and loading -------------------------------------------------------------------------------------------

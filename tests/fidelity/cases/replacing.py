@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tests.fidelity.record import Record
-from tests.fidelity.registry import scenario
+from tests.fidelity.registry import Script, add_scripts, scenario
 from tests.fidelity.side import Side
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
 
 
-def trainer_changed_by(side: Side, callback: Any, **changes: Any) -> Any:
-    """A Trainer with a callback that has it as `trainer`."""
-    trainer = side.Trainer(
-        model=VectorClassifier(),
-        args=side.arguments(**changes),
-        train_dataset=Rows(vector_rows(18)),
-        callbacks=[callback, side.watcher],
-    )
-    callback.trainer = trainer
-    return trainer
-
-
-def train_with(side: Side, changes: dict[str, Any], **events: Any) -> Record:
-    """Train with a callback whose events are functions that take the Trainer, named after its optimizer step.
+def make_script(changes: dict[str, Any], **events: Any) -> Script:
+    """Return a script that trains with a callback whose events are functions that take the Trainer.
 
     Parameters:
         events: name of an event -> (optimizer step at which it acts, what it does).
     """
 
-    def event(step: int, act: Any) -> Any:
-        def method(self: Any, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step == step:
-                act(self.trainer)
+    def script(side: Side) -> Record:
+        def event(step: int, act: Any) -> Any:
+            def method(self: Any, args: Any, state: Any, control: Any, **_: Any) -> None:
+                if state.global_step == step:
+                    act(trainer)
 
-        return method
+            return method
 
-    methods = {name: event(*given) for name, given in events.items()}
-    callback = type("Replacing", (side.TrainerCallback,), methods)()
-    return side.train(trainer_changed_by(side, callback, **changes))
+        methods = {name: event(*given) for name, given in events.items()}
+        callback = type("Replacing", (side.TrainerCallback,), methods)()
+        trainer = side.vector_trainer(callbacks=[callback], **changes)
+        return side.train(trainer)
+
+    return script
 
 
 def another_optimizer(trainer: Any) -> None:
@@ -74,61 +67,44 @@ def halving(trainer: Any) -> None:
     trainer.lr_scheduler = Halving(trainer.optimizer)
 
 
-@scenario()
-def optimizer_replaced_at_a_steps_end(side: Side) -> Record:
-    return train_with(side, {}, on_step_end=(4, another_optimizer))
+def replace_both(trainer: Any) -> None:
+    another_optimizer(trainer)
+    a_tenth(trainer)
 
 
-@scenario()
-def optimizer_replaced_right_before_it_steps(side: Side) -> Record:
-    return train_with(side, {"gradient_accumulation_steps": 2}, on_pre_optimizer_step=(2, prepared_optimizer))
+def replace_by_plateau(trainer: Any) -> None:
+    trainer.lr_scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizer)
 
 
-@scenario()
-def optimizer_and_schedule_replaced_when_training_begins(side: Side) -> Record:
-    def both(trainer: Any) -> None:
-        another_optimizer(trainer)
-        a_tenth(trainer)
+def set_accumulation(steps: int) -> Callable[[Any], None]:
+    def accumulate(trainer: Any) -> None:
+        trainer.args.gradient_accumulation_steps = steps
 
-    return train_with(side, {}, on_train_begin=(0, both))
+    return accumulate
 
 
-@scenario()
-def schedule_replaced_twice(side: Side) -> Record:
-    return train_with(side, {}, on_step_end=(3, a_tenth), on_optimizer_step=(6, halving))
+def set_step(trainer: Any) -> None:
+    parents = trainer.training_step
+    trainer.training_step = lambda *args, **kwargs: parents(*args, **kwargs) * 2
 
 
-@scenario()
-def schedule_replaced_for_one_that_waits_for_a_metric(side: Side) -> Record:
-    def plateau(trainer: Any) -> None:
-        trainer.lr_scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizer)
-
-    return train_with(side, {"lr_scheduler_type": "constant"}, on_step_end=(3, plateau))
-
-
-@scenario()
-def accumulation_lowered_at_an_epochs_end(side: Side) -> Record:
-    def lower(trainer: Any) -> None:
-        trainer.args.gradient_accumulation_steps = 1
-
-    return train_with(side, {"gradient_accumulation_steps": 2, "max_steps": 8}, on_epoch_end=(3, lower))
-
-
-@scenario()
-def accumulation_raised_when_an_epoch_begins(side: Side) -> Record:
-    def lift(trainer: Any) -> None:
-        trainer.args.gradient_accumulation_steps = 4
-
-    return train_with(side, {"gradient_accumulation_steps": 2}, on_epoch_begin=(3, lift))
-
-
-@scenario()
-def training_step_set_while_training(side: Side) -> Record:
-    def set_step(trainer: Any) -> None:
-        parents = trainer.training_step
-        trainer.training_step = lambda *args, **kwargs: parents(*args, **kwargs) * 2
-
-    return train_with(side, {}, on_train_begin=(0, set_step), on_epoch_begin=(5, set_step))
+TWO: dict[str, Any] = {"gradient_accumulation_steps": 2}
+add_scripts(
+    {
+        "optimizer_replaced_at_a_steps_end": make_script({}, on_step_end=(4, another_optimizer)),
+        "optimizer_replaced_right_before_it_steps": make_script(TWO, on_pre_optimizer_step=(2, prepared_optimizer)),
+        "optimizer_and_schedule_replaced_when_training_begins": make_script({}, on_train_begin=(0, replace_both)),
+        "schedule_replaced_twice": make_script({}, on_step_end=(3, a_tenth), on_optimizer_step=(6, halving)),
+        "schedule_replaced_for_one_that_waits_for_a_metric": make_script(
+            {"lr_scheduler_type": "constant"}, on_step_end=(3, replace_by_plateau)
+        ),
+        "accumulation_lowered_at_an_epochs_end": make_script(
+            {**TWO, "max_steps": 8}, on_epoch_end=(3, set_accumulation(1))
+        ),
+        "accumulation_raised_when_an_epoch_begins": make_script(TWO, on_epoch_begin=(3, set_accumulation(4))),
+        "training_step_set_while_training": make_script({}, on_train_begin=(0, set_step), on_epoch_begin=(5, set_step)),
+    }
+)
 
 
 @scenario()
@@ -155,12 +131,6 @@ def accelerator_of_accelerates_own(side: Side) -> Record:
             self.is_deepspeed_enabled = getattr(self.accelerator.state, "deepspeed_plugin", None) is not None
             self.is_fsdp_enabled = getattr(self.accelerator.state, "fsdp_plugin", None) is not None
 
-    trainer = WithoutTheParent(
-        model=VectorClassifier(),
-        args=side.arguments(gradient_accumulation_steps=2, eval_strategy="epoch"),
-        train_dataset=Rows(vector_rows(18)),
-        eval_dataset=Rows(vector_rows(7, seed=1)),
-        callbacks=[side.watcher],
-    )
+    trainer = side.vector_trainer(kind=WithoutTheParent, gradient_accumulation_steps=2, eval_strategy="epoch")
     output = trainer.train()
     return side.record(trainer, output, predictions=trainer.predict(Rows(vector_rows(5, seed=2))))

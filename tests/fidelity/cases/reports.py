@@ -64,18 +64,17 @@ def told() -> Iterator[list[str]]:
 
 
 def bert_trainer(side: Side, **changes: Any) -> Any:
-    return side.Trainer(
-        model=tiny_bert_classifier(),
-        args=side.arguments(include_num_input_tokens_seen="all", gradient_accumulation_steps=2, **changes),
-        data_collator=pad_tokens,
-        train_dataset=Rows(token_rows(10)),
-        eval_dataset=Rows(token_rows(5, seed=1)),
+    return side.token_trainer(
+        tiny_bert_classifier(),
+        token_rows,
         compute_metrics=accuracy,
-        callbacks=[side.watcher],
+        include_num_input_tokens_seen="all",
+        gradient_accumulation_steps=2,
+        **changes,
     )
 
 
-@scenario(saves=True, predicts=True, extra=True, resumes=True)
+@scenario(saves=True, predicts=True, extra=True)
 def reports_of_a_training_that_is_resumed(side: Side) -> Record:
     trainer = bert_trainer(side, num_train_epochs=1, save_strategy="epoch")
     printed = [report(trainer, "train", trainer.train().metrics)]
@@ -103,32 +102,6 @@ def reports_of_an_evaluation_without_training(side: Side) -> Record:
     return side.record(trainer, metrics, extra=extra)
 
 
-@scenario(saves=True, extra=True)
-def operations_that_the_script_counts_itself(side: Side) -> Record:
-    Trainer: Any = side.Trainer
-    stored: list[float] = []
-
-    class Counting(Trainer):
-        def floating_point_ops(self, inputs: Any) -> int:
-            return 10**15 * len(inputs["labels"])
-
-        def store_flos(self) -> None:
-            super().store_flos()
-            stored.append(self.state.total_flos)
-
-    trainer = Counting(
-        model=VectorClassifier(),
-        args=side.arguments(logging_steps=2, save_strategy="steps", save_steps=3),
-        train_dataset=Rows(vector_rows(18)),
-        callbacks=[side.watcher],
-    )
-    output = trainer.train()
-    printed = report(trainer, "train", output.metrics)
-    trainer.save_state()
-    extra = {"printed": printed, "texts": written_reports(side), "stored": stored, "left": trainer.current_flos}
-    return side.record(trainer, output, extra=extra)
-
-
 @scenario(extra=True)
 def operations_of_a_module_that_counts_its_parameters(side: Side) -> Record:
     class Counted(VectorClassifier):
@@ -137,12 +110,7 @@ def operations_of_a_module_that_counts_its_parameters(side: Side) -> Record:
         def num_parameters(self, exclude_embeddings: bool = False) -> int:
             return 1000 + exclude_embeddings
 
-    trainer = side.Trainer(
-        model=Counted(),
-        args=side.arguments(num_train_epochs=1, include_num_input_tokens_seen="all"),
-        train_dataset=Rows(vector_rows(10)),
-        callbacks=[side.watcher],
-    )
+    trainer = side.vector_trainer(Counted(), rows=10, num_train_epochs=1, include_num_input_tokens_seen="all")
     output = trainer.train()
     batch = {"x": vector_rows(1)[0]["x"]}
     return side.record(trainer, output, extra={"one batch": trainer.floating_point_ops(batch)})
@@ -167,12 +135,7 @@ def input_tokens_told_from_padding_by_the_tokenizer(side: Side) -> Record:
 
 @scenario(extra=True)
 def input_tokens_that_cannot_be_told_from_padding(side: Side) -> Record:
-    trainer = side.Trainer(
-        model=VectorClassifier(),
-        args=side.arguments(include_num_input_tokens_seen="non_padding", num_train_epochs=1),
-        train_dataset=Rows(vector_rows(10)),
-        callbacks=[side.watcher],
-    )
+    trainer = side.vector_trainer(rows=10, include_num_input_tokens_seen="non_padding", num_train_epochs=1)
     output = trainer.train()
     return side.record(trainer, output, extra={"tokens": trainer.state.num_input_tokens_seen})
 
@@ -190,7 +153,7 @@ def memory_metrics_of_evaluations_alone(side: Side) -> Record:
     return side.record(trainer, *outputs, predictions=trainer.predict(Rows(vector_rows(4, seed=2))))
 
 
-@scenario(saves=True, predicts=True, extra=True, resumes=True)
+@scenario(saves=True, predicts=True, extra=True)
 def what_is_told_at_level_info(side: Side) -> Record:
     changes: dict[str, Any] = {"log_level": "info", "save_strategy": "steps", "eval_strategy": "epoch"}
     with told() as lines:
@@ -230,12 +193,8 @@ def what_watches_a_healthy_run_changes_nothing(side: Side) -> Record:
     outputs = []
     for way in ("warn", "skip", "stop"):
         watching = {} if is_oracle else {"on_nonfinite": way, "spike_factor": 1e6, **clock}
-        trainer = Tracking(
-            model=VectorClassifier(),
-            args=side.arguments(save_strategy="steps", save_steps=2, gradient_accumulation_steps=2, **watching),
-            train_dataset=Rows(vector_rows(18)),
-            eval_dataset=Rows(vector_rows(5, seed=1)),
-            callbacks=[side.watcher],
+        trainer = side.vector_trainer(
+            eval_rows=5, kind=Tracking, save_strategy="steps", save_steps=2, gradient_accumulation_steps=2, **watching
         )
         outputs.append(trainer.train())
     return side.record(trainer, *outputs)

@@ -13,7 +13,7 @@ from tests.fidelity.registry import Scenario, add, scenario
 from tests.fidelity.side import Side
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import AugmentedRows, Row, Rows, Stream, language_rows, tiny_tokenizer, vector_rows
-from tests.scenarios.models import KeywordClassifier, VectorClassifier, tiny_gpt2
+from tests.scenarios.models import KeywordClassifier, tiny_gpt2
 
 
 class RowsCutAtRandom(Rows):
@@ -108,7 +108,7 @@ for _name, _changes in REBALANCED.items():
     add(Scenario(name=f"batches_rebalanced{_name}", run=rebalanced(_changes), predicts=True))
 
 
-@scenario(saves=True, resumes=True)
+@scenario(saves=True)
 def resumed_with_samples_grouped_by_length(side: Side) -> Record:
     return broken_off_and_resumed(
         side,
@@ -120,7 +120,7 @@ def resumed_with_samples_grouped_by_length(side: Side) -> Record:
     )
 
 
-@scenario(saves=True, resumes=True)
+@scenario(saves=True)
 def resumed_with_batches_rebalanced(side: Side) -> Record:
     return broken_off_and_resumed(
         side,
@@ -134,7 +134,7 @@ def resumed_with_batches_rebalanced(side: Side) -> Record:
     )
 
 
-@scenario(saves=True, resumes=True)
+@scenario(saves=True)
 def resumed_in_the_order_of_the_global_generator(side: Side) -> Record:
     return broken_off_and_resumed(
         side, Rows(vector_rows(18)), True, accelerator_config={"use_seedable_sampler": False}, num_train_epochs=3
@@ -171,12 +171,8 @@ ACCELERATOR_CONFIGS: dict[str, dict[str, Any]] = {
 
 def configured(changes: dict[str, Any]) -> Any:
     def script(side: Side) -> Record:
-        trainer = side.Trainer(
-            model=KeywordClassifier(),
-            args=side.arguments(eval_strategy="epoch", **changes),
-            train_dataset=AugmentedRows(vector_rows(18)),
-            eval_dataset=Rows(vector_rows(7, seed=1)),
-            callbacks=[side.watcher],
+        trainer = side.vector_trainer(
+            KeywordClassifier(), train_dataset=AugmentedRows(vector_rows(18)), eval_strategy="epoch", **changes
         )
         return side.train(trainer)
 
@@ -189,32 +185,27 @@ for _name, _changes in ACCELERATOR_CONFIGS.items():
 
 @scenario()
 def stream_that_is_not_dispatched(side: Side) -> Record:
-    trainer = side.Trainer(
-        model=VectorClassifier(),
-        args=side.arguments(
-            max_steps=6, eval_strategy="steps", eval_steps=2, accelerator_config={"dispatch_batches": False}
-        ),
+    trainer = side.vector_trainer(
         train_dataset=Stream(vector_rows(18)),
         eval_dataset=Stream(vector_rows(7, seed=1)),
-        callbacks=[side.watcher],
+        max_steps=6,
+        eval_strategy="steps",
+        eval_steps=2,
+        accelerator_config={"dispatch_batches": False},
     )
     return side.train(trainer)
 
 
 @scenario()
 def noise_drawn_by_two_lasting_workers_in_random_order(side: Side) -> Record:
-    trainer = side.Trainer(
-        model=VectorClassifier(),
-        args=side.arguments(
-            dataloader_num_workers=2,
-            dataloader_persistent_workers=True,
-            gradient_accumulation_steps=2,
-            eval_strategy="epoch",
-            num_train_epochs=3,
-        ),
+    trainer = side.vector_trainer(
         train_dataset=AugmentedRows(vector_rows(18)),
         eval_dataset=AugmentedRows(vector_rows(7, seed=1)),
-        callbacks=[side.watcher],
+        dataloader_num_workers=2,
+        dataloader_persistent_workers=True,
+        gradient_accumulation_steps=2,
+        eval_strategy="epoch",
+        num_train_epochs=3,
     )
     return side.train(trainer)
 
@@ -246,11 +237,8 @@ def train_on_a_prepared_loader(side: Side, **changes: Any) -> Record:
             return self.accelerator.prepare(loader)
 
     return side.train(
-        PreparesItsLoader(
-            model=VectorClassifier(),
-            args=side.arguments(num_train_epochs=3, **changes),
-            train_dataset=AugmentedRows(vector_rows(18)),
-            callbacks=[side.watcher],
+        side.vector_trainer(
+            train_dataset=AugmentedRows(vector_rows(18)), kind=PreparesItsLoader, num_train_epochs=3, **changes
         )
     )
 

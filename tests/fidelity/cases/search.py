@@ -84,11 +84,15 @@ def searched(side: Side, trainer: Any, hp_space: Any = rate_and_decay, sampler: 
 def recorded(side: Side, trainer: Any, output: Any, extra: dict[str, Any]) -> Record:
     """The record of a search and a training after it, without what no trial of ours takes from the one before."""
     trainer.state.stateful_callbacks.clear()
-    # Ours does not offer a trial the evaluation loader of the trial before.
+    forget_evaluation_loaders(side)
+    return side.record(trainer, output, extra={**extra, "states": trainer.states_at_the_ends})
+
+
+def forget_evaluation_loaders(side: Side) -> None:
+    """Remove evaluation loaders from the arguments of events: transformers alone keeps that of the trial before."""
     side.watcher.arguments[:] = [
         (event, [name for name in names if name != "eval_dataloader"]) for event, names in side.watcher.arguments
     ]
-    return side.record(trainer, output, extra={**extra, "states": trainer.states_at_the_ends})
 
 
 @scenario(extra=True)
@@ -135,11 +139,6 @@ def of_drawn_width(trial: Any) -> nn.Module:
 
 def rate_and_seed(trial: Any) -> dict[str, Any]:
     return {**rate_and_decay(trial), "seed": trial.suggest_int("seed", 1, 40)}
-
-
-@scenario(extra=True)
-def search_over_the_shape_of_the_model(side: Side) -> Record:
-    return searched(side, searching_trainer(side, model_init=of_drawn_width), n_trials=5)
 
 
 @scenario(extra=True)

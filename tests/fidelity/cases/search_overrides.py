@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.fidelity.cases.overrides import METHODS_OF_BOTH_MODES
+from tests.fidelity.cases.search import forget_evaluation_loaders
 from tests.fidelity.record import Record
 from tests.fidelity.registry import scenario
 from tests.fidelity.side import Side
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
-from tests.scenarios.overrides import OVERRIDE_POINTS, Calls, noting_trainer
+from tests.scenarios.overrides import Calls, noting_trainer
 from tests.scenarios.pruners import prunes_the_second_trial
 
-# An override of training_step would put both of our modes into manual optimization.
-METHODS_OF_BOTH_MODES = [name for name in OVERRIDE_POINTS if name != "training_step"]
 # Asked once more when a trial begins, for the folder that it claims, and where the trackers find its checkpoints.
 ASKED_MORE_OFTEN = ("_get_output_dir", "hp_name")
-
-
-def forget_evaluation_loaders(side: Side) -> None:
-    """Ours does not offer a trial the evaluation loader of the trial before."""
-    side.watcher.arguments[:] = [
-        (event, [name for name in names if name != "eval_dataloader"]) for event, names in side.watcher.arguments
-    ]
 
 
 @scenario(saves=True, extra=True)

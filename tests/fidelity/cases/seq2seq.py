@@ -116,15 +116,6 @@ def generation_config_from_a_file(side: Side) -> Record:
     return side.record(trainer, trainer.train(), predictions=trainer.predict(questions()))
 
 
-@scenario()
-def generation_config_from_a_folder(side: Side) -> Record:
-    from transformers import GenerationConfig
-
-    GenerationConfig(max_length=6, decoder_start_token_id=4, pad_token_id=0, eos_token_id=9).save_pretrained("folder")
-    trainer = translating_trainer(side, generation_max_length=None, generation_config="folder")
-    return side.record(trainer, trainer.evaluate())
-
-
 @scenario(predicts=True)
 def labels_longer_than_what_is_generated(side: Side) -> Record:
     rows = Rows(translation_rows(7, seed=5, longest_answer=9))
@@ -225,48 +216,3 @@ def prediction_step_called_with_keywords_of_a_scripts_own(side: Side) -> Record:
         callbacks=[side.watcher],
     )
     return side.record(trainer, trainer.evaluate())
-
-
-@scenario()
-def seq2seq_arguments_for_a_plain_trainer(side: Side) -> Record:
-    trainer = side.Trainer(
-        model=tiny_t5(),
-        args=side.seq2seq_arguments(num_train_epochs=1, eval_strategy="epoch"),
-        data_collator=pad_translations,
-        train_dataset=Rows(translation_rows(10)),
-        eval_dataset=Rows(translation_rows(7, seed=1)),
-        compute_metrics=shapes_and_sums,
-        callbacks=[side.watcher],
-    )
-    return side.train(trainer)
-
-
-@scenario(predicts=True, extra=True)
-def search_by_what_is_generated(side: Side) -> Record:
-    import optuna
-
-    trainer = translating_trainer(
-        side,
-        keywords={"model": None, "model_init": lambda: tiny_t5()},
-        eval_strategy="epoch",
-        num_train_epochs=2,
-    )
-    grid = optuna.samplers.GridSampler({"learning_rate": [0.01, 0.05], "beams": [1, 2]}, seed=1)
-    best = trainer.hyperparameter_search(
-        lambda trial: {
-            "learning_rate": trial.suggest_float("learning_rate", 0.01, 0.05),
-            "generation_num_beams": trial.suggest_categorical("beams", [1, 2]),
-        },
-        compute_objective=lambda metrics: metrics["eval_matches"] - metrics["eval_loss"],
-        n_trials=3,
-        direction="maximize",
-        backend="optuna",
-        sampler=grid,
-    )
-    trainer.args.learning_rate = best.hyperparameters["learning_rate"]
-    trainer.args.generation_num_beams = best.hyperparameters["beams"]
-    output = trainer.train()
-    # Ours is without the control and the evaluation loader of the last trial.
-    trainer.state.stateful_callbacks.clear()
-    side.watcher.arguments.clear()
-    return side.record(trainer, output, predictions=trainer.predict(questions()), extra={"best": tuple(best)})

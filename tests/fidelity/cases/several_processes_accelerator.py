@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader
 from tests.fidelity.record import Record
 from tests.fidelity.registry import scenario
 from tests.fidelity.side import Side
-from tests.scenarios.data import Rows, Stream, vector_rows
-from tests.scenarios.models import VectorClassifier
+from tests.scenarios.data import Stream
 
 
 def exchanged(accelerator: Any, rank: int) -> dict[str, Any]:
@@ -140,9 +139,7 @@ def accumulating(accelerator: Any, rank: int) -> Any:
 
 @scenario(processes=2, extra=True)
 def two_processes_use_the_accelerator_of_their_trainer(side: Side) -> Record:
-    trainer = side.Trainer(
-        model=VectorClassifier(), args=side.arguments(), train_dataset=Rows(vector_rows(8)), callbacks=[side.watcher]
-    )
+    trainer = side.vector_trainer(rows=8)
     accelerator, rank = trainer.accelerator, dist.get_rank()
     extra = {
         "exchanged": exchanged(accelerator, rank),

@@ -15,7 +15,7 @@ from tests.fidelity.record import Record, plain
 from tests.fidelity.registry import scenario
 from tests.fidelity.side import Side
 from tests.scenarios.data import Rows, vector_rows
-from tests.scenarios.models import NoisyClassifier, VectorClassifier
+from tests.scenarios.models import NoisyClassifier
 
 
 def build(side: Side, *callbacks: Any, kind: Any = None, **changes: Any) -> Any:
@@ -46,7 +46,7 @@ def random_states_of_each_process(side: Side) -> Record:
     return side.record(trainer, result, extra=random_states_in("out/checkpoint-3"))
 
 
-@scenario(processes=2, saves=True, resumes=True)
+@scenario(processes=2, saves=True)
 def each_process_draws_on_after_a_resume(side: Side) -> Record:
     first = broken_off(side, gradient_accumulation_steps=2)
     second = build(side, gradient_accumulation_steps=2)
@@ -68,7 +68,7 @@ def written_by(processes: int) -> None:
     dist.barrier()
 
 
-@scenario(processes=2, saves=True, resumes=True)
+@scenario(processes=2, saves=True)
 def checkpoint_of_one_process_resumed_in_two(side: Side) -> Record:
     first = broken_off(side)
     written_by(1)
@@ -76,7 +76,7 @@ def checkpoint_of_one_process_resumed_in_two(side: Side) -> Record:
     return side.record(second, first, second.train(resume_from_checkpoint=True))
 
 
-@scenario(processes=2, saves=True, resumes=True)
+@scenario(processes=2, saves=True)
 def checkpoint_of_three_processes_resumed_in_two(side: Side) -> Record:
     first = broken_off(side, num_train_epochs=3)
     written_by(3)
@@ -84,7 +84,7 @@ def checkpoint_of_three_processes_resumed_in_two(side: Side) -> Record:
     return side.record(second, first, second.train(resume_from_checkpoint="out/checkpoint-3"))
 
 
-@scenario(processes=2, saves=True, resumes=True)
+@scenario(processes=2, saves=True)
 def checkpoint_of_transformers_in_as_many_processes(side: Side) -> Record:
     first = broken_off(side)
     written_by(2)
@@ -160,9 +160,7 @@ def the_best_model_is_loaded_in_each_process_and_kept_alone(side: Side) -> Recor
 
 @scenario(processes=2, saves=True)
 def a_model_saved_after_training_in_each_process(side: Side) -> Record:
-    trainer = side.Trainer(
-        model=VectorClassifier(), args=side.arguments(), train_dataset=Rows(vector_rows(18)), callbacks=[side.watcher]
-    )
+    trainer = side.vector_trainer()
     result = trainer.train()
     trainer.save_model("final")
     trainer.save_state()

@@ -15,6 +15,8 @@ def train(side: str, folder: str) -> str:
     trainer = trainer_of(side, Path(folder), report_to=["flyte"], save_strategy="steps", save_steps=3)
     trainer.train()
     context = current_context()
-    saved = sorted({path.name for path in Path(context.checkpoint._checkpoint_dest).rglob("*") if path.is_file()})
+    saved = {path.name for path in Path(context.checkpoint._checkpoint_dest).rglob("*") if path.is_file()}
     tables = {deck.name: deck.html for deck in context.decks}
-    return json.dumps({"saved": saved, "logged": "eval_accuracy" in tables["Log History"], "decks": sorted(tables)})
+    values = {"loss": "eval_accuracy" in tables["Log History"]}
+    files = sorted(saved & {"model.safetensors", "trainer_state.json"}) + sorted(tables)
+    return json.dumps({"values": values, "parameters": {"learning_rate": 0.01}, "files": files})

@@ -1,6 +1,7 @@
 """A short training in a process of its own, which reports to a service offline; says as JSON what the service has then.
 
-Clients patch their process in many places, so each has one.
+Clients patch their process in many places, so each has one. A result has the `values` of each metric, the `parameters`
+and the `files` of the run.
 
     python -m tests.tracking.services.run_of SIDE SERVICE FOLDER
 """
@@ -14,6 +15,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tests.tracking.both_sides import trainer_of
 
 
@@ -24,22 +27,22 @@ def run_of_swanlab(side: str, folder: Path) -> dict[str, Any]:
     if side == "transformers":
         # Its callback asks for the active run in a way that this release answers with an error.
         swanlab.init(experiment_name="one short run")
-    rows: list[Any] = []
+    values: dict[str, Any] = {}
     log = swanlab.log
 
-    def recording(values: dict[str, Any], step: int | None = None) -> None:
-        rows.append([step, values])
-        log(values, step=step)
+    def recording(row: dict[str, Any], step: int | None = None) -> None:
+        for name, value in row.items():
+            values.setdefault(name, []).append([step, value])
+        log(row, step=step)
 
     swanlab.log = recording
     trainer = trainer_of(side, folder / "out", report_to="swanlab")
     trainer.train()
     trainer.evaluate()
     trainer.predict(trainer.eval_dataset)
-    config = dict(swanlab.config)
+    config = json.loads(json.dumps(dict(swanlab.config), default=str))
     swanlab.finish()
-    found = [str(path.relative_to(folder)) for path in folder.rglob("*.swanlab")]
-    return {"rows": rows, "config": json.loads(json.dumps(config, default=str)), "files": found}
+    return {"values": values, "parameters": config, "files": [path.suffix for path in folder.rglob("*.swanlab")]}
 
 
 def run_of_clearml(side: str, folder: Path) -> dict[str, Any]:
@@ -52,40 +55,26 @@ def run_of_clearml(side: str, folder: Path) -> dict[str, Any]:
     trainer.train()
     session = next(Path(folder).rglob("metrics.jsonl")).parent
     task = json.loads((session / "task.json").read_text())
-    scalars, singles = [], {}
+    values: dict[str, Any] = {}
     for line in (session / "metrics.jsonl").read_text().splitlines():
         for event in json.loads(line):
-            if event["metric"] == "Summary":
-                singles[event["variant"]] = event["value"]
-            elif not event["metric"].startswith(":"):
-                scalars.append([event["metric"], event["variant"], event["iter"], event["value"]])
-    parameters = {
-        f"{section}/{name}": entry["value"]
-        for section, entries in task["hyperparams"].items()
-        if section != "Args"
-        for name, entry in entries.items()
-    }
-    return {
-        "scalars": scalars,
-        "singles": singles,
-        "parameters": parameters,
-        "configuration": sorted(task["configuration"]),
-        "open": clearml.Task.current_task() is not None,
-    }
+            if not event["metric"].startswith(":"):
+                name = f"{event['metric']}/{event['variant']}"
+                values.setdefault(name, []).append([event["iter"], event["value"]])
+    parameters = {name: entry["value"] for name, entry in task["hyperparams"]["Transformers"].items()}
+    is_open = clearml.Task.current_task() is not None
+    return {"values": values, "parameters": parameters, "files": [*task["configuration"], is_open]}
 
 
 def run_of_dvclive(side: str, folder: Path) -> dict[str, Any]:
-    folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     os.environ["HF_DVCLIVE_LOG_MODEL"] = "true"
-    trainer = trainer_of(side, folder / "out", report_to="dvclive")
-    trainer.train()
-    tables = {
-        str(path.relative_to("dvclive/plots/metrics")): path.read_text().splitlines()
-        for path in Path("dvclive/plots/metrics").rglob("*.tsv")
-    }
-    model = sorted(path.name for path in Path("out/last").iterdir())
-    return {"tables": tables, "parameters": Path("dvclive/params.yaml").read_text(), "model": model}
+    trainer_of(side, folder / "out", report_to="dvclive").train()
+    tables = Path("dvclive/plots/metrics")
+    values = {str(path.relative_to(tables).with_suffix("")): path.read_text() for path in tables.rglob("*.tsv")}
+    parameters = yaml.safe_load(Path("dvclive/params.yaml").read_text())
+    model = sorted(path.name for path in Path("out/last").iterdir() if path.suffix in (".safetensors", ".bin"))
+    return {"values": values, "parameters": parameters, "files": model}
 
 
 def run_of_comet_ml(side: str, folder: Path) -> dict[str, Any]:
@@ -101,36 +90,31 @@ def run_of_comet_ml(side: str, folder: Path) -> dict[str, Any]:
     trainer.predict(trainer.eval_dataset)
     comet_ml.end()
     (archive,) = folder.glob("*.zip")
-    found: dict[str, Any] = {"metrics": {}, "parameters": {}, "others": {}, "uploads": []}
+    found: dict[str, Any] = {"values": {}, "parameters": {}, "files": []}
     with zipfile.ZipFile(archive) as files:
         messages = map(json.loads, files.read("messages.json").splitlines())
         for kind, payload in ((message["type"], message["payload"]) for message in messages):
             if kind == "metric_msg" and payload["metric"]["metricName"].startswith(("train/", "eval/", "test/")):
                 metric = payload["metric"]
                 row = metric["step"], metric["epoch"], metric["metricValue"]
-                found["metrics"].setdefault(metric["metricName"], []).append(row)
+                found["values"].setdefault(metric["metricName"], []).append(row)
             elif kind == "parameter_msg":
                 parameter = payload.get("param") or payload["params"]
-                found["parameters"][parameter["paramName"]] = parameter["paramValue"]
-            elif kind == "log_other":
-                found["others"][payload["key"]] = payload["value"]
-            elif kind == "file_upload":
-                found["uploads"].append(json.dumps(payload))
+                found["parameters"][parameter["paramName"].removeprefix("args|")] = parameter["paramValue"]
+            elif kind == "log_other" and payload["key"] == "Name":
+                found["files"].append(payload["value"])
     return found
 
 
 def run_of_codecarbon(side: str, folder: Path) -> dict[str, Any]:
     from codecarbon import OfflineEmissionsTracker
 
-    from littrainer.tracking import CodeCarbonCallback
-
-    folder.mkdir(parents=True, exist_ok=True)
-    callback = CodeCarbonCallback()
+    trainer = trainer_of(side, folder / "out", report_to="codecarbon")
+    (callback,) = (one for one in trainer.callback_handler.callbacks if type(one).__name__ == "CodeCarbonCallback")
     callback.tracker = OfflineEmissionsTracker(country_iso_code="CHE", output_dir=str(folder), log_level="error")
-    trainer = trainer_of(side, folder / "out", callbacks=[callback])
     trainer.train()
     heading, *rows = (folder / "emissions.csv").read_text().splitlines()
-    return {"columns": heading.split(","), "rows": len(rows), "failed": callback.has_failed}
+    return {"values": {"loss": len(rows)}, "parameters": {"learning_rate": 0.01}, "files": heading.split(",")}
 
 
 def run_of_dagshub(side: str, folder: Path) -> dict[str, Any]:
@@ -142,22 +126,21 @@ def run_of_dagshub(side: str, folder: Path) -> dict[str, Any]:
     # MLflow writes here, and the name of the repository comes from the variable.
     mlflow.set_tracking_uri(store)
     os.environ["MLFLOW_TRACKING_URI"] = "https://dagshub.com/someone/project.mlflow"
-    uploads: list[list[str]] = []
+    uploads: list[str] = []
 
     class Directory:
         def __init__(self, repo: Any, path: str) -> None:
             self.place = [repo.owner, repo.name, repo.branch, path]
 
         def add_dir(self, local_path: str) -> None:
-            uploads.append([*self.place, Path(local_path).name])
+            uploads.extend([*self.place, Path(local_path).name])
 
     Repo.directory = lambda repo, path: Directory(repo, path)
-    trainer = trainer_of(side, folder / "out", report_to="dagshub")
-    trainer.train()
+    trainer_of(side, folder / "out", report_to="dagshub").train()
     while mlflow.active_run() is not None:
         mlflow.end_run()
     (run,) = mlflow.MlflowClient(store).search_runs(["0"])
-    return {"uploads": uploads, "metrics": run.data.metrics, "parameters": run.data.params}
+    return {"values": run.data.metrics, "parameters": run.data.params, "files": uploads}
 
 
 def run_of_flyte(side: str, folder: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What `trainer.accelerator` answers, without accelerate."""
+"""The accelerator of a Trainer, without accelerate."""
 
 from littrainer.compat.accelerator.facade import AcceleratorFacade
 

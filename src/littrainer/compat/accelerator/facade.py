@@ -1,29 +1,44 @@
-"""What `trainer.accelerator` is: the names that Trainer subclasses call, without accelerate."""
+"""The class of `trainer.accelerator`: the names that Trainer subclasses call, without accelerate."""
 
 from __future__ import annotations
 
 import functools
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 
 from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.arguments.deepspeed import asks_for_deepspeed
+from littrainer.arguments.process import distributed_type
 from littrainer.arguments.sharding import sharding_plan
-from littrainer.compat.accelerator.preparing import Preparing
-from littrainer.compat.accelerator.processes import ProcessMembers
-from littrainer.compat.accelerator.states import HeldBy, parallelism_config_of, shared_accelerator_state
-from littrainer.compat.accelerator.stepping import Stepping
+from littrainer.compat.accelerator.prepared import PreparedOptimizer, PreparedScheduler
+from littrainer.compat.accelerator.states import (
+    DelegatedAttribute,
+    GradientView,
+    parallelism_config_of,
+    shared_accelerator_state,
+)
+from littrainer.data.loaders import LookaheadLoader, prepare_loader
 from littrainer.distributed import collectives
 from littrainer.distributed.layout import process_layout, tensor_parallel_size
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.errors.nested_values import truncated
+from littrainer.model.facts import WRAPPERS
+from littrainer.model.traversal import move_to
+from littrainer.optim.stepping import clip_by_norm
+from littrainer.strategies.mixed_precision import forward_type, restore_forward, run_forward_in
+from littrainer.strategies.model_wrapping import compile_keywords, is_compiled
 from littrainer.strategies.shards import is_sharded, whole_state_dict
+from littrainer.training.out_of_memory import free_memory
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -31,8 +46,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Members that accelerate's PartialState has too; it is loaded when one of them is asked for.
-OF_PARTIAL_STATE = ("on_last_process", "on_process", "on_local_process", "split_between_processes")
+# Defaults of accelerate's GradientAccumulationPlugin.
+ACCUMULATION_DEFAULTS = {"adjust_scheduler": True, "sync_with_dataloader": True, "sync_each_batch": False}
+# Members that accelerate's PartialState has too, which is loaded when one of them is read.
+OF_PARTIAL_STATE = frozenset(
+    (
+        *("is_last_process", "use_distributed", "main_process_first", "local_main_process_first"),
+        *("on_main_process", "on_local_main_process", "on_last_process", "on_process", "on_local_process"),
+        "split_between_processes",
+    )
+)
 # Member of accelerate's Accelerator -> why it is not offered, and what to do instead.
 REFUSED: dict[str, str] = {
     "save": "call torch.save() or safetensors where trainer.args.should_save is set",
@@ -52,35 +75,332 @@ WITHOUT_EFFECT: dict[str, str] = {
 }
 
 
-class AcceleratorFacade(ProcessMembers, Stepping, Preparing):
-    """What subclasses of a Trainer use as an accelerator; docs/api/compatibility.md lists what it answers.
+class AcceleratorFacade:
+    """The accelerator of a Trainer and its subclasses; docs/api/compatibility.md lists its members.
 
-    Parameters:
-        args: the training arguments, which know device and ranks.
+    Methods have the parameters of accelerate's Accelerator. The training arguments give device and ranks.
     """
 
-    split_batches = HeldBy("dataloader_config")
-    dispatch_batches = HeldBy("dataloader_config")
-    even_batches = HeldBy("dataloader_config")
-    use_seedable_sampler = HeldBy("dataloader_config")
-    non_blocking = HeldBy("dataloader_config")
+    split_batches = DelegatedAttribute("dataloader_config")
+    dispatch_batches = DelegatedAttribute("dataloader_config")
+    even_batches = DelegatedAttribute("dataloader_config")
+    use_seedable_sampler = DelegatedAttribute("dataloader_config")
+    non_blocking = DelegatedAttribute("dataloader_config")
+    step_scheduler_with_optimizer = True
+    # Whether this micro-batch is the last of its optimizer step.
+    sync_gradients = DelegatedAttribute("gradient_state")
+    # The module that fit trains; None outside training.
+    module = property(attrgetter("_running.module"), lambda self, module: setattr(self._running, "module", module))
+    evaluated_loader = DelegatedAttribute("_running")
 
     def __init__(self, args: TrainingArguments):
-        ProcessMembers.__init__(self, args)
+        self._args = args
+        config: Any = AcceleratorConfig.from_argument(args.accelerator_config)
         # A copy, as in accelerate: libraries write it, and the arguments stay as they are.
-        config = AcceleratorConfig.from_argument(args.accelerator_config)
         self.dataloader_config: Any = SimpleNamespace(**vars(config), data_seed=args.data_seed)
-        Stepping.__init__(self)
-        # Samples in the current batch if it is an evaluation's last and not a full one; set by the evaluation.
+        self._running = SimpleNamespace(module=None, evaluated_loader=None)
+        self.step = 0
+        self._optimizers: list[PreparedOptimizer] = []
+        self._scaler: torch.amp.GradScaler | None = None
+        # Samples in the last batch of an evaluation if the batch is not full; set by the evaluation.
         self.samples_in_last_batch: int | None = None
-        self.evaluated_loader: Any = None
+        given = getattr(args.accelerator_config, "gradient_accumulation_kwargs", None) or {}
+        # The Trainer accumulates, so `num_steps` is 1; of the other settings those count that differ from the defaults.
+        settings = {name: value for name, value in given.items() if ACCUMULATION_DEFAULTS.get(name) is not value}
+        self.gradient_state = GradientView(self._running, {**settings, "num_steps": 1})
         # Libraries make accelerate's state again, in callbacks for instance, and expect it to be set up.
         shared_accelerator_state(args)
 
-    def take_over_from(self, other: AcceleratorFacade) -> None:
-        """Take the place of another facade, during a training too."""
-        self.module, self._scaler = other.module, other._scaler
-        self.samples_in_last_batch = other.samples_in_last_batch
+    # ---- Processes ---------------------------------------------------------------------------------------------------
+
+    device = property(lambda self: self._args.device, doc="The device this process trains on.")
+    num_processes = property(lambda self: self._args.world_size, doc="World size.")
+    process_index = property(lambda self: self._args.process_index, doc="Rank of this process.")
+    local_process_index = property(lambda self: self._args.local_process_index, doc="Rank of this process on its node.")
+    is_main_process = property(lambda self: self._args.process_index == 0, doc="Whether this is rank 0.")
+    is_local_main_process = property(lambda self: self._args.local_process_index == 0, doc="First one of its node.")
+    # `NO` or `MULTI_GPU`, for instance; accelerate's own member if accelerate is loaded.
+    distributed_type = property(lambda self: distributed_type(self._args))
+
+    def wait_for_everyone(self) -> None:
+        """Wait for all processes; a RuntimeError says if they have no process group to wait in."""
+        if self._args.world_size > 1:
+            self._args._barrier("wait_for_everyone")()
+
+    def print(self, *values: Any, **kwargs: Any) -> None:
+        """Print once on each node."""
+        if self.is_local_main_process:
+            print(*values, **kwargs)
+
+    def end_training(self) -> None:
+        """Leave the process group, if there is one."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+    # ---- Collectives -------------------------------------------------------------------------------------------------
+
+    def gather(self, tensor: Any) -> Any:
+        """Return the values of all processes."""
+        return collectives.gather_across_processes(tensor)
+
+    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+        """Pad tensors to the longest one of all processes."""
+        return collectives.pad_across_processes(tensor, dim, pad_index, pad_first)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Return nested tensors reduced by `sum`, `mean` or `max`; `scale` counts on TPUs only, as in accelerate."""
+        return collectives.reduce_across_processes(tensor, reduction)
+
+    @contextmanager
+    def evaluating(self, loader: Any) -> Iterator[None]:
+        """Read the loader of an evaluation while the block runs."""
+        outer, self.evaluated_loader = self.evaluated_loader, loader
+        try:
+            yield
+        finally:
+            self.evaluated_loader = outer
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """Gather without samples that only fill the last batch; what holds more than tensors is gathered as objects."""
+        rows = self._rows_that_count()
+        if rows is None and collectives.get_world_size() == 1:
+            return input_data
+        copies = tensor_parallel_size(self._args)
+        if not use_gather_object and collectives.has_only_tensors(input_data):
+            data = collectives.gather_across_processes(input_data, copies)
+        else:
+            data = collectives.gather_objects_across_processes(input_data, copies)
+            if rows is not None and type(data) is list:
+                return data[:rows]
+        return data if rows is None else truncated(data, rows)
+
+    def gather_each_sample(self, tensor: Any) -> Any:
+        """Gather one copy of each sample that several processes have predicted together."""
+        return collectives.gather_across_processes(tensor, tensor_parallel_size(self._args))
+
+    def _rows_that_count(self) -> int | None:
+        if self.evaluated_loader is not None or self.samples_in_last_batch is not None:
+            return self.samples_in_last_batch
+        # In training all micro-batches of the last window count as many rows as the last has, as in transformers.
+        state = self.gradient_state
+        return state.remainder if state.end_of_dataloader and state.remainder > 0 else None
+
+    # ---- Steps -------------------------------------------------------------------------------------------------------
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """The divisor of `backward`: 1, since the Trainer accumulates, unless a script sets it."""
+        return self.gradient_state.num_steps
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, value: int) -> None:
+        self.gradient_state.plugin_kwargs["num_steps"] = value
+
+    @property
+    def mixed_precision(self) -> str:
+        """The precision of the forward pass: `no`, `bf16` or `fp16`."""
+        return self._args.mixed_precision
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """The GradScaler of fp16; None in any other precision, and on a CPU."""
+        # A training has its own before the first step.
+        if self._scaler is None and self.module is None and forward_type(self._args) is torch.float16:
+            self._scaler = _new_scaler(self._args)
+        return self._scaler
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether the last step of an optimizer was left out, since gradients of fp16 were not finite."""
+        plugin = None if self.module is None else self.module.trainer.precision_plugin
+        if getattr(plugin, "step_was_skipped", False):
+            return True
+        return bool(self._optimizers) and any(known.step_was_skipped for known in self._optimizers)
+
+    def autocast(self, autocast_handler: Any = None) -> AbstractContextManager[Any]:
+        """Return the context in which the model's forward computes, which AutocastKwargs may switch off."""
+        dtype = forward_type(self._args)
+        if dtype is None:
+            return nullcontext()
+        settings = {} if autocast_handler is None else autocast_handler.to_kwargs()
+        return torch.autocast(self._args.device.type, dtype=dtype, **settings)
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """Call backward, in a script's `training_step` through Lightning's precision plugin and strategy."""
+        kwargs.pop("learning_rate", None)
+        if self.gradient_accumulation_steps != 1:
+            loss = loss / self.gradient_accumulation_steps
+        if self.module is not None and not self.module.automatic_optimization:
+            self.module.manual_backward(loss, **kwargs)
+        else:
+            # A further backward pass in automatic optimization, or a backward pass outside of training.
+            (loss if self.scaler is None else self.scaler.scale(loss)).backward(**kwargs)
+
+    def unscale_gradients(self, optimizer: Any = None) -> None:
+        """Divide the scale of fp16 out of the gradients of optimizers, by default of all, unless that is done."""
+        if self.scaler is None:
+            return
+        own = None if self.module is None else self.module.trainer.optimizers[0]
+        if optimizer is None:
+            optimizer = [*([] if own is None else [own]), *self._optimizers]
+        for scaled in optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]:
+            if isinstance(scaled, PreparedOptimizer):
+                scaled.unscale(scaled.optimizer)
+            elif scaled is own:
+                self.module.trainer.precision_plugin.unscale(scaled)
+            else:
+                self.scaler.unscale_(scaled)
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> torch.Tensor:
+        """Clip gradients by their norm, of all shards, and return the norm they had; DeepSpeed clips by itself."""
+        strategy: Any = None if self.module is None else self.module.trainer.strategy
+        engine = getattr(strategy, "deepspeed_engine", None)
+        if engine is not None:
+            return engine.get_global_grad_norm()
+        self.unscale_gradients()
+        given: list[Any] = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        # With version 1 of FSDP each process has pieces of parameters, and their wrapper sums over the processes.
+        for wrapper in () if strategy is None else (strategy.model, self.module.owner.model_wrapped):
+            if hasattr(wrapper, "clip_grad_norm_") and {*map(id, wrapper.parameters())} == {*map(id, given)}:
+                return wrapper.clip_grad_norm_(max_norm, norm_type)
+        return clip_by_norm(given, max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
+        """Clip each gradient to the range from `-clip_value` to `clip_value`."""
+        self.unscale_gradients()
+        nn.utils.clip_grad_value_(parameters, clip_value)
+
+    def no_sync(self, model: Any) -> AbstractContextManager[Any]:
+        """Return a context in which several processes do not exchange the gradients of a model."""
+        # A Trainer imports this file, and Lightning only when it trains.
+        from littrainer.strategies.single_device import without_gradient_sync
+
+        plugin = self._args.deepspeed_plugin
+        # From stage 2 on DeepSpeed shards gradients as they are computed.
+        return nullcontext() if plugin is not None and plugin.zero_stage >= 2 else without_gradient_sync(model)
+
+    @contextmanager
+    def accumulate(self, *models: nn.Module) -> Iterator[None]:
+        """Run a micro-batch of a script's own accumulation over `gradient_accumulation_steps` micro-batches."""
+        state = self.gradient_state
+        if state.sync_with_dataloader and state.end_of_dataloader:
+            self.step, state.sync_gradients = 0, True
+        else:
+            self.step += 1
+            state.sync_gradients = self.step % state.num_steps == 0
+        with ExitStack() as stack:
+            if not (state.sync_gradients or state.plugin_kwargs.get("sync_each_batch", False)):
+                for model in models:
+                    stack.enter_context(self.no_sync(model))
+            yield
+
+    # ---- Preparing ---------------------------------------------------------------------------------------------------
+
+    def prepare(self, *objects: Any, device_placement: Any = None) -> Any:
+        """Prepare loaders, models, optimizers and schedules, in any order; anything else is returned as it is."""
+        methods = (
+            (DataLoader, self.prepare_data_loader),
+            (nn.Module, self.prepare_model),
+            (torch.optim.Optimizer, self.prepare_optimizer),
+        )
+        prepared = list(objects)
+        for place, given in enumerate(objects):
+            method: Any = next((method for kind, method in methods if isinstance(given, kind)), None)
+            if method is not None:
+                prepared[place] = method(given, device_placement=device_placement)
+        # A schedule looks for its optimizer among the prepared optimizers.
+        prepared = [self.prepare_scheduler(found) if isinstance(found, LRScheduler) else found for found in prepared]
+        return prepared[0] if len(prepared) == 1 else tuple(prepared)
+
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> nn.Module:
+        """Move a model to this process's device, in mixed precision and compiled if the arguments say so."""
+        args = self._args
+        if asks_for_deepspeed(args) and not evaluation_mode:
+            _refuse_second_engine(model)
+        if getattr(model, "_is_accelerate_prepared", False):
+            return model
+        dtype = forward_type(args)
+        if dtype is not None:
+            run_forward_in(model, args.device.type, dtype)
+        if device_placement is not False:
+            move_to(model, args.device)
+        prepared: Any = model
+        trains = any(parameter.requires_grad for parameter in model.parameters())
+        if collectives.get_world_size() > 1 and trains and not evaluation_mode:
+            prepared = DistributedDataParallel(model, device_ids=None if args.device.type == "cpu" else [args.device])
+        keywords = compile_keywords(args)
+        if keywords is not None and not is_compiled(prepared):
+            prepared = torch.compile(prepared, **keywords)
+        prepared._is_accelerate_prepared = True
+        return prepared
+
+    def prepare_data_loader(
+        self, data_loader: DataLoader, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
+    ) -> DataLoader:
+        """Return a loader of this process's shard of the data, with the order and the prefetch of the Trainer's."""
+        settings = self.dataloader_config
+        prepared: Any = prepare_loader(self._args, data_loader, settings, slice_fn_for_dispatch)
+        if isinstance(prepared, LookaheadLoader):
+            prepared.gradient_state = self.gradient_state
+            if device_placement is not False:
+                prepared.hand_out_on(self._args.device, settings)
+        return prepared
+
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
+    ) -> PreparedOptimizer:
+        """Return an optimizer that steps and clears its gradients with the Trainer's optimizer steps."""
+        prepared = optimizer if isinstance(optimizer, PreparedOptimizer) else PreparedOptimizer(optimizer, self)
+        if not any(prepared is known for known in self._optimizers):
+            self._optimizers.append(prepared)
+        return prepared
+
+    def prepare_scheduler(self, scheduler: Any) -> Any:
+        """Return a schedule that steps with the prepared optimizer it drives."""
+        if not isinstance(scheduler, PreparedScheduler):
+            driven = getattr(scheduler, "optimizer", None)
+            own = [known for known in self._optimizers if driven is known or driven is known.optimizer]
+            scheduler = PreparedScheduler(scheduler, own or list(self._optimizers), self)
+        return scheduler
+
+    def unwrap_model(
+        self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
+    ) -> nn.Module:
+        """Return the user's model inside data-parallel wrappers."""
+        if is_compiled(model):
+            inner: Any = self.unwrap_model(model._orig_mod, keep_fp32_wrapper, keep_torch_compile)  # type: ignore[arg-type]
+            if not keep_torch_compile:
+                return inner
+            model._orig_mod = inner
+            return model
+        inner = getattr(model, "module", None)
+        if isinstance(inner, nn.Module) and type(model).__module__.partition(".")[0] in WRAPPERS:
+            return self.unwrap_model(inner, keep_fp32_wrapper, keep_torch_compile)
+        if not keep_fp32_wrapper:
+            restore_forward(model)
+        return model
+
+    def free_memory(self, *objects: Any) -> list[None]:
+        """Forget prepared optimizers and empty the device's cache; return a None to assign to each object."""
+        self._optimizers.clear()
+        free_memory()
+        return [None] * len(objects)
+
+    clear = free_memory
+
+    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
+        """Return the state dict under the names of the user's model; of a sharded model, in the first process alone."""
+        consolidated = getattr(model, "_zero3_consolidated_16bit_state_dict", None)
+        plugin = self._args.deepspeed_plugin
+        if consolidated is not None and plugin is not None and plugin.zero_stage == 3:
+            return consolidated()
+        if unwrap:
+            model = self.unwrap_model(model, keep_torch_compile=False)
+        return whole_state_dict(model) if is_sharded(model) else model.state_dict()
+
+    # ---- State and settings ------------------------------------------------------------------------------------------
 
     @property
     def deepspeed_plugin(self) -> Any:
@@ -100,79 +420,11 @@ class AcceleratorFacade(ProcessMembers, Stepping, Preparing):
 
     @property
     def state(self) -> Any:
-        """accelerate's AcceleratorState, which is loaded when it is first read.
-
-        Raises:
-            ImportError: accelerate is not installed.
-        """
+        """accelerate's AcceleratorState, which is loaded when it is first read."""
         found = shared_accelerator_state(self._args, load=True)
         if found is None:
             raise ImportError("trainer.accelerator.state is accelerate's AcceleratorState: pip install accelerate.")
         return found
-
-    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """The model's state dict, under the names of the user's model.
-
-        Parameters:
-            unwrap: take wrappers off before.
-
-        Returns:
-            whole tensors; of a sharded model, for which all processes have to call this, in the first process alone.
-        """
-        consolidated = getattr(model, "_zero3_consolidated_16bit_state_dict", None)
-        plugin = self._args.deepspeed_plugin
-        if consolidated is not None and plugin is not None and plugin.zero_stage == 3:
-            return consolidated()
-        if unwrap:
-            model = self.unwrap_model(model, keep_torch_compile=False)
-        return whole_state_dict(model) if is_sharded(model) else model.state_dict()
-
-    def end_training(self) -> None:
-        """Leave the process group, if there is one."""
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
-
-    @contextmanager
-    def evaluating(self, loader: Any) -> Iterator[None]:
-        """Read the loader of an evaluation while the block runs."""
-        outer, self.evaluated_loader = self.evaluated_loader, loader
-        try:
-            yield
-        finally:
-            self.evaluated_loader = outer
-
-    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """As `gather`, without samples that only fill the last batch.
-
-        Parameters:
-            use_gather_object: gather Python objects; anything that holds more than tensors is gathered so too.
-        """
-        rows = self._rows_that_count()
-        if rows is None and collectives.process_count() == 1:
-            return input_data
-        copies = self._processes_with_the_same_samples
-        if not use_gather_object and collectives.holds_only_tensors(input_data):
-            data = collectives.gathered(input_data, copies)
-        else:
-            data = collectives.gathered_objects(input_data, copies)
-            if rows is not None and isinstance(data, list):
-                return data[:rows]
-        return data if rows is None else truncated(data, rows)
-
-    def gather_each_sample(self, tensor: Any) -> Any:
-        """As `gather`, with one copy of a sample that several processes have predicted together."""
-        return collectives.gathered(tensor, self._processes_with_the_same_samples)
-
-    @property
-    def _processes_with_the_same_samples(self) -> int:
-        return tensor_parallel_size(self._args)
-
-    def _rows_that_count(self) -> int | None:
-        if self.evaluated_loader is not None or self.samples_in_last_batch is not None:
-            return self.samples_in_last_batch
-        # In training all micro-batches of the last window count as many rows as its last one has, as in transformers.
-        state = self.gradient_state
-        return state.remainder if state.end_of_dataloader and state.remainder > 0 else None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -187,20 +439,41 @@ class AcceleratorFacade(ProcessMembers, Stepping, Preparing):
         if name in REFUSED:
             raise AttributeError(f"trainer.accelerator does not offer {name}: {REFUSED[name]}.")
         raise AttributeError(
-            f"trainer.accelerator has no {name!r}: littrainer trains on Lightning, and answers what Trainers ask of "
-            "accelerate's Accelerator. Ask trainer.lightning_trainer (its strategy), or torch, instead."
+            f"trainer.accelerator has no {name!r}: littrainer trains on Lightning, and has what Trainers use of "
+            "accelerate's Accelerator. Use trainer.lightning_trainer (its strategy), or torch, instead."
         )
 
 
 _log_once = functools.cache(logger.warning)
 
 
+def _new_scaler(args: TrainingArguments) -> torch.amp.GradScaler:
+    plan = sharding_plan(args)
+    if plan is None or plan.version > 1:
+        return torch.amp.GradScaler(args.device.type)
+    # Gradients of version 1 of FSDP do not say that they are shards, so the scaler reduces over all processes.
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    return ShardedGradScaler(args.device.type)
+
+
+def _refuse_second_engine(model: nn.Module) -> None:
+    is_engine = type(model).__module__.partition(".")[0] == "deepspeed"
+    if not is_engine and any(parameter.requires_grad for parameter in model.parameters()):
+        raise NotImplementedError(
+            f"accelerator.prepare({type(model).__name__}): DeepSpeed's engine holds the Trainer's model, and another "
+            "one that is trained needs another engine: make it by deepspeed.initialize(model=..., "
+            "config=accelerator.state.deepspeed_plugin.deepspeed_config). Prepare one that is not trained by "
+            "accelerator.prepare_model(model, evaluation_mode=True)."
+        )
+
+
 # ---- An Accelerator of accelerate's ----------------------------------------------------------------------------------
 
 
-# Attribute of what would change a training and Lightning does not take -> what to do instead, and whether the arguments
-# ask for the same, so that nothing is lost.
-WITHOUT_A_PLACE: dict[str, tuple[str, Callable[[Any], bool]]] = {
+# Attribute that would change a training and that Lightning does not take -> what to do instead, and whether the
+# arguments say the same, so that nothing is lost.
+NOT_TAKEN: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "deepspeed_plugin": ("set deepspeed to its configuration", asks_for_deepspeed),
     "fsdp_plugin": ("set fsdp and fsdp_config", lambda args: sharding_plan(args) is not None),
     "parallelism_config": ("set parallelism_config", lambda args: process_layout(args).is_given),
@@ -211,29 +484,27 @@ WITHOUT_A_PLACE: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
-def adopted(given: Any, args: TrainingArguments, engaged: Any) -> Any:
-    """Return what a script has set as `accelerator`; for accelerate's Accelerator, a facade with its settings.
-
-    Parameters:
-        engaged: the facade that it replaces, which knows what fit is carrying out; None at construction.
+def wrap_accelerator(new: Any, args: TrainingArguments, current: Any) -> Any:
+    """Return what a script has set as `accelerator`, in place of the current facade; accelerate's becomes a facade.
 
     Raises:
         NotImplementedError: it has a part that Lightning does not take.
-        ValueError: it computes in another precision than the arguments ask for.
+        ValueError: it computes in another precision than the arguments say.
     """
-    if is_a(given, "accelerator"):
-        _refuse_what_would_be_lost(given, args)
+    if is_a(new, "accelerator"):
+        _refuse_loss_of_settings(new, args)
         facade = AcceleratorFacade(args)
-        facade.dataloader_config = given.dataloader_config
-        facade.gradient_state.plugin_kwargs = dict(given.gradient_state.plugin_kwargs)
-        facade.step_scheduler_with_optimizer = given.step_scheduler_with_optimizer
-        given = facade
-    if isinstance(given, AcceleratorFacade) and isinstance(engaged, AcceleratorFacade):
-        given.take_over_from(engaged)
-    return given
+        facade.dataloader_config = new.dataloader_config
+        facade.gradient_state.plugin_kwargs = dict(new.gradient_state.plugin_kwargs)
+        facade.step_scheduler_with_optimizer = new.step_scheduler_with_optimizer
+        new = facade
+    if isinstance(new, AcceleratorFacade) and isinstance(current, AcceleratorFacade):
+        new.module, new._scaler = current.module, current._scaler
+        new.samples_in_last_batch = current.samples_in_last_batch
+    return new
 
 
-def _refuse_what_would_be_lost(given: Any, args: TrainingArguments) -> None:
+def _refuse_loss_of_settings(given: Any, args: TrainingArguments) -> None:
     where = "trainer.accelerator, as create_accelerator_and_postprocess or a script has set it"
     if type(given).__module__.partition(".")[0] != "accelerate":
         raise NotImplementedError(
@@ -242,12 +513,18 @@ def _refuse_what_would_be_lost(given: Any, args: TrainingArguments) -> None:
         )
     lost = [
         f"{name} ({instead})"
-        for name, (instead, is_in_arguments) in WITHOUT_A_PLACE.items()
+        for name, (instead, is_in_arguments) in NOT_TAKEN.items()
         if not is_in_arguments(args)
         if getattr(given.state, name, None) is not None or getattr(given, name, None) is not None
     ]
     if lost:
         raise NotImplementedError(f"{where}, has what littrainer's Lightning does not take: {', '.join(lost)}.")
+    if given.mixed_precision == "no" != args.mixed_precision and not asks_for_deepspeed(args):
+        _log_once(
+            f"{where}, computes in float32, and so does the training: {args.mixed_precision} of the arguments has no "
+            "effect. Pass mixed_precision=self.args.mixed_precision to Accelerator for it."
+        )
+        args.mixed_precision = "no"
     if given.mixed_precision != args.mixed_precision:
         raise ValueError(
             f"{where}, has mixed_precision={given.mixed_precision!r}, and the arguments ask for "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from littrainer.arguments.deepspeed import asks_for_deepspeed
 from littrainer.arguments.process import distributed_type, partial_state
 from littrainer.arguments.sharding import plugin_arguments, sharding_plan
-from littrainer.data.loaders import innermost_loader
+from littrainer.data.loaders import current_loader
 from littrainer.distributed.layout import process_layout
 
 if TYPE_CHECKING:
@@ -26,16 +26,14 @@ def parallelism_config_of(args: TrainingArguments) -> Any:
         return None
     from accelerate import ParallelismConfig
 
-    sizes = {"dp_replicate_size": layout.replicas, "dp_shard_size": layout.shards, "tp_size": layout.tensor_parallel}
-    return ParallelismConfig(**sizes)
+    made = ParallelismConfig(dp_replicate_size=1, dp_shard_size=layout.shards, tp_size=layout.tensor_parallel)
+    # Set afterwards, since the constructor refuses replicas of layers that are split, which train here.
+    made._set_size("dp_replicate", layout.replicas)
+    return made
 
 
-class HeldBy:
-    """A setting that another object holds, which is read and written there.
-
-    Parameters:
-        holder: the attribute that is this object.
-    """
+class DelegatedAttribute:
+    """An attribute that is read from and written to another object, which is an attribute too."""
 
     def __init__(self, holder: str) -> None:
         self.holder = holder
@@ -51,13 +49,9 @@ class HeldBy:
 
 
 def shared_accelerator_state(args: TrainingArguments, load: bool = False) -> Any:
-    """Return accelerate's AcceleratorState with the facts of these arguments, one for the whole process.
+    """Return accelerate's AcceleratorState of the process, set up with these arguments, since libraries read it.
 
-    None if accelerate is not loaded, or if making it would wait for processes that have no group yet. Libraries make
-    it again without arguments, and callbacks read it.
-
-    Parameters:
-        load: import accelerate if it is installed, and make the state in any case.
+    None if accelerate is not loaded and `load` is false, or if it would wait for processes that have no group yet.
     """
     if partial_state(args, load) is None:
         return None
@@ -91,17 +85,22 @@ def shared_accelerator_state(args: TrainingArguments, load: bool = False) -> Any
     return accelerator_state()
 
 
+def _state_of_accelerate() -> Any:
+    """Return the gradient state of a script's own Accelerator; None if there is none."""
+    state: Any = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
+    return state() if state is not None and state._shared_state else None
+
+
 class GradientView:
-    """Where a training stands within the window of an optimizer step, computed when it is read.
+    """The state of a training within the window of an optimizer step, computed when it is read.
 
     Parameters:
-        accelerator: the facade it belongs to.
-        plugin_kwargs: settings of the accumulation that differ from accelerate's defaults. `num_steps` is 1, since the
-            Trainer accumulates; `accelerator.backward` divides by another number that is set.
+        running: has `module`, which fit trains, and `evaluated_loader`; None each outside of that.
+        plugin_kwargs: settings of the accumulation that differ from accelerate's defaults.
     """
 
-    def __init__(self, accelerator: Any, plugin_kwargs: dict[str, Any]):
-        self._accelerator = accelerator
+    def __init__(self, running: Any, plugin_kwargs: dict[str, Any]):
+        self._running = running
         self.plugin_kwargs = plugin_kwargs
         # A value that was set, and the micro-batch that it holds for.
         self._set_in: tuple[Any, bool] | None = None
@@ -117,16 +116,18 @@ class GradientView:
     @sync_gradients.setter
     def sync_gradients(self, value: bool) -> None:
         self._set_in = (self._micro_batch, value)
+        if (shared := _state_of_accelerate()) is not None:
+            shared._set_sync_gradients(value)
 
     def _set_sync_gradients(self, sync_gradients: bool) -> None:
         self.sync_gradients = sync_gradients
 
     @property
     def _micro_batch(self) -> Any:
-        module = self._accelerator.module
+        module = self._running.module
         return None if module is None else module.micro_batch
 
-    # What `accelerator.backward` divides by; 1 unless somebody has set it.
+    # The divisor of `accelerator.backward`; 1 unless a script has set it.
     num_steps = property(lambda self: self.plugin_kwargs.get("num_steps", 1))
     # Whether a prepared schedule counts the micro-batches at which it does not step.
     adjust_scheduler = property(lambda self: self.plugin_kwargs.get("adjust_scheduler", False))
@@ -136,17 +137,19 @@ class GradientView:
     @property
     def active_dataloader(self) -> Any:
         """The loader that is being read: an evaluation's, else a script's own, else that of the training."""
-        accelerator = self._accelerator
-        if accelerator.evaluated_loader is not None:
-            return accelerator.evaluated_loader
-        own = innermost_loader()
+        running = self._running
+        if running.evaluated_loader is not None:
+            return running.evaluated_loader
+        own = current_loader()
         if own is not None:
             return own
-        run = None if accelerator.module is None else accelerator.module.run
-        return None if run is None or run.is_between_epochs else run.windows.loader_being_read
+        if running.module is None and (shared := _state_of_accelerate()) is not None:
+            return shared.active_dataloader
+        run = None if running.module is None else running.module.run
+        return None if run is None or run.is_between_epochs else run.windows.loader
 
     in_dataloader = property(lambda self: self.active_dataloader is not None)
     # Whether the loader that is being read has handed out its last batch.
     end_of_dataloader = property(lambda self: getattr(self.active_dataloader, "end_of_dataloader", False))
-    # Samples in the last, incomplete batch of all processes; 0 if it is complete, -1 if nobody knows.
+    # Samples in the last, incomplete batch of all processes; 0 if it is complete, -1 if this is not known.
     remainder = property(lambda self: getattr(self.active_dataloader, "remainder", -1))

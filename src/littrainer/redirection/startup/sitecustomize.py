@@ -1,6 +1,6 @@
-"""Brings the redirection into the Python processes that a redirected script starts.
+"""Redirects the Python processes that a redirected script starts.
 
-The interpreter imports this file by its name at start-up, because its folder stands first in PYTHONPATH.
+The interpreter imports this file by its name at start-up, because its folder is first in PYTHONPATH.
 """
 
 import os
@@ -8,7 +8,7 @@ import sys
 
 
 def _run_shadowed() -> None:
-    """Run the sitecustomize that would have run if this one were not there."""
+    """Run the sitecustomize that would have run without this file."""
     from importlib.machinery import PathFinder
 
     ours = os.path.join("littrainer", "redirection", "startup")

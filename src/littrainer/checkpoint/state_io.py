@@ -1,0 +1,393 @@
+"""Weights and optimizer state in a checkpoint: full, gathered from shards, sharded, or as DeepSpeed's engine has them.
+
+Everything else in a checkpoint is the same whatever the strategy.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from littrainer.arguments.deepspeed import asks_for_deepspeed
+from littrainer.arguments.sharding import sharding_plan
+from littrainer.checkpoint.layout import (
+    FSDP_OPTIMIZER_NAME,
+    FSDP_WEIGHTS_NAME,
+    OPTIMIZER_FOLDER,
+    OPTIMIZER_NAME,
+    SAFE_WEIGHTS_NAME,
+    WEIGHTS_FOLDER,
+    WEIGHTS_NAME,
+    holds_parts,
+)
+from littrainer.checkpoint.reader import load_optimizer, read_optimizer_state, refuse_other_optimizer
+from littrainer.checkpoint.weights import (
+    Differences,
+    adapter_weights,
+    carries_adapters,
+    fitted,
+    holds_weights,
+    load_weights,
+    log_names_that_differ,
+    other_shape,
+    read_weights,
+    refuse_other_weights,
+)
+from littrainer.checkpoint.writer import StagedCheckpoint, write_companions
+from littrainer.distributed.collectives import raise_on_all_ranks
+from littrainer.errors.lazy_isinstance import is_a
+from littrainer.model.facts import users_model
+from littrainer.strategies.shards import (
+    by_name,
+    free_gathered,
+    has_flat_shards,
+    is_sharded,
+    load_whole_optimizer_state,
+    load_whole_state_dict,
+    names_of_parameters,
+    numbered_as_if_whole,
+    numbered_for,
+    whole_optimizer_state,
+    whole_state_dict,
+)
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+
+
+logger = logging.getLogger(__name__)
+
+# DeepSpeed's engine writes each process's part of the optimizer's states, and in stage 3 of the parameters. It reads
+# weights, optimizer and its own schedule from there; `zero_to_fp32.py` next to it makes full weights of it.
+ENGINE_FOLDERS = "global_step*"
+
+
+@dataclass
+class TrainingObjects:
+    """The objects of a training at this moment.
+
+    Parameters:
+        wrapped: the model with the strategy's wrappers.
+        engine: DeepSpeed's, if it runs the training.
+        processing_class: written with the model.
+        save: a Trainer's `_save`, which a subclass may override.
+        on_key_mismatch: called with what torch's `load_state_dict` returns, if the model or a file lacks names.
+        staged: returns the object that writes into a folder.
+    """
+
+    args: TrainingArguments
+    model: nn.Module
+    optimizer: Any = None
+    wrapped: nn.Module | None = None
+    engine: Any = None
+    processing_class: Any = None
+    save: Callable[..., None] = lambda output_dir, state_dict=None: None
+    on_key_mismatch: Callable[[Any], None] = log_names_that_differ
+    staged: Callable[[Path], StagedCheckpoint] = StagedCheckpoint
+
+    @property
+    def sharded_model(self) -> nn.Module:
+        """The model, in FSDP's first version with the wrapper that has its parameters."""
+        wrapped = self.wrapped
+        return wrapped if wrapped is not None and is_a(wrapped, "flat sharded module") else self.model
+
+
+class FullStateIO:
+    """Each process has the full model: those whose arguments say `should_save` write it, and all read it.
+
+    All processes call each method at the same place. A method may wait for the others, and writes into a folder that
+    may differ between processes, whose files are sent to the process that completes the checkpoint.
+    """
+
+    def __init__(self, training: TrainingObjects) -> None:
+        self.training, self.args, self.optimizer = training, training.args, training.optimizer
+
+    @property
+    def can_be_copied(self) -> bool:
+        """Whether copies can be written later of what `save_model` and `save_optimizer` collect."""
+        return not has_flat_shards(self.training.sharded_model)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes what is gathered from shards."""
+        return self.args.process_index == 0
+
+    def save_model(self, output_dir: str) -> None:
+        """Write the model."""
+        if self.args.should_save:
+            self.training.save(output_dir)
+
+    def save_model_of_checkpoint(self, output_dir: str) -> None:
+        """Write the model as a part of a checkpoint; by default as `save_model` does."""
+        self.save_model(output_dir)
+
+    def save_optimizer(self, folder: Path) -> None:
+        """Write the optimizer's state."""
+        if self.args.should_save:
+            self._write({OPTIMIZER_NAME: self.optimizer.state_dict()}, folder)
+
+    def _write(self, objects: dict[str, Any], folder: Path) -> None:
+        self.training.staged(folder).write_objects(objects)
+
+    def holds_weights(self, folder: Path) -> bool:
+        """Return whether a checkpoint has weights that `load_model` reads."""
+        return holds_weights(folder)
+
+    def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
+        """Load the weights of a checkpoint.
+
+        When training resumes this is called before the strategy has wrapped or sharded the model, and `load_optimizer`
+        afterwards. Weights that can only be loaded into shards are loaded there.
+        """
+        load_weights(model, folder, to_resume=to_resume, on_key_mismatch=self.training.on_key_mismatch)
+
+    def load_optimizer(self, folder: Path) -> None:
+        """Load the optimizer's state."""
+        load_optimizer(self.training.model, self.optimizer, folder)
+
+
+class GatheredStateIO(FullStateIO):
+    """Weights and optimizer state are sharded, and full in a checkpoint, like those of one process.
+
+    The first process gathers and writes them, whatever `save_on_each_node` says, and sends them to the others.
+    """
+
+    def save_model(self, output_dir: str) -> None:
+        """Write the full model."""
+        model = self.training.sharded_model
+        weights = {"state_dict": whole_state_dict(model)} if is_sharded(model) else {}
+        if self.is_first:
+            self.training.save(output_dir, **weights)
+
+    def save_optimizer(self, folder: Path) -> None:
+        """Write the full optimizer's state."""
+        model = self.training.model
+        state = whole_optimizer_state(model, self.optimizer)
+        if self.is_first:
+            self._write({OPTIMIZER_NAME: numbered_as_if_whole(model, self.optimizer, state)}, folder)
+
+    def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
+        """Load weights into the shards; only the first process reads them."""
+        state: dict[str, Any] = {}
+        with raise_on_all_ranks(f"reading the weights in {folder}"):
+            if self.is_first and carries_adapters(users_model(model)) and not (folder / FSDP_WEIGHTS_NAME).is_file():
+                state = adapter_weights(users_model(model), folder)
+            elif self.is_first:
+                state, differences = fitted(model, read_weights(folder))
+                refuse_other_weights(model, folder, differences, to_resume)
+        load_whole_state_dict(model, state)
+
+    def load_optimizer(self, folder: Path) -> None:
+        """Load the optimizer's state into the shards; only the first process reads it."""
+        self._load_gathered_optimizer(self.training.model, folder)
+
+    def _load_gathered_optimizer(self, model: nn.Module, folder: Path) -> None:
+        state: dict[str, Any] = {}
+        with raise_on_all_ranks(f"reading the optimizer's state in {folder}"):
+            if self.is_first:
+                path, state = read_optimizer_state(folder)
+                refuse_other_optimizer(path, self.optimizer, numbered_for(model, self.optimizer, state))
+        load_whole_optimizer_state(model, self.optimizer, state)
+
+
+class FsdpStateIO(GatheredStateIO):
+    """A file of weights and a file of the optimizer's state (`FULL_STATE_DICT`), gathered in the first process.
+
+    Either form of FSDP is read whatever the form that is written, and so are checkpoints of trainings without FSDP.
+    """
+
+    def save_optimizer(self, folder: Path) -> None:
+        """Write the weights as FSDP of transformers reads them, and the optimizer's state with names of parameters."""
+        model = self.training.sharded_model
+        weights = self._without_base(whole_state_dict(model))
+        state = whole_optimizer_state(model, self.optimizer) if is_sharded(model) else self._optimizer_state_by_name()
+        if self.is_first:
+            self._write({FSDP_WEIGHTS_NAME: weights, FSDP_OPTIMIZER_NAME: state}, folder)
+
+    def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
+        """Load weights into the shards, or into a model that is not sharded yet, except weights in parts."""
+        has_parts = holds_parts(folder / WEIGHTS_FOLDER)
+        if model is self.training.model:
+            model = self.training.sharded_model
+        if not is_sharded(model):
+            plan = sharding_plan(self.args)
+            # The others may get them when the model is sharded.
+            reads_weights = self.is_first or plan is None or not plan.cpu_ram_efficient_loading
+            if reads_weights and not (has_parts and to_resume):
+                FullStateIO.load_model(self, model, folder, to_resume)
+        elif has_parts and not has_flat_shards(model):
+            self._load_parts(model, folder / WEIGHTS_FOLDER, to_resume)
+        else:
+            super().load_model(model, folder, to_resume)
+
+    def load_optimizer(self, folder: Path) -> None:
+        """Load the optimizer's state, and weights in parts."""
+        model = self.training.sharded_model
+        if holds_parts(folder / WEIGHTS_FOLDER):
+            if is_sharded(model):
+                self.load_model(model, folder, to_resume=True)
+            else:
+                FullStateIO.load_model(self, model, folder, to_resume=True)
+        if not is_sharded(model):
+            load_optimizer(model, self.optimizer, folder)
+        elif holds_parts(folder / OPTIMIZER_FOLDER) and not has_flat_shards(model):
+            from littrainer.checkpoint.sharded_files import read_optimizer_into
+
+            with raise_on_all_ranks(f"reading {folder / OPTIMIZER_FOLDER}"):
+                state = read_optimizer_into(folder / OPTIMIZER_FOLDER, dict(model.named_parameters()))
+                self.optimizer.load_state_dict(numbered_for(model, self.optimizer, state))
+        else:
+            self._load_gathered_optimizer(model, folder)
+
+    def _load_parts(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
+        from littrainer.checkpoint.sharded_files import WEIGHTS_KEY, read_into, stored_weights
+
+        free_gathered(model)
+        with raise_on_all_ranks(f"reading {folder}"):
+            own, stored = model.state_dict(), stored_weights(folder)
+            shapes = {name: (entry.size, own[name].shape) for name, entry in stored.items() if entry and name in own}
+            differences = Differences(
+                [name for name in self._without_base(own) if name not in stored],
+                [name for name in stored if name not in own],
+                [other_shape(name, *pair) for name, pair in shapes.items() if pair[0] != pair[1]],
+            )
+            refuse_other_weights(model, folder, differences, to_resume)
+            read_into(folder, {f"{WEIGHTS_KEY}.{name}": value for name, value in own.items() if name in stored})
+            # For offloaded weights state_dict() returns copies, into which was read.
+            result = model.load_state_dict(own, strict=False)
+        self.training.on_key_mismatch(type(result)(differences.missing, differences.unexpected))
+
+    def _optimizer_state_by_name(self) -> dict[str, Any]:
+        names = names_of_parameters(self.training.sharded_model, self.optimizer)
+        return by_name(self.optimizer.state_dict(), names)
+
+    def _without_base(self, weights: Mapping[str, Any]) -> dict[str, Any]:
+        """Return weights without the base of adapters, which nothing trains, and which a checkpoint does not hold."""
+        model = self.training.model
+        if not carries_adapters(users_model(model)):
+            return dict(weights)
+        base = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+        return {name: value for name, value in weights.items() if name not in base}
+
+
+class ShardedStateIO(FsdpStateIO):
+    """Each process writes its part of weights and optimizer state (`SHARDED_STATE_DICT`).
+
+    `save_model` writes the full model, as `from_pretrained` needs it.
+    """
+
+    def save_model_of_checkpoint(self, output_dir: str) -> None:
+        """Write all but the weights, which follow in parts."""
+        if self.is_first:
+            Path(output_dir).mkdir(parents=True, exist_ok=True)
+            for name in ("config", "generation_config"):
+                settings: Any = getattr(self.training.model, name, None)
+                if hasattr(settings, "save_pretrained"):
+                    settings.save_pretrained(output_dir)
+            write_companions(output_dir, self.args, self.training.processing_class)
+
+    def save_optimizer(self, folder: Path) -> None:
+        """Write this process's part of weights and optimizer state."""
+        from torch.distributed.checkpoint.state_dict import (
+            StateDictOptions,
+            get_model_state_dict,
+            get_optimizer_state_dict,
+        )
+
+        from littrainer.checkpoint.sharded_files import OPTIMIZER_KEY, WEIGHTS_KEY
+
+        model = self.training.sharded_model
+        # Parts of version 2 are copied to the host's memory when they are written, or before training goes on.
+        options = StateDictOptions(cpu_offload=has_flat_shards(model))
+        free_gathered(model)
+        weights = self._without_base(get_model_state_dict(model, options=options))
+        state: Mapping[str, Any]
+        if has_flat_shards(model):
+            state = get_optimizer_state_dict(model, self.optimizer, options=options)
+        else:
+            state = self._optimizer_state_by_name()
+        parts = {WEIGHTS_FOLDER: {WEIGHTS_KEY: weights}, OPTIMIZER_FOLDER: {OPTIMIZER_KEY: state}}
+        self.training.staged(folder).write_parts(parts)
+
+
+class DeepSpeedStateIO(FullStateIO):
+    """Weights and optimizer state as DeepSpeed's engine writes and reads them, in all processes together."""
+
+    def save_model(self, output_dir: str) -> None:
+        """Write the model. In stage 3 its weights are gathered if the configuration says so; else the engine's are."""
+        config: Any = self.args.hf_deepspeed_config
+        if not config.is_zero3():
+            super().save_model(output_dir)
+            return
+        engine = self.training.engine
+        if engine.zero_gather_16bit_weights_on_model_save():
+            weights = engine._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=self._has_adapters())
+            if weights is not None:
+                self.training.save(output_dir, state_dict=weights)
+            return
+        logger.warning(
+            "stage3_gather_16bit_weights_on_model_save is off, so the weights in %s are in the files of DeepSpeed's "
+            "engine: run the zero_to_fp32.py next to them to get whole ones.",
+            output_dir,
+        )
+        if self.args.should_save:
+            self.training.save(output_dir, state_dict={})
+            for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME):
+                (Path(output_dir) / name).unlink(missing_ok=True)
+        self.save_optimizer(Path(output_dir))
+
+    def save_optimizer(self, folder: Path) -> None:
+        """Let the engine write weights, optimizer and its own schedule."""
+        self.training.engine.save_checkpoint(str(folder), exclude_frozen_parameters=self._has_adapters())
+
+    def holds_weights(self, folder: Path) -> bool:
+        """Return whether the engine has written its folder."""
+        return any(folder.glob(ENGINE_FOLDERS))
+
+    def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
+        """Load the weights of the best model; those of a training that is resumed come with the optimizer's state."""
+        if not to_resume:
+            self.load_optimizer(folder)
+        elif not self.holds_weights(folder):
+            raise ValueError(
+                f"{folder} has no folder {ENGINE_FOLDERS} of DeepSpeed's engine, so DeepSpeed cannot go on from it. "
+                "Resume it without `deepspeed`, or load its model with from_pretrained and start a new training."
+            )
+
+    def load_optimizer(self, folder: Path) -> None:
+        """Load weights, optimizer and the engine's own schedule, which as many processes have written."""
+        written = len(list(folder.glob(f"{ENGINE_FOLDERS}/*zero_pp_rank_*_optim_states.pt")))
+        config: Any = self.args.hf_deepspeed_config
+        if written not in (0, self.args.world_size) and not config.get_value("checkpoint.load_universal", False):
+            raise ValueError(
+                f"{folder} was written by {written} processes of DeepSpeed, and there are {self.args.world_size}. "
+                f"Start {written}, or convert it by DeepSpeed's ds_to_universal.py, and set "
+                '"checkpoint": {"load_universal": true} in the configuration.'
+            )
+        path, _ = self.training.engine.load_checkpoint(
+            str(folder),
+            load_module_strict=not self._has_adapters(),
+            load_optimizer_states=True,
+            load_lr_scheduler_states=True,
+        )
+        if path is None:
+            raise ValueError(f"DeepSpeed could not load {folder}. Its log says why; resume from another checkpoint.")
+
+    def _has_adapters(self) -> bool:
+        return is_a(self.training.model, "peft model")
+
+
+def state_io_for(training: TrainingObjects) -> FullStateIO:
+    """Return how checkpoints hold weights and the optimizer's state under the strategy at this moment."""
+    plan = sharding_plan(training.args)
+    if asks_for_deepspeed(training.args):
+        return DeepSpeedStateIO(training)
+    if plan is not None:
+        is_in_parts = plan.saves_shards and is_sharded(training.sharded_model)
+        return ShardedStateIO(training) if is_in_parts else FsdpStateIO(training)
+    return GatheredStateIO(training) if is_sharded(training.model) else FullStateIO(training)

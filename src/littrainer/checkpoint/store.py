@@ -1,0 +1,300 @@
+"""The folder of a run: one run at a time locks it, checkpoints appear in it and are deleted, and a URL may mirror it.
+
+The lock ends with the process that holds it, however it ends. If the file system has no locks, nothing is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from littrainer.checkpoint.atomic_write import (
+    UNFINISHED_DIR,
+    clean_unfinished,
+    delete_or_warn,
+    set_aside,
+    set_aside_and_delete,
+    staged_checkpoint,
+)
+from littrainer.checkpoint.checksums import ManifestBuilder
+from littrainer.checkpoint.layout import checkpoint_step, list_checkpoints
+from littrainer.checkpoint.remote import RemoteRun
+from littrainer.errors.remote_folder import RemoteFolderError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LOCK_NAME = ".littrainer_running"
+# Attempts to lock a file that its holder may delete at that moment.
+MAX_LOCK_TRIES = 10
+
+
+class Store:
+    """The folder that holds the checkpoints of a run.
+
+    Parameters:
+        lock: descriptor of the locked file; None if this process does not lock the folder.
+
+    Attributes:
+        remote: uploads the folder to a URL; None if it is not uploaded now.
+    """
+
+    def __init__(self, run_dir: Path, lock: int | None = None) -> None:
+        self.run_dir, self.lock = run_dir, lock
+        # The working directory may change.
+        self._key = run_dir.resolve()
+        self.remote: RemoteRun | None = None
+        # To free the space of large files takes the system as long as a part of writing them.
+        self._deletions: list[Future[None]] = []
+
+    @contextlib.contextmanager
+    def stage(self, final: Path) -> Iterator[ManifestBuilder]:
+        """Write a checkpoint as `staged_checkpoint` does, after deletions, whose space may be needed."""
+        self.delete_deferred()
+        self.wait_for_deletions()
+        with staged_checkpoint(final) as builder:
+            yield builder
+
+    def delete(self, path: str | Path) -> None:
+        """Delete a checkpoint, in a thread if the folder is locked; a checkpoint that cannot be deleted is a warning.
+
+        A checkpoint that has to be uploaded first stays, and `delete_deferred` deletes it.
+        """
+        if self.remote is not None and self.remote.defers_deletion(str(path)):
+            return
+        logger.info(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
+        # Two may have the same name, one after the other.
+        self.wait_for_deletions()
+        try:
+            if self.lock is None:
+                set_aside_and_delete(Path(path))
+            else:
+                delete = functools.partial(delete_or_warn, set_aside(Path(path)))
+                self._deletions.append(run_in_thread(delete, f"deleting {Path(path).name}"))
+        except OSError as error:
+            logger.warning("The older checkpoint %s could not be deleted: %s. Delete it by hand.", path, error)
+
+    def wait_for_deletions(self) -> None:
+        """Return when no thread deletes a checkpoint."""
+        for deletion in tuple(self._deletions):
+            deletion.result()
+            with contextlib.suppress(ValueError):
+                self._deletions.remove(deletion)
+
+    def delete_deferred(self) -> bool:
+        """Delete the checkpoints that are safe at the URL by now; return whether any was deleted."""
+        deferred = [] if self.remote is None else list(self.remote.deferred)
+        for path in deferred:
+            self.delete(path)
+        return not all(map(os.path.isdir, deferred))
+
+    @contextlib.contextmanager
+    def upload(self, hang_timeout: float) -> Iterator[RemoteRun | None]:
+        """Upload the folder to its URL during the block, which calls `finish_uploads` at its end.
+
+        Yields:
+            the run at the URL; None inside another such block.
+
+        Raises:
+            RemoteFolderError: nothing can be written there.
+        """
+        if self.remote is not None:
+            yield None
+            return
+        run = RemoteRun(self.run_dir, hang_timeout)
+        logger.info("Checkpoints are written to %s and uploaded to %s", self.run_dir, run.remote.address)
+        run.claim()
+        # A training that resumes from a checkpoint among them clears this.
+        run.earlier = {name: run.own_manifest(name) for name in run.local_checkpoints()}
+        self.remote = run
+        try:
+            yield run
+        except BaseException as error:
+            if not isinstance(error, RemoteFolderError):
+                ended = f"{type(error).__name__}: {error}".rstrip(": ")
+                logger.warning("Uploading what is left of %s before %s ends this run.", self.run_dir, ended)
+                try:
+                    self.finish_uploads()
+                except Exception as further:
+                    logger.warning("%s", further)
+            raise
+        finally:
+            self.remote = None
+            run.end()
+
+    def finish_uploads(self) -> None:
+        """Wait until all is uploaded, and delete the checkpoints that had to stay until then.
+
+        Raises:
+            RemoteFolderError: not all could be uploaded, tried twice, or nothing was for `hang_timeout`.
+        """
+        if self.remote is not None:
+            self.remote.finish()
+            if self.delete_deferred():
+                # They are deleted at the URL too.
+                self.remote.finish()
+
+    def refuse_folders_of_others(self, steps: range) -> None:
+        """Refuse a locked folder in which another user's folder is in the way of checkpoints of these steps."""
+        if self.lock is None:
+            return
+        try:
+            checkpoints = list_checkpoints(self.run_dir)
+        except OSError:
+            checkpoints = []
+        entries = [path for path in checkpoints if checkpoint_step(path) in steps]
+        for path in (self.run_dir / UNFINISHED_DIR, *entries):
+            if path.is_dir() and not os.access(path, os.W_OK | os.X_OK):
+                raise not_writable(self.run_dir, PermissionError(errno.EACCES, f"{path.name} in it is another user's"))
+
+    def close(self) -> None:
+        """Finish deletions and release the lock."""
+        try:
+            self.wait_for_deletions()
+        finally:
+            if self.lock is not None:
+                _locked.pop(self._key, None)
+                # Deleted before it is released: a process that waits for it notices that the file has been replaced.
+                with contextlib.suppress(OSError):
+                    (self._key / LOCK_NAME).unlink()
+                os.close(self.lock)
+                self.lock = None
+
+
+def run_in_thread(work: Callable[[], T], name: str) -> Future[T]:
+    """Run a function in a new thread, for which the process waits before it ends."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+    result = executor.submit(work)
+    executor.shutdown(wait=False)
+    return result
+
+
+# ---- Locks -----------------------------------------------------------------------------------------------------------
+
+# The folders that this process has locked.
+_locked: dict[Path, Store] = {}
+
+
+def _forget_in_child() -> None:
+    # A forked worker would keep the lock after its parent was killed; to close its copy does not release the lock. The
+    # child has no thread that would finish the parent's deletions either.
+    for store in _locked.values():
+        with contextlib.suppress(OSError):
+            os.close(store.lock or -1)
+        store.lock = None
+        store._deletions.clear()
+    _locked.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def store_of(run_dir: str | Path) -> Store:
+    """Return the store of a folder that this process has locked, or else a new one without a lock."""
+    return _locked.get(Path(run_dir).resolve()) or Store(Path(run_dir))
+
+
+@contextlib.contextmanager
+def locked(run_dir: Path) -> Iterator[Store]:
+    """Lock the folder of a run, which is made if necessary, and remove what a killed run left unfinished in it.
+
+    In a folder that this process has locked already nothing more is done.
+
+    Raises:
+        OSError: nothing can be written there.
+        RuntimeError: another run writes there.
+    """
+    if (store := _locked.get(run_dir.resolve())) is not None:
+        yield store
+        return
+    store = lock_folder(run_dir)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def lock_folder(run_dir: Path) -> Store:
+    """Begin to hold the lock of a folder, as `locked` does."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        descriptor, is_locked = _open_lock(run_dir.resolve() / LOCK_NAME, run_dir)
+    except OSError as error:
+        raise not_writable(run_dir, error) from error
+    store = _locked[run_dir.resolve()] = Store(run_dir, descriptor)
+    if is_locked:
+        clean_unfinished(run_dir)
+    return store
+
+
+def is_abandoned(run_dir: Path) -> bool:
+    """Return whether no process holds the lock of a folder; False if that is unknown, as without locks or rights."""
+    # On a network's file system, to open a lock of this process again would end it.
+    if store_of(run_dir).lock is not None:
+        return False
+    try:
+        descriptor = os.open(run_dir / LOCK_NAME, os.O_RDWR)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    try:
+        return _try_lock(descriptor) is True
+    finally:
+        os.close(descriptor)
+
+
+def not_writable(run_dir: Path, error: OSError) -> OSError:
+    """Return the error for a folder of checkpoints that cannot be written to."""
+    return OSError(
+        error.errno,
+        f"No checkpoint can be written to {run_dir} ({error.strerror}). Give an output_dir that can be written to, or "
+        "train with save_strategy='no'",
+        str(run_dir),
+    )
+
+
+def _open_lock(path: Path, run_dir: Path) -> tuple[int, bool]:
+    for _ in range(MAX_LOCK_TRIES):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            is_locked = _try_lock(descriptor)
+            if is_locked is False:
+                raise _locked_by(os.read(descriptor, 1000).decode() or "a process", run_dir)
+            # Its holder may have deleted the file meanwhile.
+            if path.exists() and os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+                return descriptor, bool(is_locked)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+    raise _locked_by("a process that has just begun", run_dir)
+
+
+def _try_lock(descriptor: int) -> bool | None:
+    """Return whether the file was locked; None if there are no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        logger.info("Two runs that write to one folder go unnoticed here: no locks (%s).", error)
+        return None
+    return True
+
+
+def _locked_by(holder: str, run_dir: Path) -> RuntimeError:
+    return RuntimeError(
+        f"Another run, {holder}, is writing its checkpoints to {run_dir}, and two runs there would delete and resume "
+        "from each other's. Give this run another output_dir, or wait for that one to end."
+    )

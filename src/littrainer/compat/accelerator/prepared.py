@@ -1,0 +1,76 @@
+"""Optimizers and schedules of a script that `accelerator.prepare` returns: they step with the Trainer's steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from littrainer.optim.stepping import GradScalerMixin, OptimizerWrapper
+
+
+class PreparedOptimizer(GradScalerMixin, OptimizerWrapper):
+    """An optimizer that steps, and clears its gradients, only at the last micro-batch of an optimizer step."""
+
+    _is_accelerate_prepared = True
+
+    def __init__(self, optimizer: torch.optim.Optimizer, accelerator: Any):
+        super().__init__(optimizer)
+        self.accelerator = accelerator
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """The GradScaler of fp16; None in any other precision."""
+        return self.accelerator.scaler
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters."""
+        self.optimizer.add_param_group(param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, at the last micro-batch of an optimizer step."""
+        if self.accelerator.sync_gradients:
+            self.optimizer.zero_grad(set_to_none=set_to_none)
+
+    def step(self, closure: Any = None) -> Any:
+        """Step at the last micro-batch of an optimizer step; with fp16, only if gradients are finite."""
+        if not self.accelerator.sync_gradients:
+            return None
+        if self.scaler is None:
+            return self.optimizer.step(closure)
+        return self.step_unless_infinite(self.optimizer, *(() if closure is None else (closure,)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+class PreparedScheduler:
+    """A schedule that steps with the optimizer steps that its prepared optimizers took."""
+
+    _is_accelerate_prepared = True
+
+    def __init__(self, scheduler: Any, optimizers: list[PreparedOptimizer], accelerator: Any):
+        self.scheduler = scheduler
+        self.optimizers = optimizers
+        self.accelerator = accelerator
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("scheduler", "optimizers", "accelerator"):
+            raise AttributeError(name)
+        return getattr(self.scheduler, name)
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Step if the optimizers have stepped; once for each process, unless batches are split between them."""
+        if not self.accelerator.sync_gradients:
+            if self.accelerator.gradient_state.adjust_scheduler:
+                self.scheduler._step_count += 1
+            return
+        if any(optimizer.step_was_skipped for optimizer in self.optimizers):
+            return
+        for _ in range(1 if self.accelerator.split_batches else self.accelerator.num_processes):
+            # A schedule of fixed length refuses to step beyond it.
+            if getattr(self.scheduler, "_step_count", 0) <= getattr(self.scheduler, "total_steps", float("inf")):
+                self.scheduler.step(*args, **kwargs)

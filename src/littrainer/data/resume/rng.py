@@ -1,0 +1,96 @@
+"""Snapshots of the random number generators of this process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+# Generator's name, as in transformers' rng_state.pth -> the functions that read and restore its state.
+GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "python": (random.getstate, random.setstate),
+    # torch imports NumPy, which imports its generators when they are first used.
+    "numpy": (lambda: np.random.get_state(), lambda state: np.random.set_state(state)),
+    "cpu": (torch.random.get_rng_state, torch.random.set_rng_state),
+}
+
+
+def capture_random_states(gpu: bool = True, names: Iterable[str] = GENERATORS) -> dict[str, Any]:
+    """Return the states of Python's, NumPy's and torch's generators, and of the current GPU's if there is one.
+
+    Parameters:
+        names: the generators to read; Python's and NumPy's take fifty times as long as torch's.
+    """
+    states = {}
+    for name in names:
+        states[name] = GENERATORS[name][0]()
+    if gpu and torch.cuda.is_available():
+        states["cuda"] = torch.cuda.random.get_rng_state()
+    return states
+
+
+def set_random_states(states: Mapping[str, Any]) -> None:
+    """Restore states from `capture_random_states`; generators that it did not read are left alone."""
+    for name, (_, restore) in GENERATORS.items():
+        if name in states:
+            restore(states[name])
+    if "cuda" in states and torch.cuda.is_available():
+        # Several processes keep the states of all GPUs of their node.
+        if isinstance(states["cuda"], list):
+            torch.cuda.random.set_rng_state_all(states["cuda"][: torch.cuda.device_count()])
+        else:
+            torch.cuda.random.set_rng_state(states["cuda"])
+
+
+def portable_states(states: Mapping[str, Any]) -> dict[str, Any]:
+    """Return states in tensors, numbers, texts and tuples only, so that they can be saved and loaded safely."""
+    version, keys, gauss = states["python"]
+    kind, numpy_keys, position, has_gauss, numpy_gauss = states["numpy"]
+    return {
+        "torch": states["cpu"],
+        # A tensor, since 625 numbers stored singly take longer to save than a small model.
+        "python": (version, torch.from_numpy(np.array(keys)), gauss),
+        "numpy": (
+            str(kind),
+            torch.from_numpy(numpy_keys.astype(np.int64)),
+            int(position),
+            int(has_gauss),
+            float(numpy_gauss),
+        ),
+        **({"cuda": states["cuda"]} if "cuda" in states else {}),
+    }
+
+
+def states_of_portable(portable: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the states from which `portable_states` made its result."""
+    # Earlier checkpoints have a tuple of keys. A checkpoint may have been loaded to a GPU.
+    version, keys, gauss = portable["python"]
+    keys = keys.cpu() if isinstance(keys, torch.Tensor) else keys
+    kind, numpy_keys, *rest = portable["numpy"]
+    states = {
+        "python": (version, tuple(np.asarray(keys).tolist()), gauss),
+        "numpy": (kind, numpy_keys.cpu().numpy().astype(np.uint32), *rest),
+        "cpu": portable["torch"].cpu(),
+    }
+    if "cuda" in portable:
+        cuda = portable["cuda"]
+        states["cuda"] = cuda.cpu() if isinstance(cuda, torch.Tensor) else cuda
+    return states
+
+
+def find_advanced(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+    """Return the generators, of those in both states, that something has drawn from in between."""
+    advanced: set[str] = set()
+    for name in before.keys() & after.keys():
+        earlier, later = before[name], after[name]
+        for old, new in zip(earlier, later, strict=True) if isinstance(earlier, tuple) else ((earlier, later),):
+            if isinstance(old, torch.Tensor):
+                # Comparing tensors would look like a read of the device.
+                old, new = old.numpy(), new.numpy()
+            is_array = isinstance(old, np.ndarray)
+            if old.tobytes() != new.tobytes() if is_array else old != new:
+                advanced.add(name)
+    return advanced

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from littrainer.checkpoint import manager, store
+from littrainer.checkpoint.layout import RUN_RECORD_NAME
+from littrainer.checkpoint.store import LOCK_NAME, is_abandoned, locked
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+from tests.scenarios.trainers import quiet_trainer
+
+HOLD = """
+import sys, pathlib
+from littrainer.checkpoint.store import locked
+with locked(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other_run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the claim on `tmp_path`."""
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_another_live_run_is_refused_and_a_dead_one_is_not(tmp_path: Path, other_run: subprocess.Popen[str]) -> None:
+    (tmp_path / ".unfinished" / "checkpoint-4").mkdir(parents=True)
+    with pytest.raises(RuntimeError, match=rf"process {other_run.pid} on .*{tmp_path}.*another output_dir"):
+        quiet_trainer(tmp_path, max_steps=1, save_strategy="steps").train()
+    assert (tmp_path / ".unfinished" / "checkpoint-4").is_dir(), "what the other run writes is left alone"
+    quiet_trainer(tmp_path, max_steps=1, save_strategy="no").train()
+
+    os.kill(other_run.pid, signal.SIGKILL)
+    other_run.wait(LONGEST_WAIT_SECONDS)
+    assert (tmp_path / LOCK_NAME).exists()
+    trainer = quiet_trainer(tmp_path, max_steps=1, save_strategy="steps")
+    trainer.train()
+    assert set(os.listdir(tmp_path)) == {"checkpoint-1", RUN_RECORD_NAME}, "what the dead run left is gone"
+
+
+def test_a_refused_start_leaves_the_record_of_the_run_that_claimed_the_folder_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(folder: Path) -> None:
+        (folder / RUN_RECORD_NAME).write_text("the other run's")
+        raise RuntimeError("another run")
+
+    monkeypatch.setattr(manager, "locked", refused)
+    with pytest.raises(RuntimeError, match="another run"):
+        quiet_trainer(tmp_path, max_steps=1, save_strategy="steps").train()
+    assert (tmp_path / RUN_RECORD_NAME).read_text() == "the other run's"
+
+
+def test_trainings_one_after_the_other_one_inside_the_other_and_in_folders_below_are_fine(tmp_path: Path) -> None:
+    for _ in range(2):
+        with locked(tmp_path):
+            with locked(tmp_path), locked(tmp_path / "run-1"):
+                assert {path.name for path in tmp_path.iterdir()} == {LOCK_NAME, "run-1"}
+            assert f"process {os.getpid()} on " in (tmp_path / LOCK_NAME).read_text()
+        assert os.listdir(tmp_path) == ["run-1"]
+
+
+def _wait(connection: Any) -> None:
+    connection.send(store._locked)
+    connection.recv()
+
+
+def test_a_worker_that_outlives_its_run_holds_no_claim(tmp_path: Path) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    context = multiprocessing.get_context("fork")
+    with locked(tmp_path):
+        worker = context.Process(target=_wait, args=(theirs,))
+        worker.start()
+        assert ours.recv() == {}
+    # A run that is killed deletes nothing, and its lock ends when no process has the file open.
+    (tmp_path / LOCK_NAME).touch()
+    with locked(tmp_path):
+        pass
+    ours.send(None)
+    worker.join(LONGEST_WAIT_SECONDS)
+
+
+def test_a_forked_child_that_ends_as_its_parent_would_leaves_the_lock_and_the_deletions_to_it(tmp_path: Path) -> None:
+    lock = locked(tmp_path)
+    lock.__enter__()._deletions.append(deletion := Future())
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        try:
+            lock.__exit__(None, None, None)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (tmp_path / LOCK_NAME).is_file()
+    deletion.set_result(None)
+    lock.__exit__(None, None, None)
+    assert not (tmp_path / LOCK_NAME).exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS])
+def test_a_file_system_without_locks_refuses_nothing_and_cleans_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(descriptor: int, operation: int) -> None:
+        raise OSError(number, "no locks here")
+
+    monkeypatch.setattr(store.fcntl, "flock", fail)
+    (tmp_path / ".unfinished" / "checkpoint-4").mkdir(parents=True)
+    with locked(tmp_path):
+        # It may be another run's that is alive.
+        assert (tmp_path / ".unfinished" / "checkpoint-4").is_dir()
+    (tmp_path / LOCK_NAME).touch()
+    assert not is_abandoned(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = os.open
+
+    def refuse(path: Any, flags: int, *rest: Any, **keywords: Any) -> int:
+        if Path(path).name == LOCK_NAME:
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return original(path, flags, *rest, **keywords)
+
+    monkeypatch.setattr(os, "open", refuse)
+    trainer = quiet_trainer(tmp_path, max_steps=1, save_strategy="steps")
+    with pytest.raises(OSError, match=r"No checkpoint can be written to .*Read-only.*save_strategy='no'"):
+        trainer.train()
+    assert trainer.state.global_step == 0 and not trainer.is_in_train
+    quiet_trainer(tmp_path, max_steps=1, save_strategy="no").train()
+
+
+@pytest.mark.parametrize(
+    ("name", "is_refused"), [(".unfinished/x", True), ("checkpoint-2", True), ("checkpoint-9", False)]
+)
+def test_another_users_folder_in_the_way_of_a_checkpoint_is_told_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_refused: bool
+) -> None:
+    (tmp_path / name).mkdir(parents=True)
+    others = tmp_path / name.split("/")[0]
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != others and access(path, mode))
+    trainer = quiet_trainer(tmp_path, max_steps=3, save_strategy="steps", save_steps=2)
+    if is_refused:
+        with pytest.raises(OSError, match=f"No checkpoint can be written to .*{others.name} in it is another user's"):
+            trainer.train()
+    else:
+        trainer.train()
+    assert trainer.state.global_step == (0 if is_refused else 3)
+
+
+def test_the_claim_ends_with_the_training_also_when_it_fails(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
+    with pytest.raises(ValueError, match="no intact"):
+        trainer.train(resume_from_checkpoint=True)
+    assert os.listdir(tmp_path) == []
+    trainer.train()
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint-1", "checkpoint-2", RUN_RECORD_NAME]
+    record = (tmp_path / RUN_RECORD_NAME).read_bytes()
+    with pytest.raises(ValueError, match="no such folder"):
+        quiet_trainer(tmp_path, max_steps=3, save_strategy="steps").train(resume_from_checkpoint=str(tmp_path / "none"))
+    assert (tmp_path / RUN_RECORD_NAME).read_bytes() == record, "what the run before noted stays"
+
+
+def test_nothing_is_written_through_a_link_in_the_place_of_the_lock(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / LOCK_NAME).symlink_to("mine.txt")
+    with pytest.raises(OSError, match="No checkpoint can be written"), locked(tmp_path):
+        pass
+    assert (tmp_path / "mine.txt").read_text() == "mine"
