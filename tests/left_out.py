@@ -28,7 +28,7 @@ OF_RANDOM_FAULTS = (
 
 # Those that take longer than five seconds, most of them since they start processes. Others try what they are about too:
 # two processes by distributed/test_precision_across_processes.py, a kill by faults/test_random_faults.py, numbers
-# that go wrong by training/test_health.py.
+# that go wrong by loop/test_health.py.
 FOR_THEIR_TIME = (
     "check/test_late_failures.py",
     "checkpoint/test_exchange.py",
@@ -73,14 +73,14 @@ FOR_THEIR_TIME = (
     "test_accepted_arguments.py",
     "test_benchmarks.py",
     "fidelity/test_heads.py",
-    "engine/test_run_lightning.py::test_a_run_writes_nothing_of_lightnings_to_the_terminal_or_the_disk",
-    "errors/test_log_levels.py::test_a_script_that_asks_for_nothing_gets_the_logs_and_one_warning",
+    "lightning_adapter/test_run_lightning.py::test_a_run_writes_nothing_of_lightnings_to_the_terminal_or_the_disk",
+    "runtime/test_log_levels.py::test_a_script_that_asks_for_nothing_gets_the_logs_and_one_warning",
     "tracking/services",
     "tracking/test_transformers_callbacks.py::test_under_the_redirection_the_classes_derive_from_transformers_own",
     "tracking/test_trials.py",
-    "training/test_health.py::test_many_batches_may_be_left_out_between_two_checkpoints",
-    "training/test_interruption_report.py::test_ctrl_c_ends_all_processes_in_two_lines_and_with_status_130",
-    "training/test_memory_report.py",
+    "loop/test_health.py::test_many_batches_may_be_left_out_between_two_checkpoints",
+    "loop/test_interruption_report.py::test_ctrl_c_ends_all_processes_in_two_lines_and_with_status_130",
+    "loop/test_memory_report.py",
 )
 
 LEFT_OUT = frozenset(FOR_WHAT_THEY_WOULD_INSTALL + FOR_THEIR_TIME)

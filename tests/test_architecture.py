@@ -9,16 +9,16 @@ from pathlib import Path
 SOURCES = Path(__file__).parents[1] / "src"
 # From the bottom up: a package imports those before it alone, types and imports in functions counted.
 PACKAGES = (
-    *("redirection", "errors", "model", "distributed", "arguments", "optim", "data", "callbacks", "strategies"),
-    *("checkpoint", "evaluation", "tracking", "hub", "training", "engine", "search", "lightning", "check", "compat"),
-    *("session", "override_points", "trainer", "seq2seq", "keras", "commands", "cli", "auto", "", "__main__"),
+    *("redirection", "runtime", "model", "distributed", "arguments", "optim", "data", "callbacks", "strategies"),
+    *("checkpoint", "evaluation", "tracking", "hub", "loop", "lightning_adapter", "search", "lightning"),
+    *("check", "compat", "session", "hooks", "trainer", "seq2seq", "keras", "commands", "cli", "auto", "", "__main__"),
 )
-KNOW_THE_TRAINER = {"session", "override_points", "trainer", "seq2seq", "keras", "commands", ""}
-# Library -> packages that may import it; others ask `sys.modules`, by errors/lazy_isinstance.py.
+KNOW_THE_TRAINER = {"session", "hooks", "trainer", "seq2seq", "keras", "commands", ""}
+# Library -> packages that may import it; others ask `sys.modules`, by runtime/lazy_isinstance.py.
 MAY_IMPORT = {
     "lightning": {
         "distributed",
-        "engine",
+        "lightning_adapter",
         "strategies",
         "lightning",
         "tracking",
@@ -26,11 +26,11 @@ MAY_IMPORT = {
         "checkpoint",
         "commands",
     },
-    "transformers": {"", "arguments", "data", "lightning", "training", "callbacks", "hub"},
+    "transformers": {"", "arguments", "data", "lightning", "loop", "callbacks", "hub"},
     "accelerate": {"arguments", "compat"},
 }
 KNOW_PROTECTED_NAMES_OF_LIGHTNING = {
-    f"littrainer.engine.{name}" for name in ("fast_training_loop", "lightning_internals")
+    f"littrainer.lightning_adapter.{name}" for name in ("fast_training_loop", "lightning_internals")
 }
 # These may shrink; what makes one of them larger has to take less of the Trainer, or be merged.
 MOST_FUNCTIONS_HANDED_THE_TRAINER = 79
@@ -95,7 +95,7 @@ def test_libraries_are_imported_where_they_are_known() -> None:
         for library, packages in MAY_IMPORT.items()
         if any(name.split(".")[0] == library for name in imported(tree)) and package_of(module) not in packages
     ]
-    assert not found, f"Ask sys.modules by errors/lazy_isinstance.py, or move it to a package that may: {found}"
+    assert not found, f"Ask sys.modules by runtime/lazy_isinstance.py, or move it to a package that may: {found}"
 
 
 def test_protected_names_of_lightning_are_imported_where_tests_compare_them() -> None:
@@ -107,7 +107,7 @@ def test_protected_names_of_lightning_are_imported_where_tests_compare_them() ->
         for alias in node.names
         if alias.name.startswith("_") and alias.name[1] != "_" and module not in KNOW_PROTECTED_NAMES_OF_LIGHTNING
     }
-    assert not found, f"Move it to engine/lightning_internals.py, with a test in tests/engine/: {found}"
+    assert not found, f"Move it to lightning_internals.py, with a test in tests/lightning_adapter: {found}"
 
 
 def modules_with(*attributes: str, is_assigned: bool = False) -> set[str]:
@@ -128,7 +128,7 @@ def test_no_message_depends_on_names_in_frames() -> None:
 
 
 def test_the_hook_of_uncaught_errors_is_set_in_one_place() -> None:
-    assert modules_with("excepthook", is_assigned=True) == {"littrainer.errors.tracebacks"}
+    assert modules_with("excepthook", is_assigned=True) == {"littrainer.runtime.tracebacks"}
 
 
 def of_the_trainer(node: ast.Attribute) -> bool:

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from littrainer import TrainerCallback, TrainingArguments
-from littrainer.engine.lightning_trainer import lightning_keywords
 from littrainer.evaluation.gathering import BatchCollection
+from littrainer.lightning_adapter.lightning_trainer import lightning_keywords
 from tests.scenarios.data import Rows, token_rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_gpt2
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
@@ -290,19 +290,17 @@ SEEN_ELSEWHERE: dict[str, str] = {
     "torch_compile_backend": "strategies/test_model_wrapping.py::test_naming_a_backend_or_a_mode_compiles_with_them",
     "torch_compile_mode": "strategies/test_model_wrapping.py::test_naming_a_backend_or_a_mode_compiles_with_them",
     "use_liger_kernel": (
-        "training/test_model_preparation.py::test_the_kernels_that_the_config_names_are_put_into_the_model"
+        "loop/test_model_preparation.py::test_the_kernels_that_the_config_names_are_put_into_the_model"
     ),
     "liger_kernel_config": (
-        "training/test_model_preparation.py::test_the_kernels_that_the_config_names_are_put_into_the_model"
+        "loop/test_model_preparation.py::test_the_kernels_that_the_config_names_are_put_into_the_model"
     ),
     "torch_empty_cache_steps": (
-        "training/test_out_of_memory.py::test_the_cache_is_emptied_in_every_so_many_optimizer_steps"
+        "loop/test_out_of_memory.py::test_the_cache_is_emptied_in_every_so_many_optimizer_steps"
     ),
-    "auto_find_batch_size": (
-        "training/test_out_of_memory.py::test_the_size_shrinks_by_a_tenth_until_it_fits_and_is_told"
-    ),
+    "auto_find_batch_size": ("loop/test_out_of_memory.py::test_the_size_shrinks_by_a_tenth_until_it_fits_and_is_told"),
     "auto_micro_batch": (
-        "training/test_fitting_micro_batches.py::test_no_step_is_lost_and_weights_are_those_of_a_training_that_did_not_run_out"
+        "loop/test_fitting_micro_batches.py::test_no_step_is_lost_and_weights_are_those_of_a_training_that_did_not_run_out"
     ),
     "report_to": "tracking/test_selection.py::test_names_become_callbacks_in_their_order_each_once",
     "run_name": "tracking/test_as_transformers.py::test_mlflow",
@@ -333,9 +331,9 @@ SEEN_ELSEWHERE: dict[str, str] = {
     "hub_always_push": (
         "hub/test_pushing.py::test_training_does_not_wait_for_a_push_and_skips_saves_while_one_is_on_its_way"
     ),
-    "output_dir": "training/test_run.py::test_the_folder_follows_an_output_dir_that_a_callback_sets",
+    "output_dir": "loop/test_run.py::test_the_folder_follows_an_output_dir_that_a_callback_sets",
     "hang_timeout": (
-        "training/test_watchdog.py::test_the_command_line_goes_before_the_argument_and_without_both_nothing_is_watched"
+        "loop/test_watchdog.py::test_the_command_line_goes_before_the_argument_and_without_both_nothing_is_watched"
     ),
     "max_tokens_per_batch": "data/test_token_batches.py::test_the_plan_knows_steps_and_samples",
     "pack_to_length": "data/test_packing.py::test_each_document_is_in_one_row_and_rows_are_drawn_for_each_epoch",
@@ -350,7 +348,7 @@ SEEN_ELSEWHERE: dict[str, str] = {
     "include_num_input_tokens_seen": "fidelity/cases/reports.py::input_tokens_told_from_padding_by_the_tokenizer",
     "disable_tqdm": "callbacks/test_progress.py::test_bars_are_drawn_on_a_terminal_or_where_a_script_asked_for_them",
     "logging_nan_inf_filter": "fidelity/cases/callbacks.py::loss_that_is_nan_once_and_logged",
-    "loss_normalization": "training/test_loss_normalization.py::test_losses_and_weights_are_the_same_for_each_layout",
+    "loss_normalization": "loop/test_loss_normalization.py::test_losses_and_weights_are_the_same_for_each_layout",
     "prediction_loss_only": "fidelity/cases/evaluation.py::evaluating_the_loss_only",
     "eval_do_concat_batches": "fidelity/cases/evaluation.py::predictions_kept_batch_by_batch",
     "include_for_metrics": "fidelity/cases/evaluation.py::metrics_from_inputs_and_losses",
@@ -367,7 +365,7 @@ SEEN_ELSEWHERE: dict[str, str] = {
     "label_names": "fidelity/cases/evaluation_outputs.py::labels_of_several_names",
     "length_column_name": "fidelity/cases/sampling.py::grouped_by_a_column_of_lengths",
     "skip_memory_metrics": "fidelity/cases/model_side.py::memory_metrics",
-    "lightning": "engine/test_run_lightning.py::test_keywords_of_the_users_own_reach_lightning",
+    "lightning": "lightning_adapter/test_run_lightning.py::test_keywords_of_the_users_own_reach_lightning",
     "async_save": (
         "checkpoint/test_async_save.py::test_steps_go_on_while_a_checkpoint_is_written_and_it_shows_when_it_is_complete"
     ),
@@ -376,7 +374,7 @@ SEEN_ELSEWHERE: dict[str, str] = {
     ),
     "jit_checkpoint_signals": "faults/test_preemption.py::test_jit_checkpoint_signals_says_which_signals_save",
     "resume_from_checkpoint": (
-        "training/test_resuming.py::test_auto_begins_and_then_goes_on_from_the_newest_intact_checkpoint"
+        "loop/test_resuming.py::test_auto_begins_and_then_goes_on_from_the_newest_intact_checkpoint"
     ),
 }
 

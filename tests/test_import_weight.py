@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import littrainer
-from littrainer.engine import torchmetrics_on_demand as on_demand
+from littrainer.lightning_adapter import torchmetrics_on_demand as on_demand
 
 from .compat.processes import facts_of
 
@@ -106,7 +106,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def test_importing_littrainer_loads_none_of_the_libraries_underneath(facts: Any) -> None:
     assert facts["package"] == facts["auto"] == facts["cli"] == facts["names of arguments"] == []
-    assert facts["set_seed is in"] == "littrainer.errors.seeds"
+    assert facts["set_seed is in"] == "littrainer.runtime.seeds"
     assert facts["listed"] == []
 
 

@@ -41,7 +41,7 @@ SGD: Any = torch.optim.SGD([torch.zeros(1)])
 SHORT_AND_LONG = {"whole": Rows(vector_rows(4)), "short": Rows([])}
 
 
-# Further ones are in tests/errors/test_page.py, word for word.
+# Further ones are in tests/runtime/test_page.py, word for word.
 @pytest.mark.parametrize(
     ("given", "changes", "error", "words"),
     [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 
-from littrainer.errors.version import __version__ as __version__
+from littrainer.runtime.version import __version__ as __version__
 
 TYPE_CHECKING = False
 """What type checkers take to be true; importing it from `typing` would double the cost of this package."""
@@ -43,11 +43,11 @@ _HOMES = {
     "littrainer.lightning.data_module": ("TrainerDataModule",),
     "littrainer.lightning.module": ("TransformersModule",),
     "littrainer.search.record": ("BestRun",),
-    "littrainer.errors.seeds": ("set_seed",),
+    "littrainer.runtime.seeds": ("set_seed",),
     "littrainer.seq2seq": ("Seq2SeqTrainer",),
     "littrainer.trainer": ("Trainer",),
-    "littrainer.training.health": ("UnhealthyTrainingError",),
-    "littrainer.training.tracked_means": ("track",),
+    "littrainer.loop.health": ("UnhealthyTrainingError",),
+    "littrainer.loop.tracked_means": ("track",),
     # transformers' own, which need not be installed for the others.
     "transformers.hf_argparser": ("HfArg",),
     "transformers.data.data_collator": (
@@ -128,7 +128,6 @@ if TYPE_CHECKING:
     from littrainer.data.collators import DefaultDataCollator as DefaultDataCollator
     from littrainer.data.collators import default_data_collator as default_data_collator
     from littrainer.data.transformers_collators import DataCollatorForWholeWordMask as DataCollatorForWholeWordMask
-    from littrainer.errors.seeds import set_seed as set_seed
     from littrainer.evaluation.results import EvalLoopOutput as EvalLoopOutput
     from littrainer.evaluation.results import EvalPrediction as EvalPrediction
     from littrainer.evaluation.results import PredictionOutput as PredictionOutput
@@ -140,17 +139,18 @@ if TYPE_CHECKING:
     from littrainer.lightning.conversion import checkpoint_to_lightning as checkpoint_to_lightning
     from littrainer.lightning.data_module import TrainerDataModule as TrainerDataModule
     from littrainer.lightning.module import TransformersModule as TransformersModule
+    from littrainer.loop.health import UnhealthyTrainingError as UnhealthyTrainingError
+    from littrainer.loop.tracked_means import track as track
     from littrainer.optim.schedules import get_constant_schedule as get_constant_schedule
     from littrainer.optim.schedules import get_constant_schedule_with_warmup as get_constant_schedule_with_warmup
     from littrainer.optim.schedules import get_cosine_schedule_with_warmup as get_cosine_schedule_with_warmup
     from littrainer.optim.schedules import get_linear_schedule_with_warmup as get_linear_schedule_with_warmup
     from littrainer.optim.schedules import get_reduce_on_plateau_schedule as get_reduce_on_plateau_schedule
     from littrainer.optim.schedules import get_scheduler as get_scheduler
+    from littrainer.runtime.seeds import set_seed as set_seed
     from littrainer.search.record import BestRun as BestRun
     from littrainer.seq2seq import Seq2SeqTrainer as Seq2SeqTrainer
     from littrainer.trainer import Trainer as Trainer
-    from littrainer.training.health import UnhealthyTrainingError as UnhealthyTrainingError
-    from littrainer.training.tracked_means import track as track
 
 
 def __getattr__(name: str) -> Any:

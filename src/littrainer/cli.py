@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from littrainer.commands.command_line import BAD_INPUT, BadInput, CommandParser, reject, run_quietly
-from littrainer.errors.version import __version__
+from littrainer.runtime.version import __version__
 
 # Command, and module in `littrainer.commands` -> its line in `littrainer --help`.
 COMMANDS = {

@@ -13,8 +13,8 @@ from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.compat.v4_trainer import accepts_earlier_keywords
 from littrainer.evaluation import generation
 from littrainer.evaluation.results import PredictionOutput
+from littrainer.loop.overrides import of_the_package
 from littrainer.trainer import Trainer
-from littrainer.training.overrides import of_the_package
 
 
 @of_the_package

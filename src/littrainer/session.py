@@ -30,32 +30,32 @@ from littrainer.checkpoint.store import store_of
 from littrainer.data.limits import check_order_stays, overfits
 from littrainer.data.loaders import warn_of_another_loader
 from littrainer.distributed.collectives import raise_on_all_ranks
-from littrainer.engine.run_lightning import LightningState, fit
-from littrainer.errors.atomic_files import write_whole
-from littrainer.errors.interruptions import UpdateGuard
-from littrainer.errors.notes import END, part_of_training
-from littrainer.errors.seeds import enable_full_determinism, set_seed
 from littrainer.evaluation.results import TrainOutput
 from littrainer.hub.push_to_hub import pushes_during_training
 from littrainer.hub.repository import HubState
+from littrainer.lightning_adapter.run_lightning import LightningState, fit
+from littrainer.loop.checks import check_before_training
+from littrainer.loop.development_run import trial_where_asked_for
+from littrainer.loop.health import HealthGuard, RollbackRequested, SkippingHealthGuard
+from littrainer.loop.log_eval_save import saves_in_background
+from littrainer.loop.loss import RunningLoss
+from littrainer.loop.loss_normalization import UNKNOWN, LossHead
+from littrainer.loop.model_preparation import model_prepared_for_training
+from littrainer.loop.out_of_memory import drop_training_objects, train_with_fitting_batch_size
+from littrainer.loop.plan import TrainingPlan
+from littrainer.loop.preemption import Preemption, reported_interruption
+from littrainer.loop.reports import InputTokenCounter, MemoryReport
+from littrainer.loop.run import TrainingRun
+from littrainer.loop.speed import NoSpeedLog, SpeedLog
+from littrainer.loop.tracked_means import TrackedMeans, tracked_by
+from littrainer.loop.watchdog import Watchdog
 from littrainer.optim.optimizers import Optimization
+from littrainer.runtime.atomic_files import write_whole
+from littrainer.runtime.interruptions import UpdateGuard
+from littrainer.runtime.notes import END, part_of_training
+from littrainer.runtime.seeds import enable_full_determinism, set_seed
 from littrainer.search.trial import SearchState, begin_trial, is_of_search
 from littrainer.tracking.selection import set_trial_folder
-from littrainer.training.checks import check_before_training
-from littrainer.training.development_run import trial_where_asked_for
-from littrainer.training.health import HealthGuard, RollbackRequested, SkippingHealthGuard
-from littrainer.training.log_eval_save import saves_in_background
-from littrainer.training.loss import RunningLoss
-from littrainer.training.loss_normalization import UNKNOWN, LossHead
-from littrainer.training.model_preparation import model_prepared_for_training
-from littrainer.training.out_of_memory import drop_training_objects, train_with_fitting_batch_size
-from littrainer.training.plan import TrainingPlan
-from littrainer.training.preemption import Preemption, reported_interruption
-from littrainer.training.reports import InputTokenCounter, MemoryReport
-from littrainer.training.run import TrainingRun
-from littrainer.training.speed import NoSpeedLog, SpeedLog
-from littrainer.training.tracked_means import TrackedMeans, tracked_by
-from littrainer.training.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

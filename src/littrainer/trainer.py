@@ -30,36 +30,36 @@ from littrainer.data.columns import DroppedColumns, naming_dropped_columns
 from littrainer.data.loaders import count_examples
 from littrainer.distributed.collectives import raise_on_all_ranks, sum_across_processes
 from littrainer.distributed.layout import follow_model, tensor_parallel_size
-from littrainer.engine import run_lightning
-from littrainer.errors.notes import EVALUATION, SAVE, part_of_training
-from littrainer.errors.remote_folder import local_folder
-from littrainer.errors.tracebacks import ShortTraceback
 from littrainer.evaluation.loop import EvaluationLoop
 from littrainer.evaluation.prediction import predict_batch
 from littrainer.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput, speed_metrics
+from littrainer.hooks import NO_CONTEXT, OverridePoints
 from littrainer.hub.model_card import Texts, badges_of, write_card
 from littrainer.hub.push_to_hub import END_OF_TRAINING, push_model, pushes_of
 from littrainer.hub.repository import make_repository
 from littrainer.lightning.conversion import checkpoint_of_trainer
 from littrainer.lightning.lightning_extras import LightningExtras
+from littrainer.lightning_adapter import run_lightning
+from littrainer.loop import checks, loss, reports
+from littrainer.loop.development_run import pushes_by_itself, trackers_reported_to
+from littrainer.loop.overrides import accept_earlier_signatures, of_the_package, refuse_ignored_overrides
+from littrainer.loop.plan import plan_training
+from littrainer.loop.preemption import listed_callbacks
+from littrainer.loop.reports import CONSTRUCTION, MemoryReport
 from littrainer.model.facts import parameters_without_embeddings
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
 from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
 from littrainer.optim.schedules import get_scheduler
-from littrainer.override_points import NO_CONTEXT, OverridePoints
 from littrainer.redirection.redirect import collect_garbage_as_usual
+from littrainer.runtime.notes import EVALUATION, SAVE, part_of_training
+from littrainer.runtime.remote_folder import local_folder
+from littrainer.runtime.tracebacks import ShortTraceback
 from littrainer.search import searching
 from littrainer.search.record import BestRun
 from littrainer.session import SessionAttributes
 from littrainer.strategies.shards import free_gathered
 from littrainer.tracking.lightning_loggers import adopt_loggers
 from littrainer.tracking.selection import trackers_for
-from littrainer.training import checks, loss, reports
-from littrainer.training.development_run import pushes_by_itself, trackers_reported_to
-from littrainer.training.overrides import accept_earlier_signatures, of_the_package, refuse_ignored_overrides
-from littrainer.training.plan import plan_training
-from littrainer.training.preemption import listed_callbacks
-from littrainer.training.reports import CONSTRUCTION, MemoryReport
 
 if TYPE_CHECKING:
     from littrainer.check.findings import CheckReport

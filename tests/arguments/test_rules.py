@@ -23,7 +23,7 @@ from littrainer.arguments.fields import topics_of
 from littrainer.arguments.normalization import CHOICE_FIELDS
 from littrainer.arguments.rules import TEXT_CHOICES, refuse_unsupported, settle_global_batch_size
 from littrainer.arguments.specifications import SPECS, Range
-from littrainer.training.checks import check_arguments
+from littrainer.loop.checks import check_arguments
 
 REFUSALS = (TypeError, ValueError, NotImplementedError, ImportError)
 HINTS = {

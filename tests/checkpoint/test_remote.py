@@ -28,7 +28,7 @@ from littrainer.checkpoint.remote import MARKER_NAME, RemoteRun
 from littrainer.checkpoint.retention import thin_checkpoint
 from littrainer.checkpoint.store import Store, store_of
 from littrainer.cli import main
-from littrainer.errors.remote_folder import (
+from littrainer.runtime.remote_folder import (
     RemoteFolder,
     RemoteFolderError,
     address_of,

@@ -20,7 +20,7 @@ from littrainer.commands.explain import (
     program,
 )
 from littrainer.commands.output_dirs import remove_output_dirs
-from littrainer.engine.lightning_trainer import lightning_keywords
+from littrainer.lightning_adapter.lightning_trainer import lightning_keywords
 from tests.compat.processes import run_python
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 

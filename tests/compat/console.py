@@ -109,7 +109,7 @@ def main(side: str, folder: Path) -> None:
 
     _ = transformers.Trainer
     if side == OURS:
-        from littrainer.engine.run_lightning import import_lightning
+        from littrainer.lightning_adapter.run_lightning import import_lightning
 
         # Before a script configures anything, Lightning gives its loggers handlers of their own.
         import_lightning()

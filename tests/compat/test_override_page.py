@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from littrainer.training.overrides import NEVER_CALLED, SIGNATURES
+from littrainer.loop.overrides import NEVER_CALLED, SIGNATURES
 from tests.compat.override_page import TABLE, measured_calls, rows
 from tests.compat.page import PAGE, table
 from tests.scenarios.overrides import OVERRIDE_POINTS

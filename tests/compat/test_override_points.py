@@ -7,7 +7,7 @@ import importlib.util
 from pathlib import Path
 
 from littrainer import Trainer
-from littrainer.training.overrides import NEVER_CALLED
+from littrainer.loop.overrides import NEVER_CALLED
 from tests.scenarios.overrides import OTHER_CALLS, OVERRIDE_POINTS
 from tests.scenarios.releases import earlier_release
 

@@ -16,11 +16,11 @@ from transformers import DataCollatorWithFlattening
 from littrainer import Trainer
 from littrainer.data.collators import default_data_collator
 from littrainer.data.packing import PackedCollator, PackedStream, best_fit, tokens_in_documents
+from tests.loop.exact_resume import differences_after_resuming
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, Stream, language_rows
 from tests.scenarios.models import tiny_gpt2, tiny_llama
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
-from tests.training.exact_resume import differences_after_resuming
 
 # The first token of a text is no target, and transformers' count for GPT-2's loss leaves it out only if it is masked.
 ROWS = [{**row, "labels": [-100, *row["labels"][1:]]} for row in language_rows(24)]

@@ -13,11 +13,11 @@ import torch
 from littrainer import Trainer
 from littrainer.data.token_batches import equal_rounds, groups_up_to
 from littrainer.evaluation.loop import BatchOutputs, in_datasets_order
+from tests.loop.exact_resume import differences_after_resuming, noisy_trainer
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import AugmentedRows, Rows, SizedStream, Stream, token_rows, vector_rows
 from tests.scenarios.models import tiny_bert_classifier
 from tests.scenarios.trainers import quiet_trainer
-from tests.training.exact_resume import differences_after_resuming, noisy_trainer
 
 ROWS = token_rows(60, longest=30)
 LENGTHS = [len(row["input_ids"]) for row in ROWS]

@@ -21,12 +21,12 @@ from littrainer.distributed.failures import FailedElsewhere
 from tests.data.test_packing import tokens_read
 from tests.data.test_token_batches import WithWidths
 from tests.distributed.checks import Check, carry_out
+from tests.loop.exact_resume import ShuffledStream, StreamWithState, differences_after_resuming, noisy_trainer
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import AugmentedRows, Rows, Stream, language_rows, token_rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_llama
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, end_process, process_group
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer, warnings_logged
-from tests.training.exact_resume import ShuffledStream, StreamWithState, differences_after_resuming, noisy_trainer
 
 SIZE = 2
 # A check that lets one process wait for the other fails by then.

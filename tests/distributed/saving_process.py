@@ -32,7 +32,7 @@ from littrainer.checkpoint.layout import OPTIMIZER_FOLDER, WEIGHTS_FOLDER
 from littrainer.checkpoint.store import LOCK_NAME
 from littrainer.checkpoint.verification import damage_in
 from littrainer.distributed.collectives import barrier
-from littrainer.engine.run_lightning import import_lightning
+from littrainer.lightning_adapter.run_lightning import import_lightning
 from tests.distributed.checks import carry_out
 from tests.faults.signals import SignalIn
 from tests.scenarios.models import NoisyClassifier

@@ -32,7 +32,7 @@ from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint import writer
 from littrainer.checkpoint.weights import write_weights
 from littrainer.distributed.collectives import all_gather_object
-from littrainer.training import out_of_memory
+from littrainer.loop import out_of_memory
 from tests.distributed.checks import carry_out
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, tag_rows, token_rows, vector_rows

@@ -15,7 +15,7 @@ NOT_EXECUTED: dict[str, dict[str, str]] = {
         "The logs differ": "what compare prints; tests/commands/test_compare.py",
     },
     "docs/checkpoints.md": {
-        "Interrupted at": "what Ctrl-C prints; tests/training/test_interruption_report.py",
+        "Interrupted at": "what Ctrl-C prints; tests/loop/test_interruption_report.py",
         'args = TrainingArguments("s3://': "it needs a bucket; tests/checkpoint/test_remote.py",
         "littrainer run --devices 4:8": "a run in eight processes; tests/distributed/test_restarts.py",
         "littrainer: process 3 of 8": "what it prints; tests/distributed/test_restarts.py",
@@ -23,7 +23,7 @@ NOT_EXECUTED: dict[str, dict[str, str]] = {
 }
 """page -> the beginning of a block's code or of a command line -> why it is not executed."""
 OUTPUT_TESTED_BY: dict[str, str] = {
-    "docs/errors.md": "tests/errors/test_page.py",
+    "docs/errors.md": "tests/runtime/test_page.py",
 }
 """page -> the test that holds all its blocks of text against what is printed, which no code on the page does."""
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers.trainer_pt_utils import EvalLoopContainer
 
-from littrainer.errors.nested_values import SampleList, concatenated
 from littrainer.evaluation import gathering
 from littrainer.evaluation.gathering import BatchCollection, HostRows, SampleLists
+from littrainer.runtime.nested_values import SampleList, concatenated
 from tests.scenarios.nested import described, filled
 
 

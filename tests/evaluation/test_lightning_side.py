@@ -17,7 +17,7 @@ from lightning.pytorch.profilers import SimpleProfiler
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.data.resume.rng import capture_random_states
-from littrainer.engine.module import TrainerModule
+from littrainer.lightning_adapter.module import TrainerModule
 from tests.fidelity.first_difference import first_difference
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.metrics import accuracy

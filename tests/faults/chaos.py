@@ -250,7 +250,7 @@ def main() -> None:
         "fsspec.implementations.local",
     ):
         importlib.import_module(name)
-    importlib.import_module("littrainer.engine.run_lightning").import_lightning()
+    importlib.import_module("littrainer.lightning_adapter.run_lightning").import_lightning()
     generator = random.Random(options.seed)
     layouts, kinds = itertools.cycle(LAYOUTS), itertools.cycle(KINDS)
     schedules = [

@@ -244,7 +244,7 @@ def main() -> None:
         for name in ("Trainer", "TrainingArguments", "TrainerCallback"):
             getattr(names, name)
     if options.trainer == "littrainer":
-        importlib.import_module("littrainer.engine.run_lightning").import_lightning()
+        importlib.import_module("littrainer.lightning_adapter.run_lightning").import_lightning()
     with tempfile.TemporaryDirectory() as root:
         counts = kill_often(options.trainer, Path(root), options.kills, options.seed)
     print(f"{options.trainer}, killed {options.kills} times: {dict(counts)}")

@@ -227,7 +227,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    importlib.import_module("littrainer.engine.run_lightning").import_lightning()
+    importlib.import_module("littrainer.lightning_adapter.run_lightning").import_lightning()
     drawn = random.Random(options.seed)
     parts = wrong = 0
     for number in range(options.sequences):

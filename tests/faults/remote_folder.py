@@ -47,7 +47,7 @@ from littrainer import TrainerCallback, get_last_checkpoint
 from littrainer.checkpoint.checksums import MANIFEST_NAME, parsed_manifest
 from littrainer.checkpoint.layout import checkpoint_step
 from littrainer.checkpoint.remote import MARKER_NAME, RemoteRun
-from littrainer.errors.remote_folder import local_folder
+from littrainer.runtime.remote_folder import local_folder
 from tests.faults.damage import STEPS, build_trainer, is_equal, quiet, stop_at, weights_of
 
 LIBRARY = "littrainer"

@@ -38,7 +38,7 @@ def handler() -> Iterator[Any]:
 # Each place in a fork, since importing takes longer than all else here.
 SCRIPT = """
 import os, signal, sys
-from littrainer.engine.run_lightning import import_lightning
+from littrainer.lightning_adapter.run_lightning import import_lightning
 from tests.faults.signals import SignalIn
 from tests.scenarios.trainers import quiet_trainer
 

@@ -74,7 +74,7 @@ def main(name: str, mode: str, folder: Path, wanted: list[str]) -> None:
     _ = importlib.import_module(name).Trainer
     if name == OURS:
         # Loaded with the first Trainer otherwise, when it would be gone through in each collection.
-        importlib.import_module("littrainer.engine.run_lightning").import_lightning()
+        importlib.import_module("littrainer.lightning_adapter.run_lightning").import_lightning()
     left_out = 0
     # In reverse order a scenario that leans on an earlier one gives itself away.
     order = list(SCENARIOS) if "FIDELITY_REVERSED" not in os.environ else list(reversed(SCENARIOS))

@@ -164,7 +164,7 @@ def test_modules_and_package_objects_answer_as_transformers_own(facts: Any) -> N
     kind, message = facts["import of a made-up name"]
     assert kind == "ImportError" and "cannot import name 'made_up' from 'transformers.trainer'" in message
     assert facts["originals"] == ["transformers.trainer_utils", True, True, True]
-    assert facts["star"] == ["littrainer.trainer", "littrainer.errors.seeds", True, False]
+    assert facts["star"] == ["littrainer.trainer", "littrainer.runtime.seeds", True, False]
 
 
 def test_classes_of_transformers_work_with_ours(facts: Any) -> None:

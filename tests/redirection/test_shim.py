@@ -52,7 +52,7 @@ def shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType
     (package / "neighbour.py").write_text("def shout():\n    return 'hey'\n")
     (package / "room.py").write_text(ORIGINAL)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(REPLACED, "house.room", {"set_seed": "littrainer.errors.seeds:set_seed"})
+    monkeypatch.setitem(REPLACED, "house.room", {"set_seed": "littrainer.runtime.seeds:set_seed"})
     house = importlib.import_module("house")
     original = PathFinder.find_spec("house.room", list(house.__path__))
     assert original is not None
@@ -73,7 +73,7 @@ def test_imported_names_constants_and_ours_are_had_without_running_the_original(
     assert shim.shout() == "hey"
     assert shim.dumps([1]) == "[1]"
     assert shim.LIMIT == 3
-    assert shim.set_seed.__module__ == "littrainer.errors.seeds"
+    assert shim.set_seed.__module__ == "littrainer.runtime.seeds"
     assert not hasattr(shim, "made_up")
     assert "Item" in dir(shim)
     assert times_run() == 0
@@ -83,7 +83,7 @@ def test_a_name_that_is_defined_there_runs_the_original_once(shim: ModuleType) -
     assert shim.Item.__module__ == "house.room"
     assert typing.get_type_hints(shim.Box) == {"item": shim.Item}
     assert times_run() == 1
-    assert shim.set_seed.__module__ == "littrainer.errors.seeds"
+    assert shim.set_seed.__module__ == "littrainer.runtime.seeds"
     with pytest.raises(AttributeError, match=r"module 'house\.room' has no attribute 'Optional'"):
         _ = shim.Optional
 

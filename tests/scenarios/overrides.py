@@ -83,10 +83,10 @@ OVERRIDE_POINTS: tuple[str, ...] = (
 therefore override."""
 OTHER_CALLS: dict[str, str] = {
     "_get_output_dir": "asked once more when a training begins, for the folder that it claims",
-    "_update_auto_batch_size": "with auto_find_batch_size (tests/training/test_out_of_memory.py)",
-    "get_tp_size": "asked once, for the samples of an optimizer step (tests/training/test_plan.py)",
-    "get_cp_size": "asked once, for the samples of an optimizer step (tests/training/test_plan.py)",
-    "get_sp_size": "asked once, for the samples of an optimizer step (tests/training/test_plan.py)",
+    "_update_auto_batch_size": "with auto_find_batch_size (tests/loop/test_out_of_memory.py)",
+    "get_tp_size": "asked once, for the samples of an optimizer step (tests/loop/test_plan.py)",
+    "get_cp_size": "asked once, for the samples of an optimizer step (tests/loop/test_plan.py)",
+    "get_sp_size": "asked once, for the samples of an optimizer step (tests/loop/test_plan.py)",
     "_has_mixed_mesh_grads": "asked in several processes, at each clipping (tests/optim/test_stepping.py)",
     "_mixed_mesh_grad_norm": "where that says yes (tests/optim/test_stepping.py)",
     "_tune_save_checkpoint": "with Ray Tune, whose trials save for each other (tests/search/test_ray_backend.py)",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 
-from littrainer.engine.lightning_trainer import build_lightning_trainer
+from littrainer.lightning_adapter.lightning_trainer import build_lightning_trainer
 from littrainer.strategies.data_parallel import ResidentDDPStrategy
 from littrainer.strategies.single_device import LaunchedProcesses, ResidentSingleDeviceStrategy
 from littrainer.strategies.user_strategy import fitted_strategy

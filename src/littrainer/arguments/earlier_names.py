@@ -17,7 +17,7 @@ from littrainer.arguments.choices import stacklevel_of_script
 from littrainer.arguments.did_you_mean import suggestion
 from littrainer.arguments.fields import default_of
 from littrainer.arguments.json_values import read_mapping
-from littrainer.errors.tracebacks import ShortTraceback
+from littrainer.runtime.tracebacks import ShortTraceback
 
 # Values of a switch that ask for nothing.
 _OFF = (False, None)

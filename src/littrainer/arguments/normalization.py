@@ -24,7 +24,7 @@ from littrainer.arguments.choices import (
 from littrainer.arguments.fields import ArgumentFields
 from littrainer.arguments.json_values import parse_json_object, plain_values
 from littrainer.arguments.report_to import available_services, trackers_in
-from littrainer.errors.remote_folder import local_folder, without_credentials
+from littrainer.runtime.remote_folder import local_folder, without_credentials
 
 DEFAULT_OUTPUT_DIR = "trainer_output"
 

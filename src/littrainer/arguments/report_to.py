@@ -8,7 +8,7 @@ import os
 from typing import Any, NamedTuple
 
 from littrainer.arguments.did_you_mean import suggestion
-from littrainer.errors.lazy_isinstance import is_a
+from littrainer.runtime.lazy_isinstance import is_a
 
 
 def environment_says(name: str) -> bool:

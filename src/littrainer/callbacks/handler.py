@@ -12,8 +12,8 @@ from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.callbacks.base import TrainerCallback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
 from littrainer.distributed.failures import note_step_of_error
-from littrainer.errors.lazy_isinstance import is_a, known_classes
-from littrainer.errors.notes import add_note, kind_of
+from littrainer.runtime.lazy_isinstance import is_a, known_classes
+from littrainer.runtime.notes import add_note, kind_of
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from littrainer.data.resume.progress import can_be_stored
-from littrainer.errors.nested_values import map_nested
+from littrainer.runtime.nested_values import map_nested
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from littrainer.errors.notes import listed
+from littrainer.runtime.notes import listed
 
 TRAINING = "training"
 EVALUATION = "evaluation"

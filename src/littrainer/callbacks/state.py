@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from littrainer.errors.atomic_files import write_whole
-from littrainer.errors.notes import kind_of
+from littrainer.runtime.atomic_files import write_whole
+from littrainer.runtime.notes import kind_of
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

@@ -29,13 +29,13 @@ from littrainer.checkpoint.verification import damage_in
 from littrainer.data.columns import accepted_columns
 from littrainer.distributed.collectives import barrier, barrier_with_timeout, broadcast_object, raise_on_all_ranks
 from littrainer.distributed.layout import data_parallel_size
-from littrainer.errors.notes import END, EVALUATION, PART, SAVE
-from littrainer.errors.remote_folder import address_of
-from littrainer.errors.tracebacks import ShortTraceback
 from littrainer.evaluation import generation
 from littrainer.lightning.trial_steps import check_can_try, restore_trainer_after, strip_to_bare_training
+from littrainer.loop.overrides import own_methods
+from littrainer.runtime.notes import END, EVALUATION, PART, SAVE
+from littrainer.runtime.remote_folder import address_of
+from littrainer.runtime.tracebacks import ShortTraceback
 from littrainer.tracking.base import TrackerCallback
-from littrainer.training.overrides import own_methods
 
 # How long steps are taken to forecast the whole training; how long an evaluation of all rows may take if its metrics
 # fail on few; and how much later than the first of several processes the last one may fail.

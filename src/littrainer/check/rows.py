@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import IterableDataset, Subset
 
 from littrainer.data.loaders import has_length
-from littrainer.errors.lazy_isinstance import is_a
 from littrainer.model.facts import base_model
+from littrainer.runtime.lazy_isinstance import is_a
 
 MAX_SECONDS = 10.0
 LABELS = ("labels", "label", "label_ids")

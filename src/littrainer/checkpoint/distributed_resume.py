@@ -34,8 +34,8 @@ from littrainer.distributed.collectives import (
     run_with_keepalive,
 )
 from littrainer.distributed.environment import TRAININGS, rank, reports_folder
-from littrainer.errors.atomic_files import write_whole
-from littrainer.errors.remote_folder import address_of, local_folder
+from littrainer.runtime.atomic_files import write_whole
+from littrainer.runtime.remote_folder import address_of, local_folder
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from littrainer.errors.lazy_isinstance import is_a
+from littrainer.runtime.lazy_isinstance import is_a
 
 
 class HostCopies:

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from littrainer.errors.remote_folder import address_of
+from littrainer.runtime.remote_folder import address_of
 
 PREFIX_CHECKPOINT_DIR = "checkpoint"
 # A longer number fits into no file system's names.

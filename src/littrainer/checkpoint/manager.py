@@ -32,8 +32,8 @@ from littrainer.distributed.collectives import (
     run_with_keepalive,
 )
 from littrainer.distributed.environment import hang_timeout
-from littrainer.errors.notes import SAVE, part_of_training
-from littrainer.errors.remote_folder import address_of
+from littrainer.runtime.notes import SAVE, part_of_training
+from littrainer.runtime.remote_folder import address_of
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

@@ -23,8 +23,8 @@ from littrainer.checkpoint.atomic_write import PART, UNFINISHED_DIR, delete_fold
 from littrainer.checkpoint.checksums import MANIFEST_NAME, DamagedManifest, Manifest, file_record, parsed_manifest
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step, list_checkpoints, make_output_dir
 from littrainer.checkpoint.verification import damage_in, edits_in, readable_manifest
-from littrainer.errors.atomic_files import write_whole
-from littrainer.errors.remote_folder import MAX_TRIES, RemoteFolder, RemoteFolderError, address_of, is_inside
+from littrainer.runtime.atomic_files import write_whole
+from littrainer.runtime.remote_folder import MAX_TRIES, RemoteFolder, RemoteFolderError, address_of, is_inside
 
 logger = logging.getLogger(__name__)
 

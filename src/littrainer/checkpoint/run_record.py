@@ -29,9 +29,9 @@ from littrainer.arguments.shown_arguments import as_text
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.data.fingerprint import described, described_model
-from littrainer.errors.atomic_files import write_whole
-from littrainer.errors.version import __version__
 from littrainer.redirection.names import REPLACED
+from littrainer.runtime.atomic_files import write_whole
+from littrainer.runtime.version import __version__
 from littrainer.strategies.choice import strategy_name
 
 if TYPE_CHECKING:

@@ -40,8 +40,8 @@ from littrainer.checkpoint.weights import (
 )
 from littrainer.checkpoint.writer import StagedCheckpoint, write_companions
 from littrainer.distributed.collectives import raise_on_all_ranks
-from littrainer.errors.lazy_isinstance import is_a
 from littrainer.model.facts import users_model
+from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.strategies.shards import (
     by_name,
     free_gathered,

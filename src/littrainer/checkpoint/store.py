@@ -28,7 +28,7 @@ from littrainer.checkpoint.atomic_write import (
 from littrainer.checkpoint.checksums import ManifestBuilder
 from littrainer.checkpoint.layout import checkpoint_step, list_checkpoints
 from littrainer.checkpoint.remote import RemoteRun
-from littrainer.errors.remote_folder import RemoteFolderError
+from littrainer.runtime.remote_folder import RemoteFolderError
 
 logger = logging.getLogger(__name__)
 

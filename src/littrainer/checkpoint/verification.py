@@ -39,7 +39,7 @@ from littrainer.checkpoint.layout import (
     list_checkpoints,
     shards_of,
 )
-from littrainer.errors.remote_folder import address_of, local_folder
+from littrainer.runtime.remote_folder import address_of, local_folder
 
 logger = logging.getLogger(__name__)
 

@@ -34,9 +34,9 @@ from littrainer.checkpoint.safe_loading import (
     load_tensors,
     refuse_unsafe,
 )
-from littrainer.errors.lazy_isinstance import is_a
-from littrainer.errors.notes import listed
 from littrainer.model.facts import users_model
+from littrainer.runtime.lazy_isinstance import is_a
+from littrainer.runtime.notes import listed
 
 logger = logging.getLogger(__name__)
 

@@ -37,10 +37,10 @@ def check_program(program: Sequence[str]) -> int:
         2, if the script has ended without a training.
     """
     from littrainer.check.checking import TrainingCheck
+    from littrainer.loop.checks import CHECKED_PROCESS
     from littrainer.redirection.redirect import install
     from littrainer.tracking.base import TrackerCallback
     from littrainer.trainer import Trainer
-    from littrainer.training.checks import CHECKED_PROCESS
 
     install()
     trainer_class: Any = Trainer

@@ -15,7 +15,7 @@ from littrainer.commands.differences import LogComparison, compare_logs, weight_
 from littrainer.commands.report_charts import ABSENT, training_charts
 from littrainer.commands.report_folders import FIRST_WEIGHTS, Run, checkpoints_in, read_folders
 from littrainer.commands.report_page import Table, page
-from littrainer.errors.atomic_files import write_whole
+from littrainer.runtime.atomic_files import write_whole
 
 DESCRIPTION = """\
 Show where two trainings differ: in their arguments, code, data, weights at the start, versions and environment; the

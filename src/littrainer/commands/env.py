@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from littrainer.commands.command_line import CommandParser
-from littrainer.errors.version import __version__
+from littrainer.runtime.version import __version__
 
 DESCRIPTION = (
     "Show what is installed here: versions, devices and environment variables that matter to a training, and what does "

@@ -151,7 +151,7 @@ def explanation(trainer: Trainer, args: TrainingArguments, words: Sequence[str] 
     """
     from littrainer.arguments.normalization import trackers_in
     from littrainer.arguments.report_to import tracker_label
-    from littrainer.engine import lightning_trainer
+    from littrainer.lightning_adapter import lightning_trainer
 
     def reason(name: str) -> str:
         if name in (trainer.lightning_keywords or {}) or name in (trainer.args.lightning or {}):

@@ -13,8 +13,8 @@ from littrainer.commands.command_line import BadInput, CommandParser
 from littrainer.commands.report_charts import Chart, picture, search_charts, training_charts
 from littrainer.commands.report_folders import MissingState, Run, Search, read_folders
 from littrainer.commands.report_page import page
-from littrainer.errors.atomic_files import write_whole
-from littrainer.errors.remote_folder import RemoteFolderError, address_of, local_folder
+from littrainer.runtime.atomic_files import write_whole
+from littrainer.runtime.remote_folder import RemoteFolderError, address_of, local_folder
 from littrainer.search.record import SEARCH_RECORD_NAME
 
 DEFAULT_NAME = "report.html"

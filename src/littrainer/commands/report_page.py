@@ -15,7 +15,7 @@ from littrainer.arguments.shown_arguments import away_from_defaults, default_tex
 from littrainer.callbacks.log_history import COSTS, EVALUATION, SPEED_PREFIX, TRAINING, advice_on, shares_of_time
 from littrainer.commands.report_charts import ABSENT, Chart, duration, short_number, split_metrics
 from littrainer.commands.report_folders import Run, Search
-from littrainer.errors.version import __version__
+from littrainer.runtime.version import __version__
 from littrainer.search.record import FAILED, PRUNED, STATES, TrialRecord
 
 MAX_ROWS = 500

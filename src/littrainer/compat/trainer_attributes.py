@@ -14,7 +14,7 @@ from littrainer.distributed.layout import tensor_parallel_size
 from littrainer.model.facts import facts_about
 
 if TYPE_CHECKING:
-    from littrainer.training.reports import MemoryReport
+    from littrainer.loop.reports import MemoryReport
 
 
 UNSET: Any = None

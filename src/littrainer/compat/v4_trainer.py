@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from littrainer.arguments.did_you_mean import suggestion
 from littrainer.checkpoint.retention import rotate_checkpoints
-from littrainer.training.overrides import SIGNATURES, accept_earlier_signature
+from littrainer.loop.overrides import SIGNATURES, accept_earlier_signature
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from littrainer.errors.lazy_isinstance import is_a
-from littrainer.errors.notes import kind_of
+from littrainer.runtime.lazy_isinstance import is_a
+from littrainer.runtime.notes import kind_of
 
 LABEL_NAMES = ("label", "label_ids")
 TEXT_LABELS = (

@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from littrainer.data.collators import RemoveColumnsCollator, dropped_columns_message, text_in
-from littrainer.errors.notes import add_note, kind_of
 from littrainer.model.facts import base_model, catch_all_name
+from littrainer.runtime.notes import add_note, kind_of
 
 logger = logging.getLogger(__name__)
 

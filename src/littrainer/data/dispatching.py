@@ -15,7 +15,7 @@ import torch
 
 from littrainer.data.sharding import ShardSpec, split_into_rounds
 from littrainer.distributed.collectives import FailedElsewhere, all_gather_object, scatter_object
-from littrainer.errors.nested_values import map_nested
+from littrainer.runtime.nested_values import map_nested
 
 
 def first_dimension(batch: Any) -> int | None:

@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import IterableDataset
 
 from littrainer.data.loaders import length_of
-from littrainer.errors.lazy_isinstance import is_a
+from littrainer.runtime.lazy_isinstance import is_a
 
 # Rows, or items of one list, table or dict; numbers of one tensor or array: evenly spread.
 MOST_ITEMS, MOST_NUMBERS = 1000, 65_536

@@ -18,9 +18,9 @@ from littrainer.data.stream_end import CommonEnd
 from littrainer.data.token_batches import DrawnGroups, LengthGroups, length_groups_of
 from littrainer.data.workers import read_batches
 from littrainer.distributed.collectives import broadcast_object
-from littrainer.errors.lazy_isinstance import is_a
-from littrainer.errors.nested_values import map_nested
-from littrainer.errors.seeds import seed_worker
+from littrainer.runtime.lazy_isinstance import is_a
+from littrainer.runtime.nested_values import map_nested
+from littrainer.runtime.seeds import seed_worker
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
 from littrainer.distributed.layout import data_parallel_rank, data_parallel_size
-from littrainer.errors.lazy_isinstance import is_a, known_classes
+from littrainer.runtime.lazy_isinstance import is_a, known_classes
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

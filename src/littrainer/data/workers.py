@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import fetch
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
-from littrainer.errors.interruptions import UpdateGuard
+from littrainer.runtime.interruptions import UpdateGuard
 
 # Attribute of an error that was raised while data was read: half a sentence on the samples.
 READING, READING_A_BATCH = "_littrainer_reading", "while data was read for a batch"

@@ -30,9 +30,9 @@ from littrainer.distributed.failures import (
     is_consequence,
     register_peers,
 )
-from littrainer.errors.lazy_isinstance import is_a
-from littrainer.errors.nested_values import SampleList, concatenated, is_sample_list, map_nested
-from littrainer.errors.tracebacks import error_and_reasons
+from littrainer.runtime.lazy_isinstance import is_a
+from littrainer.runtime.nested_values import SampleList, concatenated, is_sample_list, map_nested
+from littrainer.runtime.tracebacks import error_and_reasons
 
 logger = logging.getLogger(__name__)
 

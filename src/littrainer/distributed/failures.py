@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from littrainer.distributed.environment import rank, reports_folder
-from littrainer.errors.tracebacks import error_and_reasons, report_uncaught
+from littrainer.runtime.tracebacks import error_and_reasons, report_uncaught
 
 # Names the file from which torchrun's agent reads the error of a process.
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from littrainer.distributed.environment import USE_FSDP, is_on
-from littrainer.errors.lazy_isinstance import is_a
+from littrainer.runtime.lazy_isinstance import is_a
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from littrainer.errors.nested_values import (
+from littrainer.runtime.nested_values import (
     PADDING,
     SampleList,
     as_numpy,

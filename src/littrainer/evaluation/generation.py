@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from littrainer.arguments.fields import GenerationConfig
-from littrainer.errors.lazy_isinstance import is_a
-from littrainer.errors.nested_values import PADDING
-from littrainer.errors.notes import kind_of
+from littrainer.runtime.lazy_isinstance import is_a
+from littrainer.runtime.nested_values import PADDING
+from littrainer.runtime.notes import kind_of
 
 logger = logging.getLogger(__name__)
 

@@ -19,12 +19,12 @@ from littrainer.data.token_batches import length_groups_of
 from littrainer.data.workers import read_batches
 from littrainer.distributed.collectives import broadcast_object, pad_across_processes, raise_on_all_ranks
 from littrainer.distributed.layout import data_parallel_rank, data_parallel_size, tensor_parallel_rank
-from littrainer.errors.nested_values import PADDING, map_nested, truncated
 from littrainer.evaluation.gathering import BatchCollection, SampleLists
 from littrainer.evaluation.metrics import MetricPlace, call_metric_function, checked_metrics, noting_where
 from littrainer.evaluation.prediction import ExactLossMean, mean_over_samples
 from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction
 from littrainer.evaluation.streaming import StreamingMetrics, TaskFacts, facts_of_task, streaming_metrics
+from littrainer.runtime.nested_values import PADDING, map_nested, truncated
 from littrainer.strategies.shards import free_gathered
 
 logger = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from littrainer.arguments.choices import SaveStrategy
-from littrainer.errors.nested_values import described
-from littrainer.errors.notes import add_note, kind_of
 from littrainer.evaluation.results import EvalPrediction, denumpify_detensorize
+from littrainer.runtime.nested_values import described
+from littrainer.runtime.notes import add_note, kind_of
 
 
 class MetricPlace(Protocol):

@@ -12,7 +12,7 @@ import torch
 from littrainer.data.columns import batch_without_names
 from littrainer.data.loaders import first_dimension
 from littrainer.data.windows import count_label_tokens
-from littrainer.errors.nested_values import detached
+from littrainer.runtime.nested_values import detached
 
 
 def predict_batch(

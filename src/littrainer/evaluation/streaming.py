@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from littrainer.errors.lazy_isinstance import is_a, known_classes
-from littrainer.errors.nested_values import PADDING, described
 from littrainer.evaluation.results import EvalPrediction
 from littrainer.model.facts import base_model, predicts_next_token, users_model
+from littrainer.runtime.lazy_isinstance import is_a, known_classes
+from littrainer.runtime.nested_values import PADDING, described
 
 # What a metric's update is called with: positional arguments, or keywords.
 Arguments = tuple[Any, ...] | dict[str, Any]

@@ -26,11 +26,11 @@ from littrainer.arguments.secrets import holds_a_secret
 from littrainer.arguments.shown_arguments import as_text
 from littrainer.callbacks.log_history import COSTS, EVALUATION, OF_THE_WHOLE_TRAINING, TRAINING, Point, read_history
 from littrainer.distributed.layout import data_parallel_size
-from littrainer.errors.atomic_files import write_whole
-from littrainer.errors.lazy_isinstance import is_a
-from littrainer.errors.version import __version__
 from littrainer.hub.repository import CARD_NAME, text_of, without_tokens
 from littrainer.model.facts import base_model
+from littrainer.runtime.atomic_files import write_whole
+from littrainer.runtime.lazy_isinstance import is_a
+from littrainer.runtime.version import __version__
 from littrainer.strategies.choice import strategy_name
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.secrets import masked, without_secrets
-from littrainer.errors.notes import add_note
-from littrainer.errors.tracebacks import error_and_reasons
+from littrainer.runtime.notes import add_note
+from littrainer.runtime.tracebacks import error_and_reasons
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

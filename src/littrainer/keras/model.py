@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from littrainer.errors.nested_values import PADDING
+from littrainer.runtime.nested_values import PADDING
 
 # keras.layers.Dense is "dense", "dense_1" and so on, counted over all models of a process.
 COUNTED = re.compile(r"_\d+$")

@@ -29,8 +29,8 @@ from littrainer.keras.model import (
     count_instances,
     run_keras_model,
 )
+from littrainer.loop.loss import averages_over_processes
 from littrainer.trainer import Trainer
-from littrainer.training.loss import averages_over_processes
 
 logger = logging.getLogger(__name__)
 

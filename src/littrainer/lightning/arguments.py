@@ -12,7 +12,7 @@ from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.arguments.earlier_names import EARLIER_NAMES, unknown_names_message
 from littrainer.arguments.secrets import holds_a_secret
 from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments, TrainingArguments
-from littrainer.errors.notes import kind_of
+from littrainer.runtime.notes import kind_of
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl

@@ -25,7 +25,11 @@ from littrainer.data.resume.rng import (
 )
 from littrainer.data.windows import MicroBatch, WindowLoader
 from littrainer.distributed.collectives import broadcast_object
-from littrainer.engine.lightning_internals import begin_next_epoch, end_epoch_with_this_batch, read_nothing_ahead
+from littrainer.lightning_adapter.lightning_internals import (
+    begin_next_epoch,
+    end_epoch_with_this_batch,
+    read_nothing_ahead,
+)
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl

@@ -35,9 +35,9 @@ from littrainer.checkpoint.writer import StagedCheckpoint
 from littrainer.data.resume.position import DataPosition
 from littrainer.data.resume.rng import capture_random_states, set_random_states, states_of_portable
 from littrainer.distributed.collectives import raise_on_all_ranks
-from littrainer.errors.seeds import set_seed
 from littrainer.lightning.arguments import for_a_trainer
-from littrainer.training.resuming import POSITION_FIELDS, RECORD_VERSION, compared_arguments
+from littrainer.loop.resuming import POSITION_FIELDS, RECORD_VERSION, compared_arguments
+from littrainer.runtime.seeds import set_seed
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

@@ -27,8 +27,6 @@ from littrainer.data.resume.position import DataPosition
 from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
 from littrainer.data.stream_end import check_equal_lengths
 from littrainer.distributed.collectives import all_gather_object, is_distributed
-from littrainer.engine.lightning_internals import SeenBatches
-from littrainer.errors.lazy_isinstance import is_a
 from littrainer.lightning.arguments import ArgumentsUnderLightning, arguments_from
 from littrainer.lightning.batches import (
     SAVED_FIELDS,
@@ -37,9 +35,11 @@ from littrainer.lightning.batches import (
     TrainingBatches,
     read_positions,
 )
+from littrainer.lightning_adapter.lightning_internals import SeenBatches
+from littrainer.loop.checks import check_is_dataset, check_not_empty
+from littrainer.loop.plan import why_empty
 from littrainer.model.facts import facts_about
-from littrainer.training.checks import check_is_dataset, check_not_empty
-from littrainer.training.plan import why_empty
+from littrainer.runtime.lazy_isinstance import is_a
 
 logger = logging.getLogger(__name__)
 

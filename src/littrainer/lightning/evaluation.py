@@ -16,11 +16,11 @@ from littrainer.data.loaders import LookaheadLoader, first_dimension, whole_data
 from littrainer.data.sharding import length_of
 from littrainer.data.stream_end import check_equal_lengths
 from littrainer.distributed.collectives import gather_across_processes
-from littrainer.engine.lightning_internals import logging_for_loader
 from littrainer.evaluation.loop import BatchOutputs, CollectedOutputs, main_inputs
 from littrainer.evaluation.streaming import StreamingMetrics, facts_of_task
 from littrainer.lightning.arguments import ArgumentsUnderLightning
 from littrainer.lightning.preparation import model_inputs
+from littrainer.lightning_adapter.lightning_internals import logging_for_loader
 
 VALIDATION, TEST = "val", "test"
 # What metric functions written for a Trainer may have put in front of a name.

@@ -23,10 +23,10 @@ from littrainer.data.limits import development_batches
 from littrainer.data.loaders import has_length
 from littrainer.distributed.layout import data_parallel_size
 from littrainer.lightning.trial_steps import check_can_try, restore_trainer_after, take_steps
+from littrainer.loop.loss import mean_over_processes
+from littrainer.loop.out_of_memory import has_memory_for
 from littrainer.search import searching
 from littrainer.search.record import BestRun
-from littrainer.training.loss import mean_over_processes
-from littrainer.training.out_of_memory import has_memory_for
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

@@ -25,11 +25,11 @@ from littrainer.checkpoint.lightning_format import MARK, MARK_VERSION
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.checkpoint.weights import write_weights
 from littrainer.distributed.collectives import raise_on_all_ranks
-from littrainer.errors.lazy_isinstance import is_a
-from littrainer.errors.notes import kind_of
 from littrainer.lightning.arguments import changed_arguments
 from littrainer.lightning.preparation import steps_of_training
 from littrainer.model.facts import users_model
+from littrainer.runtime.lazy_isinstance import is_a
+from littrainer.runtime.notes import kind_of
 from littrainer.strategies.shards import whole_state_dict
 
 # Values of the parameter `model` of a module.

@@ -19,8 +19,6 @@ from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
 from littrainer.checkpoint.weights import COMPILED_PART, fitted, separate_elements
 from littrainer.data.windows import MicroBatch
 from littrainer.distributed.collectives import get_rank
-from littrainer.engine.lightning_internals import upcoming_batches
-from littrainer.engine.module import StepsAfterBackward
 from littrainer.evaluation import generation
 from littrainer.evaluation.prediction import has_loss_in, is_loss_to_be_had, labels_in, logits_in, outputs_to_ignore
 from littrainer.evaluation.streaming import streaming_metrics
@@ -43,18 +41,20 @@ from littrainer.lightning.preparation import (
     split_model,
     steps_of_training,
 )
-from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
-from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
-from littrainer.optim.schedules import is_metric_driven
-from littrainer.optim.stepping import clip_by_norm, step_repeating, updates_during_backward
-from littrainer.training import loss as losses
-from littrainer.training.loss_normalization import EXACT, find_loss_head
-from littrainer.training.model_preparation import (
+from littrainer.lightning_adapter.lightning_internals import upcoming_batches
+from littrainer.lightning_adapter.module import StepsAfterBackward
+from littrainer.loop import loss as losses
+from littrainer.loop.loss_normalization import EXACT, find_loss_head
+from littrainer.loop.model_preparation import (
     align_special_tokens,
     apply_liger_kernels,
     enable_activation_checkpointing,
     noisy_embeddings,
 )
+from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
+from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
+from littrainer.optim.schedules import is_metric_driven
+from littrainer.optim.stepping import clip_by_norm, step_repeating, updates_during_backward
 
 
 class TransformersModule(StepsAfterBackward):

@@ -16,13 +16,13 @@ from torch import nn
 from littrainer.arguments.choices import SchedulerType
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.errors.lazy_isinstance import is_a
-from littrainer.errors.notes import kind_of
+from littrainer.loop.loss import smoother_for
+from littrainer.loop.loss_normalization import UNKNOWN, LossHead
 from littrainer.model.facts import facts_about
 from littrainer.optim.schedules import get_scheduler
+from littrainer.runtime.lazy_isinstance import is_a
+from littrainer.runtime.notes import kind_of
 from littrainer.strategies.mixed_precision import FORWARD_TYPES
-from littrainer.training.loss import smoother_for
-from littrainer.training.loss_normalization import UNKNOWN, LossHead
 
 UNKNOWN_LENGTH = (
     "How many steps there are is not known: the loader has no length, or training has no end. Give "

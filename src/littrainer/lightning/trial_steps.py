@@ -17,14 +17,14 @@ from littrainer.data.limits import DEVELOPMENT_RUN, check_order_stays, overfits
 from littrainer.data.loaders import first_dimension
 from littrainer.data.resume.progress import generator_states, set_generator_states
 from littrainer.data.resume.rng import capture_random_states, set_random_states
-from littrainer.engine.run_lightning import fit
+from littrainer.lightning_adapter.run_lightning import fit
+from littrainer.loop.checks import check_before_training
+from littrainer.loop.model_preparation import model_prepared_for_training
+from littrainer.loop.overrides import own_methods
+from littrainer.loop.plan import TrainingPlan
+from littrainer.loop.run import TrainingRun
 from littrainer.model.traversal import model_device
 from littrainer.strategies.shards import is_sharded
-from littrainer.training.checks import check_before_training
-from littrainer.training.model_preparation import model_prepared_for_training
-from littrainer.training.overrides import own_methods
-from littrainer.training.plan import TrainingPlan
-from littrainer.training.run import TrainingRun
 
 # Keywords for `lightning.Trainer` whose results belong to the training alone.
 KEYWORDS_OF_TRAINING = ("callbacks", "logger", "max_time", "profiler", DEVELOPMENT_RUN)

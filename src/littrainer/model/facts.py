@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from littrainer.errors.lazy_isinstance import is_a
+from littrainer.runtime.lazy_isinstance import is_a
 
 QUESTION_ANSWERING_LABELS = ("start_positions", "end_positions")
 # The loss that predicts each token from those before it; several `loss_type`s name it.

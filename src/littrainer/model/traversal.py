@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from littrainer.errors.lazy_isinstance import known_classes
+from littrainer.runtime.lazy_isinstance import known_classes
 
 # Types of `_modules`, unless the class keeps its modules elsewhere, as TorchScript does.
 PLAIN_CONTAINERS = (dict, OrderedDict)

@@ -18,8 +18,8 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from littrainer.arguments.choices import SchedulerType
 from littrainer.arguments.did_you_mean import taken_instead
-from littrainer.errors.lazy_isinstance import is_a
 from littrainer.optim.layerwise import LayerwiseOptimizer, LayerwiseSchedule
+from littrainer.runtime.lazy_isinstance import is_a
 
 logger = logging.getLogger(__name__)
 

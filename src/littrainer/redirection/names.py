@@ -41,7 +41,7 @@ _SAME_NAMES: dict[str, dict[str, str]] = {
     },
     "transformers.trainer_pt_utils": {
         "arguments.accelerator_config": "AcceleratorConfig",
-        "training.loss": "LabelSmoother",
+        "loop.loss": "LabelSmoother",
         "data.samplers": "LengthGroupedSampler get_length_grouped_indices",
     },
     "transformers.trainer_seq2seq": {"seq2seq": "Seq2SeqTrainer"},
@@ -57,7 +57,7 @@ _SAME_NAMES: dict[str, dict[str, str]] = {
         "data.collators": "RemoveColumnsCollator",
         "search.trial": "default_compute_objective",
         "search.parameters": "default_hp_space_optuna default_hp_space_ray default_hp_space_wandb",
-        "errors.seeds": "enable_full_determinism seed_worker set_seed",
+        "runtime.seeds": "enable_full_determinism seed_worker set_seed",
         "checkpoint.verification": "get_last_checkpoint",
         "data.loaders": "has_length",
         "checkpoint.retention": "rotate_checkpoints sort_checkpoints",

@@ -8,7 +8,7 @@ from typing import Any
 
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.arguments.did_you_mean import suggestion
-from littrainer.errors.notes import kind_of
+from littrainer.runtime.notes import kind_of
 from littrainer.search.parameters import default_hp_space_optuna, default_hp_space_ray, default_hp_space_wandb
 from littrainer.search.record import BestRun
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from littrainer.arguments.did_you_mean import suggestion
 from littrainer.distributed.failures import is_running
-from littrainer.errors.lazy_isinstance import is_a
-from littrainer.errors.weak_attributes import without_callers_frames
+from littrainer.runtime.lazy_isinstance import is_a
+from littrainer.runtime.weak_attributes import without_callers_frames
 from littrainer.search.distributed_search import refuse_several_processes, search_with_all
 from littrainer.search.parameters import SearchMistake
 from littrainer.search.record import (

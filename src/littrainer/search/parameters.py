@@ -16,8 +16,8 @@ from littrainer.arguments.json_values import truth
 from littrainer.arguments.normalization import ALIASES
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.distributed.collectives import FailedElsewhere, LostProcess
-from littrainer.errors.lazy_isinstance import is_a
-from littrainer.errors.notes import kind_of
+from littrainer.runtime.lazy_isinstance import is_a
+from littrainer.runtime.notes import kind_of
 
 logger = logging.getLogger(__name__)
 

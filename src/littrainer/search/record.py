@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.arguments.secrets import without_secrets
-from littrainer.errors.atomic_files import write_whole
+from littrainer.runtime.atomic_files import write_whole
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

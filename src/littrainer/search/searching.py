@@ -13,14 +13,14 @@ from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.arguments.did_you_mean import suggestion
 from littrainer.checkpoint.remote import send_files
-from littrainer.errors.nested_values import map_nested
-from littrainer.errors.notes import kind_of
-from littrainer.errors.remote_folder import address_of
+from littrainer.loop.overrides import own_methods
+from littrainer.runtime.nested_values import map_nested
+from littrainer.runtime.notes import kind_of
+from littrainer.runtime.remote_folder import address_of
 from littrainer.search.backends import find_backend
 from littrainer.search.parameters import call_space, differs, drawn_in, set_parameters
 from littrainer.search.record import BestRun
 from littrainer.search.trial import default_compute_objective, follow_arguments, release_memory
-from littrainer.training.overrides import own_methods
 
 DIRECTIONS = ("minimize", "maximize")
 

@@ -12,7 +12,7 @@ from types import FunctionType
 from typing import Any
 
 from littrainer.callbacks.progress import PrinterCallback, ProgressCallback, default_progress_callback
-from littrainer.engine import run_lightning
+from littrainer.lightning_adapter import run_lightning
 from littrainer.search.trial import release_memory
 from littrainer.tracking.base import TrackerCallback
 

@@ -15,10 +15,10 @@ from littrainer.arguments.choices import HPSearchBackend
 from littrainer.callbacks.handler import ENDED_FOR_CALLBACKS, FROM_CALLBACK
 from littrainer.callbacks.lightning_callbacks import PACKAGES
 from littrainer.distributed.collectives import LostProcess, broadcast_object, raise_on_all_ranks
-from littrainer.errors.notes import kind_of
+from littrainer.loop.checks import check_arguments
+from littrainer.loop.out_of_memory import empty_device_cache
+from littrainer.runtime.notes import kind_of
 from littrainer.search.parameters import SearchMistake, call_space, differs, drawn_in, set_parameters, settle
-from littrainer.training.checks import check_arguments
-from littrainer.training.out_of_memory import empty_device_cache
 
 logger = logging.getLogger(__name__)
 

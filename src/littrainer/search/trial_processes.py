@@ -23,9 +23,9 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from littrainer.distributed import environment
-from littrainer.errors.atomic_files import write_whole
-from littrainer.errors.lazy_isinstance import is_a
-from littrainer.errors.notes import add_note
+from littrainer.runtime.atomic_files import write_whole
+from littrainer.runtime.lazy_isinstance import is_a
+from littrainer.runtime.notes import add_note
 from littrainer.search.parameters import SearchMistake
 from littrainer.search.trainer_pickle import pack, unpack
 from littrainer.search.trial import run_trial

@@ -14,8 +14,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from littrainer.errors.lazy_isinstance import is_a
 from littrainer.model.traversal import stays_in_place
+from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.strategies.single_device import InPlaceStrategy, LaunchedProcesses, block_backward_sync
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from littrainer.arguments.choices import SchedulerType
 from littrainer.distributed.group import start_deepspeed_communication
 from littrainer.distributed.layout import tensor_parallel_size
-from littrainer.errors.lazy_isinstance import is_a
 from littrainer.optim.stepping import OptimizerWrapper, updates_during_backward
+from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.strategies.model_wrapping import compile_keywords
 from littrainer.strategies.single_device import InPlaceStrategy, LaunchedProcesses
 

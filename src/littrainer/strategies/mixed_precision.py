@@ -14,8 +14,8 @@ from torch import nn
 
 from littrainer.arguments.deepspeed import asks_for_deepspeed
 from littrainer.arguments.destinations import lightning_precision
-from littrainer.errors.nested_values import map_nested
-from littrainer.errors.weak_attributes import WeaklyBound
+from littrainer.runtime.nested_values import map_nested
+from littrainer.runtime.weak_attributes import WeaklyBound
 
 # Lightning's precision -> what the forward pass computes in.
 FORWARD_TYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}

@@ -19,7 +19,7 @@ from littrainer.distributed.layout import (
     sharding_sizes,
     tensor_parallel_size,
 )
-from littrainer.errors.lazy_isinstance import is_a
+from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.strategies.mixed_precision import forward_type
 from littrainer.strategies.sharded import ignored_parameters, shard
 from littrainer.strategies.shards import free_gathered, spread_like

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from littrainer.arguments.did_you_mean import suggestion
 from littrainer.arguments.sharding import NO_WRAP, SIZE_BASED, TRANSFORMER_BASED, ShardingPlan
-from littrainer.errors.lazy_isinstance import is_a
+from littrainer.runtime.lazy_isinstance import is_a
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -15,7 +15,7 @@ from torch import nn
 
 from littrainer.arguments.sharding import SIZE_BASED, TRANSFORMER_BASED, ShardingPlan, sharding_plan
 from littrainer.distributed.layout import sharding_sizes
-from littrainer.errors.lazy_isinstance import is_a
+from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.strategies.mixed_precision import forward_type, run_forward_in
 from littrainer.strategies.sharded import ignored_modules, layer_classes
 from littrainer.strategies.single_device import InPlaceStrategy, LaunchedProcesses, block_backward_sync

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import nn
 
 from littrainer.distributed.collectives import get_full_tensor, get_rank, get_world_size
-from littrainer.errors.lazy_isinstance import is_a, known_classes
 from littrainer.model.traversal import modules_of
 from littrainer.optim.parameter_groups import PART_OF
+from littrainer.runtime.lazy_isinstance import is_a, known_classes
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -11,8 +11,8 @@ from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 
 from littrainer.distributed.environment import DEFAULT_PORT, LOCAL_ADDRESS, meeting_point
-from littrainer.errors.lazy_isinstance import is_a
 from littrainer.model.traversal import is_on, stays_in_place
+from littrainer.runtime.lazy_isinstance import is_a
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl

@@ -7,7 +7,7 @@ from typing import Any
 
 from littrainer.callbacks.handler import CallbackHandler
 from littrainer.data.limits import HasKeywords, development_batches, further_keywords
-from littrainer.errors.lazy_isinstance import is_a
+from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.tracking.base import TrackerCallback, hyperparameters, only_numbers, with_tracked_names
 
 

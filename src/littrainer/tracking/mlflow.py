@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from littrainer.arguments.report_to import SERVICES, environment_says
-from littrainer.errors.lazy_isinstance import is_a
+from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.tracking.base import TrackerCallback, model_config_of, only_numbers, shown_arguments
 
 logger = logging.getLogger(__name__)

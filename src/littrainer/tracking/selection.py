@@ -16,7 +16,7 @@ from littrainer.arguments.report_to import (
     require_known,
     trackers_in,
 )
-from littrainer.errors.lazy_isinstance import is_a
+from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.tracking.base import TrackerCallback
 from littrainer.tracking.lightning_loggers import LightningLoggersCallback
 

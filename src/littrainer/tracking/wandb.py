@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from littrainer.errors.lazy_isinstance import is_a
+from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.tracking.base import (
     SUMMARY_VALUES,
     TrackerCallback,

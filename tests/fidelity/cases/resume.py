@@ -1,7 +1,7 @@
 """Resuming from a checkpoint: the second part of the run has to be what it would have been without the break.
 
 Data that draws random numbers in the training process is left out: transformers draws them anew for the batches that
-were collated ahead of the checkpoint. Ours goes on exactly there too, which tests/training/test_exact_resume.py shows.
+were collated ahead of the checkpoint. Ours goes on exactly there too, which tests/loop/test_exact_resume.py shows.
 """
 
 from __future__ import annotations

@@ -30,15 +30,15 @@ from littrainer.compat.accelerator.states import (
 from littrainer.data.loaders import LookaheadLoader, prepare_loader
 from littrainer.distributed import collectives
 from littrainer.distributed.layout import process_layout, tensor_parallel_size
-from littrainer.errors.lazy_isinstance import is_a
-from littrainer.errors.nested_values import truncated
+from littrainer.loop.out_of_memory import free_memory
 from littrainer.model.facts import WRAPPERS
 from littrainer.model.traversal import move_to
 from littrainer.optim.stepping import clip_by_norm
+from littrainer.runtime.lazy_isinstance import is_a
+from littrainer.runtime.nested_values import truncated
 from littrainer.strategies.mixed_precision import forward_type, restore_forward, run_forward_in
 from littrainer.strategies.model_wrapping import compile_keywords, is_compiled
 from littrainer.strategies.shards import is_sharded, whole_state_dict
-from littrainer.training.out_of_memory import free_memory
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

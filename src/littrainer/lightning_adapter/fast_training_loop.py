@@ -1,0 +1,309 @@
+"""Lightning's loop over the micro-batches of an epoch, without what nobody listens to.
+
+For each micro-batch Lightning announces some twenty hooks to callbacks, module and strategy, most of which do nothing,
+which takes 830 of the 1450 Python calls of an optimizer step of a two-layer model. `FastEpochLoop` does the same work
+in the same order for whoever listens: callbacks, loggers and what is logged with `self.log` behave as in Lightning's
+own loop. That one remains in use if something else may listen, as a profiler or a debug log, with FSDP's first version
+and DeepSpeed, which step otherwise, and in releases that tests/lightning_adapter/ has not compared (`KNOWN_RELEASES`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.trainer import call
+from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle
+
+from littrainer.lightning_adapter.module import TrainerModule
+from littrainer.lightning_adapter.precision import ForwardMixedPrecision
+from littrainer.runtime.interruptions import StoppedByUserCode
+from littrainer.strategies.data_parallel import ResidentDDPStrategy
+from littrainer.strategies.single_device import ResidentSingleDeviceStrategy
+
+# Releases whose own loop, and what it calls, is the one that this one was compared with.
+KNOWN_RELEASES = frozenset(
+    {
+        *("2.5.0", "2.5.0.post0", "2.5.1", "2.5.1.post0", "2.5.2", "2.5.3", "2.5.4", "2.5.5", "2.5.6"),
+        *("2.6.0", "2.6.1", "2.6.4", "2.6.5", "2.6.6"),
+    }
+)
+# Strategies and precision plugins that do nothing around a micro-batch.
+PLAIN_STRATEGIES = (ResidentSingleDeviceStrategy, ResidentDDPStrategy)
+PLAIN_PRECISIONS = (Precision, ForwardMixedPrecision)
+# What callbacks may hear of during a micro-batch.
+HOOKS = (
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_train_batch_end",
+)
+# What Lightning calls on the module too; a script that sets one of these on it, or a callback, gets Lightning's loop.
+OF_THE_MODULE = (
+    *HOOKS,
+    "on_before_batch_transfer",
+    "transfer_batch_to_device",
+    "on_after_batch_transfer",
+    "training_step",
+    "configure_gradient_clipping",
+    "optimizer_step",
+    "optimizer_zero_grad",
+)
+
+
+class FastEpochLoop(_TrainingEpochLoop):
+    """The loop over one epoch; whether it may be fast is found out when an epoch begins.
+
+    Profiler, debug log, strategy, precision plugin and loader are looked at there, once for the whole epoch. Callbacks,
+    their hooks and those of them that are set on the module, `max_steps` and `should_stop` are followed at once; other
+    methods that are set on the module, from the next micro-batch on.
+    """
+
+    _is_fast = False
+    _has_stepped = False
+    # Of the epoch that runs; in between, nothing may keep a loader and its worker processes.
+    _module: Any = None
+    _batches: Any = None
+    _strategy: Any = None
+
+    def run(self, data_fetcher: Any) -> None:
+        """One epoch."""
+        try:
+            super().run(data_fetcher)
+        finally:
+            self._module = self._batches = self._strategy = None
+
+    def on_run_start(self, data_fetcher: Any) -> None:
+        """An epoch begins, its first micro-batch has not been drawn."""
+        super().on_run_start(data_fetcher)
+        self._is_fast = self._may_be_fast(data_fetcher)
+        if self._is_fast:
+            self._module = self.trainer.lightning_module
+            # The loader's own iterator, out of Lightning's wrappers for several loaders.
+            self._batches = data_fetcher.combined_loader._iterator.iterators[0]
+            self._strategy = self.trainer.strategy
+
+    def _may_be_fast(self, fetcher: Any) -> bool:
+        pl_trainer: Any = self.trainer
+        plugin: Any = pl_trainer.precision_plugin
+        iterator = fetcher.combined_loader._iterator
+        return (
+            type(pl_trainer.lightning_module) is TrainerModule
+            and vars(pl_trainer.lightning_module).keys().isdisjoint(OF_THE_MODULE)
+            and (
+                type(pl_trainer.strategy) in PLAIN_STRATEGIES
+                # Asked of the strategy, since importing it takes time where no model is split.
+                or getattr(pl_trainer.strategy, "acts_behind_backward_passes_only", False)
+            )
+            and getattr(pl_trainer.strategy, "_model_averager", None) is None
+            and type(plugin) in PLAIN_PRECISIONS
+            and (getattr(plugin, "scaler", None) is None or type(plugin) is ForwardMixedPrecision)
+            and type(pl_trainer.profiler) is PassThroughProfiler
+            and not call.log.isEnabledFor(logging.DEBUG)
+            and type(fetcher) is _PrefetchDataFetcher
+            and fetcher.length is not None
+            and type(iterator) is _MaxSizeCycle
+            and len(iterator.iterators) == 1
+            and self.max_steps == -1
+            and not self.restarting
+            and not self._should_check_val_epoch()
+        )
+
+    def _tell(self, hook: str, *args: Any) -> None:
+        """Call a hook of the callbacks that have it at this moment, in order, as Lightning does; then the module's."""
+        pl_trainer, module, nothing = self.trainer, self._module, getattr(pl.Callback, hook)
+        # Not over a copy: a callback that another one adds is called for the same hook.
+        for callback in pl_trainer.callbacks:  # type: ignore[attr-defined]
+            found = getattr(callback, hook)
+            # What `listens_to` says, without a call of it for each hook.
+            if getattr(found, "__func__", found) is not nothing and callable(found):
+                # `self.log` goes by it. What follows a hook sets its own before anything can log, so that nothing
+                # needs to be put back.
+                module.__dict__["_current_fx_name"] = hook
+                found(pl_trainer, module, *args)
+        if hook in module.__dict__:
+            module.__dict__["_current_fx_name"] = hook
+            getattr(module, hook)(*args)
+
+    @property
+    def done(self) -> bool:
+        """Whether the epoch has ended."""
+        if not self._is_fast or self.trainer.should_stop or self.max_steps != -1:
+            return super().done
+        return self._has_reached_the_end()
+
+    def _has_reached_the_end(self) -> bool:
+        progress = self.batch_progress
+        return progress.is_last_batch or progress.current.ready == self.trainer.fit_loop.max_batches
+
+    def on_iteration_done(self) -> None:
+        """What a restart has left is done with after the first micro-batch."""
+        is_resuming = getattr(self, "_resuming_from_checkpoint", False)
+        if not self._is_fast or self._restarting or self._loaded_from_state_dict or is_resuming:
+            super().on_iteration_done()
+
+    def advance(self, data_fetcher: Any) -> None:
+        """One micro-batch."""
+        if self._is_fast and not self._module.__dict__.keys().isdisjoint(OF_THE_MODULE):
+            # Somebody has set one in the middle of the epoch. Both loops draw from the same iterator and count alike.
+            self._is_fast = False
+        if not self._is_fast:
+            super().advance(data_fetcher)
+            return
+        pl_trainer, module, results = self.trainer, self._module, self._results
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            data_fetcher.done = True
+            raise
+        data_fetcher.fetched += 1
+        progress = self.batch_progress
+        progress.is_last_batch = data_fetcher.done = data_fetcher.fetched >= data_fetcher.length
+        total: Any = progress.total
+        current: Any = progress.current
+        batch_idx = current.ready
+        total.ready += 1
+        current.ready += 1
+        connector = pl_trainer._logger_connector
+        connector._first_loop_iter = connector._first_loop_iter is None
+        # What `self.log` finds the batch size in.
+        results.batch, results.batch_size, results.dataloader_idx = batch, None, None
+        self._tell("on_train_batch_start", batch, batch_idx)
+        total.started += 1
+        current.started += 1
+        steps = current.ready % pl_trainer.accumulate_grad_batches == 0 or self._has_reached_the_end()
+        self._has_stepped = steps
+        outputs: Any
+        try:
+            if module.automatic_optimization:
+                outputs = self._optimize(batch, batch_idx, steps)
+            else:
+                outputs = self.manual_optimization.run(OrderedDict(batch=batch, batch_idx=batch_idx))
+        except StopIteration as error:
+            # Lightning's loop around this one would take it for the end of the data.
+            raise StoppedByUserCode from error
+        total.processed += 1
+        current.processed += 1
+        if steps:
+            self._step_schedules()
+        if self._has_reached_the_end():
+            self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        self._tell("on_train_batch_end", outputs, batch, batch_idx)
+        module.__dict__["_current_fx_name"] = None
+        if results:
+            connector.on_batch_end()
+        else:
+            results.batch = results.batch_size = None
+        total.completed += 1
+        current.completed += 1
+        if results:
+            connector.update_train_step_metrics()
+
+    def on_advance_end(self, data_fetcher: Any) -> None:
+        """The micro-batch is done."""
+        if not self._is_fast:
+            super().on_advance_end(data_fetcher)
+            return
+        pl_trainer = self.trainer
+        if self._has_stepped:
+            for config in self._strategy.lr_scheduler_configs:
+                if config.reduce_on_plateau:
+                    self.update_lr_schedulers("step", update_plateau_schedulers=True)
+                    break
+            # The step under which Lightning logs.
+            self._batches_that_stepped += 1
+        if pl_trainer.should_stop:
+            self._save_loggers_on_train_batch_end()
+
+    def _optimize(self, batch: Any, batch_idx: int, steps: bool) -> dict[str, Any]:
+        """Automatic optimization: forward and backward pass, and the optimizer's step where it is due."""
+        if not torch.is_grad_enabled():
+            with torch.enable_grad():
+                return self._optimize(batch, batch_idx, steps)
+        if not steps:
+            block: Any = getattr(self._strategy, "block_backward_sync", None)
+            if block is None:
+                return self._forward_and_backward(batch, batch_idx)
+            with block():
+                return self._forward_and_backward(batch, batch_idx)
+        module = self._module
+        counted: Any = self.automatic_optimization.optim_progress.optimizer.step
+        counted.total.ready += 1
+        counted.current.ready += 1
+        outputs = self._forward_and_backward(batch, batch_idx)
+        scaling, optimizer = module.scaling, self._strategy.optimizers[0]
+        if scaling is not None:
+            scaling.unscale(optimizer)
+        self._tell("on_before_optimizer_step", optimizer)
+        module.__dict__["_current_fx_name"] = "optimizer_step"
+        module.step.update(module.step_optimizer, module.step_own_schedule)
+        counted.total.completed += 1
+        counted.current.completed += 1
+        return outputs
+
+    def _forward_and_backward(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        module = self._module
+        module.__dict__["_current_fx_name"] = "training_step"
+        is_zeroed = batch_idx % self.trainer.accumulate_grad_batches == 0
+        loss = module.step.loss_of(batch)
+        # Lightning's own loop clears gradients here; the Trainer does behind the step.
+        if is_zeroed:
+            self._announce_zero_grad()
+        scaled = loss if module.scaling is None else module.scaling.scaler.scale(loss)
+        self._tell("on_before_backward", scaled)
+        module.__dict__["_current_fx_name"] = "backward"
+        module.backward(scaled)
+        self._tell("on_after_backward")
+        self._strategy.post_backward(scaled)
+        # The Trainer's own events, which are always there, do not look at it.
+        return {"loss": loss.detach().clone()} if len(self.trainer.callbacks) > 2 else {}  # type: ignore[attr-defined]
+
+    def _announce_zero_grad(self) -> None:
+        counted: Any = self.automatic_optimization.optim_progress.optimizer.zero_grad
+        counts: Any
+        for counts in (counted.total, counted.current):
+            counts.ready += 1
+        self._tell("on_before_zero_grad", self._strategy.optimizers[0])
+        for counts in (counted.total, counted.current):
+            counts.started += 1
+            counts.completed += 1
+
+    def _step_schedules(self) -> None:
+        configs = self._strategy.lr_scheduler_configs
+        if not self._module.automatic_optimization:
+            return
+        counted: Any = self.scheduler_progress
+        for config in configs:
+            if config.reduce_on_plateau or config.interval != "step":
+                continue
+            if config.frequency == 1 or self.batch_progress.current.ready % config.frequency == 0:
+                counted.total.ready += 1
+                counted.current.ready += 1
+                self._module.__dict__["_current_fx_name"] = "lr_scheduler_step"
+                self._module.lr_scheduler_step(config.scheduler, None)
+                counted.total.completed += 1
+                counted.current.completed += 1
+
+
+def listens_to(callback: Any, hook: str) -> bool:
+    """Whether a Lightning callback does anything at a hook."""
+    # Asked of the callback itself, which may make up its hooks.
+    found = getattr(callback, hook)
+    return callable(found) and getattr(found, "__func__", found) is not getattr(pl.Callback, hook)
+
+
+def use_fast_loop(lightning_trainer: pl.Trainer) -> None:
+    """Let a training that has not begun run through `FastEpochLoop`, where the release of Lightning is a known one."""
+    fit_loop: Any = lightning_trainer.fit_loop
+    if pl.__version__ in KNOWN_RELEASES and type(fit_loop.epoch_loop) is _TrainingEpochLoop:
+        own = fit_loop.epoch_loop
+        fit_loop.epoch_loop = FastEpochLoop(lightning_trainer, own.min_steps, own.max_steps)

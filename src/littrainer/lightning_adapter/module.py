@@ -1,0 +1,489 @@
+"""What Lightning's loops call: the LightningModule that carries a Trainer's model, and the callbacks around the user's.
+
+Automatic optimization is the engine: it is the mode that spans all strategies. A subclass that overrides
+`training_step` has another contract (forward, backward, return the detached loss), which needs Lightning's manual
+optimization. Both modes share everything but who calls backward and who steps the optimizer.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import lightning.pytorch as pl
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from littrainer.callbacks.lightning_callbacks import backbone_of
+from littrainer.callbacks.lightning_metrics import note_places, publish
+from littrainer.data.windows import MicroBatch
+from littrainer.lightning_adapter.lightning_internals import (
+    announce_validations,
+    count_optimizer_steps_from,
+    counted_step,
+    follow_until_first_update,
+    replace_optimizer,
+    show_number_of_batches,
+)
+from littrainer.loop.batch_errors import note_batch
+from littrainer.model.traversal import clear_gradients
+from littrainer.optim.schedules import is_metric_driven
+from littrainer.optim.stepping import ClosureFirst, GradScalerMixin, note_step, updates_during_backward
+from littrainer.runtime.interruptions import StoppedByUserCode
+from littrainer.runtime.weak_attributes import held_weakly
+from littrainer.strategies.model_wrapping import follow_unfrozen_parameters
+
+if TYPE_CHECKING:
+    from littrainer.evaluation.loop import EvaluationLoop
+    from littrainer.loop.run import TrainingRun
+
+
+# Values of `accumulate_grad_batches`: step after this micro-batch, and never.
+STEP_NOW = 1
+DO_NOT_STEP = 2**62
+Hook = TypeVar("Hook", bound=Callable[..., Any])
+
+
+def carries_stop_iteration(hook: Hook) -> Hook:
+    """Decorates a hook that calls user code."""
+
+    @functools.wraps(hook)
+    def carrying(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return hook(*args, **kwargs)
+        except StopIteration as error:
+            raise StoppedByUserCode from error
+
+    return carrying  # type: ignore[return-value]
+
+
+class StepsAfterBackward(pl.LightningModule):
+    """The base of the LightningModules of a Trainer and of Lightning's users: how optimizer and schedule step."""
+
+    model: Any
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether loss scaling has left the last optimizer step out."""
+        raise NotImplementedError
+
+    def step_optimizer(self, optimizer: Any, closure: Callable[[], Any] | None = None, loss: Any = None) -> None:
+        """Step an optimizer whose gradients are there."""
+        raise NotImplementedError
+
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
+    ) -> None:
+        """Run forward, backward and step in one, as Lightning does; the step finds gradients in place."""
+        stepped = ClosureFirst(getattr(optimizer, "optimizer", optimizer), self.step_optimizer)
+        self.trainer.strategy.optimizer_step(stepped, optimizer_closure or (lambda: None))
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        """Step a schedule with a metric, or with each optimizer step that was not skipped."""
+        if metric is not None:
+            scheduler.step(metric)
+        elif not self.step_was_skipped and not is_metric_driven(scheduler):
+            scheduler.step()
+
+
+class TrainerModule(StepsAfterBackward):
+    """Carries a Trainer's model, and hands each step to the Trainer's overridable methods.
+
+    Parameters:
+        trainer: the Trainer.
+        run: the training that fit is to carry out; None for evaluation and prediction.
+    """
+
+    owner = held_weakly("_owner")
+
+    def __init__(self, trainer: Any, run: TrainingRun | None = None):
+        super().__init__()
+        self.model = trainer.model
+        self.owner = trainer
+        self.run = run
+        self.step: Any = None if run is None else run.step
+        # What steps in this training: looked at again where a script may have put something else in its place.
+        self._optimizer: Any = None
+        self._updates_during_backward = False
+        self._schedule: Any = None
+        self._lightning_steps_schedule = False
+        # The precision plugin of fp16, which unscales gradients before they are clipped.
+        self.scaling: GradScalerMixin | None = None
+        # The one at hand; None before the first one.
+        self.micro_batch: MicroBatch | None = None
+        self.automatic_optimization = not trainer.overrides_training_step()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TrainerModule:
+        # Callbacks that average weights copy the module; the Trainer, with its data, is not part of the model.
+        for shared in (self.run, self.step, self._optimizer, self._schedule, self.micro_batch, self.scaling):
+            memo[id(shared)] = shared
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
+        return copied
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The part of the model below its head, which Lightning's `BackboneFinetuning` freezes and unfreezes.
+
+        Raises:
+            AttributeError: the model has no module of that kind.
+        """
+        found = backbone_of(self.model)
+        if found is None:
+            raise AttributeError(f"{type(self.model).__name__} has neither a `backbone` nor a head on a base model.")
+        return found
+
+    @property
+    def flops_per_batch(self) -> float | None:
+        """Floating-point operations of the current micro-batch, which Lightning's `ThroughputMonitor` asks for.
+
+        None in evaluations, and where the model does not count its parameters.
+        """
+        if self.micro_batch is None or not self.trainer.training:
+            return None
+        return float(self.owner.floating_point_ops(self.micro_batch.inputs)) or None
+
+    def configure_model(self) -> None:
+        """Let a strategy split the model between the processes, in place; Lightning asks before each run."""
+        parallelize = getattr(self.trainer.strategy, "parallelize", None)
+        if parallelize is not None:
+            parallelize(self.model)
+
+    @carries_stop_iteration
+    def configure_optimizers(self) -> Any:
+        """The Trainer's optimizer and schedule; the schedule steps with the optimizer."""
+        optimizer, schedule = self.step.run.optimizer_and_schedule()
+        self._optimizer, self._schedule = optimizer, schedule
+        self._updates_during_backward = updates_during_backward(optimizer)
+        plugin = self.trainer.precision_plugin
+        is_scaling = isinstance(plugin, GradScalerMixin) and plugin.scaler is not None
+        self.scaling = plugin if is_scaling else None  # type: ignore[assignment]
+        # Lightning takes torch's schedules only; any other object with the same methods is stepped here, and one that
+        # steps with an evaluation's metric in the Trainer.
+        self._lightning_steps_schedule = isinstance(schedule, LRScheduler) and not is_metric_driven(schedule)
+        if not self._lightning_steps_schedule:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def follow_replacements(self) -> None:
+        """Go on with the `training_step`, optimizer or schedule that a script has set; called when an epoch begins.
+
+        Later in the epoch the two last are looked at again at each optimizer step.
+        """
+        manual = self.owner.overrides_training_step()
+        if manual is self.automatic_optimization:
+            self.automatic_optimization = not manual
+            count_optimizer_steps_from(self.trainer, self.owner.state.global_step)
+        self.follow_optimizer()
+        self._follow_schedule()
+        follow_unfrozen_parameters(self.owner)
+
+    def follow_optimizer(self) -> Any:
+        """The optimizer that steps next, from here on Lightning's too."""
+        if self.owner.optimizer is not self._optimizer:
+            self._optimizer = self.owner.optimizer
+            self._updates_during_backward = updates_during_backward(self._optimizer)
+            replace_optimizer(self.trainer, self._optimizer)
+        return self._optimizer
+
+    def _follow_schedule(self) -> None:
+        schedule: Any = self.owner.lr_scheduler
+        if schedule is not self._schedule:
+            for config in self.trainer.lr_scheduler_configs:
+                if config.scheduler is self._schedule:
+                    config.scheduler = schedule
+            self._schedule = schedule
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Leave the batch where it is: the Trainer's overridable `_prepare_inputs` moves it."""
+        return batch
+
+    @carries_stop_iteration
+    def training_step(self, micro_batch: MicroBatch, batch_idx: int) -> torch.Tensor:
+        """Forward pass of a micro-batch; in manual optimization also backward and optimizer step."""
+        if not self.automatic_optimization:
+            # In automatic optimization Lightning asks its strategy for this context.
+            with getattr(self.trainer.strategy, "block_backward_sync", nullcontext)():
+                loss = self.step.loss_of(micro_batch, by_training_step=True)
+            if micro_batch.closes_window:
+                self.follow_optimizer()
+                self.owner.accelerator.unscale_gradients()
+                self.step.update(self._step_counted, self._step_all_schedules)
+            return loss
+        loss = self.step.loss_of(micro_batch)
+        # Lightning divides the loss by this number next. The Trainer has divided by the true window already, and
+        # multiplying back would not be exact, so there is nothing left to divide until the backward pass begins.
+        self.trainer.accumulate_grad_batches = 1
+        return loss
+
+    @property
+    def exchanges_gradients(self) -> bool:
+        """Whether several processes exchange gradients in the backward pass of the current micro-batch."""
+        micro_batch = self.micro_batch
+        if micro_batch is None or micro_batch.is_last_drawn:
+            return True
+        return bool(self.owner.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False))
+
+    def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        """Backward pass; the optimizer's own where it has one that updates the weights as it goes, as LOMO has."""
+        if self.step.splitter is not None:
+            # Done together with the forward pass.
+            return
+        if not self.automatic_optimization:
+            self.step.speed.enter("backward")
+        optimizer = self.follow_optimizer()
+        try:
+            if self._updates_during_backward:
+                optimizer.fused_backward(loss, self.owner._get_learning_rate())
+            else:
+                super().backward(loss, *args, **kwargs)
+        except Exception as error:
+            note_batch(error, self.owner, "in the backward pass of a batch", getattr(self.micro_batch, "inputs", None))
+            raise
+
+    def on_before_backward(self, loss: torch.Tensor) -> None:
+        """The division of the loss is past: whether to step is asked for again after the backward pass."""
+        if self.micro_batch is not None:
+            self.follow_window(self.micro_batch)
+
+    def follow_window(self, micro_batch: MicroBatch) -> None:
+        """Let Lightning step the optimizer after this micro-batch exactly if it closes its window."""
+        # Past torch's search among parameters and buffers for what a module is given.
+        self.__dict__["micro_batch"] = micro_batch
+        self.trainer.accumulate_grad_batches = STEP_NOW if micro_batch.closes_window else DO_NOT_STEP
+
+    @carries_stop_iteration
+    def configure_gradient_clipping(
+        self,
+        optimizer: Any,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip as the Trainer does, which notes the norm and then fires `on_pre_optimizer_step`."""
+        self.step.clip()
+
+    @carries_stop_iteration
+    def optimizer_step(
+        self,
+        epoch: int,
+        batch_idx: int,
+        optimizer: Any,
+        optimizer_closure: Callable[[], Any] | None = None,
+    ) -> None:
+        """Run forward, backward and step in one, as Lightning does; then `on_optimizer_step`."""
+        self.follow_optimizer()
+        super().optimizer_step(epoch, batch_idx, self.optimizers(), optimizer_closure)
+        self.step.after_optimizer_step()
+        self.step_own_schedule()
+
+    def step_optimizer(self, *_: Any) -> None:
+        """Step the Trainer's optimizer with gradients that are complete and clipped; weights change nowhere else."""
+        optimizer = self.follow_optimizer()
+        if self.step.is_refused or self._updates_during_backward:
+            note_step(optimizer)
+            if self.scaling is not None:
+                self.scaling.skip_step()
+        elif self.scaling is not None:
+            self.scaling.step_unless_infinite(optimizer)
+        else:
+            optimizer.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients in a training. Lightning asks for it before an evaluation too; there they stay."""
+        if self.run is not None:
+            clear_gradients(self.model)
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        """Do nothing: gradients are cleared after the optimizer step, where callbacks can still see them."""
+
+    lr_scheduler_step = carries_stop_iteration(StepsAfterBackward.lr_scheduler_step)
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether loss scaling has left the last optimizer step out."""
+        return self.owner.accelerator.optimizer_step_was_skipped
+
+    def _step_counted(self) -> None:
+        self.follow_optimizer()
+        with counted_step(self.trainer) as optimizer:
+            super().optimizer_step(0, 0, optimizer)
+
+    def _step_all_schedules(self) -> None:
+        # In manual optimization Lightning leaves it to the module to step schedules, those of callbacks too.
+        self._follow_schedule()
+        ends_epoch = self.micro_batch is not None and self.micro_batch.epoch_fraction >= 1
+        for interval in ("step", "epoch") if ends_epoch else ("step",):
+            for config in self.trainer.lr_scheduler_configs:
+                if config.interval == interval:
+                    self.lr_scheduler_step(config.scheduler, None)
+        self.step_own_schedule()
+
+    def step_own_schedule(self) -> None:
+        """Step the schedule unless Lightning does, which takes torch's schedules only."""
+        self._follow_schedule()
+        if not self._lightning_steps_schedule:
+            self.lr_scheduler_step(self._schedule, None)
+
+    @property
+    def _evaluation(self) -> EvaluationLoop:
+        evaluation = self.owner.session.lightning.evaluation
+        assert evaluation is not None
+        return evaluation
+
+    @carries_stop_iteration
+    def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        """Predict a batch of an evaluation that Lightning runs.
+
+        Returns:
+            this process's loss, predictions and labels, for callbacks.
+        """
+        outputs = self._evaluation.step(batch)
+        # Each sample has the batch's loss.
+        loss = None if outputs.losses is None else outputs.losses[0]
+        return {"loss": loss, "predictions": outputs.predictions, "labels": outputs.labels}
+
+    @carries_stop_iteration
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        """Predict a batch of a prediction that Lightning runs, and return this process's predictions for callbacks."""
+        outputs = self._evaluation.step(batch)
+        note_places(self.trainer, self._evaluation.places_of(batch))
+        return outputs.predictions
+
+    def on_validation_start(self) -> None:
+        """Let progress bars show how many batches an evaluation or a prediction has."""
+        if users_callbacks(self.trainer):
+            show_number_of_batches(self.trainer, self._evaluation.number_of_batches)
+
+    on_predict_start = on_validation_start
+
+    @carries_stop_iteration
+    def on_validation_epoch_end(self) -> None:
+        """Show callbacks the metrics, outside of fit; inside it, their last hook waits until the Trainer has logged."""
+        if self.run is None and users_callbacks(self.trainer):
+            publish(self.trainer, self._evaluation.finish().metrics or {})
+
+    on_predict_epoch_end = on_validation_epoch_end
+
+
+class _Events(pl.Callback):
+    # Any, since loop/run.py imports the engine.
+    def __init__(self, run: Any):
+        self.run = run
+        self._stop_was_asked_for = False
+
+
+class OpeningEvents(_Events):
+    """Calls a training for what Lightning does next, before all other Lightning callbacks.
+
+    Parameters:
+        run: the training.
+    """
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Callbacks are set up next; some make ready for evaluations, if there are any."""
+        announce_validations(trainer, pl_module, are_announced=True)
+
+    @carries_stop_iteration
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Callbacks are set up."""
+        announce_validations(trainer, pl_module, are_announced=False)
+        self.run.restore_lightning_callbacks()
+
+    @carries_stop_iteration
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Model and optimizer are set up."""
+        self.run.restore()
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """An evaluation or the end comes next, for which callbacks that average weights put theirs in place."""
+        follow_until_first_update(trainer, pl_module)
+
+    on_train_end = on_validation_start
+
+    @carries_stop_iteration
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """An epoch comes next."""
+        self.run.begin_epoch(trainer.current_epoch)
+
+    @carries_stop_iteration
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: MicroBatch, batch_idx: int) -> None:
+        """A micro-batch comes next."""
+        if batch_idx == 0:
+            skipped = self.run.pop_skipped_micro_batches()
+            if skipped:
+                # A resumed epoch does not draw them again, and Lightning ends an epoch by the number of all.
+                trainer.fit_loop.epoch_loop.batch_progress.increment_by(skipped)
+        pl_module.follow_window(batch)
+        self.run.step.begin_micro_batch(batch)
+
+
+class ClosingEvents(_Events):
+    """Calls a training for what Lightning has done, after all other Lightning callbacks.
+
+    Their state belongs to the same step then, when an evaluation or a checkpoint follows. A stop that either side asks
+    for is passed on to the other.
+
+    Parameters:
+        run: the training.
+    """
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Callbacks have the states of a checkpoint. Where one asks to stop now, Lightning would not begin at all."""
+        self._note_stop(trainer)
+
+    @carries_stop_iteration
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The first epoch comes next."""
+        self.run.begin()
+        if self._stop_was_asked_for:
+            self.run.step.trainer.control.should_training_stop = True
+        # What a Trainer callback asks for when training begins is done after the first micro-batch; here ends what a
+        # Lightning callback, or work left over by the checkpoint, has ended.
+        if self._stop_was_asked_for or self.run.evaluation_due is not None or self.run.epoch_end_is_due:
+            self._stop_if_asked(trainer)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """Callbacks have made their changes for an epoch."""
+        pl_module.follow_replacements()
+        if users_callbacks(trainer):
+            self.run.note_schedule([config.scheduler for config in trainer.lr_scheduler_configs])
+
+    @carries_stop_iteration
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: MicroBatch, batch_idx: int
+    ) -> None:
+        """A micro-batch is done, the optimizer and its schedule have stepped where it was the last of its window."""
+        self._note_stop(trainer)
+        if self._stop_was_asked_for and batch.closes_window:
+            self.run.step.trainer.control.should_training_stop = True
+        self.run.step.end_micro_batch(batch)
+        self._stop_if_asked(trainer)
+
+    @carries_stop_iteration
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """An epoch is done."""
+        self._note_stop(trainer)
+        if self._stop_was_asked_for:
+            self.run.step.trainer.control.should_training_stop = True
+        self.run.end_epoch()
+        self._stop_if_asked(trainer)
+
+    def _note_stop(self, pl_trainer: pl.Trainer) -> None:
+        # Lightning would stop within the window of an optimizer step. The Trainer stops where one is complete.
+        if pl_trainer.should_stop:
+            self._stop_was_asked_for = True
+            pl_trainer.should_stop = False
+
+    def _stop_if_asked(self, pl_trainer: pl.Trainer) -> None:
+        if self.run.step.trainer.control.should_training_stop:
+            pl_trainer.should_stop = True
+
+
+def users_callbacks(pl_trainer: pl.Trainer) -> list[Any]:
+    """Return the Lightning callbacks of the user."""
+    return [callback for callback in pl_trainer.callbacks if not isinstance(callback, _Events)]  # type: ignore[attr-defined]

@@ -1,0 +1,355 @@
+"""What a Trainer refuses: parameters of the wrong kind when it is made, and trainings that cannot go well."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from littrainer.arguments.accelerator_config import settle_accelerator_config
+from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
+from littrainer.arguments.deepspeed import check_settled
+from littrainer.arguments.rules import (
+    check_health_arguments,
+    check_loader_processes,
+    check_values,
+    refuse_unsupported,
+    settle_global_batch_size,
+)
+from littrainer.arguments.sharding import check_processes, sharding_plan
+from littrainer.data.limits import check_limits, further_keywords
+from littrainer.data.loaders import has_length
+from littrainer.distributed.group import ensure_process_group
+from littrainer.distributed.layout import process_layout, tensor_parallel_size
+from littrainer.evaluation.streaming import streaming_metrics
+from littrainer.loop.loss import returns_the_mean
+from littrainer.loop.overrides import accept_earlier_signatures, own_methods, refuse_ignored_overrides
+from littrainer.runtime.log_levels import apply_log_level
+from littrainer.runtime.notes import kind_of
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+
+
+logger = logging.getLogger(__name__)
+
+# `littrainer check` says in it in which process it looks at a training.
+CHECKED_PROCESS = "LITTRAINER_CHECKED_PROCESS"
+BY_KEYWORD = "Give the Trainer's parameters by their names: model=..., args=..., train_dataset=..."
+
+
+def check_args(args: Any) -> None:
+    """Raise a TypeError for what is no training arguments."""
+    if hasattr(args, "per_device_train_batch_size") and not isinstance(args, type):
+        return
+    advice = BY_KEYWORD + "."
+    if isinstance(args, Mapping):
+        advice = "Make TrainingArguments(**args) of it."
+    elif isinstance(args, type):
+        advice = f"Make an instance, as {args.__name__}('folder')."
+    elif isinstance(args, str):
+        advice = f"Make TrainingArguments({args!r}), where it names the folder for checkpoints."
+    raise TypeError(f"args has to be TrainingArguments, and is {_shown(args)}. {advice}")
+
+
+def check_model_kind(model: Any, model_init: Any) -> None:
+    """Raise a TypeError for what is no model, and for what makes none."""
+    if isinstance(model_init, nn.Module) or (model_init is not None and not callable(model_init)):
+        advice = "pass it as model" if isinstance(model_init, nn.Module) else "such as a function without parameters"
+        raise TypeError(f"model_init has to be a function that makes the model, and is {_shown(model_init)}: {advice}.")
+    if model is None or (hasattr(model, "parameters") and not isinstance(model, type)):
+        return
+    advice = BY_KEYWORD + "."
+    if isinstance(model, str):
+        advice = f"Load it first, such as AutoModelForSequenceClassification.from_pretrained({model!r})."
+    elif isinstance(model, type):
+        advice = f"Make an instance of it, or pass model_init={model.__name__}."
+    elif hasattr(model, "model_type"):
+        advice = "It is a configuration: make the model of it, such as AutoModelForCausalLM.from_config(config)."
+    raise TypeError(f"model has to be a torch.nn.Module, and is {_shown(model)}. {advice}")
+
+
+def check_is_trainable(model: Any) -> None:
+    """Raise a ValueError for a quantized model without adapters, or whose quantization cannot be trained."""
+    quantizer = getattr(model, "hf_quantizer", None)
+    is_trained_as_it_is = isinstance(model, torch.Tensor) or getattr(quantizer, "is_qat_trainable", False)
+    if not getattr(model, "is_quantized", False) or is_trained_as_it_is:
+        return
+    method = getattr(getattr(quantizer, "quantization_config", None), "quant_method", None)
+    how = "" if method is None else f" by {getattr(method, 'value', method)}"
+    if not (getattr(model, "_hf_peft_config_loaded", False) or hasattr(model, "peft_config")):
+        raise ValueError(
+            f"{type(model).__name__} is quantized{how}, and quantized weights cannot be trained. Add adapters, such as "
+            "peft.get_peft_model(model, LoraConfig(...)), or load it without quantization."
+        )
+    if quantizer is not None and not getattr(quantizer, "is_trainable", True):
+        raise ValueError(
+            f"{type(model).__name__} is quantized{how}, through which no gradients pass, so that its adapters "
+            "cannot be trained either. Load it with another quantization, such as bitsandbytes in 4 bits."
+        )
+
+
+def check_is_dataset(dataset: Any, name: str, method: str) -> None:
+    """Raise a TypeError for what samples cannot be read from, if one dataset is needed.
+
+    Parameters:
+        name: the dataset's, for the error.
+        method: the Trainer's method that returns a loader.
+    """
+    if isinstance(dataset, DataLoader):
+        raise TypeError(
+            f"{name} is a {type(dataset).__name__}, and the Trainer makes one from a dataset: pass its dataset, or "
+            f"override {method}() to return the loader itself."
+        )
+    if isinstance(dataset, str):
+        raise TypeError(
+            f"{name} is text ({dataset!r}), and has to be a dataset: load it first, such as with "
+            "datasets.load_dataset(...)."
+        )
+    if isinstance(dataset, Iterator) and not isinstance(dataset, IterableDataset):
+        raise TypeError(
+            f"{name} is {kind_of(dataset)}, which can be gone through only once and has no length: pass list(...) of "
+            "it, or a torch.utils.data.IterableDataset whose __iter__ begins again."
+        )
+    if type(dataset).__name__ == "DataFrame" and hasattr(dataset, "iloc"):
+        raise TypeError(
+            f"{name} is a DataFrame, and has to be a dataset of samples: pass datasets.Dataset.from_pandas(frame), or "
+            'frame.to_dict("records").'
+        )
+    # A dict of samples numbered from 0 can be read as a list can.
+    if isinstance(dataset, Mapping) and 0 not in dataset:
+        names = ", ".join(map(repr, dataset))
+        raise TypeError(
+            f"{name} is {kind_of(dataset)} with {names}, and has to be one dataset: where these are splits, pass "
+            f"one of them; where they are columns, pass datasets.Dataset.from_dict(...)."
+        )
+
+
+def checked_optimizers(optimizers: Any) -> tuple[Any, Any]:
+    """Return the pair of an optimizer and a schedule; raise a TypeError for anything else."""
+    if not isinstance(optimizers, (tuple, list)) or len(optimizers) != 2:
+        raise TypeError(
+            f"optimizers has to be a pair (optimizer, schedule), and is {_shown(optimizers)}: pass "
+            "optimizers=(optimizer, None), and the arguments name the schedule."
+        )
+    for part in optimizers:
+        if isinstance(part, type):
+            raise TypeError(
+                f"optimizers has the class {part.__name__}: make an instance of it over model.parameters(), or pass "
+                f"optimizer_cls_and_kwargs=({part.__name__}, {{...}})."
+            )
+    return optimizers[0], optimizers[1]
+
+
+def checked_lightning_keywords(lightning: Any) -> dict[str, Any]:
+    """Return further keywords of `lightning.Trainer`, copied; raise a TypeError if they are no dict."""
+    if lightning is not None and not isinstance(lightning, Mapping):
+        raise TypeError(
+            f"lightning has to be a dict of keywords for lightning.Trainer, and is {_shown(lightning)}: write "
+            'lightning={"profiler": "simple"}, for one.'
+        )
+    return dict(lightning or {})
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return f"text ({value!r})" if isinstance(value, str) else kind_of(value)
+
+
+def check_arguments(args: TrainingArguments) -> None:
+    """Refuse arguments that cannot be right or are not supported, and apply the log level."""
+    # Scripts set fields after construction too.
+    check_values(args)
+    settle_accelerator_config(args)
+    check_loader_processes(args)
+    refuse_unsupported(args)
+    # Reading it refuses what it cannot be.
+    process_layout(args)
+    check_processes(args)
+    ensure_process_group(args)
+    apply_log_level(args)
+
+
+def check_model_source(model: Any, model_init: Any) -> None:
+    """Refuse a Trainer that is given neither or both of a model and a way to make one, or something else for them."""
+    check_model_kind(model, model_init)
+    check_is_trainable(model)
+    if (model is None) == (model_init is None):
+        given = "neither" if model is None else "both"
+        error = RuntimeError if model is None else ValueError
+        raise error(f"Trainer takes a `model` or a `model_init`, and was given {given}: pass one of them.")
+
+
+def check_construction(trainer: Any) -> None:
+    """Refuse optimizers that cannot fit the model, missing datasets or metrics, and what is no collator."""
+    if trainer.is_deepspeed_enabled:
+        from littrainer.strategies.deepspeed import check_deepspeed
+
+        check_deepspeed(trainer.args, further_keywords(trainer))
+    check_limits(trainer)
+    if trainer.optimizer_cls_and_kwargs is not None and trainer.optimizer is not None:
+        raise RuntimeError("`optimizers` and `optimizer_cls_and_kwargs` are both given: pass one of them.")
+    if trainer.model_init is not None and (trainer.optimizer is not None or trainer.lr_scheduler is not None):
+        raise RuntimeError(
+            "`model_init` makes a new model at each train(), so `optimizers` made beforehand would hold other "
+            "parameters. Override create_optimizer, or pass `optimizer_cls_and_kwargs`."
+        )
+    _check_metrics(trainer.args, trainer.compute_metrics, trainer.eval_dataset)
+    generates = hasattr(trainer, "_gen_kwargs") or own_methods(trainer, ("prediction_step", "evaluation_loop"))
+    unused = [name for name in ("predict_with_generate", "generation_config") if getattr(trainer.args, name, None)]
+    if unused and not generates:
+        logger.warning("%s: without effect in a plain Trainer; use Seq2SeqTrainer.", ", ".join(unused))
+    collator: Any = trainer.data_collator
+    if not callable(collator):
+        raise TypeError(
+            f"data_collator has to be callable, and is {kind_of(collator)}: pass a function of a list of "
+            "samples that returns a batch, and datasets by their names, train_dataset=... and eval_dataset=... ."
+        )
+    # A class such as `dict` may make batches; one whose objects can be called makes collators.
+    if isinstance(collator, type) and any("__call__" in vars(base) for base in collator.__mro__):
+        raise TypeError(f"data_collator is the class {collator.__name__}: pass an object, {collator.__name__}(...).")
+    if trainer.args.max_steps > 0 and trainer.args.num_train_epochs > 0:
+        logger.info("max_steps is given, it will override any value given in num_train_epochs")
+    dataset = trainer.train_dataset
+    if dataset is not None and not has_length(dataset) and trainer.args.max_steps <= 0:
+        raise ValueError(
+            "The train_dataset has no length, so the number of optimizer steps is not known: set max_steps."
+        )
+
+
+def _check_metrics(args: TrainingArguments, compute_metrics: Any, eval_dataset: Any) -> None:
+    if args.eval_strategy not in (None, IntervalStrategy.NO) and eval_dataset is None:
+        strategy = IntervalStrategy(args.eval_strategy).value
+        raise ValueError(
+            f"eval_strategy={strategy!r} asks for evaluations, but there is no eval_dataset. Pass one to the Trainer, "
+            "or set eval_strategy='no'."
+        )
+    if args.eval_minutes is not None and eval_dataset is None:
+        raise ValueError("eval_minutes asks for evaluations, but there is no eval_dataset. Pass one to the Trainer.")
+    needs_metric = args.save_strategy == SaveStrategy.BEST or args.load_best_model_at_end
+    if needs_metric and args.metric_for_best_model is None:
+        raise ValueError(
+            "`args.metric_for_best_model` must be provided for save_strategy='best' and load_best_model_at_end: set it "
+            "to 'loss', or to a name that compute_metrics returns."
+        )
+    if streaming_metrics(compute_metrics) is not None or not args.batch_eval_metrics or compute_metrics is None:
+        return
+    if "compute_result" not in inspect.signature(compute_metrics).parameters:
+        raise ValueError(
+            "With batch_eval_metrics=True compute_metrics is called for each batch and needs a `compute_result` "
+            "parameter, which is True at the last one."
+        )
+
+
+def check_datasets(args: TrainingArguments, train_dataset: Any, eval_dataset: Any, own_evaluation: bool) -> None:
+    """Refuse to train on nothing; a Trainer that only evaluates may have an empty train_dataset.
+
+    Parameters:
+        own_evaluation: whether a subclass evaluates, whose metrics may have any name.
+    """
+    if args.eval_strategy not in (None, IntervalStrategy.NO):
+        datasets = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
+        if not datasets:
+            raise ValueError("eval_dataset is a dict without any dataset: name one, or set eval_strategy='no'.")
+        for name, dataset in datasets.items():
+            check_not_empty(dataset, f"eval_dataset {name!r}" if name else "eval_dataset")
+        if isinstance(eval_dataset, dict) and not own_evaluation:
+            _check_name_of_best_metric(args.metric_for_best_model, eval_dataset)
+    check_not_empty(train_dataset, "train_dataset")
+
+
+def _check_name_of_best_metric(wanted: str | None, datasets: dict[str, Any]) -> None:
+    # Each evaluation of a dict puts the dataset's name into all its metrics' names, so that others cannot be found.
+    if wanted is None:
+        return
+    name = wanted if wanted.startswith("eval_") else f"eval_{wanted}"
+    if not any(name.startswith(f"eval_{key}_") for key in datasets):
+        rest = name.removeprefix("eval_")
+        raise KeyError(
+            f"metric_for_best_model={wanted!r} means {name!r}, which is not found in the evaluation metrics of a dict "
+            "of datasets: their names hold the dataset's. Set metric_for_best_model to "
+            f"{' or '.join(repr(f'eval_{key}_{rest}') for key in datasets)}."
+        )
+
+
+def chosen_eval_dataset(of_trainer: Any, wanted: Any) -> Any:
+    """Return the dataset to evaluate on.
+
+    Parameters:
+        of_trainer: the Trainer's `eval_dataset`, which may be a dict of them.
+        wanted: a dataset, the name of one, or None for the Trainer's.
+    """
+    if wanted is None and of_trainer is None:
+        raise ValueError("evaluate() needs an eval_dataset: pass one to the Trainer or to evaluate().")
+    if not isinstance(wanted, str):
+        dataset = of_trainer if wanted is None else wanted
+        if isinstance(dataset, dict):
+            raise ValueError(
+                f"A loader reads one dataset, and eval_dataset is a dict of them ({', '.join(map(str, dataset))}): "
+                "name one, as in get_eval_dataloader(name)."
+            )
+        check_is_dataset(dataset, "eval_dataset", "get_eval_dataloader")
+        return dataset
+    if not isinstance(of_trainer, dict):
+        raise KeyError(
+            f"evaluate({wanted!r}) names a dataset, and the Trainer's eval_dataset is no dict of them but a "
+            f"{type(of_trainer).__name__}: pass the dataset itself, or eval_dataset={{{wanted!r}: ...}} to the Trainer."
+        )
+    if wanted not in of_trainer:
+        raise KeyError(f"There is no eval_dataset named {wanted!r}; there are {', '.join(map(str, of_trainer))}.")
+    check_is_dataset(of_trainer[wanted], f"eval_dataset {wanted!r}", "get_eval_dataloader")
+    return of_trainer[wanted]
+
+
+def check_not_empty(dataset: Any, name: str) -> None:
+    """Raise a ValueError for a dataset of length 0."""
+    if has_length(dataset) and len(dataset) == 0:
+        raise ValueError(
+            f"The {name} is empty (length 0): there is nothing to work on. Check how it was filtered or split."
+        )
+
+
+def check_before_training(trainer: Any) -> None:
+    """Refuse a training that cannot go well, before anything is begun."""
+    if os.environ.get(CHECKED_PROCESS, str(os.getpid())) != str(os.getpid()):
+        raise RuntimeError("`littrainer check` lets no child process train: check a script that calls train() itself.")
+    refuse_unsupported(trainer.args)
+    settle_global_batch_size(trainer.args)
+    # Methods may have been set on the instance since it was made.
+    refuse_ignored_overrides(trainer)
+    accept_earlier_signatures(trainer)
+    if trainer.args.loss_normalization == "exact" and returns_the_mean(trainer):
+        raise ValueError(
+            f'loss_normalization="exact" and {type(trainer).__name__}, whose compute_loss or training_step does not '
+            "take num_items_in_batch: add that parameter, and divide the sum of the micro-batch's losses by it."
+        )
+    check_settled(trainer.args, trainer.is_deepspeed_enabled)
+    is_version_1 = getattr(sharding_plan(trainer.args), "version", None) == 1
+    check_health_arguments(trainer.args, splits_weights=is_version_1 or tensor_parallel_size(trainer.args) > 1)
+    needs_whole_model = trainer.args.auto_micro_batch or trainer.args.ema_decay is not None
+    is_split = needs_whole_model and (
+        trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.get_tp_size() > 1
+    )
+    if trainer.args.auto_micro_batch:
+        reasons = {
+            "FSDP, DeepSpeed and tensor parallelism let the processes wait for each other within each pass": is_split,
+            'a strategy in lightning={"strategy": ...} may let them wait too': "strategy" in further_keywords(trainer),
+            "an overridden training_step runs forward and backward itself": trainer.overrides_training_step(),
+        }
+        for reason in (reason for reason, is_so in reasons.items() if is_so):
+            raise ValueError(f"auto_micro_batch does passes again, and {reason}: lower per_device_train_batch_size.")
+    if trainer.args.ema_decay is not None and is_split:
+        splits = "FSDP, DeepSpeed and tensor parallelism split them"
+        raise ValueError(f"ema_decay averages whole weights, and {splits}: train without, or leave ema_decay unset.")
+    check_datasets(trainer.args, trainer.train_dataset, trainer.eval_dataset, trainer.overrides_evaluation())
+    if trainer.args.max_tokens_per_batch is not None and trainer.args.eval_strategy != IntervalStrategy.NO:
+        # Samples without a length, or too long ones, are refused now, and not after an epoch.
+        for name in trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else (None,):
+            trainer.get_eval_dataloader(name)

@@ -1,0 +1,99 @@
+"""What is asked for by the time that has passed, and by files that somebody puts into the run's folder."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
+from littrainer.loop.step_policy import StepPolicy
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.callbacks.state import TrainerControl, TrainerState
+    from littrainer.distributed.collectives import SynchronizedFlags
+
+logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_LOOKS = 1.0
+# What a file in the run's folder asks for, by its name.
+FILES = {"SAVE": "saves", "STOP": "saves and stops"}
+
+
+class Clock(StepPolicy):
+    """Raises flags of the control as `save_minutes`, `eval_minutes` and `max_minutes` ask, and for SAVE and STOP.
+
+    Parameters:
+        run_dir: the folder in which the files are looked for, and taken away when they are answered.
+        ignores_present_files: files that are there already may be left over, and ask for nothing.
+        flags: keeps the flags equal in all processes; None in one process.
+
+    Attributes:
+        ended_training: whether `max_minutes` have passed.
+        next_call: `time.monotonic()` from which on `on_step_end` has to be called.
+    """
+
+    def __init__(
+        self,
+        args: TrainingArguments,
+        run_dir: str,
+        began: float,
+        ignores_present_files: bool,
+        flags: SynchronizedFlags | None = None,
+    ):
+        minutes = {"should_save": args.save_minutes, "should_evaluate": args.eval_minutes}
+        self._args, self._run_dir, self._flags = args, Path(run_dir), flags
+        self._seconds = {flag: 60 * number for flag, number in minutes.items() if number is not None}
+        now = time.monotonic()
+        self._due = {flag: now + seconds for flag, seconds in self._seconds.items()}
+        self._end = math.inf if args.max_minutes is None else began + 60 * args.max_minutes
+        self._next_look = self.next_call = now
+        self.ended_training = False
+        self._undeletable: set[Path] = set()
+        for path in self._files_taken_away() if ignores_present_files else ():
+            logger.warning("%s was there before this training began and is ignored: training continues.", path)
+
+    def on_step_end(self, state: TrainerState, control: TrainerControl, ends_epoch: bool) -> None:
+        """Raise what is due after an optimizer step; the first process does, and the others follow it."""
+        now = time.monotonic()
+        self._raise_flags(control, state.global_step, now)
+        if self._flags is not None:
+            self._flags.decided_here.update(name for name in self._flags.names if getattr(control, name))
+
+    def _raise_flags(self, control: TrainerControl, step: int, now: float) -> None:
+        for flag, due in self._due.items():
+            setattr(control, flag, getattr(control, flag) or now >= due)
+        if now >= self._end and not self.ended_training:
+            self.ended_training = control.should_training_stop = True
+            # As at max_steps; what the epoch strategies ask for follows at the end of the epoch.
+            control.should_save = control.should_save or self._args.save_strategy != SaveStrategy.NO
+            control.should_evaluate = control.should_evaluate or self._args.eval_strategy == IntervalStrategy.STEPS
+            logger.warning("max_minutes=%g: training ends at optimizer step %d.", self._args.max_minutes, step)
+        if now >= self._next_look:
+            self._next_look = now + SECONDS_BETWEEN_LOOKS
+            for path in self._files_taken_away():
+                logger.warning("%s: training %s at optimizer step %d.", path, FILES[path.name], step)
+                control.should_save = True
+                control.should_training_stop = control.should_training_stop or path.name == "STOP"
+        self.next_call = min(self._next_look, self._end, *self._due.values())
+
+    def _files_taken_away(self) -> list[Path]:
+        found = {path for path in map(self._run_dir.joinpath, FILES) if path.is_file()}
+        new, self._undeletable = found - self._undeletable, found & self._undeletable
+        for path in new:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                self._undeletable.add(path)
+                logger.warning("%s could not be deleted (%s): it counts once.", path, error)
+        return sorted(new)
+
+    def begin_intervals(self, has_saved: bool, has_evaluated: bool) -> None:
+        """Count the minutes from now on to the next save or evaluation, after one for whatever reason has ended."""
+        now = time.monotonic()
+        for flag, is_done in (("should_save", has_saved), ("should_evaluate", has_evaluated)):
+            if is_done and flag in self._due:
+                self._due[flag] = now + self._seconds[flag]

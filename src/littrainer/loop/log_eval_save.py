@@ -1,0 +1,124 @@
+"""What is done when the control asks for it: log, evaluate, save; and which evaluation is the best so far."""
+
+from __future__ import annotations
+
+import logging
+import numbers
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from littrainer.arguments.choices import SaveStrategy
+from littrainer.distributed.collectives import get_world_size
+from littrainer.loop.loss import RunningLoss, mean_over_processes
+from littrainer.loop.out_of_memory import is_out_of_memory
+from littrainer.loop.overrides import own_methods
+
+logger = logging.getLogger(__name__)
+
+# Methods of a Trainer that a subclass may override, which then have to find the model as it is at that step.
+WRITING_METHODS = (
+    "_save_checkpoint",
+    "save_model",
+    "_save",
+    "_save_optimizer_and_scheduler",
+    "_save_scaler",
+    "_save_rng_state",
+)
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.callbacks.state import TrainerState
+
+
+def logs_since_last(
+    loss: RunningLoss, running_sum: torch.Tensor, step: int, grad_norm: Any, learning_rate: float
+) -> dict[str, float]:
+    """Return what is logged of the steps since the last log, and sum from 0 again.
+
+    Parameters:
+        loss: the running loss of the training.
+        running_sum: its sum since the last log; set to 0 in place.
+        step: optimizer steps done.
+        grad_norm: norm of the gradients at the last one; None if it is not known.
+    """
+    summed = loss.values.item(running_sum) if get_world_size() == 1 else mean_over_processes(running_sum)
+    # Not zero_(): once a loss that is not a number has been logged, the running loss stays that way, as it does in
+    # transformers.
+    running_sum -= running_sum.clone()
+    logs: dict[str, float] = {"loss": summed / (step - loss.step_of_last_log)}
+    if grad_norm is not None:
+        logs["grad_norm"] = loss.values.item(grad_norm) if isinstance(grad_norm, torch.Tensor) else grad_norm
+    logs["learning_rate"] = learning_rate
+    loss.before_last_log += summed
+    loss.step_of_last_log = step
+    return logs
+
+
+def saves_in_background(args: TrainingArguments, instance: object) -> bool:
+    """Return whether `async_save` is set and no method that writes checkpoints is overridden, which is a warning.
+
+    Parameters:
+        instance: the Trainer.
+    """
+    overridden = own_methods(instance, WRITING_METHODS) if args.async_save else []
+    if overridden:
+        logger.warning(
+            "async_save: %s has its own %s, which has to find the model as it is at that step, so training waits for "
+            "its checkpoints.",
+            type(instance).__name__,
+            ", ".join(overridden),
+        )
+    return args.async_save and not overridden
+
+
+def evaluate_in_training(trainer: Any, ignore_keys: Sequence[str] | None) -> dict[str, float]:
+    """Evaluate as the training asks for it; memory that runs out is no reason for smaller training batches."""
+    try:
+        return trainer.evaluate(ignore_keys=ignore_keys)
+    except RuntimeError as error:
+        if trainer.args.auto_find_batch_size and is_out_of_memory(error):
+            # Training again with smaller micro-batches would not help the evaluation; this message must not look like
+            # one that asks for it.
+            raise RuntimeError(
+                f"Memory ran out in the evaluation at optimizer step {trainer.state.global_step}, and "
+                "auto_find_batch_size finds a size for training only: lower per_device_eval_batch_size, or set "
+                "eval_accumulation_steps."
+            ) from error
+        raise
+
+
+def remember_if_best(args: TrainingArguments, state: TrainerState, metrics: dict[str, float]) -> bool:
+    """Note an evaluation that beats the best one so far, and return whether it does."""
+    if args.metric_for_best_model is None:
+        return False
+    name = args.metric_for_best_model
+    name = name if name.startswith("eval_") else f"eval_{name}"
+    if name not in metrics:
+        raise KeyError(
+            f"metric_for_best_model={args.metric_for_best_model!r} means {name!r}, which is not found in the "
+            f"evaluation metrics. They are {', '.join(sorted(metrics))}: name one of these, or return {name!r} from "
+            "compute_metrics."
+        )
+    value = metrics[name]
+    if not _is_number(value):
+        raise TypeError(
+            f"metric_for_best_model={args.metric_for_best_model!r} has to be a number, and the evaluation at optimizer "
+            f"step {state.global_step} gives {name}={value!r}. Return a number from compute_metrics, or name another "
+            "metric."
+        )
+    if state.best_metric is None:
+        state.best_metric = float("-inf") if args.greater_is_better else float("inf")
+    if not (value > state.best_metric if args.greater_is_better else value < state.best_metric):
+        return False
+    state.best_metric = value
+    if args.save_strategy != SaveStrategy.NO:
+        state.best_global_step = state.global_step
+    return True
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, numbers.Real):
+        return True
+    return getattr(value, "size", None) == 1 or (isinstance(value, torch.Tensor) and value.numel() == 1)

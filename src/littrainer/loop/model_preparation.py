@@ -1,0 +1,217 @@
+"""What is done to the model for the length of one training, in the order in which it is done."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from littrainer.arguments.choices import DebugOption
+from littrainer.model.facts import base_model
+from littrainer.runtime.lazy_isinstance import is_a
+from littrainer.strategies.model_wrapping import move_to_device
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+
+logger = logging.getLogger(__name__)
+
+# What torch.utils.checkpoint.checkpoint takes besides the function and its arguments.
+CHECKPOINT_KEYWORDS = {"use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"}
+# Keys of activation_checkpointing_kwargs that are the model's to carry out, with their defaults.
+LAYER_CHOICES: dict[str, Any] = {"every_n_layers": 1, "offload": False}
+
+
+@contextmanager
+def model_prepared_for_training(trainer: Any) -> Iterator[None]:
+    """Prepare the model as the arguments ask; the noise of NEFTune ends with the block, however it ends."""
+    apply_liger_kernels(trainer.model, trainer.args)
+    move_to_device(trainer)
+    enable_activation_checkpointing(trainer.model, trainer.args)
+    align_special_tokens(trainer.model, trainer.processing_class)
+    watch_for_overflow(trainer.model, trainer.args)
+    with noisy_embeddings(trainer.model, trainer.neftune_noise_alpha) as trainer.session.neftune_hook_handle:
+        yield
+
+
+def enable_activation_checkpointing(model: Any, args: TrainingArguments) -> None:
+    """Let the model recompute activations in the backward pass, if the arguments ask for it.
+
+    The model gets `every_n_layers` and `offload` among the keywords, `torch.utils.checkpoint` all others.
+    """
+    if not args.activation_checkpointing:
+        return
+    given: Any = args.activation_checkpointing_kwargs
+    keywords = dict(given or {})
+    choices = {name: keywords.pop(name, default) for name, default in LAYER_CHOICES.items()}
+    unknown = sorted(set(keywords) - CHECKPOINT_KEYWORDS) if is_a(model, "pretrained model") else []
+    if unknown:
+        raise ValueError(
+            f"activation_checkpointing_kwargs (or gradient_checkpointing_kwargs) has {', '.join(map(repr, unknown))}; "
+            f"torch.utils.checkpoint takes {', '.join(sorted(CHECKPOINT_KEYWORDS))}."
+        )
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=keywords or None, **choices)
+    elif hasattr(model, "gradient_checkpointing_enable"):
+        _enable_by_old_name(model, keywords, choices)
+    else:
+        raise ValueError(
+            f"activation_checkpointing=True (or gradient_checkpointing=True) asks {type(model).__name__} to recompute "
+            "activations, and it has no method activation_checkpointing_enable(). Give it one, or leave the argument "
+            "unset."
+        )
+
+
+def _enable_by_old_name(model: Any, keywords: dict[str, Any], choices: dict[str, Any]) -> None:
+    if not is_a(model, "pretrained model"):
+        warnings.warn(
+            f"{type(model).__name__} only has gradient_checkpointing_enable(), the old name of "
+            "activation_checkpointing_enable(). Define the new one.",
+            FutureWarning,
+            stacklevel=2,
+        )
+    parameters = inspect.signature(model.gradient_checkpointing_enable).parameters
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    taken = {name: value for name, value in choices.items() if takes_any or name in parameters}
+    lost = [
+        f"{name}={value!r}" for name, value in choices.items() if name not in taken and value != LAYER_CHOICES[name]
+    ]
+    if lost:
+        raise ValueError(
+            f"activation_checkpointing_kwargs asks for {', '.join(lost)}, which gradient_checkpointing_enable() of "
+            f"{type(model).__name__} does not take. Leave that out, or use a model that takes it."
+        )
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=keywords or None, **taken)
+
+
+def watch_for_overflow(model: nn.Module, args: TrainingArguments) -> None:
+    """Let hooks of transformers stop a training at the first number that is not finite, if `debug` asks for it."""
+    if DebugOption.UNDERFLOW_OVERFLOW not in args.debug:
+        return
+    try:
+        from transformers.debug_utils import DebugUnderflowOverflow
+    except ImportError as error:
+        raise ImportError(
+            "debug='underflow_overflow' takes transformers, whose DebugUnderflowOverflow watches the model: install it "
+            "with `pip install transformers`, or leave debug unset."
+        ) from error
+    DebugUnderflowOverflow(model)
+
+
+@contextmanager
+def noisy_embeddings(model: nn.Module, alpha: float | None) -> Iterator[Any]:
+    """Add noise to what the model's input embeddings return in training mode, for the length of a block.
+
+    Parameters:
+        alpha: strength of the noise; None adds none.
+    """
+    if alpha is None:
+        yield None
+        return
+    embeddings: Any = _input_embeddings(model, alpha)
+    embeddings.neftune_noise_alpha = alpha
+    handle = embeddings.register_forward_hook(_add_noise)
+    try:
+        yield handle
+    finally:
+        handle.remove()
+        del embeddings.neftune_noise_alpha
+
+
+def _input_embeddings(model: nn.Module, alpha: float) -> nn.Module:
+    find = getattr(base_model(model), "get_input_embeddings", None)
+    if not callable(find):
+        raise ValueError(
+            f"neftune_noise_alpha={alpha} adds noise to the input embeddings, and {type(model).__name__} does not say "
+            "which module they are: give it a method get_input_embeddings(), or leave neftune_noise_alpha unset."
+        )
+    return find()
+
+
+def _add_noise(embeddings: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    if not embeddings.training:
+        return output
+    # Of a row's length, so that long rows are not drowned in noise. A tensor's square root, whose rounding decides the
+    # last bit.
+    width = torch.tensor(output.size(1) * output.size(2))
+    bound = embeddings.neftune_noise_alpha / torch.sqrt(width)
+    return output + torch.zeros_like(output).uniform_(-bound, bound)
+
+
+def apply_liger_kernels(model: Any, args: TrainingArguments) -> None:
+    """Replace the layers of a model of transformers that Liger has kernels for, as `liger_kernel_config` selects."""
+    if not args.use_liger_kernel:
+        return
+    try:
+        from liger_kernel.transformers import _apply_liger_kernel_to_instance
+    except ImportError as error:
+        raise ImportError(
+            "use_liger_kernel=True takes the package liger-kernel (0.3.0 or newer): install it with "
+            "`pip install liger-kernel`, or set use_liger_kernel=False."
+        ) from error
+    model = base_model(model)
+    if is_a(model, "pretrained model"):
+        _apply_liger_kernel_to_instance(model=model, **(args.liger_kernel_config or {}))
+    else:
+        logger.warning(
+            "use_liger_kernel=True changes nothing: Liger has kernels for models of transformers, and %s is none.",
+            type(model).__name__,
+        )
+
+
+# Name of the token id, and whether a config may hold several of them, any of which ends a generation.
+SPECIAL_TOKENS = {"eos_token_id": True, "bos_token_id": False, "pad_token_id": False}
+
+
+def align_special_tokens(model: Any, processing_class: Any) -> None:
+    """Write the tokenizer's special token ids into the model's config and generation config.
+
+    Only ids that the tokenizer defines are written, and an end-of-sequence id is added to a list of them rather than
+    put in its place, so that no token that ends a generation is lost. Anything but a tokenizer or a processor around
+    one, or a model without a config, is left alone.
+    """
+    if is_a(processing_class, "processor"):
+        tokenizer = processing_class.tokenizer
+    elif is_a(processing_class, "tokenizer"):
+        tokenizer = processing_class
+    else:
+        return
+    if not hasattr(model, "config"):
+        return
+    config = model.config.get_text_config()
+    generation_config = getattr(model, "generation_config", None)
+    changed: dict[str, int] = {}
+    for name, may_be_several in SPECIAL_TOKENS.items():
+        token_id = getattr(tokenizer, name)
+        if token_id is None:
+            continue
+        in_config = _ids(config, name)
+        in_generation_config = None if generation_config is None else _ids(generation_config, name)
+        if token_id in in_config and (in_generation_config is None or token_id in in_generation_config):
+            continue
+        changed[name] = token_id
+        keeps_list = may_be_several and isinstance(getattr(config, name, None), list)
+        setattr(config, name, _with_first(token_id, in_config) if keeps_list else token_id)
+        if in_generation_config is not None:
+            value = _with_first(token_id, in_generation_config) if may_be_several else token_id
+            setattr(generation_config, name, value)
+    if changed:
+        logger.warning(
+            "The tokenizer's special tokens differ from the model's; its config and generation config now have %s.",
+            changed,
+        )
+
+
+def _ids(config: Any, name: str) -> list[int]:
+    value = getattr(config, name, None)
+    return [one for one in (value if isinstance(value, list) else [value]) if one is not None]
+
+
+def _with_first(token_id: int, ids: list[int]) -> list[int]:
+    return [token_id, *(one for one in ids if one != token_id)]

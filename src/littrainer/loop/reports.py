@@ -1,0 +1,279 @@
+"""Metrics as a user reads and keeps them: printed tables, and JSON files next to the model."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import math
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from littrainer.data.packing import tokens_in_documents
+from littrainer.distributed.collectives import sum_across_processes
+from littrainer.loop.out_of_memory import free_memory
+from littrainer.runtime.atomic_files import write_whole
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+
+logger = logging.getLogger(__name__)
+
+
+def metrics_format(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Metrics for reading: times as h:mm:ss.cc, memory in MB, operations in GF, other numbers with four decimals.
+
+    A value that such a name does not fit, as a text or an infinite time, stays as it is.
+    """
+    return {name: _shown(name, value) for name, value in metrics.items()}
+
+
+def _shown(name: str, value: Any) -> Any:
+    if "_mem_" in name and isinstance(value, int):
+        return f"{value >> 20}MB"
+    if "_runtime" in name and _is_finite_number(value):
+        hundredths = int(abs(value - int(value)) * 100)
+        return f"{datetime.timedelta(seconds=int(value))}.{hundredths:02d}"
+    if name == "total_flos" and _is_finite_number(value):
+        return f"{int(value) >> 30}GF"
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def _is_finite_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def print_metrics(split: str, metrics: dict[str, Any]) -> None:
+    """Print the metrics of a split as a table, sorted by name."""
+    shown = metrics_format(metrics)
+    name_width = max(map(len, shown), default=0)
+    value_width = max((len(str(value)) for value in shown.values()), default=0)
+    print(f"***** {split} metrics *****")
+    for name in sorted(shown):
+        print(f"  {name:<{name_width}} = {_to_the_right(shown[name], value_width)}")
+
+
+def _to_the_right(value: Any, width: int) -> str:
+    try:
+        return f"{value:>{width}}"
+    except (TypeError, ValueError):
+        # None, lists, dicts and tensors have no formats.
+        return f"{value!s:>{width}}"
+
+
+def save_metrics(output_dir: str, split: str, metrics: dict[str, Any], combined: bool) -> None:
+    """Write `<split>_results.json`, and add the metrics to `all_results.json` where `combined`.
+
+    Raises:
+        TypeError: JSON has no form for one of the metrics.
+        ValueError: `all_results.json` holds something else than metrics; it is left as it is.
+        OSError: a file cannot be written; what it held before is kept.
+    """
+    folder = Path(output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{split}_results.json"
+    write_whole(path, _as_json(path, metrics))
+    if combined:
+        path = folder / "all_results.json"
+        write_whole(path, _as_json(path, {**_known_results(path), **metrics}))
+
+
+def _as_json(path: Path, metrics: dict[str, Any]) -> str:
+    try:
+        return json.dumps(metrics, indent=4, sort_keys=True)
+    except (TypeError, ValueError) as error:
+        for name, value in metrics.items():
+            try:
+                json.dumps({name: value})
+            except (TypeError, ValueError):
+                raise TypeError(
+                    f"{path} cannot hold the metric {name!r}: {value!r} is a {type(value).__name__}, for which JSON "
+                    "has no form. Make it a number, a text or a list of them (.item(), .tolist()); nothing was written."
+                ) from error
+        raise
+
+
+def _known_results(path: Path) -> dict[str, Any]:
+    try:
+        return {**json.loads(path.read_text("utf-8"))} if path.exists() else {}
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} holds no metrics ({error}), so these were not added to it. Mend it, or move it away and save the "
+            "metrics again; those of this call are in the file of their split."
+        ) from error
+
+
+CONSTRUCTION = "init"
+# Between two looks at the size of the process. Looking without a pause would slow down what is measured.
+SAMPLING_SECONDS = 0.001
+
+
+class MemoryReport:
+    """Measures stages and writes what they took into their metrics, all in bytes.
+
+    `<stage>_mem_cpu_alloc_delta` is what a stage kept, `<stage>_mem_cpu_peaked_delta` what it held beyond that for a
+    while, and their sum its greatest need; `_gpu_` likewise. A stage that begins while another one is measured, as an
+    evaluation during training, is part of that one. The first report also tells about the construction.
+
+    Parameters:
+        is_wanted: whether to measure at all.
+
+    Raises:
+        ImportError: psutil, which knows the size of the process, is not installed.
+    """
+
+    def __init__(self, is_wanted: bool):
+        self._stage: str | None = None
+        self._at_start: dict[str, int] = {}
+        self._taken: dict[str, dict[str, int]] = {}
+        self._sampler: _PeakSampler | None = None
+        self._end_of_sampling: Any = None
+        self._construction_is_reported = False
+        self._process: Any = _this_process() if is_wanted else None
+
+    @contextmanager
+    def measuring(self, stage: str) -> Iterator[None]:
+        """Measure a block; `stop()` within it ends the stage and reports, an error ends it without a report."""
+        began = self.start(stage)
+        try:
+            yield
+        finally:
+            if began and self._stage == stage:
+                self._forget_stage()
+
+    def start(self, stage: str) -> bool:
+        """Begin a stage, and say whether it did; it does not where another one is measured."""
+        if self._process is None or self._stage not in (None, stage):
+            return False
+        self._forget_stage()
+        self._stage = stage
+        free_memory()
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        self._at_start = self._in_use()
+        self._sampler = _PeakSampler(self._process)
+        # A Trainer whose construction fails is dropped in the middle of a stage.
+        self._end_of_sampling = weakref.finalize(self, self._sampler.stop)
+        return True
+
+    def stop(self, stage: str, metrics: dict[str, Any] | None = None) -> None:
+        """End a stage and add to its metrics what it took.
+
+        Parameters:
+            metrics: where to report; None keeps the numbers for the first report of another stage.
+        """
+        if self._process is None or self._stage != stage or self._sampler is None:
+            return
+        peak = {"cpu": self._sampler.stop()}
+        free_memory()
+        if torch.cuda.is_available():
+            peak["gpu"] = torch.cuda.max_memory_allocated()
+        taken = {f"before_{stage}_mem_{where}": size for where, size in self._at_start.items()}
+        for where, size in self._in_use().items():
+            taken[f"{stage}_mem_{where}_alloc_delta"] = size - self._at_start[where]
+            if where in peak:
+                taken[f"{stage}_mem_{where}_peaked_delta"] = max(0, peak[where] - size)
+        self._taken[stage] = taken
+        self._forget_stage()
+        if metrics is not None:
+            self._report(stage, metrics)
+
+    def _report(self, stage: str, metrics: dict[str, Any]) -> None:
+        construction = {} if self._construction_is_reported else self._taken.get(CONSTRUCTION, {})
+        self._construction_is_reported = True
+        for taken in (construction, self._taken[stage]):
+            for kind in ("_alloc_delta", "_peaked_delta"):
+                metrics.update({name: size for name, size in taken.items() if name.endswith(kind)})
+        metrics.update({name: size for name, size in construction.items() if name.startswith("before_")})
+
+    def _forget_stage(self) -> None:
+        if self._end_of_sampling is not None:
+            self._end_of_sampling()
+        self._end_of_sampling = None
+        self._stage = self._sampler = None
+
+    def _in_use(self) -> dict[str, int]:
+        sizes = {"cpu": self._process.memory_info().rss}
+        if torch.cuda.is_available():
+            sizes["gpu"] = torch.cuda.memory_allocated()
+        elif torch.backends.mps.is_available():
+            sizes["gpu"] = torch.mps.current_allocated_memory()
+        return sizes
+
+
+class _PeakSampler:
+    def __init__(self, process: Any):
+        self._process = process
+        self._peak = 0
+        self._is_over = threading.Event()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(SAMPLING_SECONDS):
+            self._look()
+
+    def _look(self) -> None:
+        self._peak = max(self._peak, self._process.memory_info().rss)
+
+    def stop(self) -> int:
+        """Stop looking, and return the largest size seen in bytes."""
+        self._look()
+        self._is_over.set()
+        return self._peak
+
+
+def _this_process() -> Any:
+    try:
+        import psutil
+    except ImportError as error:
+        raise ImportError(
+            "skip_memory_metrics=False reports the memory of the process, which takes psutil: install it with "
+            "`pip install psutil`, or leave skip_memory_metrics at True."
+        ) from error
+    return psutil.Process()
+
+
+class InputTokenCounter:
+    """Counts input tokens as `include_num_input_tokens_seen` asks; warns once where it cannot."""
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+
+    def count(self, inputs: Any, args: TrainingArguments, model: Any, processing_class: Any, tp_size: int) -> int:
+        """Return the tokens in a micro-batch of all processes; 0 if they cannot be counted.
+
+        Parameters:
+            processing_class: knows the padding token.
+            tp_size: processes that share one copy of the model.
+        """
+        main_input = getattr(model, "main_input_name", "input_ids")
+        if main_input not in inputs:
+            self._warn_once(f"Input tokens are not counted: the batch has no {main_input!r} (model.main_input_name).")
+            return 0
+        number = self._tokens_of_this_process(inputs, inputs[main_input], args, processing_class)
+        return int(sum_across_processes(number, args.device, tp_size))
+
+    def _tokens_of_this_process(
+        self, inputs: Any, token_ids: Any, args: TrainingArguments, processing_class: Any
+    ) -> int:
+        if args.include_num_input_tokens_seen == "non_padding":
+            if "attention_mask" in inputs:
+                return int(inputs["attention_mask"].sum())
+            if args.pack_to_length is not None and "position_ids" in inputs:
+                return int(tokens_in_documents(inputs["position_ids"]))
+            padding = getattr(processing_class, "pad_token_id", None)
+            if padding is not None:
+                return int((token_ids != padding).sum())
+            self._warn_once("Padding tokens are counted too: there is neither an attention mask nor a pad_token_id.")
+        return int(token_ids.numel())
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            logger.warning(message)

@@ -1,0 +1,316 @@
+"""The resume record: the file with which a training continues exactly, next to the files of transformers' checkpoints.
+
+A checkpoint without it is resumed as transformers resumes it, at the position that follows from the number of optimizer
+steps. With it, an epoch that was begun with other batches, optimizer steps or processes continues after the rows that
+were trained.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from littrainer.arguments.choices import IntervalStrategy
+from littrainer.callbacks.lightning_states import additions_of_lightning_callbacks, states_of_lightning_callbacks
+from littrainer.checkpoint.checksums import MANIFEST_NAME
+from littrainer.checkpoint.layout import RESUME_RECORD_NAME, TRAINER_STATE_NAME, resume_record_name
+from littrainer.checkpoint.reader import processes_that_wrote
+from littrainer.checkpoint.safe_loading import load_tensors
+from littrainer.data.loaders import has_length
+from littrainer.data.resume.position import DataPosition, LayoutChange, describe_sizes, find_changed_sizes
+from littrainer.data.resume.progress import is_stateful
+from littrainer.data.resume.skipping import (
+    copy_with_parts,
+    count_stream_shards,
+    global_batch_size,
+    parts_after_rows,
+)
+from littrainer.data.stream_end import check_equal_lengths
+from littrainer.runtime.lazy_isinstance import is_a
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.callbacks.state import TrainerState
+    from littrainer.loop.plan import TrainingPlan
+    from littrainer.loop.run import TrainingRun
+
+logger = logging.getLogger(__name__)
+
+RECORD_VERSION = 1
+# Fields of a position that a record holds under "position".
+POSITION_FIELDS = ("epoch", "micro_batches", "epoch_end_is_due")
+INTERVALS = ("logging_steps", "eval_steps", "save_steps")
+# Arguments by which the same training is prolonged or cut short.
+LENGTHS = {"num_train_epochs", "max_steps"}
+# Arguments that a resumed training reads from the checkpoint, whatever they are now.
+KEPT_FROM_CHECKPOINT = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", *INTERVALS)
+# Arguments with which the training is another one from the resumed step on.
+TAKEN_FROM_ARGUMENTS = (
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps", "optim"),
+    *("ema_decay", "lr_scheduler_type", "warmup_steps", "max_grad_norm", "label_smoothing_factor"),
+    *("neftune_noise_alpha", "seed", "data_seed", "train_sampling_strategy", "max_tokens_per_batch"),
+    *("pack_to_length", "dataloader_drop_last", "dataloader_num_workers", "bf16", "fp16"),
+)
+COUNTED = (
+    " Which rows were trained is not known of these batches. Counted in optimizer steps of the new size, rows may be "
+    "trained twice or left out."
+)
+
+
+class ResumedTraining(NamedTuple):
+    """A training that resumes from a checkpoint.
+
+    Parameters:
+        args: its arguments.
+        state: the checkpoint's state, with which it continues.
+        plan: its length.
+        train_batch_size: samples in a micro-batch of this process.
+    """
+
+    args: TrainingArguments
+    state: TrainerState
+    plan: TrainingPlan
+    train_batch_size: int
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The sizes of data and optimizer step, under the names of `SIZES` and others."""
+        args, plan = self.args, self.plan
+        return {
+            "micro_batch": self.train_batch_size,
+            "accumulation": args.gradient_accumulation_steps,
+            "world_size": args.world_size,
+            "epoch_length": None if plan.is_endless else plan.micro_batches_per_epoch,
+            "num_examples": plan.num_examples,
+            "tokens": args.max_tokens_per_batch or args.pack_to_length,
+            "is_endless": plan.is_endless,
+        }
+
+    def find_changed_sizes(self, record: Mapping[str, Any]) -> list[str]:
+        """Return the `SIZES` that differ from a checkpoint's; a stream's length is the length of the training."""
+        ignored = ("epoch_length", "num_examples") if self.plan.is_endless else ()
+        return find_changed_sizes(self.sizes, record["sizes"], ignored)
+
+
+def resume_record(run: TrainingRun) -> dict[str, Any]:
+    """Return the content of `littrainer_resume.pt` for the current step of a training."""
+    position, trainer = run.position(), run.trainer
+    training = ResumedTraining(trainer.args, trainer.state, run.plan, trainer.session.train_batch_size)
+    if run.resumed_at is not None:
+        # No epoch has begun since, so the position in the data is that of the checkpoint.
+        data = (run.record or {}).get("data")
+    else:
+        is_over = position.epoch_end_is_due or not position.micro_batches
+        data = run.windows.progress.state(position.micro_batches, epoch_is_over=is_over)
+    return {
+        "version": RECORD_VERSION,
+        "position": position.to_saved(*POSITION_FIELDS),
+        "sizes": training.sizes,
+        "arguments": compared_arguments(trainer.args),
+        "rank": trainer.args.process_index,
+        "data": data,
+        "steps_ahead": run.steps_ahead,
+        "lightning_callbacks": states_of_lightning_callbacks(trainer.lightning_module),
+        "schedule_is_replaced": trainer.schedule_is_replaced,
+        **run.step.health.record(),
+        **({} if run.step.splitter is None else {"fitting_elements": run.step.splitter.max_elements}),
+        "lightning_additions": additions_of_lightning_callbacks(trainer.lightning_module, trainer.state.global_step),
+    }
+
+
+def read_resume_record(folder: Path, rank: int = 0) -> dict[str, Any] | None:
+    """Return the record of a checkpoint; None if transformers wrote the checkpoint.
+
+    Parameters:
+        rank: the process whose position in the data is read; its `data` is None if the checkpoint has none for it.
+
+    Raises:
+        ValueError: a file is damaged, of another version, or could run code.
+    """
+    record = _read_file(folder / RESUME_RECORD_NAME)
+    if record is None:
+        return None
+    # The order of an epoch is that of all processes.
+    record["data_of_first"] = record["data"]
+    if record.get("rank", 0) != rank:
+        own = _read_file(folder / resume_record_name(rank)) if rank else None
+        # Rows are counted where they are read.
+        record["data"] = own and own["data"] and {**own["data"], "rows": record["data"].get("rows")}
+    return record
+
+
+def _read_file(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    record = load_tensors(path)
+    version = record.get("version") if isinstance(record, dict) else None
+    if not isinstance(record, dict) or version != RECORD_VERSION:
+        raise ValueError(
+            f"{path} has version {version!r}, and this littrainer reads version {RECORD_VERSION}. Use the littrainer "
+            f"that wrote it, or delete it and {MANIFEST_NAME} to resume as transformers does."
+        )
+    return record
+
+
+def find_position(record: dict[str, Any] | None, training: ResumedTraining, loader: Any) -> DataPosition:
+    """Return the position at which a training continues: the record's, or as transformers counts it.
+
+    Parameters:
+        record: the result of `read_resume_record`.
+        loader: the training DataLoader.
+
+    Raises:
+        UnequalData: with today's batches the rows that are left do not give all processes equally many.
+    """
+    counted, now, then = counted_position(training), training.sizes, (record or {}).get("sizes", {})
+    # Checkpoints from before there was a limit of tokens have none.
+    is_other_kind = any(now[name] != then.get(name) for name in ("is_endless", "tokens"))
+    if record is None or training.args.ignore_data_skip or is_other_kind:
+        return counted
+    changed, data = set(training.find_changed_sizes(record)), record["data"]
+    position = DataPosition.from_saved({**record["position"], "data": data})
+    if changed <= {"num_examples"}:
+        return replace(position, surplus_steps=record.get("steps_ahead", 0))
+    if "world_size" in changed:
+        data = record["data_of_first"]
+    if "num_examples" in changed or data is None:
+        return counted
+    number = "the" if data.get("rows") is None else f"the {sum(data['rows'])}"
+    words = f"behind {number} rows of epoch {position.epoch} that were trained"
+    moved: DataPosition | None
+    if position.epoch_end_is_due or not (position.micro_batches or "layout_change" in data):
+        kept = {name: data[name] for name in ("generators", "order_seed", "order_is_kept") if name in data}
+        moved = replace(position, data=kept)
+        words = f"at the first row of epoch {position.epoch + position.epoch_end_is_due}"
+    elif changed == {"accumulation"} and not is_a(getattr(loader, "batch_sampler", None), "rebalancing sampler"):
+        change = replace(position.layout_change or LayoutChange(), window=position.micro_batches)
+        moved = replace(position, data={**data, "layout_change": asdict(change)})
+    else:
+        moved = _move_by_rows(position, data, "world_size" in changed, training, loader)
+    if moved is None:
+        return counted
+    return replace(moved, surplus_steps=_count_surplus_steps(moved, training), description=words)
+
+
+def _move_by_rows(
+    position: DataPosition, data: Mapping[str, Any], are_other_processes: bool, training: ResumedTraining, loader: Any
+) -> DataPosition | None:
+    plan, size, rows = training.plan, global_batch_size(loader), data.get("rows")
+    length = plan.micro_batches_per_epoch
+    # Lightning's limits may leave batches out.
+    if rows is None or size is None or (has_length(loader) and len(loader) != length):
+        return None
+    parts, number = parts_after_rows(loader, rows), sum(rows)
+    later = None if parts is None else copy_with_parts(loader, parts)
+    has_state = is_stateful(loader) and data.get("loader") is not None and not are_other_processes
+    if later is None and not (has_state and data["num_workers"] == getattr(loader, "num_workers", 0)):
+        return None
+    if plan.is_endless:
+        batches = min(number // size, training.state.global_step * training.args.gradient_accumulation_steps)
+        share = batches / length
+    else:
+        check_equal_lengths(later, "rest of the epoch")
+        left = math.ceil((plan.num_examples - number) / size) if later is None else len(later)
+        batches, share = length - left, number / plan.num_examples
+    names = ("epoch_start", "generators", "order", "stream", "loader", "num_workers")
+    kept = {name: data.get(name) for name in names} | {"sharing": getattr(loader, "sharing", None)}
+    kept["layout_change"] = asdict(LayoutChange(rows, batches, batches, share))
+    return DataPosition(position.epoch, batches, batches == length, kept)
+
+
+def _count_surplus_steps(position: DataPosition, training: ResumedTraining) -> int:
+    plan = training.plan
+    if plan.is_endless:
+        return 0
+    left = 0 if position.epoch_end_is_due else plan.micro_batches_per_epoch - position.micro_batches
+    steps_left = math.ceil(left / training.args.gradient_accumulation_steps)
+    return training.state.global_step + steps_left - (position.epoch + 1) * plan.optimizer_steps_per_epoch
+
+
+def counted_position(training: ResumedTraining) -> DataPosition:
+    """Return the position after as many optimizer steps, as transformers counts it."""
+    args = training.args
+    epoch, steps_into_epoch = divmod(training.state.global_step, training.plan.optimizer_steps_per_epoch)
+    return DataPosition(epoch, 0 if args.ignore_data_skip else steps_into_epoch * args.gradient_accumulation_steps)
+
+
+def has_work_at_epoch_ends(args: TrainingArguments) -> bool:
+    """Whether the arguments ask for something at the end of each epoch."""
+    return IntervalStrategy.EPOCH in (args.eval_strategy, args.logging_strategy, args.save_strategy)
+
+
+def warn_of_differences(
+    checkpoint: Path, record: dict[str, Any] | None, training: ResumedTraining, position: DataPosition, loader: Any
+) -> None:
+    """Warn once of the differences from the training that wrote the checkpoint."""
+    sentences = _other_data(checkpoint, record, training, position, loader)
+    if arguments := _other_arguments(record, training):
+        lines = "".join(f"\n\t{line}" for line in arguments)
+        sentences.append(
+            f"The following arguments do not match the ones in the checkpoint, and count unless its own is kept:{lines}"
+        )
+        if sentences[:-1] == [] and {line.partition(":")[0] for line in arguments} <= LENGTHS:
+            logger.info("Resuming from %s with another length of the training:%s", checkpoint, lines)
+            return
+    if sentences:
+        logger.warning("Resuming from %s, which was written by another training. %s", checkpoint, " ".join(sentences))
+
+
+def _other_arguments(record: dict[str, Any] | None, training: ResumedTraining) -> list[str]:
+    """Return a line for each argument that differs, in the words that scripts look for."""
+    now, state = compared_arguments(training.args), training.state
+    then = {} if record is None else record["arguments"]
+    # The value now, the earlier one, and the file that has it.
+    compared = {name: (now[name], then[name], RESUME_RECORD_NAME) for name in now if name in then}
+    for name in INTERVALS:
+        if now[name] is not None:
+            interval = math.ceil(now[name] * training.plan.max_steps) if now[name] < 1 else now[name]
+            compared[name] = interval, getattr(state, name), TRAINER_STATE_NAME
+    if state.train_batch_size is not None:
+        # A search for the batch size continues with the one that was found before.
+        size = training.train_batch_size
+        compared["per_device_train_batch_size"] = size, state.train_batch_size, TRAINER_STATE_NAME
+    return [
+        f"{name}: {now[name]} (from args) != {before} (from {place})"
+        + (", which is kept" if name in KEPT_FROM_CHECKPOINT else "")
+        for name, (current, before, place) in compared.items()
+        if current != before
+    ]
+
+
+def _other_data(
+    checkpoint: Path, record: dict[str, Any] | None, training: ResumedTraining, position: DataPosition, loader: Any
+) -> list[str]:
+    """Return a sentence for each difference of data, workers and processes."""
+    args, sentences = training.args, []
+    if record is not None and (changed := training.find_changed_sizes(record)):
+        steps = training.plan.behind(position.surplus_steps, args).max_steps
+        where = f" Training goes on {position.description}, and takes {steps} optimizer steps in all."
+        if position.description is None:
+            where = "" if position.data is not None or args.ignore_data_skip else COUNTED
+        sentences.append(f"There are now {describe_sizes(training.sizes, record['sizes'], changed)}.{where}")
+    rows, shards = ((record or {}).get("data") or {}).get("rows"), count_stream_shards(loader)
+    if rows is not None and len(rows) != shards and not args.ignore_data_skip:
+        sentences.append(
+            f"The workers read the stream in {shards} parts ({len(rows)}), so rows may be trained twice or left out: "
+            "set dataloader_num_workers to what it was."
+        )
+    if (processes := processes_that_wrote(checkpoint)) != args.world_size:
+        numbers = f"There are now {args.world_size} processes ({processes}). " if record is None else ""
+        sentences.append(f"{numbers}Random numbers go on from the seed, since each process has its own.")
+    return sentences
+
+
+def compared_arguments(args: TrainingArguments) -> dict[str, Any]:
+    """Return the arguments that a resumed training compares with its own, as plain values."""
+    compared = {}
+    for name in (*TAKEN_FROM_ARGUMENTS, *KEPT_FROM_CHECKPOINT):
+        value = getattr(args, name)
+        value = value.value if isinstance(value, Enum) else value
+        compared[name] = value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+    return compared

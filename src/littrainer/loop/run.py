@@ -1,0 +1,436 @@
+"""One training: what happens when it and its epochs begin, and when they end.
+
+Lightning drives the loop; its hooks arrive here through lightning_adapter/module.py, in the order in which the
+methods of `TrainingRun` stand. What happens at each micro-batch and optimizer step stands in loop/step.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from littrainer.arguments.rules import check_health_arguments
+from littrainer.callbacks.lightning_states import restore_lightning_callbacks
+from littrainer.callbacks.state import TrainerState, is_exportable
+from littrainer.checkpoint.reader import read_state
+from littrainer.data.resume.position import DataPosition
+from littrainer.data.resume.rng import capture_random_states, set_random_states
+from littrainer.data.windows import WindowLoader
+from littrainer.distributed.collectives import broadcast_object, raise_on_all_ranks
+from littrainer.evaluation.results import TrainOutput, speed_metrics
+from littrainer.loop.loss import RunningLoss
+from littrainer.loop.packed_attention import check_packing
+from littrainer.loop.plan import TrainingPlan
+from littrainer.loop.preemption import pop_interrupted_evaluation
+from littrainer.loop.resuming import (
+    ResumedTraining,
+    find_position,
+    has_work_at_epoch_ends,
+    read_resume_record,
+    resume_record,
+    warn_of_differences,
+)
+from littrainer.loop.step import TrainingStep
+from littrainer.model.traversal import clear_gradients, parameters_of
+from littrainer.optim.parameter_groups import RequestedHyperparameters, have_hyperparameters_changed
+from littrainer.optim.schedules import leave_added_groups_alone, move_schedule
+from littrainer.runtime.weak_attributes import held_weakly
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingRun:
+    """One training, from its plan to its result.
+
+    Parameters:
+        trainer: the Trainer whose model is trained.
+        loader: the training DataLoader.
+        plan: how long the training is.
+        checkpoint: the folder to resume from, or None.
+        trial: the hyperparameter search's trial, or None.
+        ignore_keys_for_eval: model outputs that evaluations leave out.
+    """
+
+    trainer = held_weakly("_trainer")
+
+    def __init__(
+        self,
+        trainer: Any,
+        loader: Any,
+        plan: TrainingPlan,
+        checkpoint: Path | None,
+        trial: Any,
+        ignore_keys_for_eval: Sequence[str] | None,
+    ):
+        self.trainer = trainer
+        self.plan = plan
+        self.checkpoint = checkpoint
+        self._checkpoint_name = None if checkpoint is None else str(checkpoint)
+        self.trial = trial
+        self.ignore_keys_for_eval = ignore_keys_for_eval
+        self.step = TrainingStep(self)
+        # A rollback keeps the start time of the run before.
+        self.start_time = trainer.session.run.start_time if self.step.health.rollback_counts else time.time()
+        accumulation = trainer.args.gradient_accumulation_steps
+        self.windows = WindowLoader(
+            loader,
+            accumulation=accumulation,
+            micro_batches_per_epoch=plan.micro_batches_per_epoch,
+            draw_window=self.step.draw,
+            should_stop=self.step.ends_epoch,
+            left_out=self.step.health.left_out,
+            length_is_of_training=plan.is_endless and plan.micro_batches_per_epoch >= plan.max_steps * accumulation,
+        )
+        self.windows.enter_part = self.step.speed.enter
+        self.first_epoch = 0
+        self.epoch = 0
+        self.is_between_epochs = True
+        self.record: dict[str, Any] | None = None
+        # Until the first epoch of this call begins.
+        self.resumed_at: DataPosition | None = None
+        self.epoch_end_is_due = False
+        self._restores_before_epoch = False
+        self._micro_batches_to_skip = 0
+        self.evaluation_due: dict[str, bool] | None = None
+        # RNG states for the first step, if they differ from the checkpoint's.
+        self._random_states: dict[str, Any] | None = None
+        trainer.callback_handler.train_dataloader = loader
+        trainer.session.optimization.schedule_is_replaced = False
+        self._rates_to_keep: list[float] | None = None
+        self._hyperparameters_changed = False
+        # Extra optimizer steps taken before the resume, because the global batch was smaller then.
+        self.steps_ahead = 0
+        self._is_other_layout = False
+
+    def prepare_state(self) -> None:
+        """Let the Trainer's overridable `_init_training_state` reset its state, or read it from the checkpoint."""
+        plan, checkpoint = self.plan, self._checkpoint_name
+        start = self.trainer._init_training_state(
+            plan.max_steps, plan.optimizer_steps_per_epoch, plan.num_train_epochs, checkpoint, self.trial
+        )
+        if tuple(start) != (self.first_epoch, self._micro_batches_to_skip):
+            self._start_at(*start)
+
+    def _start_at(self, epoch: int, micro_batches: int) -> None:
+        self.first_epoch = self.epoch = epoch
+        if self.checkpoint is not None:
+            self.resumed_at = DataPosition(epoch, micro_batches)
+            self.epoch_end_is_due = False
+            self._skip(self.resumed_at)
+
+    def reset_state(self) -> tuple[int, int]:
+        """Begin a new state, or go on with the checkpoint's.
+
+        Returns:
+            epochs that are complete, and micro-batches done of the one after them.
+        """
+        trainer, plan = self.trainer, self.plan
+        callbacks = [*trainer.callback_handler.callbacks, trainer.control]
+        trainer.state = TrainerState(stateful_callbacks=list(filter(is_exportable, callbacks)))
+        trainer.state.is_hyper_param_search = self.trial is not None
+        trainer.state.train_batch_size = trainer.session.train_batch_size
+        trainer.state.compute_steps(trainer.args, plan.max_steps)
+        if self.checkpoint is not None:
+            self._resume_state(self.checkpoint)
+        plan = self.plan = self.plan.without_windows(len(self.step.health.left_out), trainer.args)
+        self.windows.lengthen(plan.micro_batches_per_epoch)
+        drawn_then = trainer.state.trial_params
+        trainer.state.init_training_references(trainer, plan.max_steps, plan.num_train_epochs, self.trial)
+        if self.checkpoint is not None and self.trial is not None:
+            self._hyperparameters_changed = have_hyperparameters_changed(drawn_then, trainer.state.trial_params)
+            if self._hyperparameters_changed:
+                trainer.state.compute_steps(trainer.args, plan.max_steps)
+        return self.first_epoch, self._micro_batches_to_skip
+
+    def _resume_state(self, checkpoint: Path) -> None:
+        trainer, plan = self.trainer, self.plan
+        trainer.state = read_state(checkpoint)
+        self.evaluation_due = pop_interrupted_evaluation(trainer.state)
+        self.record = read_resume_record(checkpoint, trainer.args.process_index)
+        size = trainer.session.train_batch_size
+        training = ResumedTraining(trainer.args, trainer.state, plan, size)
+        loader = self.windows.loader
+        position = self.resumed_at = find_position(self.record, training, loader)
+        # A search means to change what it changes, and one that goes back has warned.
+        if self.trial is None and not self.step.health.rollback_counts:
+            warn_of_differences(checkpoint, self.record, training, position, loader)
+        self.steps_ahead = position.surplus_steps
+        self._is_other_layout = position.description is not None
+        self.plan = plan.behind(self.steps_ahead, trainer.args)
+        if self.record is not None and self._is_other_layout:
+            self.record["data"] = position.data
+        is_same_data = position.data is not None and not self._is_other_layout
+        self.step.health.resume(self.record or {}, is_same_data=is_same_data)
+        splitter = self.step.splitter
+        if splitter is not None:
+            splitter.max_elements = splitter.last_warned = (self.record or {}).get("fitting_elements")
+        self.first_epoch = self.epoch = position.epoch
+        if position.epoch_end_is_due:
+            self.first_epoch += 1
+            self.epoch_end_is_due = has_work_at_epoch_ends(trainer.args)
+            position = replace(position, epoch=self.first_epoch, micro_batches=0)
+        self._skip(position)
+
+    def _skip(self, position: DataPosition) -> None:
+        self._micro_batches_to_skip = position.micro_batches
+        # The order of an epoch, and draws of callbacks before it, follow from the generators of the checkpoint.
+        is_at_beginning = not (position.micro_batches or position.layout_change)
+        self._restores_before_epoch = position.data is not None and is_at_beginning
+        restore = (lambda: None) if self._restores_before_epoch else self._restore_random_states
+        self.windows.progress.resume_at(position, restore)
+
+    @property
+    def folder(self) -> str:
+        """The folder of this training's checkpoints, as an override names it."""
+        return str(self.trainer._get_output_dir(trial=self.trial))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the checkpoint resumed from has all optimizer steps already."""
+        return self.checkpoint is not None and self.trainer.state.global_step >= self.plan.max_steps
+
+    def resume_record(self) -> dict[str, Any]:
+        """What a checkpoint of this moment keeps besides the files that transformers' checkpoints have."""
+        return resume_record(self)
+
+    def position(self) -> DataPosition:
+        """The place in the data at which a training that resumes from here goes on."""
+        if self.resumed_at is not None:
+            return self.resumed_at
+        is_over = self.windows.epoch_is_complete or self.trainer.control.should_epoch_stop
+        if self.is_between_epochs and is_over:
+            return DataPosition(self.epoch + 1)
+        return DataPosition(self.epoch, self.windows.micro_batches_done, epoch_end_is_due=is_over)
+
+    def _restore_random_states(self) -> None:
+        if self._random_states is not None:
+            set_random_states(self._random_states)
+        elif self.record is None or self.record["sizes"]["world_size"] == self.trainer.args.world_size:
+            self.trainer._load_rng_state(self._checkpoint_name)
+
+    @property
+    def epochs_left(self) -> int:
+        """Epochs from the one that begins next to the planned end."""
+        return 0 if self.is_finished else self.plan.num_train_epochs - self.first_epoch
+
+    def announce(self) -> None:
+        """Log the length of the training at level info, in the lines that transformers logs."""
+        trainer, args, plan = self.trainer, self.trainer.args, self.plan
+        trained = [parameter for parameter in parameters_of(trainer.model) if parameter.requires_grad]
+        # A parameter that DeepSpeed has sharded has its full size in an attribute.
+        numbers = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
+        logger.info("***** Running training *****")
+        logger.info(f"  Num examples = {plan.num_examples:,}")
+        logger.info(f"  Num Epochs = {plan.num_train_epochs:,}")
+        logger.info(f"  Num update steps per epoch = {plan.optimizer_steps_per_epoch:,}")
+        logger.info(f"  Instantaneous batch size per device = {args.per_device_train_batch_size:,}")
+        batch_size = plan.total_train_batch_size
+        logger.info(f"  Total train batch size (w. parallel, distributed & accumulation) = {batch_size:,}")
+        logger.info(f"  Gradient Accumulation steps = {args.gradient_accumulation_steps}")
+        logger.info(f"  Total optimization steps = {plan.max_steps:,}")
+        logger.info(f"  Number of trainable parameters = {numbers:,}")
+        if self.checkpoint is not None:
+            epochs, step = self.first_epoch, trainer.state.global_step
+            logger.info(f"  Resuming training from checkpoint with epoch {epochs} and global step {step}")
+            if not args.ignore_data_skip:
+                logger.info(
+                    f"  Fast-forwarding the dataloader past {epochs} epochs and {self._micro_batches_to_skip} batches "
+                    "to resume from the exact training state."
+                )
+
+    def restore_lightning_callbacks(self) -> None:
+        """Callbacks of Lightning's kind are set up, and training begins: give them what the checkpoint has for them."""
+        if self.checkpoint is not None:
+            restore_lightning_callbacks(self.trainer.lightning_module, self.trainer.state.global_step, self.record)
+
+    def restore(self) -> None:
+        """Model, optimizer and schedule stand: give them what the checkpoint has for them."""
+        if self.checkpoint is not None:
+            trainer = self.trainer
+            with raise_on_all_ranks(f"loading optimizer and schedule in {self.checkpoint}"):
+                changed = self._hyperparameters_changed
+                asked_for = RequestedHyperparameters(trainer.optimizer, trainer.lr_scheduler) if changed else None
+                trainer._load_optimizer_and_scheduler(self._checkpoint_name)
+                trainer._load_scaler(self._checkpoint_name)
+                if asked_for is not None:
+                    rate_then = (self.record or {}).get("arguments", {}).get("learning_rate")
+                    asked_for.put_back(trainer.optimizer, trainer.lr_scheduler, rate_then, trainer.args.learning_rate)
+            if self._is_other_layout:
+                move_schedule(trainer.lr_scheduler, trainer.state.global_step - self._schedule_offset)
+            if (self.record or {}).get("schedule_is_replaced"):
+                self._rates_to_keep = [group["lr"] for group in self.trainer.optimizer.param_groups]
+
+    def begin(self) -> None:
+        """All stands as it is to begin with; the first epoch comes next."""
+        trainer = self.trainer
+        handler = trainer.callback_handler
+        handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
+        session, state, health = trainer.session, trainer.state, self.step.health
+        check_health_arguments(trainer.args, trainer.optimizer)
+        session.loss = RunningLoss(trainer.args.device, state.global_step, health.values)
+        if health.rollback_counts:
+            # Metrics are about the whole call of `train()`, as far as it counts.
+            session.loss.before_last_log = health.losses.get(state.global_step, 0.0)
+        else:
+            self.start_time = time.time()
+            session.first_step, session.first_input_tokens = state.global_step, state.num_input_tokens_seen
+        health.begin(self.windows, trainer.model, trainer.accelerator, self.folder, self.checkpoint)
+        clear_gradients(trainer.model)
+        check_packing(trainer.args, trainer.model, trainer.model_wrapped, self.windows.loader)
+        session.speed.begin(state)
+        trainer.control = handler.on_train_begin(trainer.args, trainer.state, trainer.control)
+        if trainer.args.eval_on_start:
+            trainer._evaluate(self.trial, self.ignore_keys_for_eval, skip_scheduler=True)
+            if self.checkpoint is not None:
+                # Done with when the checkpoint was written.
+                self.step.on_step_done = None
+            self.step.run_step_done_callback()
+        if self.evaluation_due is not None:
+            self._rerun_evaluation(self.evaluation_due)
+        if self.epoch_end_is_due:
+            self._finish_interrupted_epoch()
+        if trainer.args.on_nonfinite == "rollback" and self.checkpoint is None:
+            # A rollback in the first steps needs a checkpoint to go back to.
+            trainer.control.should_save = True
+            self.step.log_evaluate_save()
+        # A failed attempt with larger micro-batches may have ended within its optimizer step.
+        trainer.update_guard.release()
+        trainer.preemption.start()
+
+    def _rerun_evaluation(self, switches: dict[str, bool]) -> None:
+        # The checkpoint was written in place of this evaluation, whose random draws come before those of the next step.
+        self._restore_random_states()
+        for name, value in switches.items():
+            setattr(self.trainer.control, name, value)
+        self.step.log_evaluate_save()
+        self._random_states = capture_random_states()
+
+    def _finish_interrupted_epoch(self) -> None:
+        # The checkpoint was written at the last step of an epoch, before what is done at its end.
+        trainer = self.trainer
+        self._restore_random_states()
+        trainer.control.should_log = trainer.control.should_evaluate = trainer.control.should_save = False
+        trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
+        self.resumed_at = DataPosition(self.first_epoch)
+        self.step.log_evaluate_save()
+        self._random_states = capture_random_states()
+
+    def optimizer_and_schedule(self) -> tuple[Any, Any]:
+        """Make optimizer and schedule for the length of this training."""
+        steps = self.plan.max_steps - self._schedule_offset
+        made: tuple[Any, Any] = self.trainer._optimizer_and_schedule(steps)
+        return made
+
+    @property
+    def _schedule_offset(self) -> int:
+        """Optimizer steps by which the schedule stands behind the training: it is a function of the rows trained."""
+        # If the length was given in steps, it is a function of these.
+        return 0 if self.plan.is_endless or self.trainer.args.max_steps >= 0 else self.steps_ahead
+
+    def begin_without_steps(self) -> None:
+        """Training is over before it begins, as where one that had ended is resumed: make optimizer and schedule."""
+        self.optimizer_and_schedule()
+        # A search goes back to a trial that had ended, as when it was paused at its last step.
+        if self.is_finished and self.trial is None:
+            step, last = self.trainer.state.global_step, self.plan.max_steps
+            logger.warning(
+                "No step is left: the checkpoint %s has %d optimizer steps, and this training takes %d. Raise "
+                "num_train_epochs or max_steps to train on.",
+                self.checkpoint,
+                step,
+                last,
+            )
+        self.restore()
+        self.begin()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """An epoch comes next, counted from 0."""
+        trainer = self.trainer
+        self.epoch = epoch
+        self.is_between_epochs = False
+        self.resumed_at = None
+        if self._restores_before_epoch:
+            self._restore_random_states()
+            self._restores_before_epoch = False
+        self.step.grad_norm = self.step.learning_rate = None
+        self.windows.start_epoch(self.epoch)
+        trainer.control = trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
+        self.windows.accumulation = trainer.args.gradient_accumulation_steps
+
+    def note_schedule(self, schedules: list[Any]) -> None:
+        """Learn what callbacks did to the schedule: put another one in its place, or add groups of parameters."""
+        schedule = self.trainer.lr_scheduler
+        leave_added_groups_alone(schedule)
+        self.trainer.session.optimization.schedule_is_replaced = bool(schedules) and all(
+            one is not schedule for one in schedules
+        )
+        if self._rates_to_keep is not None:
+            # A new schedule sets the rates of its beginning.
+            for group, rate in zip(self.trainer.optimizer.param_groups, self._rates_to_keep, strict=True):
+                group["lr"] = rate
+            self._rates_to_keep = None
+
+    def pop_skipped_micro_batches(self) -> int:
+        """Return the micro-batches that the resumed epoch had before this call, once; else 0."""
+        skipped, self._micro_batches_to_skip = self._micro_batches_to_skip, 0
+        return skipped
+
+    def end_epoch(self) -> None:
+        """The epoch's data has ended, or a callback ended it."""
+        trainer = self.trainer
+        seen, wanted = self.windows.micro_batches_seen, self.windows.accumulation
+        asked_to_stop = trainer.control.should_epoch_stop or trainer.control.should_training_stop
+        if 0 < seen < min(wanted, self.plan.micro_batches_per_epoch) and not asked_to_stop:
+            raise ValueError(
+                f"The training data gives {seen} micro-batches, and gradient_accumulation_steps={wanted} asks for "
+                "more: no optimizer step would ever be complete. Lower gradient_accumulation_steps or "
+                "per_device_train_batch_size, or repeat the data."
+            )
+        if seen == 0:
+            logger.warning(
+                "The training data gave no batch in this epoch; training stops at optimizer step %d of %d. A stream "
+                "may be shorter than max_steps asks for.",
+                trainer.state.global_step,
+                trainer.state.max_steps,
+            )
+            trainer.control.should_training_stop = True
+        self.is_between_epochs = True
+        # Still set if the resumed epoch had no batches left.
+        self._micro_batches_to_skip = 0
+        trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
+        trainer.preemption.agree()
+        self.step.sync_control_flags()
+        self.step.log_evaluate_save()
+
+    def finish(self, num_train_samples: float, start_time: float) -> TrainOutput:
+        """The last step is done: log the metrics of the training, and return them.
+
+        Parameters:
+            num_train_samples: samples in the whole training.
+            start_time: `time.time()` when this call of it began.
+        """
+        trainer, state, session = self.trainer, self.trainer.state, self.trainer.session
+        self.step.drain_flag_sync()
+        self.step.health.look(is_end=True)
+        logger.info("\n\nTraining completed. Do not forget to share your model on huggingface.co/models =)\n\n")
+        loss = session.loss
+        loss.before_last_log += loss.since_last_log.item()
+        steps_done = state.global_step - session.first_step
+        train_loss = loss.before_last_log / max(steps_done, 0.001)
+        samples_done = num_train_samples * steps_done / max(state.max_steps, 1)
+        metrics: dict[str, Any] = speed_metrics("train", start_time, num_samples=samples_done, num_steps=steps_done)
+        trainer.store_flos()
+        metrics["total_flos"] = state.total_flos
+        metrics["train_loss"] = train_loss
+        metrics.update(session.speed.summary(state))
+        session.memory.stop("train", metrics)
+        trainer.log(metrics)
+        if trainer.args.max_minutes is not None:
+            clock = self.step.clock
+            if broadcast_object(clock is not None and clock.ended_training):
+                metrics["ended_by"] = "max_minutes"
+        return TrainOutput(state.global_step, train_loss, metrics)

@@ -1,0 +1,204 @@
+"""A training that hangs (`hang_timeout`): a thread sees that nothing moves on, prints where all stands, and ends it.
+
+The thread reads counts that the training keeps anyway, so that a step costs nothing. While it runs it also touches a
+file, by which `littrainer run --hang-timeout` finds out whether the process as a whole responds.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from littrainer.checkpoint.atomic_write import UNFINISHED_DIR
+from littrainer.checkpoint.layout import STACKS_NAME
+from littrainer.data.workers import reading_workers
+from littrainer.distributed.collectives import describe_last_collective, is_distributed
+from littrainer.distributed.environment import hang_timeout, reports_folder
+from littrainer.distributed.failures import (
+    HEARTBEAT,
+    HangError,
+    dump_all_stacks,
+    note_step_of_error,
+    open_stacks,
+    report_error,
+)
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.callbacks.state import TrainerState
+    from littrainer.loop.run import TrainingRun
+
+LONGEST_BETWEEN_LOOKS = 1.0
+# In which the other processes find out too, and print where they stand.
+SECONDS_FOR_OTHERS = 3.0
+# In which the main thread may end the training, after each of two interruptions.
+SECONDS_TO_END = 5.0
+
+
+class Watchdog(AbstractContextManager["Watchdog"]):
+    """Ends the training in its block if that does not move on.
+
+    Parameters:
+        args: the arguments; what `littrainer run --hang-timeout` says goes before their `hang_timeout`. If neither is
+            set, nothing is done.
+        state: returns the state of the training.
+        looked_at: returns the training, None while it begins or ends; and the pass of an evaluation, if one runs.
+
+    Raises:
+        HangError: when the block is left. If it is not left soon, the process ends.
+    """
+
+    def __init__(
+        self,
+        args: TrainingArguments,
+        state: Callable[[], TrainerState],
+        looked_at: Callable[[], tuple[TrainingRun | None, Any]],
+    ):
+        self.seconds = hang_timeout(args)
+        self._args, self._state, self._looked_at = args, state, looked_at
+        # An override may take long, and is not to be called by this thread at each look.
+        self._folder_of = functools.lru_cache(maxsize=1)(lambda run: run.folder)
+        self._is_over = threading.Event()
+        self._error: HangError | None = None
+        self._run: TrainingRun | None = None
+        self._earlier_handler: Any = None
+        folder = reports_folder()
+        self._heartbeat = None if folder is None else folder / f"{HEARTBEAT}-{os.getpid()}"
+
+    def __enter__(self) -> Watchdog:
+        if self.seconds:
+            open_stacks()
+            if threading.current_thread() is threading.main_thread():
+                self._earlier_handler = signal.signal(signal.SIGINT, self._interrupted)
+            self._touch_heartbeat()
+            self._thread = threading.Thread(target=self._watch, name="littrainer watchdog", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
+        if not self.seconds:
+            return
+        self._is_over.set()
+        try:
+            # It may be printing: loader processes that it ends make an error come up here.
+            self._thread.join(SECONDS_FOR_OTHERS + SECONDS_TO_END)
+        finally:
+            if signal.getsignal(signal.SIGINT) == self._interrupted:
+                signal.signal(signal.SIGINT, self._earlier_handler or signal.SIG_DFL)
+        if self._error is not None:
+            self._print_last_batch()
+        if self._heartbeat is not None:
+            self._heartbeat.unlink(missing_ok=True)
+        if self._error is not None and error not in (None, self._error):
+            raise self._error from error
+
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        if self._error is not None:
+            raise self._error
+        if callable(self._earlier_handler):
+            self._earlier_handler(number, frame)
+        elif self._earlier_handler == signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    def _watch(self) -> None:
+        seen, since = None, time.monotonic()
+        while not self._wait_for_end(min(LONGEST_BETWEEN_LOOKS, self.seconds / 4)):
+            found = self._progress()
+            if found is None or found != seen:
+                seen, since = found, time.monotonic()
+            elif time.monotonic() - since >= self.seconds:
+                self._end()
+                return
+
+    def _touch_heartbeat(self) -> None:
+        if self._heartbeat is not None:
+            with suppress(OSError):
+                self._heartbeat.touch()
+
+    def _wait_for_end(self, seconds: float) -> bool:
+        """Return whether the block is left within this time, in which the heartbeat goes on."""
+        self._touch_heartbeat()
+        while seconds > 0 and not self._is_over.wait(min(LONGEST_BETWEEN_LOOKS, seconds)):
+            seconds -= LONGEST_BETWEEN_LOOKS
+            self._touch_heartbeat()
+        return self._is_over.is_set()
+
+    def _progress(self) -> Any:
+        """Return what changes as long as training goes on; None if it is not looked at."""
+        run, evaluation = self._looked_at()
+        if run is None:
+            return None
+        files = []
+        with suppress(OSError):
+            # What a save has written grows.
+            files = [(path, path.stat().st_size) for path in Path(self._folder_of(run), UNFINISHED_DIR).rglob("*")]
+        batches = run.windows.micro_batches_seen, run.windows.progress.batches_skipped
+        return self._state().global_step, batches, None if evaluation is None else evaluation.batches_done, files
+
+    def _end(self) -> None:
+        state, (self._run, evaluation) = self._state(), self._looked_at()
+        where = f"at optimizer step {state.global_step} of {state.max_steps}"
+        if evaluation is not None:
+            where += f", after {evaluation.batches_done} batches of an evaluation"
+        self._error = HangError(
+            f"Training has not moved for {self.seconds:g} s (hang_timeout), {where}. The stacks of its threads are "
+            "above. If a step, a batch of an evaluation, its metrics or a save may take longer, raise hang_timeout."
+        )
+        note_step_of_error(self._error, state.global_step)
+        self._print_stacks(where)
+        if is_distributed():
+            self._wait_for_end(SECONDS_FOR_OTHERS)
+        # The first interruption may have to wait, as Ctrl-C does while an optimizer steps.
+        for _ in range(2):
+            if self._earlier_handler is not None and not self._is_over.is_set():
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            if self._wait_for_end(SECONDS_TO_END):
+                return
+        self._print_last_batch()
+        report_error(self._error)
+        print(f"littrainer: the process ends, since it did not answer: {self._error}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    def _print_stacks(self, where: str) -> None:
+        process = f"process {self._args.process_index} of {self._args.world_size} (pid {os.getpid()})"
+        told = dump_all_stacks(
+            f"littrainer: {process} has not moved for {self.seconds:g} s, {where}",
+            reading_workers(),
+            lambda: f"Last collective operation: {describe_last_collective() or 'not known'}",
+        )
+        self._print(told, f"littrainer: the stacks are in {self._args.output_dir}/{STACKS_NAME} too")
+
+    def _print_last_batch(self) -> None:
+        # By the thread that trains, since this moves its random generators; if it is stuck, the process ends now.
+        with suppress(Exception):
+            print(told := f"{_last_batch(self._run)}\n", end="", file=open_stacks(), flush=True)
+            self._print(told)
+
+    def _print(self, told: str, note: str = "") -> None:
+        print(told, end="", file=sys.stderr, flush=True)
+        if self._heartbeat is None:
+            with suppress(OSError):
+                os.makedirs(self._args.output_dir, exist_ok=True)
+                # Unbuffered, since other processes may write too.
+                with open(os.path.join(self._args.output_dir, STACKS_NAME), "ab", buffering=0) as file:
+                    file.write(told.encode())
+                print(note, end="\n" if note else "", file=sys.stderr, flush=True)
+
+
+def _last_batch(run: TrainingRun | None) -> str:
+    if run is None or not run.windows.micro_batches_seen:
+        return "No micro-batch has been read."
+    number = run.windows.micro_batches_seen
+    rows = run.windows.rows_of(run.epoch, number - 1)
+    named = "" if rows is None else f", rows {', '.join(map(str, rows))}"
+    return f"Last micro-batch: number {number} of epoch {run.epoch}{named}."

@@ -1,0 +1,255 @@
+"""Lightning's own loop and the fast one do the same, as far as anybody can hear."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.profilers import Profiler
+
+from littrainer import Trainer, TrainerCallback
+from littrainer.lightning_adapter import fast_training_loop
+from littrainer.lightning_adapter.fast_training_loop import HOOKS, FastEpochLoop
+from littrainer.optim.stepping import ClosureFirst
+from tests.scenarios.data import Rows, vector_rows
+from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
+
+BOTH_MODES = pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer], ids=["automatic", "manual"])
+
+
+def test_another_release_of_lightning_keeps_its_own_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(fast_training_loop, "KNOWN_RELEASES", frozenset({"1.0"}))
+    trainer = quiet_trainer(tmp_path, max_steps=1)
+    trainer.train()
+    assert type(trainer.lightning_trainer.fit_loop.epoch_loop) is _TrainingEpochLoop
+
+
+class Listening(pl.Callback):
+    """Notes each hook, and what a callback can see of the training in it; logs in each of them."""
+
+    def __init__(self, hooks: tuple[str, ...] = HOOKS) -> None:
+        self.heard: list[Any] = []
+        for hook in hooks:
+            setattr(self, hook, self._listener(hook))
+
+    def _listener(self, hook: str) -> Callable[..., None]:
+        def listen(trainer: Any, module: Any, *args: Any) -> None:
+            module.log(f"seen_{hook}", float(len(self.heard)), on_step=True, on_epoch=True, batch_size=1)
+            loops = trainer.fit_loop.epoch_loop.state_dict()
+            gradients = [None if one.grad is None else one.grad.clone() for one in module.model.parameters()]
+            self.heard.append((hook, trainer.global_step, plain(args), loops, gradients, module._current_fx_name))
+
+        return listen
+
+
+def plain(value: Any) -> Any:
+    """Something that two runs can be compared by."""
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, ClosureFirst):
+        value = value.optimizer
+    return value if isinstance(value, (int, float, str, type(None))) else type(value).__name__
+
+
+class Metrics(pl.loggers.Logger):
+    """Keeps what is logged to it."""
+
+    name, version = "metrics", 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logged: list[Any] = []
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.logged.append((step, dict(metrics)))
+
+    def log_hyperparams(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+def run(folder: Path, is_fast: bool, kind: type[Trainer], further: list[Any], **arguments: Any) -> Trainer:
+    with pytest.MonkeyPatch.context() as patch:
+        if not is_fast:
+            patch.setattr(fast_training_loop, "KNOWN_RELEASES", frozenset())
+        settings = {"num_train_epochs": 2, "per_device_train_batch_size": 2, "logging_steps": 1, **arguments}
+        given = {"train_dataset": Rows(vector_rows(14)), "callbacks": further}
+        trainer = quiet_trainer(folder, kind=kind, given=given, **settings)
+        trainer.train()
+    assert (type(trainer.lightning_trainer.fit_loop.epoch_loop) is FastEpochLoop) is is_fast
+    return trainer
+
+
+@BOTH_MODES
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_callbacks_hear_and_see_the_same_in_both_loops(tmp_path: Path, kind: type[Trainer], accumulation: int) -> None:
+    found = []
+    for is_fast in (True, False):
+        listening, metrics = Listening(), Metrics()
+        trainer = run(
+            tmp_path / str(is_fast),
+            is_fast,
+            kind,
+            [listening],
+            gradient_accumulation_steps=accumulation,
+            lightning={"logger": metrics},
+        )
+        history = [
+            {name: value for name, value in entry.items() if "runtime" not in name and "_per_" not in name}
+            for entry in trainer.state.log_history
+        ]
+        weights = [one.tolist() for one in trainer.model.parameters()]
+        heard = [plain(entry) for entry in listening.heard]
+        logged = [
+            (step, {name: value for name, value in entry.items() if "seen_" in name or name == "epoch"})
+            for step, entry in metrics.logged
+        ]
+        found.append((heard, logged, weights, plain(history), trainer.lightning_trainer.global_step))
+    fast, own = found
+    assert len(fast[0]) == len(own[0]) > 14
+    for one, other in zip(fast[0], own[0], strict=True):
+        assert one == other
+    assert fast[1:] == own[1:]
+
+
+IN_BOTH_LOOPS = pytest.mark.parametrize("is_fast", [True, False], ids=["fast", "Lightning's own"])
+
+
+@IN_BOTH_LOOPS
+def test_a_callback_that_comes_in_the_middle_of_an_epoch_is_heard(tmp_path: Path, is_fast: bool) -> None:
+    late = Listening(("on_train_batch_start",))
+
+    class Adding(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 3:
+                trainer.callbacks.append(late)
+
+    run(tmp_path, is_fast, Trainer, [Adding()], num_train_epochs=1)
+    # In the micro-batch in which it comes too, since it stands behind the one that has added it.
+    assert [entry[1] for entry in late.heard] == [3, 4, 5, 6]
+
+
+def test_a_hook_that_a_callback_gets_in_the_middle_of_an_epoch_is_called(tmp_path: Path) -> None:
+    class Waiting(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 3:
+                self.on_after_backward = heard.append_batch  # type: ignore[method-assign]
+
+    heard = Mock()
+    trainer = run(tmp_path, True, Trainer, [Waiting()], num_train_epochs=1)
+    assert heard.append_batch.call_count == trainer.state.global_step - 3 == 4
+
+
+@BOTH_MODES
+@pytest.mark.parametrize(
+    "hook, expected",
+    [("on_train_batch_start", 4), ("on_after_backward", 4), ("on_after_batch_transfer", 3)],
+)
+def test_a_hook_that_is_set_on_the_module_in_the_middle_of_an_epoch_is_called(
+    tmp_path: Path, kind: type[Trainer], hook: str, expected: int
+) -> None:
+    """All else goes on as it would have done."""
+    found = []
+    for is_fast in (True, False):
+        calls: list[str] = []
+
+        class Setting(pl.Callback):
+            def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+                if batch_idx == 3 and trainer.current_epoch == 0:
+
+                    def own(*args: Any) -> Any:
+                        calls.append(hook)  # noqa: B023
+                        return args[0] if args else None
+
+                    setattr(module, hook, own)
+
+            def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+                vars(module).pop(hook, None)
+
+        listening = Listening()
+        run(tmp_path / str(is_fast), is_fast, kind, [listening, Setting()], gradient_accumulation_steps=2)
+        found.append((calls, [plain(entry) for entry in listening.heard]))
+    fast, own = found
+    assert fast == own
+    assert len(fast[0]) == expected or kind is StepwiseTrainer
+
+
+@IN_BOTH_LOOPS
+def test_a_limit_of_steps_that_is_set_in_the_middle_of_an_epoch_ends_it(tmp_path: Path, is_fast: bool) -> None:
+    class Limiting(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 1:
+                trainer.fit_loop.epoch_loop.max_steps = 3
+
+    assert run(tmp_path, is_fast, Trainer, [Limiting()]).state.global_step == 3
+
+
+@pytest.mark.parametrize("error", [None, OverflowError, KeyboardInterrupt])
+def test_no_worker_process_is_left_where_an_epoch_ends_in_its_middle(tmp_path: Path, error: Any) -> None:
+    class Ending(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            during.extend(one for one in multiprocessing.active_children() if one not in before)
+            if error is not None:
+                raise error
+
+    before, during = multiprocessing.active_children(), []
+    given = {"train_dataset": Rows(vector_rows(64)), "callbacks": [Ending()]}
+    trainer = quiet_trainer(tmp_path, given=given, max_steps=1, dataloader_num_workers=1)
+    if error is None:
+        trainer.train()
+    else:
+        with pytest.raises(error):
+            trainer.train()
+    assert len(during) == 1
+    assert [one for one in multiprocessing.active_children() if one not in before] == []
+    assert copy.deepcopy(trainer).state.global_step == 1
+
+
+class Noting(Profiler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.actions: set[str] = set()
+
+    def start(self, action_name: str) -> None:
+        self.actions.add(action_name)
+
+    def stop(self, action_name: str) -> None:
+        pass
+
+
+def test_a_profiler_is_told_of_all_that_lightning_does(tmp_path: Path) -> None:
+    profiler = Noting()
+    trainer = run(tmp_path, True, Trainer, [], lightning={"profiler": profiler})
+    assert not trainer.lightning_trainer.fit_loop.epoch_loop._is_fast
+    assert {"run_training_batch", "[LightningModule]TrainerModule.optimizer_step"} <= profiler.actions
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_a_lightning_callback_that_raises_stop_iteration_ends_the_epoch(tmp_path: Path, is_fast: bool) -> None:
+    class Ending(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 4:
+                raise StopIteration
+
+    assert run(tmp_path, is_fast, Trainer, [Ending()]).state.global_step == 8
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_a_stop_iteration_of_the_script_is_an_error(tmp_path: Path, is_fast: bool) -> None:
+    class Broken(Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            raise StopIteration("in the loss")
+
+    with pytest.raises(StopIteration, match="in the loss"):
+        run(tmp_path, is_fast, Broken, [])

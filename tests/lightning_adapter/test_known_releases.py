@@ -1,0 +1,128 @@
+"""What this package knows of Lightning's internals is what they are in the release that is installed."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import textwrap
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch.strategies import DDPStrategy
+
+from littrainer.lightning_adapter.fast_training_loop import KNOWN_RELEASES
+
+ADVICE = (
+    f"Lightning {pl.__version__} is no release that the fast loop was written for: trainings take Lightning's own, "
+    "slower loop. Compare what differs, let lightning_adapter/fast_training_loop.py follow, then add the release to "
+    "KNOWN_RELEASES and its digests here."
+)
+
+# What else Lightning's source was in releases of 2.5: they differ by a hook of the module that ends an epoch by
+# returning -1, which TrainerModule has not, by a flag for resuming, and by DDP with a static graph around a module.
+REPLACED_IN_2_5: dict[str, tuple[str, ...]] = {
+    "pytorch.loops.loop:_Loop.on_iteration_done": ("8e07374134ed",),
+    "pytorch.loops.training_epoch_loop:_TrainingEpochLoop.advance": ("58c791f79d73", "e37ae86450b0"),
+    "pytorch.loops.training_epoch_loop:_TrainingEpochLoop.on_run_start": ("c4508f1462ad",),
+    "pytorch.strategies.ddp:DDPStrategy.post_backward": ("e3c4a9644590",),
+}
+# What the fast loop leaves out, or does in its own words: a class or a module, below it functions, each with the digest
+# of Lightning's source.
+REPLACED = """
+fabric.plugins.precision.precision:Precision
+    convert_input c323ad3616fd
+pytorch.core.module:LightningModule
+    _apply_batch_transfer_handler 168f5bf65759, backward 5eaa40852c22, optimizer_step 05c6dd5adce7
+pytorch.core.optimizer:LightningOptimizer
+    step d9ce660f8e79
+pytorch.loops.fetchers:_DataFetcher
+    __next__ e40395a802bc
+pytorch.loops.fetchers:_PrefetchDataFetcher
+    __next__ b197e030618b
+pytorch.loops.loop:_Loop
+    on_iteration_done 14e250439c8b
+pytorch.loops.optimization.automatic:Closure
+    closure b0f3e4cf86a9
+pytorch.loops.optimization.automatic:ClosureResult
+    from_training_step_output 22d1f086aee9
+pytorch.loops.optimization.automatic:_AutomaticOptimization
+    _make_zero_grad_fn 029892007548, _on_before_zero_grad 5ed55974a617, _optimizer_step 88db4ea67cd2,
+    _optimizer_zero_grad e735b375562c, _training_step 9e2d61d136ca, run 35716a14943f
+pytorch.loops.training_epoch_loop:_TrainingEpochLoop
+    _num_ready_batches_reached e7071a6ce7f5, _should_accumulate 1eb44692b8d6, _update_learning_rates 22126bb89bbf,
+    advance c211a8bb84d5, done ef34c49371b8, on_advance_end 8edd3ae96599, on_run_start 768d85147568,
+    run 9ff091c84cd7
+pytorch.plugins.precision.amp:MixedPrecision
+    optimizer_step 66fbaea7a0d3, pre_backward 5e33ffea4117
+pytorch.plugins.precision.precision:Precision
+    _after_closure 45c5ac93ea82, _clip_gradients 6cc3d4a24f22, _wrap_closure a0f9d6630ac9, backward 68200e19e697,
+    optimizer_step 491c0da876cd, post_backward e005f6ed0645, pre_backward 9ca3ca94bbf9,
+    train_step_context 811619a68a7f
+pytorch.strategies.ddp:DDPStrategy
+    optimizer_step 5cf5b760be11, post_backward a43189cd4035, pre_backward 340346c738cb
+pytorch.strategies.strategy:Strategy
+    backward d7527ce3472c, batch_to_device 630d8415a6e1, on_train_batch_start d3c00e966af8,
+    optimizer_step 9e519dae2a7a, post_training_step 487a228b4c37, training_step b585ea076110
+pytorch.trainer.call:
+    _call_and_handle_interrupt b6558833d611, _call_callback_hooks db53c7410f78,
+    _call_lightning_module_hook 160281faa0f9, _call_strategy_hook ecbeca072455
+pytorch.trainer.connectors.logger_connector.logger_connector:_LoggerConnector
+    on_batch_end 910e37278afb, on_batch_start b86eeef7d7e3, on_epoch_end 2f8de9aa3568,
+    update_train_step_metrics 60aefb4bedf9
+pytorch.trainer.trainer:Trainer
+    _run 1ab5dab106fc, _run_stage ebb8de8f577c
+pytorch.utilities.combined_loader:CombinedLoader
+    __next__ f3da7576dafb
+pytorch.utilities.combined_loader:_MaxSizeCycle
+    __next__ b8bfd20ef75f
+"""
+
+
+def digest(function: Any) -> str:
+    """Of a function's lines, whatever its comments and its docstring say."""
+    lines, _ = inspect.getsourcelines(function)
+    tree: Any = ast.parse(textwrap.dedent("".join(lines)))
+    first = tree.body[0].body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+        del lines[first.lineno - 1 : first.end_lineno]
+    code = [line.split("  #")[0].strip() for line in lines]
+    return hashlib.sha256("\n".join(line for line in code if line and line[0] != "#").encode()).hexdigest()[:12]
+
+
+def replaced_function(name: str) -> Any:
+    module_name, _, path = name.partition(":")
+    found: Any = __import__(f"lightning.{module_name}", fromlist=["_"])
+    for part in path.split("."):
+        found = getattr(found, part)
+    return inspect.unwrap(found.fget if isinstance(found, property) else found)
+
+
+def test_this_release_of_lightning_is_one_that_the_fast_loop_was_written_for() -> None:
+    assert pl.__version__ in KNOWN_RELEASES, ADVICE
+
+
+def test_what_the_fast_loop_replaces_is_what_it_was_when_it_was_written() -> None:
+    owner, others = "", []
+    for line in REPLACED.strip().splitlines():
+        if not line.startswith(" "):
+            owner = line if line.endswith(":") else f"{line}."
+            continue
+        for function, known in (pair.split() for pair in line.strip(" ,").split(", ")):
+            name = f"{owner}{function}"
+            earlier = REPLACED_IN_2_5.get(name, ()) if pl.__version__.startswith("2.5.") else ()
+            if digest(replaced_function(name)) not in {known, *earlier}:
+                others.append(name)
+    assert not others, ADVICE
+
+
+@pytest.mark.parametrize("name", ["_setup_model", "configure_ddp", "block_backward_sync", "setup", "teardown"])
+def test_methods_of_the_ddp_strategy_that_ours_replaces_or_calls(name: str) -> None:
+    assert callable(getattr(DDPStrategy, name, None)), "strategies/data_parallel.py has to follow"
+
+
+def test_what_a_ddp_strategy_was_given_is_found_on_it() -> None:
+    given: Any = DDPStrategy(ddp_comm_state="state", ddp_comm_hook=print, ddp_comm_wrapper=abs)
+    assert (given._ddp_comm_state, given._ddp_comm_hook, given._ddp_comm_wrapper) == ("state", print, abs)
+    assert given._layer_sync is None and given._start_method == "popen"

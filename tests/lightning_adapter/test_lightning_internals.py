@@ -1,0 +1,295 @@
+"""The protected names of Lightning that lightning_internals.py touches, in the release that is installed.
+
+If a test fails, the function that it calls has to follow, or pyproject.toml has to hold this release back.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.fabric.utilities import registry
+from torch.utils.data import DataLoader
+
+import littrainer
+from littrainer.lightning_adapter import lightning_internals
+
+PACKAGE = Path(littrainer.__file__).parent
+QUIET: dict[str, Any] = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
+class Probe(pl.LightningModule):
+    """A module that notes what Lightning does with it; it can evaluate inside fit."""
+
+    def __init__(self, at_each_batch: Callable[[Probe], None] = lambda _: None) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.at_each_batch = at_each_batch
+        self.seen: list[Any] = []
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        return self.layer(batch).sum()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.at_each_batch(self)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.seen.append((batch, batch_idx, self.trainer.validating, torch.is_grad_enabled(), self.training))
+
+
+def fit(at_each_batch: Callable[[Probe], None] = lambda _: None, **keywords: Any) -> Probe:
+    module = Probe(at_each_batch)
+    trainer = pl.Trainer(accelerator="cpu", max_epochs=1, **{**QUIET, **keywords})
+    trainer.fit(module, DataLoader(torch.ones(3, 1)))
+    return module
+
+
+def test_accumulate_grad_batches() -> None:
+    steps: list[int] = []
+
+    def never_step(module: Probe) -> None:
+        steps.append(module.trainer.global_step)
+        module.trainer.accumulate_grad_batches = 2**62
+
+    # Lightning steps at the last batch of an epoch whatever the number is, so the second of three says it.
+    fit(never_step)
+    assert steps[:2] == [1, 1]
+
+
+def test_an_evaluation_inside_fit_sees_each_batch_as_a_validation_and_leaves_fit_as_it_was() -> None:
+    states: list[Any] = []
+
+    def evaluate(module: Probe) -> None:
+        trainer: Any = module.trainer
+        before = (trainer.fit_loop.epoch_loop.val_loop, trainer._logger_connector._first_loop_iter)
+        lightning_internals.evaluate_inside_fit(trainer, ["a", "b"])
+        after = (trainer.fit_loop.epoch_loop.val_loop, trainer._logger_connector._first_loop_iter)
+        states.append((before == after, trainer.training, module.training, torch.is_grad_enabled()))
+
+    module = fit(evaluate)
+    assert module.seen == [("a", 0, True, False, False), ("b", 1, True, False, False)] * 3
+    assert states == [(True, True, True, True)] * 3
+    assert module.trainer.global_step == 3
+
+
+def test_an_evaluation_that_fails_inside_fit_says_so_and_leaves_fit_as_it_was() -> None:
+    class Broken(list[str]):
+        def __iter__(self) -> Iterator[str]:
+            yield "a"
+            raise OverflowError
+
+    states: list[Any] = []
+
+    def evaluate(module: Probe) -> None:
+        trainer: Any = module.trainer
+        own_loop = trainer.fit_loop.epoch_loop.val_loop
+        with pytest.raises(OverflowError):
+            lightning_internals.evaluate_inside_fit(trainer, Broken("ab"), lambda: states.append("broken off"))
+        states.append((trainer.fit_loop.epoch_loop.val_loop is own_loop, trainer.training))
+
+    fit(evaluate)
+    assert states == ["broken off", (True, True)] * 3
+
+
+def test_signal_connector(monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers: list[Any] = []
+    trainer = pl.Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False)
+    connector = getattr(trainer, "_signal_connector", None)
+    assert callable(getattr(connector, "register_signal_handlers", None))
+    # Another name would be asked at each micro-batch of several processes, and waited for.
+    assert callable(getattr(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", None))
+    before = signal.getsignal(signal.SIGTERM)
+    for leave_alone in (False, True):
+        if leave_alone:
+            lightning_internals.leave_signals_alone(trainer)
+        trainer.fit_loop.epoch_progress.reset()
+        trainer.fit(Probe(lambda _: handlers.append(signal.getsignal(signal.SIGTERM))), DataLoader(torch.ones(1, 1)))
+    assert handlers[0] is not before and handlers[1] is before
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+class Ends(pl.Callback):
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def on_validation_epoch_end(self, *_: Any) -> None:
+        self.seen.append("epoch end")
+
+    def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self.seen.append(f"end {trainer.validating} {torch.is_grad_enabled()}")
+
+
+def test_call_callback_hooks() -> None:
+    class Monitoring(Ends, pl.callbacks.Checkpoint): ...
+
+    others, monitoring = Ends(), Monitoring()
+    states: list[Any] = []
+
+    def evaluate(module: Probe) -> None:
+        trainer: Any = module.trainer
+        end = lightning_internals.evaluate_inside_fit(trainer, ["a"])
+        states.append((others.seen[:], monitoring.seen[:]))
+        end(False)
+        states.append((others.seen[1:], monitoring.seen[1:]))
+        end(True)
+        states.append((others.seen[1:], monitoring.seen[1:], trainer.training))
+
+    fit(evaluate, callbacks=[others, monitoring], enable_checkpointing=True, limit_train_batches=1)
+    ended = ["end True False"]
+    assert states == [(["epoch end"], ["epoch end"]), (ended, []), (ended, ended, True)]
+
+
+def test_max_batches() -> None:
+    shown: list[Any] = []
+
+    class Showing(Probe):
+        def on_validation_start(self) -> None:
+            lightning_internals.show_number_of_batches(self.trainer, 7)
+            shown.append(self.trainer.num_val_batches)
+
+        def predict_step(self, batch: Any, batch_idx: int) -> tuple[()]:
+            return ()
+
+        def on_predict_start(self) -> None:
+            lightning_internals.show_number_of_batches(self.trainer, 7)
+            shown.append(self.trainer.num_predict_batches)
+
+    class Endless(list[str]):
+        def __len__(self) -> int:
+            return 2**40
+
+    trainer = pl.Trainer(accelerator="cpu", **QUIET)
+    module = Showing()
+    trainer.validate(module, Endless("abc"), verbose=False)
+    trainer.predict(module, Endless("abc"))
+    assert shown == [[7], [7]] and len(module.seen) == 3
+
+
+def test_checkpoint_connector_user_managed_and_ckpt_path(tmp_path: Path) -> None:
+    from lightning.pytorch.callbacks import OnExceptionCheckpoint
+
+    def fail(_: Probe) -> None:
+        raise OverflowError
+
+    def trainer() -> pl.Trainer:
+        callbacks: Any = [OnExceptionCheckpoint(str(tmp_path), "last")]
+        keywords = {**QUIET, "enable_checkpointing": True}
+        return pl.Trainer(accelerator="cpu", max_epochs=1, callbacks=callbacks, **keywords)
+
+    with pytest.raises(OverflowError):
+        trainer().fit(Probe(fail), DataLoader(torch.ones(2, 1)))
+    steps: list[int] = []
+    for resumes in (True, False):
+        one = trainer()
+        if not resumes:
+            lightning_internals.resume_nothing(one)
+        one.fit(Probe(lambda module: steps.append(module.trainer.global_step)), DataLoader(torch.ones(2, 1)))
+    # Lightning by itself goes on behind the first of two steps.
+    assert steps == [2, 1, 2]
+
+
+def test_batches_that_stepped() -> None:
+    trainer = pl.Trainer(accelerator="cpu", max_epochs=3, **QUIET)
+    lightning_internals.count_from(trainer, epochs=2, optimizer_steps=6)
+    seen: list[Any] = []
+
+    def note(module: Probe) -> None:
+        steps = trainer.fit_loop.epoch_loop._batches_that_stepped
+        seen.append((trainer.current_epoch, trainer.global_step, steps))
+
+    trainer.fit(Probe(note), DataLoader(torch.ones(3, 1)))
+    assert seen == [(2, 7, 6), (2, 8, 7), (2, 9, 8)]
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+def test_lightning_optimizers_on_before_step_and_on_after_step(automatic: bool) -> None:
+    replacements: list[torch.optim.Optimizer] = []
+
+    class Replacing(Probe):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = automatic
+
+        def replace(self) -> None:
+            replacements.append(torch.optim.SGD(self.parameters(), lr=0.0))
+            lightning_internals.replace_optimizer(self.trainer, replacements[0])
+
+        def on_train_batch_start(self, batch: torch.Tensor, batch_idx: int) -> None:
+            if automatic and batch_idx == 1:
+                self.replace()
+
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+            if not automatic and batch_idx == 1:
+                # Lightning has set on its wrapper what counts the steps of this micro-batch.
+                self.replace()
+            loss = super().training_step(batch, batch_idx)
+            if not automatic:
+                self.manual_backward(loss)
+                self.trainer.strategy._lightning_optimizers[0].step()
+            return loss
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.seen.append(self.layer.weight.item())
+
+    module = Replacing()
+    trainer = pl.Trainer(accelerator="cpu", max_epochs=1, **QUIET)
+    trainer.fit(module, DataLoader(torch.ones(3, 1)))
+    assert trainer.optimizers == replacements and trainer.global_step == 3
+    # A rate of 0 leaves the weight as the first optimizer left it.
+    assert module.seen[0] == module.seen[1] == module.seen[2]
+
+
+def test_validations_are_announced_while_callbacks_are_set_up() -> None:
+    said: list[bool] = []
+
+    class Asking(pl.Callback):
+        def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
+            for are_announced in (True, False):
+                lightning_internals.announce_validations(trainer, module, are_announced)
+                said.append(trainer.enable_validation)
+
+    module = fit(callbacks=[Asking()])
+    assert said == [True, False] and module.seen == []
+
+
+def test_entry_points_are_read_once_for_all_trainers_that_are_built_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+
+    def entry_points(group: str) -> Any:
+        reads.append(group)
+        return [metadata.EntryPoint("timer", "lightning.pytorch.callbacks:Timer", group)]
+
+    monkeypatch.setattr(metadata.EntryPoint, "load", lambda self: lambda: [pl.callbacks.Timer()])
+    monkeypatch.setattr(lightning_internals, "entry_points", entry_points)
+    lightning_internals._cached_entry_points.cache_clear()
+    own = registry.entry_points
+    for _ in range(2):
+        with lightning_internals.cached_entry_points():
+            built: Any = pl.Trainer(**QUIET)
+        assert [type(callback).__name__ for callback in built.callbacks] == ["Timer"]
+    lightning_internals._cached_entry_points.cache_clear()
+    assert reads == ["lightning.pytorch.callbacks_factory"] and registry.entry_points is own
+
+
+def test_entry_points_are_restored_in_whichever_order_two_threads_end() -> None:
+    own = registry.entry_points
+    first, second = (lightning_internals.cached_entry_points() for _ in range(2))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    assert registry.entry_points is own

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.profilers import SimpleProfiler
+
+from littrainer import Trainer
+from littrainer.lightning_adapter.lightning_trainer import lightning_keywords
+from tests.compat.processes import run_python
+from tests.scenarios.models import VectorClassifier
+from tests.scenarios.trainers import StepwiseTrainer, quiet_arguments, quiet_trainer
+
+
+def test_keywords_follow_from_the_arguments_and_the_users_own_have_the_last_word(tmp_path: Path) -> None:
+    args = quiet_arguments(tmp_path, gradient_accumulation_steps=5)
+    keywords = lightning_keywords(args)
+    assert (keywords["accelerator"], keywords["accumulate_grad_batches"], keywords["logger"]) == ("cpu", 5, False)
+    args.lightning = {"profiler": "simple", "enable_model_summary": True}
+    changed = lightning_keywords(args)
+    assert changed == {**keywords, "profiler": "simple", "enable_model_summary": True}
+
+
+@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
+@pytest.mark.parametrize("through", ["trainer", "arguments"])
+def test_keywords_of_the_users_own_reach_lightning(tmp_path: Path, kind: type[Trainer], through: str) -> None:
+    profiler = SimpleProfiler()
+    further = {"profiler": profiler, "detect_anomaly": True}
+    if through == "trainer":
+        trainer = quiet_trainer(tmp_path, kind=kind, given={"lightning": further}, max_steps=2)
+    else:
+        trainer = quiet_trainer(tmp_path, kind=kind, lightning=further, max_steps=2)
+    trainer.train()
+    lightning: Any = trainer.lightning_trainer
+    assert lightning.profiler is profiler and lightning._detect_anomaly
+    assert len(profiler.recorded_durations["run_training_batch"]) == 2
+
+
+def test_lightning_callbacks_may_come_by_the_keyword_too(tmp_path: Path) -> None:
+    class Counter(pl.Callback):
+        steps = 0
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.steps += 1
+
+    one, other = Counter(), Counter()
+    quiet_trainer(tmp_path, given={"callbacks": [one], "lightning": {"callbacks": other}}, max_steps=2).train()
+    assert (one.steps, other.steps) == (2, 2)
+
+
+@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
+def test_the_model_and_its_optimizer_stay_where_they_are(tmp_path: Path, kind: type[Trainer]) -> None:
+    model = VectorClassifier()
+    parameters = list(model.parameters())
+    moves: list[Any] = []
+    trainer = quiet_trainer(tmp_path, model, kind=kind, max_steps=2)
+    model.cpu = lambda: moves.append("cpu")  # type: ignore[method-assign]
+    trainer.train()
+    trainer.evaluate()
+    assert moves == []
+    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+    assert trainer.model is model
+    assert trainer.lightning_module is None and trainer.accelerator.module is None
+
+
+EVERYTHING = """
+import sys
+sys.path.insert(0, {root!r})
+from tests.scenarios.data import Rows, Stream, vector_rows
+from tests.scenarios.trainers import StepwiseTrainer, Trainer, quiet_trainer
+for kind in (Trainer, StepwiseTrainer):
+    steps = dict(max_steps=2, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1)
+    trainer = quiet_trainer("out", kind=kind, **steps)
+    trainer.callback_handler.callbacks.pop()
+    trainer.train()
+    trainer.evaluate()
+    trainer.predict(Rows(vector_rows(4)))
+    trainer.train(resume_from_checkpoint="out/checkpoint-1")
+"""
+
+
+def test_a_run_writes_nothing_of_lightnings_to_the_terminal_or_the_disk(tmp_path: Path) -> None:
+    root = str(Path(__file__).resolve().parents[2])
+    (tmp_path / "script.py").write_text(EVERYTHING.format(root=root))
+    done = run_python("script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout, done.stderr) == ("", "")
+    assert {path.name for path in tmp_path.iterdir()} == {"script.py", "out"}
+
+
+@pytest.mark.parametrize("method", ["train", "evaluate"])
+def test_warnings_of_the_users_own_model_are_still_seen(tmp_path: Path, method: str) -> None:
+    class Warning_(VectorClassifier):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+            warnings.warn("the model's own warning", stacklevel=1)
+            return super().forward(x, labels)
+
+    trainer = quiet_trainer(tmp_path, Warning_(), max_steps=1)
+    with pytest.warns(UserWarning, match="the model's own warning"):
+        getattr(trainer, method)()
+
+
+@pytest.mark.parametrize(
+    ("further", "kind", "words"),
+    [
+        ({"profilr": "simple"}, TypeError, r"'profilr': .* no keyword of lightning.Trainer .did you mean 'profiler'"),
+        ({"profiler": "nonsense"}, ValueError, r"refuses a keyword, one given as `lightning` or.*: .*profiler"),
+    ],
+)
+def test_a_keyword_that_lightning_does_not_take_is_named(
+    tmp_path: Path, further: dict[str, Any], kind: type[Exception], words: str
+) -> None:
+    with pytest.raises(kind, match=words):
+        quiet_trainer(tmp_path, lightning=further, max_steps=1).train()
