@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -75,3 +77,25 @@ def gather_facts() -> dict[str, Any]:
         os._exit(0 if "forked" in message_of(lambda: torch.ones(1, device="cuda").item()) else 1)
     facts["forked"] = os.wait()[1]
     return facts
+
+
+class SlowBackward(torch.autograd.Function):
+    """The identity, whose backward pass takes a while."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        ctx.has_begun.set()
+        time.sleep(0.5)
+        return gradient
+
+
+def leave_a_backward_pass_running() -> None:
+    """Return while the device's thread still needs the GIL."""
+    output = SlowBackward.apply(torch.ones(2, device="cuda", requires_grad=True))
+    output.grad_fn.has_begun = has_begun = threading.Event()
+    threading.Thread(target=output.sum().backward, daemon=True).start()
+    has_begun.wait()

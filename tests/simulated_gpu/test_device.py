@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.simulated_gpu.conftest import simulated_environment
-from tests.simulated_gpu.device_facts import gather_facts
+from tests.simulated_gpu.device_facts import gather_facts, leave_a_backward_pass_running
 from tests.simulated_gpu.run import run_on_gpu
 
 
@@ -58,3 +59,7 @@ def test_the_devices_generator_is_its_own_and_repeats_its_draws(facts: dict[str,
 
 def test_a_forked_process_cannot_use_the_device(facts: dict[str, Any]) -> None:
     assert facts["forked"] == 0
+
+
+def test_a_process_that_ends_during_a_backward_pass_is_not_aborted(tmp_path: Path) -> None:
+    run_on_gpu(leave_a_backward_pass_running, tmp_path, simulated_environment())

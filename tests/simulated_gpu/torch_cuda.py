@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import sys
@@ -109,6 +110,21 @@ def install() -> None:
     replace_nccl(_extension)
 
 
+def finish_backward_passes(devices: int, process: int, probes: list[torch.Tensor]) -> None:
+    """Run an empty backward pass on each device, whose thread has released the graph of the pass before by then.
+
+    torch aborts a process whose backward thread still needs the GIL while Python finalizes (pytorch/pytorch#190489).
+
+    Parameters:
+        process: the process that initialized the devices; its forks have no backward threads.
+        probes: outlive the call, so that no thread releases them.
+    """
+    if os.getpid() == process:
+        probes += [torch.ones(1, device=f"cuda:{index}", requires_grad=True) for index in range(devices)]
+        for probe in probes:
+            probe.sum().backward()  # type: ignore[no-untyped-call]
+
+
 def returns(value: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: value
 
@@ -143,6 +159,7 @@ def device_functions(device: ModuleType, count: int) -> dict[str, Callable[..., 
         torch.cuda._get_device_properties = lambda index: DeviceProperties(  # type: ignore[attr-defined]
             **PROPERTIES, uuid=f"simulated-{check_index(index)}", pci_bus_id=index
         )
+        atexit.register(finish_backward_passes, count, os.getpid(), [])
 
     def memory_stats(index: int) -> dict[str, Any]:
         stats = device.memory(check_index(index))
