@@ -43,8 +43,8 @@ class Block:
 
 def pages(root: Path = ROOT) -> list[str]:
     """README, CONTRIBUTING and every page under docs/, as paths relative to the root."""
-    found = [*sorted(root.glob("*.md")), *sorted(root.glob("docs/**/*.md"))]
-    return [str(path.relative_to(root)) for path in found if not is_translation(path)]
+    results = [*sorted(root.glob("*.md")), *sorted(root.glob("docs/**/*.md"))]
+    return [str(path.relative_to(root)) for path in results if not is_translation(path)]
 
 
 def is_translation(path: Path) -> bool:
@@ -59,7 +59,7 @@ def blocks_of(page: str, root: Path = ROOT) -> list[Block]:
         ValueError: a fence is opened and not closed.
     """
     lines = (root / page).read_text(encoding="utf-8").splitlines()
-    found: list[Block] = []
+    results: list[Block] = []
     opened: tuple[int, str, str] | None = None
     for number, line in enumerate(lines, start=1):
         fence = re.match(r"\s*(`{3,}|~{3,})(.*)$", line)
@@ -69,11 +69,11 @@ def blocks_of(page: str, root: Path = ROOT) -> list[Block]:
         elif fence and fence[1].startswith(opened[1]) and not fence[2].strip():
             start, _, info = opened
             code = textwrap.dedent("\n".join(lines[start : number - 1]) + "\n")
-            found.append(_block(page, start + 1, info, code))
+            results.append(_block(page, start + 1, info, code))
             opened = None
     if opened is not None:
         raise ValueError(f"{page}:{opened[0]}: a fence without an end")
-    return found
+    return results
 
 
 def _block(page: str, line: int, info: str, code: str) -> Block:
@@ -86,17 +86,17 @@ def _block(page: str, line: int, info: str, code: str) -> Block:
 
 
 def _begins_with_a_program(line: str) -> bool:
-    words = [word for word in line.strip().removeprefix("$ ").split() if not re.match(r"[A-Z_]+=", word)]
-    return bool(words) and words[0] in PROGRAMS
+    arguments = [word for word in line.strip().removeprefix("$ ").split() if not re.match(r"[A-Z_]+=", word)]
+    return bool(arguments) and arguments[0] in PROGRAMS
 
 
 def statements_of(block: Block) -> list[tuple[ast.stmt, str]]:
     """The statements of a block of Python with their text; their lines are numbered as on the page."""
     tree = ast.parse(block.code, filename=block.page)
     lines = block.code.splitlines()
-    found = []
+    results = []
     for statement in tree.body:
         text = "\n".join(lines[statement.lineno - 1 : statement.end_lineno])
         ast.increment_lineno(statement, block.line - 1)
-        found.append((statement, text))
-    return found
+        results.append((statement, text))
+    return results

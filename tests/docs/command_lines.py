@@ -125,21 +125,21 @@ def command_lines_of(block: Block) -> list[CommandLine]:
     """The commands of a block; where some line has the prompt `$ `, the other lines are what commands print."""
     assert block.language in COMMANDS
     has_prompts = any(text.startswith("$ ") for text in block.code.splitlines())
-    found: list[CommandLine] = []
+    results: list[CommandLine] = []
     continued: tuple[int, str] | None = None
     for number, text in enumerate(block.code.splitlines(), start=block.line):
         if continued is not None:
             number, text = continued[0], f"{continued[1]} {text.strip().removeprefix('> ')}"
         elif has_prompts and not text.startswith("$ "):
-            if found:
-                found[-1] = CommandLine(found[-1].place, found[-1].text, (*found[-1].shown, text))
+            if results:
+                results[-1] = CommandLine(results[-1].place, results[-1].text, (*results[-1].shown, text))
             continue
         else:
             text = text.removeprefix("$ ").strip()
         continued = (number, text[:-1].rstrip()) if text.endswith("\\") else None
         if continued is None and text and not text.startswith("#"):
-            found.append(CommandLine(f"{block.page}:{number}", text))
-    return found
+            results.append(CommandLine(f"{block.page}:{number}", text))
+    return results
 
 
 def is_synopsis(text: str) -> bool:
@@ -215,12 +215,14 @@ def unknown_in(command: str) -> list[str]:
         return [words[0]]
     arguments = words[1:]
     # What follows the script, or the module, is its own.
-    own = next((place for place, word in enumerate(arguments) if word.endswith(".py") or word == "-m"), len(arguments))
-    known = options_in(help_of(words[0]))
+    script_index = next(
+        (place for place, word in enumerate(arguments) if word.endswith(".py") or word == "-m"), len(arguments)
+    )
+    options = options_in(help_of(words[0]))
     if words[0] == "explain":
-        known |= {f"--{name}" for name in Seq2SeqTrainingArguments.__dataclass_fields__}
-    given = [word.partition("=")[0] for word in arguments[:own] if re.match(r"--?[A-Za-z]", word)]
-    return [word for word in given if word not in known]
+        options |= {f"--{name}" for name in Seq2SeqTrainingArguments.__dataclass_fields__}
+    given = [word.partition("=")[0] for word in arguments[:script_index] if re.match(r"--?[A-Za-z]", word)]
+    return [word for word in given if word not in options]
 
 
 def check_pip(line: CommandLine, words: list[str]) -> None:

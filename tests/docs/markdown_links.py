@@ -29,14 +29,14 @@ def links_of(path: Path) -> list[str]:
 
 def anchors_of(path: Path) -> set[str]:
     """The anchors of a file's headings; a second heading with the same text has a number behind it."""
-    seen: Counter[str] = Counter()
+    records: Counter[str] = Counter()
     anchors = set()
     for heading in HEADING.findall(prose(path)):
         if given := GIVEN_ANCHOR.search(heading):
             anchors.add(given[1])
             continue
-        text = MARKUP.sub(lambda found: found[1] or "", heading).strip().lower()
+        text = MARKUP.sub(lambda match: match[1] or "", heading).strip().lower()
         anchor = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
-        anchors.add(f"{anchor}-{seen[anchor]}" if seen[anchor] else anchor)
-        seen[anchor] += 1
+        anchors.add(f"{anchor}-{records[anchor]}" if records[anchor] else anchor)
+        records[anchor] += 1
     return anchors

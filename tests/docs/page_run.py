@@ -108,8 +108,8 @@ class PageRun:
         redirected = {name for row in REPLACED.values() for name in row}
         imports = [node for node in ast.walk(ast.parse(block.code)) if isinstance(node, ast.ImportFrom)]
         of_transformers = [node for node in imports if (node.module or "").partition(".")[0] == "transformers"]
-        taken = {alias.name for node in of_transformers for alias in node.names}
-        if taken & redirected and not is_installed():
+        imported = {alias.name for node in of_transformers for alias in node.names}
+        if imported & redirected and not is_installed():
             install()
 
     def _execute_command(self, line: CommandLine) -> None:
@@ -132,9 +132,9 @@ class PageRun:
         """Each line that a page shows was printed by what stands above it, with whatever numbers."""
         printed = [_without_numbers(line) for line in re.split(r"[\r\n]+", self.printed)]
         for line in shown:
-            wanted = _without_numbers(line)
-            parts = [re.escape(part) for part in wanted.split("...")]
-            if wanted and not any(re.search(".*".join(parts), text) for text in printed):
+            expected = _without_numbers(line)
+            parts = [re.escape(part) for part in expected.split("...")]
+            if expected and not any(re.search(".*".join(parts), text) for text in printed):
                 raise PageError(f"{place}: nothing above prints {line.strip()!r}; printed was\n{self.printed[-4000:]}")
 
 

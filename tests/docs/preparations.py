@@ -126,10 +126,10 @@ def lightning_module_and_checkpoint(folder: Path) -> Names:
 
         def configure_optimizers(self) -> Any:
             decayed: list[Any] = [self.model.inner.weight, self.model.head.weight]
-            others: list[Any] = [
-                parameter for parameter in self.model.parameters() if not any(parameter is one for one in decayed)
+            changes: list[Any] = [
+                parameter for parameter in self.model.parameters() if not any(parameter is other for other in decayed)
             ]
-            groups: list[dict[str, Any]] = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+            groups: list[dict[str, Any]] = [{"params": decayed}, {"params": changes, "weight_decay": 0.0}]
             return torch.optim.AdamW(groups)
 
     rows = Rows(vector_rows(500))

@@ -8,7 +8,7 @@ import sys
 from typing import NoReturn
 
 
-def become(words: list[str], output: str | None = None) -> None:
+def become(tokens: list[str], output: str | None = None) -> None:
     """Do what the command does, in this process.
 
     Parameters:
@@ -17,7 +17,7 @@ def become(words: list[str], output: str | None = None) -> None:
     """
     if output is not None:
         os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), 1)
-    program, *arguments = words
+    program, *arguments = tokens
     os.execve = _continue_here  # type: ignore[assignment]
     if program == "littrainer":
         from littrainer.cli import main

@@ -23,15 +23,15 @@ def modules_with_examples(sources: Path) -> list[str]:
 
 def failures_in(module: str) -> str:
     """What the examples of a module print instead, or nothing."""
-    told: list[str] = []
+    messages: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     examples = [test for test in doctest.DocTestFinder().find(importlib.import_module(module)) if test.examples]
     assert examples, f"{module} has `>>>` outside of docstrings, where nobody executes it"
     for test in examples:
-        runner.run(test, out=told.append)
-    return "".join(told)
+        runner.run(test, out=messages.append)
+    return "".join(messages)
 
 
 def test_the_examples_in_our_docstrings_print_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert {module: told for module in modules_with_examples(SOURCES) if (told := failures_in(module))} == {}
+    assert {module: messages for module in modules_with_examples(SOURCES) if (messages := failures_in(module))} == {}

@@ -16,8 +16,8 @@ MESSAGES = ("littrainer does not ",)
 
 def commands_of(page: str) -> list[str]:
     """The code in the running text that begins with one of our commands."""
-    found = re.findall(r"`((?:littrainer|make) [^`]+)`", prose(ROOT / page))
-    return [command for command in found if not command.startswith(MESSAGES)]
+    results = re.findall(r"`((?:littrainer|make) [^`]+)`", prose(ROOT / page))
+    return [command for command in results if not command.startswith(MESSAGES)]
 
 
 @pytest.mark.parametrize("page", [page for page in pages() if commands_of(page)])

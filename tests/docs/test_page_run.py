@@ -77,11 +77,11 @@ def test_a_page_that_is_true_passes(page: Path, forks: Forks) -> None:
     ],
 )
 def test_a_page_that_is_not_true_is_told_with_the_line(
-    true: str, untrue: str, told: str, page: Path, forks: Forks
+    true: str, untrue: str, messages: str, page: Path, forks: Forks
 ) -> None:
     assert true in PAGE
     page.write_text(PAGE.replace(true, untrue))
-    assert told in (told_by(page, forks) or "")
+    assert messages in (told_by(page, forks) or "")
 
 
 def test_a_script_that_no_command_runs_is_run(page: Path, forks: Forks) -> None:

@@ -61,11 +61,11 @@ def test_a_page_is_in_plain_english(page: str) -> None:
 
 
 def test_help_is_in_plain_english() -> None:
-    texts = {" ".join(words): help_of(*words) for words in [(), *((name,) for name in COMMANDS)]}
+    texts = {" ".join(arguments): help_of(*arguments) for arguments in [(), *((name,) for name in COMMANDS)]}
     for field in dataclasses.fields(Seq2SeqTrainingArguments):
         texts[f"--{field.name}"] = field.metadata["help"]
-    found = {name: found_in(" ".join(text.split())) for name, text in texts.items()}
-    assert {name: hits for name, hits in found.items() if hits} == {}
+    results = {name: found_in(" ".join(text.split())) for name, text in texts.items()}
+    assert {name: hits for name, hits in results.items() if hits} == {}
 
 
 SOURCE = Path(ROOT, "src", "littrainer")

@@ -1,8 +1,8 @@
 """Runs examples one after the other: `littrainer run tests/examples/in_one_process.py FOLDER "NAME.py OPTIONS" ...`.
 
-Loading torch, Lightning and transformers takes longer than an example at a small setting. Each example runs in a
-folder of its own within FOLDER, and leaves there what it printed (`stdout`, `stderr`) and, in `facts.json`, the module
-that its Trainer comes from and the traceback that it ended with, if it did. Under `--devices 2` both processes run each
+Loading torch, Lightning and transformers takes longer than an example at a small setting. Each example runs in its
+folder within FOLDER, and writes there its output (`stdout`, `stderr`) and, in `facts.json`, the module
+of its Trainer and the traceback if it failed. Under `--devices 2` both processes run each
 example, and have the folders FOLDER/0 and FOLDER/1.
 """
 
@@ -37,10 +37,10 @@ def use_few_texts() -> None:
 
 
 def run_one(folder: Path, name: str, options: list[str]) -> None:
-    """Run an example in `folder`, with its output going there, also that which does not go through sys.stdout."""
+    """Run an example in `folder`, with all output in files there, output past sys.stdout included."""
     folder.mkdir(parents=True)
     facts: dict[str, Any] = {"traceback": None}
-    here, kept, logged = Path.cwd(), (os.dup(1), os.dup(2)), logging.root.handlers[:]
+    here, descriptors, logged = Path.cwd(), (os.dup(1), os.dup(2)), logging.root.handlers[:]
     for number, stream in ((1, "stdout"), (2, "stderr")):
         with (folder / stream).open("wb") as file:
             os.dup2(file.fileno(), number)
@@ -56,7 +56,7 @@ def run_one(folder: Path, name: str, options: list[str]) -> None:
         sys.stderr.flush()
         os.chdir(here)
         logging.root.handlers[:] = logged
-        for number, descriptor in enumerate(kept, 1):
+        for number, descriptor in enumerate(descriptors, 1):
             os.dup2(descriptor, number)
             os.close(descriptor)
     (folder / "facts.json").write_text(json.dumps(facts))

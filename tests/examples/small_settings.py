@@ -1,4 +1,4 @@
-"""Each example that a test runs, with settings that make it short, and what it has to print and to leave.
+"""Each example that a test runs, with settings that make it short, and its expected output and files.
 
 The examples of one process run one after the other in it: `PROCESSES` says which. A further example is a row there.
 """
@@ -14,11 +14,11 @@ from littrainer.search.record import find_best_trials, load_search_record
 
 
 class Example(NamedTuple):
-    """One example at a small setting.
+    """An example at a small setting.
 
     Parameters:
         name: of its file.
-        options: behind it on the command line, besides `--output_dir out`.
+        options: its command line, in addition to `--output_dir out`.
         rows: what the rows of the table that it ends with are called, baselines first.
         columns: numbers in each of these rows.
         leaves: files in its output folder.
@@ -37,22 +37,22 @@ class Example(NamedTuple):
 
 def rows_of(printed: str, example: Example) -> dict[str, list[float]]:
     """The numbers of the table at the end, by what a row is called."""
-    found = {}
+    results = {}
     for name in example.rows:
         match = re.search(rf"^{re.escape(name)} +(.+)$", printed, re.MULTILINE)
-        found[name] = [float(number) for number in re.findall(r"\d+\.\d+", match[1])] if match else []
-    return found
+        results[name] = [float(number) for number in re.findall(r"\d+\.\d+", match[1])] if match else []
+    return results
 
 
 def the_search_is_recorded(folder: Path, printed: str) -> None:
     """The trial that the example trains with afterwards is the best one of the record in its folder."""
-    (found,) = re.findall(r"^(\S+) \(trial (\d)\) +[01]\.\d{3}$", printed, re.MULTILINE)
-    told = (folder / "stderr").read_text()
-    assert len(re.findall(r"\] Trial \d (?:finished|pruned)", told)) == 3
+    (results,) = re.findall(r"^(\S+) \(trial (\d)\) +[01]\.\d{3}$", printed, re.MULTILINE)
+    messages = (folder / "stderr").read_text()
+    assert len(re.findall(r"\] Trial \d (?:finished|pruned)", messages)) == 3
     stored = load_search_record(folder / "out")
     (best,) = find_best_trials(stored.trials, stored.directions)
     assert len(stored.trials) == 3 and stored.backend == "optuna"
-    assert found == (f"{best.parameters['learning_rate']:.2e}", best.id)
+    assert results == (f"{best.parameters['learning_rate']:.2e}", best.id)
     assert f"trial {best.id}" in (folder / "out" / "report.html").read_text()
 
 

@@ -44,11 +44,11 @@ def test_each_docstring_comes_with_its_name_its_signature_and_its_parts(
 ) -> None:
     (tmp_path / "shelves.py").write_text(SOURCE)
     monkeypatch.setattr(texts, "source_files", lambda: [(tmp_path / "shelves.py", "library.shelves")])
-    found = {entry.name: entry for entry in texts.read_documentation()}
-    assert list(found) == [
+    results = {entry.name: entry for entry in texts.read_documentation()}
+    assert list(results) == [
         f"library.shelves{name}" for name in ("", ".Shelf", ".Shelf.put", ".Shelf.put.inner")
-    ]  # outer ones before inner ones
-    put = found["library.shelves.Shelf.put"]
+    ]  # outer before inner
+    put = results["library.shelves.Shelf.put"]
     assert put.signature == "put(self, book, *, place: int=0)" and put.package == "library"
     assert put.summary == "Put a book on it."
     assert put.body == "The place counts from the left, and from zero on."
@@ -59,8 +59,8 @@ def test_each_docstring_comes_with_its_name_its_signature_and_its_parts(
 def test_a_vocabulary_is_the_same_whenever_it_is_learnt(texts: Any) -> None:
     from small_tokenizers import train_byte_level_bpe, train_wordpiece
 
-    paragraphs = [text for _, found in texts.read_prose() for text in found]
+    paragraphs = [text for _, results in texts.read_prose() for text in results]
     for train in (train_wordpiece, train_byte_level_bpe):
-        # The hash maps of the library that learns are seeded anew each time.
+        # The tokenizer library seeds its hash maps differently each time.
         first, second = (train(paragraphs, vocab_size=600).get_vocab() for _ in range(2))
         assert first == second and len(first) == 600

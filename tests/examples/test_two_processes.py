@@ -1,4 +1,4 @@
-"""The examples for two processes run in two, one after the other, and say what they are to show."""
+"""The examples for two processes run in two, and print what they demonstrate."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_two_processes_have_the_losses_of_one_under_transformers_and_hold_half_a
     assert re.search(r"^loss +1 process +2 processes$", table, re.MULTILINE), table
     losses = re.findall(r"^epoch +\d+ +(\d+\.\d+) +(\d+\.\d+)$", table, re.MULTILINE)
     assert len(losses) == 2
-    for one, two in losses:
-        assert float(one) == pytest.approx(float(two), abs=2e-3)
+    for first, second in losses:
+        assert float(first) == pytest.approx(float(second), abs=2e-3)
     assert re.search(r"^this model +[01]\.\d{3}$", table, re.MULTILINE), table
     assert printed["data_parallel.py", 1] == "process 1 of 2: batches of 16 from 64 images\n"
     assert (tmp_path / "copies" / "model.safetensors").is_file()
@@ -62,9 +62,11 @@ def test_two_processes_have_the_losses_of_one_under_transformers_and_hold_half_a
 
     shares = []
     for rank in range(2):
-        told = printed["fully_sharded.py", rank]
-        (share,) = re.findall(rf"^process {rank} of 2 holds \d+ of \d+ parameters \((\d+\.\d)%\)", told, re.MULTILINE)
+        messages = printed["fully_sharded.py", rank]
+        (share,) = re.findall(
+            rf"^process {rank} of 2 holds \d+ of \d+ parameters \((\d+\.\d)%\)", messages, re.MULTILINE
+        )
         shares.append(float(share))
     assert sum(shares) == pytest.approx(100, abs=0.2) and max(shares) < 65, shares
-    whole = re.findall(r"^this model, .+ ([01]\.\d{3})$", printed["fully_sharded.py", 0], re.MULTILINE)
-    assert len(whole) == 2 and whole[0] == whole[1]
+    totals = re.findall(r"^this model, .+ ([01]\.\d{3})$", printed["fully_sharded.py", 0], re.MULTILINE)
+    assert len(totals) == 2 and totals[0] == totals[1]

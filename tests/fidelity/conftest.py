@@ -28,14 +28,14 @@ RUNS: dict[str, tuple[str, str]] = {ORACLE: (ORACLE, "automatic"), **{mode: (OUR
 
 
 def environment_of_runs() -> dict[str, str]:
-    """One thread, no network, no accelerator, the package that these tests see, and no seed that a test left behind."""
+    """Return an environment with one thread, no network, no accelerator, this package and no seed of a test."""
     package = importlib.util.find_spec(OURS)
     assert package is not None and package.origin is not None
     paths = [str(ROOT), str(Path(package.origin).parents[1]), os.environ.get("PYTHONPATH", "")]
     # `seed_everything` leaves its seed there, which Lightning's strategies for several processes set again.
-    kept = {name: value for name, value in os.environ.items() if name not in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")}
+    retained = {name: value for name, value in os.environ.items() if name not in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")}
     return {
-        **kept,
+        **retained,
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -44,14 +44,14 @@ def environment_of_runs() -> dict[str, str]:
     }
 
 
-def run_all(folder: Path, wanted: dict[str, list[str]], environment: dict[str, str] | None = None) -> None:
+def run_all(folder: Path, expected: dict[str, list[str]], environment: dict[str, str] | None = None) -> None:
     """Run the scenarios that each side has, all sides at once.
 
     Parameters:
         environment: variables of the processes on top of `environment_of_runs`.
     """
     processes = []
-    for run, names in wanted.items():
+    for run, names in expected.items():
         (folder / run).mkdir(parents=True)
         if not names:
             continue
@@ -70,21 +70,21 @@ def run_all(folder: Path, wanted: dict[str, list[str]], environment: dict[str, s
 
 
 def needs_a_run(item: Any, fixture: str = "runs") -> bool:
-    """Whether a collected test compares the records of a scenario."""
+    """Return whether a collected test compares the records of a scenario."""
     name = getattr(item, "callspec", NO_CALL).params.get("name")
-    # A parametrisation over an empty table leaves one test behind, whose parameter is no name.
+    # Parametrization over an empty table yields a test whose parameter is no name.
     return fixture in getattr(item, "fixturenames", ()) and isinstance(name, str)
 
 
 def wanted_runs(items: list[Any], fixture: str = "runs") -> dict[str, list[str]]:
     """Return the scenarios of each entry of `RUNS` that the collected tests with a fixture compare."""
     params = [item.callspec.params for item in items if needs_a_run(item, fixture)]
-    wanted = {run: sorted({each["name"] for each in params if each.get("mode", MODES[0]) == run}) for run in MODES}
-    return {**wanted, ORACLE: sorted({each["name"] for each in params})}
+    expected = {run: sorted({each["name"] for each in params if each.get("mode", MODES[0]) == run}) for run in MODES}
+    return {**expected, ORACLE: sorted({each["name"] for each in params})}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`make test` compares one scenario of each topic."""
+    """Leave all but the first scenario of each topic out of `make test`."""
 
     def is_left_out(item: Any) -> bool:
         params = item.callspec.params if needs_a_run(item) else None
@@ -96,6 +96,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with one folder of records for each entry of `RUNS`."""
-    wanted = wanted_runs(request.session.items)
-    return carried_out_once(tmp_path_factory, "fidelity", lambda folder: run_all(folder, wanted))
+    """The folder with a folder of records for each entry of `RUNS`."""
+    expected = wanted_runs(request.session.items)
+    return carried_out_once(tmp_path_factory, "fidelity", lambda folder: run_all(folder, expected))

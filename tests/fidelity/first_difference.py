@@ -27,10 +27,10 @@ def first_difference(expected: Any, actual: Any, tolerance: float = 0.0, place: 
     if isinstance(expected, (dict, list, tuple)):
         left, right = (dict(one if isinstance(one, dict) else enumerate(one)) for one in (expected, actual))
         common = [key for key in left if key in right and not NOT_REPEATED.search(str(key))]
-        found = (first_difference(left[key], right[key], tolerance, f"{place}[{key!r}]") for key in common)
+        results = (first_difference(left[key], right[key], tolerance, f"{place}[{key!r}]") for key in common)
         missing, surplus = [key for key in left if key not in right], [key for key in right if key not in left]
         keys = f"{here}: missing keys {missing!r:.200}, surplus keys {surplus!r:.200}" if missing or surplus else None
-        return next(filter(None, found), keys)
+        return next(filter(None, results), keys)
     one, other = _as_array(expected), _as_array(actual)
     dtypes = getattr(expected, "dtype", None), getattr(actual, "dtype", None)
     if one.shape != other.shape or dtypes[0] != dtypes[1]:

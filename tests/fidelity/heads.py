@@ -1,9 +1,9 @@
-"""Whether loss and gradients of transformers' heads depend on how a batch is split: `python -m tests.fidelity.heads`.
+"""Checks whether losses of transformers' heads depend on the split of a batch: `python -m tests.fidelity.heads`.
 
 Each head that can be built from a tiny config takes one optimizer step on the same eight rows, as 8x1, 4x2 and 1x8
 (batch size x accumulation), with both values of `loss_normalization`; the rows have unequal numbers of labels.
 
-With "exact" loss and gradient norm have to be equal in all layouts, to one part in a million, unless a warning says
+With "exact" loss and gradient norm are equal in all layouts, to 1e-6, unless a warning says
 that the head is of neither kind, or its outputs depend on the other rows. With "transformers" there is a warning if and
 only if the loss depends on the layout. Names on the command line choose heads; all are tried in about ten minutes.
 """
@@ -36,10 +36,10 @@ from tests.scenarios.trainers import quiet_trainer, warnings_logged
 ROWS, TOKENS, VOCABULARY, CLASSES = 8, 7, 40, 3
 LAYOUTS = ((8, 1), (4, 2), (1, 8))
 PRECISION = 1e-6
-# What a change of the layout changes at least where it matters: labels' shares, or a factor of 2.
+# A layout changes the loss by labels' shares or a factor of 2, if at all; rounding changes it by less than this.
 DEPENDS = 1e-4
 SECONDS_FOR_A_HEAD = 12
-# Parameters. Larger ones are those that the sizes below do not make tiny.
+# Parameters. The sizes below do not make larger models tiny.
 LARGEST = 3_000_000
 TASKS = (
     *("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SEQUENCE_CLASSIFICATION", "NEXT_SENTENCE_PREDICTION"),
@@ -62,9 +62,9 @@ SIZES: dict[int, str] = {
     0: "pad_token_id decoder_start_token_id",
 }
 SETTINGS = {name: size for size, names in SIZES.items() for name in names.split()}
-# They tell for each token whether it was replaced.
+# Heads that classify each token as replaced or original.
 TOLD_APART = ("ElectraForPreTraining", "FunnelForPreTraining")
-# Of each task some, of both kinds: those that divide and those that do not.
+# Some heads of each task, of both kinds: with and without division.
 SAMPLE = (
     *("BertLMHeadModel", "GPT2LMHeadModel", "LlamaForCausalLM", "OPTForCausalLM", "XLNetLMHeadModel"),
     *("MixtralForCausalLM", "BertForMaskedLM", "RobertaForMaskedLM", "DistilBertForMaskedLM", "ModernBertForMaskedLM"),
@@ -80,14 +80,14 @@ SAMPLE = (
 
 @dataclass
 class Outcome:
-    """What was found out about a head.
+    """The result for a head.
 
     Parameters:
         ratio: how much the loss changes at most between layouts with "transformers", as the larger over the smaller.
         is_warned: there was a warning then.
         exact_loss, exact_gradient: the same ratios with "exact", of the loss and of the norm of the gradients.
         is_told: with "exact" there was a warning that the head is of neither kind.
-        reason: why layouts differ all the same, where the model says so.
+        reason: why layouts differ anyway, if the model says so.
         precision: how much layouts may differ, which is more in single precision.
     """
 
@@ -110,7 +110,7 @@ class Outcome:
 
     @property
     def fault(self) -> str | None:
-        """What is wrong; None if nothing is."""
+        """Return what is wrong, or None."""
         if not (self.is_exact or self.is_told or self.reason):
             return f"{self.name}: exact loss {self.exact_loss:.7f}, gradients {self.exact_gradient:.7f}"
         if self.reason is None and self.depends is not self.is_warned:
@@ -120,13 +120,13 @@ class Outcome:
 
 def heads() -> dict[str, str]:
     """Names of heads, each with the first task that it is listed under."""
-    found: dict[str, str] = {}
+    results: dict[str, str] = {}
     for task in TASKS:
         names = getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES")
         for listed in names.values():
             for name in listed if isinstance(listed, tuple | list) else [listed]:
-                found.setdefault(name, task)
-    return found
+                results.setdefault(name, task)
+    return results
 
 
 def built(name: str, task: str) -> Any:
@@ -221,14 +221,14 @@ def step(model: Any, rows: list[Any], layout: tuple[int, int], normalization: st
         random.seed(0)
         trainer = quiet_trainer(folder, model, given={"train_dataset": Rows(rows)}, **settings)
         trainer.remove_callback(PrinterCallback)
-        found: list[tuple[float, float]] = []
+        results: list[tuple[float, float]] = []
         # With its digits: what is logged is the same, rounded for people.
         norm = trainer._get_grad_norm
         trainer._get_grad_norm = lambda *args, **kwargs: (
-            found.append((trainer._tr_loss.item(), _norm(model))) or norm(*args, **kwargs)
+            results.append((trainer._tr_loss.item(), _norm(model))) or norm(*args, **kwargs)
         )
         trainer.train()
-    return *found[0], texts
+    return *results[0], texts
 
 
 def _norm(model: Any) -> float:
@@ -260,10 +260,10 @@ def loss_of(model: Any, rows: list[Any]) -> Any:
 
 
 def tried(name: str, task: str) -> Outcome | str:
-    """What was found out about a head, or why it cannot be built, or trained, from a tiny config."""
-    found = tried_in(torch.float64, PRECISION, name, task)
+    """Return the result for a head, or why it cannot be built or trained from a tiny config."""
+    results = tried_in(torch.float64, PRECISION, name, task)
     # Some take no double precision, or have numbers in them that are right for single precision.
-    return found if isinstance(found, Outcome) else tried_in(torch.float32, 10 * PRECISION, name, task)
+    return results if isinstance(results, Outcome) else tried_in(torch.float32, 10 * PRECISION, name, task)
 
 
 def tried_in(dtype: torch.dtype, precision: float, name: str, task: str) -> Outcome | str:
@@ -304,31 +304,33 @@ def main(names: list[str]) -> int:
     outcomes: list[Outcome] = []
     not_built: dict[str, str] = {}
     for number, name in enumerate(names or listed):
-        found = tried(name, listed[name])
-        if isinstance(found, Outcome):
-            outcomes.append(found)
-            if found.fault:
-                print("FAULT", found.fault, flush=True)
+        results = tried(name, listed[name])
+        if isinstance(results, Outcome):
+            outcomes.append(results)
+            if results.fault:
+                print("FAULT", results.fault, flush=True)
         else:
-            not_built[name] = found
+            not_built[name] = results
         if number % 50 == 49:
             print(f"{number + 1} of {len(names or listed)}, {time.monotonic() - began:.0f} s", flush=True)
-    exact = [one for one in outcomes if one.is_exact]
+    exact = [outcome for outcome in outcomes if outcome.is_exact]
     print(f"{len(outcomes)} heads ({len(not_built)} cannot be built from a tiny config)")
-    depending, warned = sum(one.depends for one in outcomes), sum(one.is_warned for one in outcomes)
+    depending, warned = sum(outcome.depends for outcome in outcomes), sum(outcome.is_warned for outcome in outcomes)
     print(f"transformers: {depending} depend on the layout, {warned} warnings")
     print(f"exact: {len(exact)} equal in all layouts to {PRECISION:g}")
     reasons = collections.defaultdict(list)
-    for one in outcomes:
-        if not one.is_exact:
-            reasons[one.reason or ("told to be of neither kind" if one.is_told else "FAULT")].append(one.name)
+    for outcome in outcomes:
+        if not outcome.is_exact:
+            reasons[outcome.reason or ("told to be of neither kind" if outcome.is_told else "FAULT")].append(
+                outcome.name
+            )
     for reason, those in reasons.items():
         print(f"{reason}: {', '.join(those)}")
-    for one in outcomes if names else ():
-        print(one)
+    for outcome in outcomes if names else ():
+        print(outcome)
     for name, why in not_built.items():
         print(f"{name}: {why}")
-    return int(any(one.fault for one in outcomes))
+    return int(any(outcome.fault for outcome in outcomes))
 
 
 if __name__ == "__main__":

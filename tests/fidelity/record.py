@@ -1,4 +1,4 @@
-"""What one run leaves, as plain values that can be pickled and compared."""
+"""The results of a run, as plain values that can be pickled and compared."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ EVENTS = (
 
 @dataclass
 class Record:
-    """What a scenario left behind; each field but the first two is one aspect that is compared.
+    """The results of a scenario; each field after the first two is an aspect that is compared.
 
-    `error` is the traceback where the scenario raised, and then the other fields are empty.
+    `error` is the traceback if the scenario raised; the other fields are empty then.
     `automatic_optimization` is Lightning's switch after the last train(), None on transformers' side.
     """
 
@@ -68,7 +68,7 @@ class Record:
 
 @functools.cache
 def read_record(folder: Path, name: str) -> Record:
-    """Return the record of one scenario, which has an error if its run did not end."""
+    """Return the record of a scenario, which has an error if its run did not end."""
     path = folder / f"{name}.pickle"
     if not path.exists():
         return Record(error=f"the run left no record of {name!r}; see {folder / 'log'}")
@@ -111,7 +111,7 @@ def plain(value: Any) -> Any:
 
 
 def random_state() -> dict[str, Any]:
-    """Where the three global random generators stand."""
+    """Return the states of the three global random generators."""
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
@@ -126,7 +126,7 @@ def control_flags(control: Any) -> dict[str, bool]:
 
 
 def trainer_state(trainer: Any) -> dict[str, Any]:
-    """Where the Trainer stands: its state, its control flags, the model's mode and the rates of the optimizer."""
+    """Return the Trainer's state, control flags, the model's mode and the rates of the optimizer."""
     fields = {name: value for name, value in vars(trainer.state).items() if name != "log_history"}
     groups = trainer.optimizer.param_groups if trainer.optimizer is not None else []
     return {
@@ -157,7 +157,7 @@ def output_value(output: Any) -> Any:
 
 
 def files_below(folder: Path) -> list[str]:
-    # What only one side's checkpoints hold beside the common format is named after it.
+    # Files outside of the common format are named after their side.
     files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(FILES_OF_OURS_ALONE)]
     return sorted(path.relative_to(folder).as_posix() for path in files)
 
@@ -192,7 +192,7 @@ def build_record(
     states = {name: value for name, value in documents.items() if name.endswith("trainer_state.json")}
     engine = getattr(trainer, "lightning_trainer", None)
     module = getattr(engine, "lightning_module", None)
-    # Those that are offloaded have no values, except in checkpoints.
+    # Offloaded weights have no values, except in checkpoints.
     weights = trainer.model.state_dict()
     return Record(
         automatic_optimization=getattr(module, "automatic_optimization", None),

@@ -17,14 +17,14 @@ Script = Callable[["Side"], "Record"]
 
 @dataclass(frozen=True)
 class Scenario:
-    """One training script that both sides run.
+    """A training script that both sides run.
 
     Parameters:
         name: The function's name; it is the test's id.
         run: The script. It takes its names from the side that is handed to it.
         saves: Whether it leaves checkpoints, so that their content is compared.
         predicts: Whether it hands over predictions.
-        extra: Whether it hands over further values of its own.
+        extra: Whether it returns further values.
         processes: Processes it is for.
     """
 
@@ -37,7 +37,7 @@ class Scenario:
 
 
 def aspects_of(scenario: Scenario) -> tuple[str, ...]:
-    """What a scenario's record holds, so that there is something to compare."""
+    """The parts of a scenario's record that are compared."""
     return (
         *EVERY_SCENARIO,
         *(WITH_CHECKPOINTS if scenario.saves else ()),

@@ -1,10 +1,10 @@
-"""Run scenarios with one side and write their records: `python -m tests.fidelity.runner SIDE MODE FOLDER [NAME ...]`.
+"""Run scenarios with a side and write their records: `python -m tests.fidelity.runner SIDE MODE FOLDER [NAME ...]`.
 
 SIDE is "transformers" or "littrainer", MODE "automatic" or "manual". Each scenario runs in a fresh working directory
-with the global random generators at the same place; one that raises leaves its traceback as its record.
+with the same global random states; a scenario that raises has its traceback as its record.
 
 With RANK and WORLD_SIZE in the environment this is one of several processes. They share the working directory, have a
-new process group for each scenario, and each leaves its records in a folder of its own, `FOLDER/rank0` and so on.
+new process group for each scenario, and write their records to `FOLDER/rank0`, `FOLDER/rank1` ...
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.scenarios.once_per_process import leave_out_of_collections, leave_wri
 from tests.scenarios.other_processes import process_group
 
 START_SEED = 20
-# A process whose partner has failed gives up by then; on a busy machine one may be long in coming.
+# A process whose peer failed gives up after this time; a peer on a busy machine may be slow.
 LONGEST_WAIT = timedelta(seconds=300)
 RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -42,7 +42,7 @@ def seed_generators(seed: int) -> None:
 
 
 def forget_previous_run(name: str) -> None:
-    """Reset what transformers' side keeps from one Trainer to the next in a process."""
+    """Reset what transformers keeps between Trainers of a process."""
     if name == ORACLE:
         from accelerate.state import AcceleratorState, GradientState
 
@@ -51,7 +51,7 @@ def forget_previous_run(name: str) -> None:
 
 
 def run_scenario(scenario: Scenario, name: str, mode: str, folder: Path) -> Record:
-    """Run one scenario in `folder`, an empty directory that becomes the working directory."""
+    """Run a scenario in `folder`, an empty directory that becomes the working directory."""
     os.chdir(folder)
     forget_previous_run(name)
     try:
@@ -66,7 +66,7 @@ def run_scenario(scenario: Scenario, name: str, mode: str, folder: Path) -> Reco
         return Record(error=traceback.format_exc())
 
 
-def main(name: str, mode: str, folder: Path, wanted: list[str]) -> None:
+def main(name: str, mode: str, folder: Path, expected: list[str]) -> None:
     torch.set_num_threads(1)
     records = folder / f"rank{RANK}" if PROCESSES > 1 else folder
     records.mkdir(parents=True, exist_ok=True)
@@ -76,10 +76,10 @@ def main(name: str, mode: str, folder: Path, wanted: list[str]) -> None:
         # Loaded with the first Trainer otherwise, when it would be gone through in each collection.
         importlib.import_module("littrainer.lightning_adapter.run_lightning").import_lightning()
     left_out = 0
-    # In reverse order a scenario that leans on an earlier one gives itself away.
+    # Reverse order exposes a scenario that depends on an earlier scenario.
     order = list(SCENARIOS) if "FIDELITY_REVERSED" not in os.environ else list(reversed(SCENARIOS))
     for scenario_name in order:
-        if wanted and scenario_name not in wanted:
+        if expected and scenario_name not in expected:
             continue
         start = time.perf_counter()
         # Models, searches and trackers are imported by the first scenarios that need them.
@@ -88,7 +88,7 @@ def main(name: str, mode: str, folder: Path, wanted: list[str]) -> None:
             left_out = len(sys.modules)
         run_folder = folder / "runs" / scenario_name
         run_folder.mkdir(parents=True, exist_ok=PROCESSES > 1)
-        # One that fails does not take the others with it.
+        # A failure does not end the other scenarios.
         with process_group(folder / f"{scenario_name}.meeting", RANK, PROCESSES, LONGEST_WAIT):
             record = run_scenario(SCENARIOS[scenario_name], name, mode, run_folder)
         (records / f"{scenario_name}.pickle").write_bytes(pickle.dumps(record))

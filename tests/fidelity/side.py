@@ -36,18 +36,18 @@ QUIET_RUN: dict[str, Any] = {
     "save_strategy": "no",
     "report_to": "none",
     "disable_tqdm": True,
-    # Runs on the CPU see no GPU; those on a simulated one see it.
+    # Runs on the CPU see no GPU; runs on a simulated GPU see it.
     "use_cpu": not torch.cuda.is_available(),
 }
 
 
 class Side:
-    """Where a scenario takes its names from: `side.Trainer`, `side.TrainingArguments` and every other public name.
+    """The library under test: `side.Trainer`, `side.TrainingArguments` and every other public name.
 
     Parameters:
         name: `ORACLE` or `OURS`, the module the names come from.
-        mode: "automatic" hands out the plain Trainer. "manual" hands out a subclass with an own training_step that
-            only calls its parent's, which makes our engine run under Lightning's manual optimization.
+        mode: "automatic" hands out the plain Trainer. "manual" hands out a subclass whose training_step
+            only calls its parent's, which makes ours run under Lightning's manual optimization.
         folder: the run's working directory.
     """
 
@@ -105,7 +105,7 @@ class Side:
         kind: Any = None,
         compute_metrics: Any = None,
         callbacks: Iterable[Any] = (),
-        given: Mapping[str, Any] | None = None,
+        keywords: Mapping[str, Any] | None = None,
         **changes: Any,
     ) -> Any:
         """Return a Trainer that classifies vectors, with the watcher after its callbacks.
@@ -125,7 +125,7 @@ class Side:
             eval_dataset=Rows(vector_rows(eval_rows, seed=1)) if eval_dataset is None else eval_dataset,
             compute_metrics=compute_metrics,
             callbacks=[*callbacks, self.watcher],
-            **(given or {}),
+            **(keywords or {}),
         )
 
     def token_trainer(
@@ -135,7 +135,7 @@ class Side:
         *,
         rows: int = 10,
         eval_rows: int = 5,
-        given: Mapping[str, Any] | None = None,
+        keywords: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> Any:
         """Return such a Trainer over rows of tokens, which are padded; `others` are as in `vector_trainer`."""
@@ -143,7 +143,7 @@ class Side:
             model,
             train_dataset=Rows(make_rows(rows)),
             eval_dataset=Rows(make_rows(eval_rows, seed=1)),
-            given={"data_collator": pad_tokens, **(given or {})},
+            keywords={"data_collator": pad_tokens, **(keywords or {})},
             **others,
         )
 

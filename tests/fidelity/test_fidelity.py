@@ -21,7 +21,7 @@ def finished_record(runs: Path, run: str, name: str) -> Record:
 
 
 def compare_records(runs: Path, name: str, mode: str) -> None:
-    """Compare all aspects of a run in one test, since there are thousands, and report each difference."""
+    """Compare all aspects of a run, thousands of them, and report each difference."""
     expected, actual = finished_record(runs, ORACLE, name), finished_record(runs, mode, name)
     differences = []
     for aspect in aspects_of(SCENARIOS[name]):

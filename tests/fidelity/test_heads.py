@@ -13,9 +13,9 @@ NOT_EXACT = {"SegformerForSemanticSegmentation", "BertForPreTraining"}
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_head_is_exact_in_each_layout_and_warned_about_if_it_is_not_by_itself(name: str) -> None:
-    found = tried(name, TASKS[name])
-    assert isinstance(found, Outcome), found
-    assert found.fault is None and found.is_exact is (name not in NOT_EXACT)
+    results = tried(name, TASKS[name])
+    assert isinstance(results, Outcome), results
+    assert results.fault is None and results.is_exact is (name not in NOT_EXACT)
 
 
 def test_the_sample_has_heads_of_both_kinds() -> None:

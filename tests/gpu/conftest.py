@@ -1,4 +1,4 @@
-"""How trainings are started on GPUs, each in processes of its own."""
+"""Starts trainings on GPUs, each in separate processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def needs_gpus(number: int) -> pytest.MarkDecorator:
 
 
 def run_training(side: str, name: str, folder: Path, processes: int = 1, **environment: str) -> list[Any]:
-    """Run one of `trainings.TRAININGS` in processes of its own, and return what each of them found."""
+    """Run a training of `trainings.TRAININGS` in separate processes, and return their results."""
     folder.mkdir(parents=True)
     visible = {**environment_of_runs(), "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(processes))), **environment}
     launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port())}
@@ -45,7 +45,7 @@ def run_training(side: str, name: str, folder: Path, processes: int = 1, **envir
 
 @pytest.fixture
 def both(tmp_path: Path) -> Callable[[str], tuple[Any, Any]]:
-    """What a training finds on one GPU, with our Trainer and with transformers'."""
+    """The results of a training on a GPU, with our Trainer and with transformers'."""
 
     def run(name: str) -> tuple[Any, Any]:
         return tuple(run_training(side, name, tmp_path / side)[0] for side in ("ours", "theirs"))

@@ -1,4 +1,4 @@
-"""What the tests of this folder run on GPUs, run on the CPU as far as it goes there."""
+"""The GPU trainings of this folder, on the CPU as far as possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training on one GPU finds, waits for and takes, beside transformers'."""
+"""Results, waits and memory of a training on a GPU, compared with transformers'."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_step_that_overflows_moves_the_learning_rate_of_a_fused_optimizer_alon
     ours, theirs = both("overflowing")
     rates = {optimizer: [log["learning_rate"] for log in logs] for optimizer, logs in ours.items()}
     assert rates == {optimizer: [log["learning_rate"] for log in logs] for optimizer, logs in theirs.items()}
-    # The scaler calls a fused optimizer at each step: its kernel skips the update, of which the schedule hears nothing.
+    # The scaler calls a fused optimizer at each step: its kernel skips the update, and the schedule steps.
     assert rates["adamw_torch"][0] == rates["adamw_torch"][1]
     assert rates["adamw_torch_fused"][0] > rates["adamw_torch_fused"][1]
 

@@ -1,4 +1,4 @@
-"""Two GPUs train as one does with batches twice as large."""
+"""Trainings on two GPUs equal those on a single GPU with batches twice as large."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def test_losses_are_those_of_one_gpu_and_the_model_is_saved_whole(tmp_path: Path
 
     first, second = run_training("ours", name, tmp_path / "together", processes=2)
     assert first == second
-    for found, expected in zip(first, alone, strict=True):
-        assert found == pytest.approx(expected, abs=1e-5)
+    for results, expected in zip(first, alone, strict=True):
+        assert results == pytest.approx(expected, abs=1e-5)
     AutoModelForCausalLM.from_pretrained(tmp_path / "together" / "saved")

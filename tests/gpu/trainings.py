@@ -1,6 +1,6 @@
 """Trainings that are compared with transformers' on a GPU: `python -m tests.gpu.trainings SIDE NAME FOLDER`.
 
-Each takes its classes from a side, runs on whatever device the arguments find, and returns plain values; the process
+Each takes its classes from a side, runs on the arguments' device, and returns plain values; the process
 writes them to `FOLDER/RANK.pickle`. The same functions run on the CPU in `test_on_the_cpu.py`.
 """
 
@@ -26,12 +26,12 @@ STEPS = 8
 # Steps at the beginning in which kernels and buffers are set up.
 STEPS_OF_SETTING_UP = 2
 MANY_EVALUATIONS = 20
-# What a profiler calls the steps in which calls that wait are counted, and those calls.
+# A profiler's name for the steps in which calls that wait are counted, and these calls.
 PROFILED_BLOCK = "profiled block"
 WAITING_CALLS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 # Keywords of the arguments that switch a precision on.
 PRECISIONS: dict[str, dict[str, bool]] = {"fp32": {}, "bf16": {"bf16": True}, "fp16": {"fp16": True}}
-# What two processes hold of the model -> the arguments that say so.
+# Distribution of the model over two processes -> its arguments.
 SPREAD: dict[str, dict[str, Any]] = {
     "ddp": {},
     "fsdp 2": {"fsdp": True, "fsdp_config": {"reshard_after_forward": True}},
@@ -43,7 +43,7 @@ SPREAD: dict[str, dict[str, Any]] = {
     "deepspeed stage 2": {"deepspeed": {"zero_optimization": {"stage": 2}}},
     "deepspeed stage 3": {"deepspeed": {"zero_optimization": {"stage": 3}}},
 }
-# What a configuration of DeepSpeed's leaves to the arguments.
+# Keys of a DeepSpeed configuration that the arguments fill in.
 LEFT_TO_ARGUMENTS = {
     "train_micro_batch_size_per_gpu": "auto",
     "train_batch_size": "auto",
@@ -54,7 +54,7 @@ SIDES = {"ours": "littrainer", "theirs": "transformers"}
 
 
 def trainer_of(side: ModuleType, folder: Path, callbacks: Any = (), kind: Any = None, **changes: Any) -> Any:
-    """A Trainer of one side over a small language model, the same on each call.
+    """Return a side's Trainer over a small language model, equal on each call.
 
     Parameters:
         side: where its classes come from.
@@ -93,7 +93,7 @@ def curve(trainer: Any) -> list[dict[str, float]]:
 
 
 def training_in(precision: str) -> Callable[..., Any]:
-    """A training in one precision."""
+    """Return a training in a precision."""
 
     def train(side: ModuleType, folder: Path, **changes: Any) -> Any:
         trainer = trainer_of(side, folder, **PRECISIONS[precision], **changes)
@@ -116,13 +116,13 @@ def overflowing(side: ModuleType, folder: Path, **changes: Any) -> Any:
 
 
 @contextmanager
-def syncs_profiled(found: list[str]) -> Iterator[None]:
+def syncs_profiled(results: list[str]) -> Iterator[None]:
     """Collect the calls of the CUDA runtime within the block by which the host waits for the GPU."""
     with torch.profiler.profile(activities=torch.profiler.supported_activities()) as profiler:  # noqa: SIM117
         # The profiler waits for the GPU as well, when it stops.
         with torch.profiler.record_function(PROFILED_BLOCK):
             yield
-    found += calls_that_wait(profiler.events())
+    results += calls_that_wait(profiler.events())
 
 
 def calls_that_wait(events: Iterable[Any]) -> list[str]:
@@ -137,8 +137,8 @@ def calls_that_wait(events: Iterable[Any]) -> list[str]:
 
 
 def waits_in_whole_steps(side: ModuleType, folder: Path, **changes: Any) -> Any:
-    """Calls at which the host waited from the end of one step to that of the second one after it."""
-    found: list[str] = []
+    """Return the calls at which the host waited within two whole steps."""
+    results: list[str] = []
     steps: list[int] = []
 
     class Watcher(side.TrainerCallback):  # type: ignore[name-defined]
@@ -146,7 +146,7 @@ def waits_in_whole_steps(side: ModuleType, folder: Path, **changes: Any) -> Any:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == STEPS_OF_SETTING_UP:
-                self.block = syncs_profiled(found)
+                self.block = syncs_profiled(results)
                 self.block.__enter__()
             elif self.block is not None:
                 steps.append(state.global_step)
@@ -156,7 +156,7 @@ def waits_in_whole_steps(side: ModuleType, folder: Path, **changes: Any) -> Any:
 
     settings = {"logging_steps": 1000, "accelerator_config": {"non_blocking": True}, **changes}
     trainer_of(side, folder, [Watcher()], **settings).train()
-    return {"steps": steps, "waits": found}
+    return {"steps": steps, "waits": results}
 
 
 def evaluating_batches(side: ModuleType, folder: Path, **changes: Any) -> Any:
@@ -166,7 +166,7 @@ def evaluating_batches(side: ModuleType, folder: Path, **changes: Any) -> Any:
         for each `non_blocking`, the devices of the tensors, and their values in the order of the steps. They are read
         after further work was queued, so that memory that is given away too early shows.
     """
-    found: dict[bool, Any] = {}
+    results: dict[bool, Any] = {}
     for non_blocking in (False, True):
         drawn: list[dict[str, torch.Tensor]] = []
 
@@ -183,20 +183,20 @@ def evaluating_batches(side: ModuleType, folder: Path, **changes: Any) -> Any:
         trainer.evaluate()
         devices = sorted({value.device.type for batch in drawn for value in batch.values()})
         values = [{name: value.tolist() for name, value in batch.items()} for batch in drawn]
-        found[non_blocking] = {"devices": devices, "batches": values}
-    return found
+        results[non_blocking] = {"devices": devices, "batches": values}
+    return results
 
 
 def reserved_by_evaluations(side: ModuleType, folder: Path, **changes: Any) -> Any:
     """Most bytes of the GPU that the allocator has taken after two and after many evaluations; 0 without a GPU."""
     trainer = trainer_of(side, folder, **changes)
     rows = Rows(language_rows(16))
-    taken = []
+    durations = []
     for evaluations in (2, MANY_EVALUATIONS):
         for _ in range(evaluations):
             trainer.evaluate(rows)
-        taken.append(torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0)
-    return taken
+        durations.append(torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0)
+    return durations
 
 
 def peak_memory(side: ModuleType, folder: Path, **changes: Any) -> Any:
@@ -235,8 +235,8 @@ TRAININGS: dict[str, Callable[..., Any]] = {
 
 
 def main(side: str, name: str, folder: Path) -> None:
-    found = TRAININGS[name](importlib.import_module(SIDES[side]), folder)
-    (folder / f"{os.environ.get('RANK', '0')}.pickle").write_bytes(pickle.dumps(found))
+    results = TRAININGS[name](importlib.import_module(SIDES[side]), folder)
+    (folder / f"{os.environ.get('RANK', '0')}.pickle").write_bytes(pickle.dumps(results))
 
 
 if __name__ == "__main__":

@@ -37,16 +37,16 @@ OWN_FILES = (
     "littrainer_run.json",
     "littrainer_trained_beside_adapters.pt",
 )
-# Parts of the names of logged values that tell time.
+# Parts of the names of logged durations.
 TIMES = ("runtime", "per_second", "step_time", "preparation_time", "profiling/")
 
 
 class SideRecord(NamedTuple):
-    """What a script left on one side: each file's path, and the values of those that hold values.
+    """A script's results on a side: paths of files and their values.
 
     Attributes:
-        files: paths of all files, those that only littrainer writes left out.
-        own_files: paths of those that only littrainer writes.
+        files: paths of all files, files that only littrainer writes left out.
+        own_files: paths of files that only littrainer writes.
         values: path of a file -> name in it -> a tensor, or a value of JSON.
         output: what the script printed.
     """
@@ -84,7 +84,7 @@ class _Side:
 
 
 def run_both(program: str | Sequence[str], folder: Path) -> Both:
-    """Run a program on both sides at once, each in a folder of its own that has small models in `models`.
+    """Run a program on both sides at once, each in a separate folder with small models in `models`.
 
     Parameters:
         program: the name of a script in `scripts/`, or what follows `python` or `littrainer run` on a command line.
@@ -109,7 +109,7 @@ def run_both(program: str | Sequence[str], folder: Path) -> Both:
 def _started(name: str, command: list[str], folder: Path, **environment: str) -> _Side:
     cwd = folder / name
     shutil.copytree(folder / "models", cwd / "models")
-    kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    retained = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     settings = {
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
@@ -120,7 +120,7 @@ def _started(name: str, command: list[str], folder: Path, **environment: str) ->
     process = subprocess.Popen(
         [PYTHON, *command],
         cwd=cwd,
-        env={**kept, **settings, **environment},
+        env={**retained, **settings, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -134,24 +134,24 @@ def read_folder(folder: Path, output: str = "") -> SideRecord:
         path for path in folder.rglob("*") if path.is_file() and "models" not in path.relative_to(folder).parts[:1]
     ]
     names = {path.relative_to(folder).as_posix(): path for path in paths}
-    own = {name for name, path in names.items() if path.name in OWN_FILES}
+    own_paths = {name for name, path in names.items() if path.name in OWN_FILES}
     values = {name: values_in(path) for name, path in names.items() if holds_values(path)}
-    return SideRecord(set(names) - own, own, values, output)
+    return SideRecord(set(names) - own_paths, own_paths, values, output)
 
 
 def holds_values(path: Path) -> bool:
-    """Whether a file's content is compared."""
+    """Return whether a file's content is compared."""
     return path.suffix == ".safetensors" or path.name == "trainer_state.json" or path.name.endswith("results.json")
 
 
 def values_in(path: Path) -> dict[str, Any]:
-    """The values of a file by name, without those that tell time."""
+    """Return the values of a file by name, without durations."""
     if path.suffix == ".safetensors":
         return dict(load_file(path))
     content = json.loads(path.read_text())
     if path.name == "trainer_state.json":
         state = {name: value for name, value in content.items() if name not in ("log_history", "stateful_callbacks")}
-        # One name per log entry, counted, since several may belong to one step.
+        # Log entries are numbered, since several may belong to a step.
         logs = {f"log {number}": entry for number, entry in enumerate(content["log_history"])}
         content = {**state, **logs}
     return dict(_flat(content))
@@ -165,7 +165,7 @@ def _flat(content: Any, name: str = "") -> list[tuple[str, Any]]:
 
 
 def described(both: Both) -> list[str]:
-    """A line for each file that one side lacks, and for each value that differs, with both values if they are short."""
+    """Return a line for each file that a side lacks and each value that differs, with both values if they are short."""
     lines = [
         f"{path}: only {'ours' if path in both.ours.files else 'theirs'}"
         for path in sorted(both.ours.files ^ both.theirs.files)
@@ -180,9 +180,9 @@ def described(both: Both) -> list[str]:
     return lines
 
 
-def are_equal(one: Any, other: Any) -> bool:
-    """Whether two values are the same, bit for bit."""
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    are_nan = isinstance(one, float) and isinstance(other, float) and math.isnan(one) and math.isnan(other)
-    return are_nan or bool(one == other)
+def are_equal(item: Any, other: Any) -> bool:
+    """Return whether two values are equal bit for bit."""
+    if isinstance(item, torch.Tensor) and isinstance(other, torch.Tensor):
+        return item.dtype == other.dtype and torch.equal(item, other)
+    are_nan = isinstance(item, float) and isinstance(other, float) and math.isnan(item) and math.isnan(other)
+    return are_nan or bool(item == other)

@@ -23,7 +23,7 @@ SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "nu
 
 
 def write_models(folder: Path) -> None:
-    """Write language models `llama` and `reference`, `reward` with one output, and the data `chats` into a folder."""
+    """Write language models `llama` and `reference`, `reward` with a single output, and the data `chats`."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 

@@ -33,7 +33,7 @@ COMMAND = """
 
 
 def is_about_an_argument_of_ours(line: str) -> bool:
-    """Whether a line of a model card is about an argument that transformers does not have."""
+    """Return whether a line of a model card is about an argument that transformers does not have."""
     ours, theirs = (
         {field.name for field in dataclasses.fields(arguments)}
         for arguments in (TrainingArguments, transformers.TrainingArguments)

@@ -28,7 +28,7 @@ def compared(tmp_path: Path, **ours: Any) -> Both:
     return Both(read_folder(left_by(tmp_path / "ours", **ours)), read_folder(left_by(tmp_path / "theirs")))
 
 
-# What ours has otherwise -> what is said of it.
+# Differences of ours -> their descriptions.
 DIFFERENCES: list[tuple[dict[str, Any], list[str]]] = [
     ({"logs": [LOGS[0], {**LOGS[1], "train_runtime": 4.0}]}, []),
     ({"extra": "littrainer_manifest.json"}, []),

@@ -83,16 +83,16 @@ def test_the_wheel_holds_each_file_of_the_package_its_licence_and_nothing_else(d
         for path in SOURCE.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    found = files_in_wheel(dist)
+    results = files_in_wheel(dist)
     assert {"littrainer/py.typed", "littrainer/redirection/startup/sitecustomize.py"} < written.keys()
-    assert {name: text for name, text in found.items() if name.startswith("littrainer/")} == written
-    described = {name for name in found if name not in written}
+    assert {name: text for name, text in results.items() if name.startswith("littrainer/")} == written
+    described = {name for name in results if name not in written}
     assert described == {
         f"{NAME}.dist-info/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
     }
-    assert found[f"{NAME}.dist-info/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
+    assert results[f"{NAME}.dist-info/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
     commands = ConfigParser()
-    commands.read_string(found[f"{NAME}.dist-info/entry_points.txt"].decode())
+    commands.read_string(results[f"{NAME}.dist-info/entry_points.txt"].decode())
     assert dict(commands["console_scripts"]) == {"littrainer": "littrainer.cli:main"}
 
 
@@ -105,10 +105,10 @@ def test_the_sdist_holds_what_a_contributor_needs_and_no_caches(dist: Path) -> N
     with tarfile.open(dist / f"{NAME}.tar.gz") as sdist:
         names = {name.removeprefix(f"{NAME}/") for name in sdist.getnames()}
     folders = ("benchmarks", "docs", "examples", "src", "tests")
-    kept = {path.relative_to(ROOT).as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    sources = {path.relative_to(ROOT).as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")}
     pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
-    beside = {".ci/run", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "constraints.txt"}
-    assert {*kept, *pages, *beside, "mkdocs.yml", "pyproject.toml"} - names == set()
+    extras = {".ci/run", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "constraints.txt"}
+    assert {*sources, *pages, *extras, "mkdocs.yml", "pyproject.toml"} - names == set()
     assert [name for name in names if re.search(r"__pycache__|\.pyc$|_cache/|^(runs|dist|site|\.venv)/", name)] == []
 
 
@@ -148,13 +148,13 @@ def test_type_checkers_see_the_types_of_the_installed_wheel(installed: Path, tmp
         text=True,
         timeout=600,
     )
-    told = checked.stdout.splitlines()
-    assert 'program.py:3: note: Revealed type is "float"' in [line.replace("builtins.", "") for line in told]
-    assert any(line.startswith("program.py:4: error") and "learning_rat" in line for line in told), checked
+    messages = checked.stdout.splitlines()
+    assert 'program.py:3: note: Revealed type is "float"' in [line.replace("builtins.", "") for line in messages]
+    assert any(line.startswith("program.py:4: error") and "learning_rat" in line for line in messages), checked
 
 
 def test_an_environment_that_has_the_wheel_tells_its_version_and_trains(installed: Path, tmp_path: Path) -> None:
-    # What the wheel depends on is seen where the tests have it, but not the checkout, which only a .pth there names.
+    # The wheel's dependencies are visible, but not the checkout, which only a .pth file there names.
     (there,) = installed.glob("lib/python*/site-packages")
     (there / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

@@ -27,7 +27,7 @@ def pad_tokens(rows: list[dict[str, Any]]) -> Batch:
 
 
 def pad_translations(rows: list[dict[str, Any]]) -> Batch:
-    """As `pad_tokens`, where the labels, if there are any, have a length of their own."""
+    """As `pad_tokens`, for labels, if any, whose length differs from the inputs'."""
     inputs = [{"input_ids": row["input_ids"], "labels": 0} for row in rows]
     batch = {name: value for name, value in pad_tokens(inputs).items() if name != "labels"}
     if "labels" in rows[0]:
@@ -37,7 +37,7 @@ def pad_translations(rows: list[dict[str, Any]]) -> Batch:
 
 
 def mask_at_random(rows: list[dict[str, Any]]) -> Batch:
-    """Hide about a third of the tokens, drawn anew from the global generator; only those count in the loss."""
+    """Hide about a third of the tokens, drawn from the global generator each time; only those count in the loss."""
     batch = pad_tokens([{"input_ids": row["input_ids"], "labels": list(row["input_ids"])} for row in rows])
     hidden = (torch.rand(batch["input_ids"].shape) < 0.3) & (batch["input_ids"] >= FIRST_WORD)
     # A batch with nothing hidden has a loss of 0 / 0.

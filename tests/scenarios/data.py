@@ -29,7 +29,7 @@ def vector_rows(count: int, seed: int = 0) -> list[Row]:
 
 
 def token_rows(count: int, seed: int = 0, shortest: int = 3, longest: int = 9) -> list[Row]:
-    """Token ids of varying length with one class each."""
+    """Token ids of varying length with a class each."""
     source = random.Random(seed)
     rows = []
     for _ in range(count):
@@ -40,7 +40,7 @@ def token_rows(count: int, seed: int = 0, shortest: int = 3, longest: int = 9) -
 
 
 def language_rows(count: int, seed: int = 0, most_masked: int = 3) -> list[Row]:
-    """Token ids of varying length; the labels repeat them, but for the first tokens of most rows.
+    """Token ids of varying length; the labels repeat them, except the first tokens of most rows.
 
     Parameters:
         most_masked: Largest number of leading tokens whose label is -100. Some rows mask none: their first label is
@@ -55,7 +55,7 @@ def language_rows(count: int, seed: int = 0, most_masked: int = 3) -> list[Row]:
 
 
 def tag_rows(count: int, seed: int = 0) -> list[Row]:
-    """Token ids of varying length with one class for each token."""
+    """Token ids of varying length with a class for each token."""
     source = random.Random(seed + 1)
     rows = token_rows(count, seed)
     for row in rows:
@@ -73,7 +73,7 @@ def translation_rows(count: int, seed: int = 0, longest_answer: int = 7) -> list
 
 
 def text_rows(count: int, seed: int = 0) -> list[Row]:
-    """Sentences of varying length, made of `WORDS`, with one class each."""
+    """Sentences of varying length, made of `WORDS`, with a class each."""
     source = random.Random(seed)
     return [
         {"text": " ".join(source.choices(WORDS, k=source.randint(2, 7))), "label": source.randrange(CLASSES)}

@@ -21,7 +21,7 @@ def accuracy(prediction: Any) -> dict[str, float]:
 
 
 def shapes_and_sums(prediction: Any) -> dict[str, float]:
-    """What a metric function was handed, as numbers: sums and sizes of every array that is there."""
+    """Return a metric function's input as numbers: sums and sizes of its arrays."""
     numbers: dict[str, float] = {}
     for name in ("predictions", "label_ids", "inputs", "losses"):
         value = first_array(getattr(prediction, name, None))

@@ -51,7 +51,7 @@ class KeywordClassifier(VectorClassifier):
 
 
 class CountingClassifier(VectorClassifier):
-    """Divides its summed loss by the number of items of the whole optimizer step where it is told that number."""
+    """Divides its summed loss by the number of items of the whole optimizer step if it receives that number."""
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any) -> Any:
         logits = self.logits(x)
@@ -76,7 +76,7 @@ class NoisyClassifier(VectorClassifier):
 
 
 class PartlyTrainedClassifier(VectorClassifier):
-    """One layer is frozen, and one takes no part in the forward pass, so that it never gets a gradient."""
+    """A model with a frozen layer and a layer outside of the forward pass, which never has a gradient."""
 
     def __init__(self, hidden: int = 8) -> None:
         super().__init__(hidden)
@@ -102,7 +102,7 @@ class RememberingClassifier(VectorClassifier):
 
 
 class BreakingClassifier(VectorClassifier):
-    """Its loss is not a number on the training micro-batches (counted from 0) named in `broken`."""
+    """A model whose loss is NaN on the training micro-batches (counted from 0) named in `broken`."""
 
     def __init__(self, broken: tuple[int, ...], value: float = float("nan")) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class BreakingClassifier(VectorClassifier):
         outputs = super().forward(x, labels)
         if self.training:
             if self.micro_batches in self.broken:
-                # The number is replaced and its gradient kept, so that the run goes on with finite weights.
+                # The NaN replaces the value and not the gradient, so that weights stay finite.
                 loss = outputs["loss"]
                 outputs["loss"] = loss - loss.detach() + self.value
             self.micro_batches += 1
@@ -122,7 +122,7 @@ class BreakingClassifier(VectorClassifier):
 
 
 class LosslessClassifier(VectorClassifier):
-    """Returns logits only, whatever it is given."""
+    """Returns logits only."""
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
         return {"logits": self.logits(x)}
@@ -140,7 +140,7 @@ class LogitsOnly(nn.Module):
 
 
 def tiny_bert_config(**changes: Any) -> Any:
-    """A one-layer BERT with dropout switched on."""
+    """A BERT of a single layer with dropout switched on."""
     from transformers import BertConfig
 
     settings: dict[str, Any] = {
@@ -176,7 +176,7 @@ def tiny_bert_for_masked_tokens(**changes: Any) -> Any:
 
 
 def tiny_gpt2(**changes: Any) -> Any:
-    """A one-layer GPT-2 with dropout; its loss takes `num_items_in_batch`."""
+    """A GPT-2 of a single layer with dropout; its loss takes `num_items_in_batch`."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     settings: dict[str, Any] = {
@@ -193,7 +193,7 @@ def tiny_gpt2(**changes: Any) -> Any:
 
 
 def tiny_llama(**changes: Any) -> Any:
-    """A one-layer Llama; unlike GPT-2's, its class name says that its loss shifts the labels by one position."""
+    """A Llama of a single layer; unlike GPT-2's, its class name says that its loss shifts the labels by a position."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     settings: dict[str, Any] = {
@@ -212,7 +212,7 @@ def tiny_llama(**changes: Any) -> Any:
 
 
 def tiny_t5(**changes: Any) -> Any:
-    """A one-layer T5 with dropout. Its weights are drawn wide, so that what it generates ends early and varies."""
+    """A T5 of a single layer with dropout. Large random weights make its generated texts end early and vary."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     settings: dict[str, Any] = {
@@ -232,7 +232,7 @@ def tiny_t5(**changes: Any) -> Any:
 
 
 def tiny_bart(**changes: Any) -> Any:
-    """A BART of one encoder and one decoder layer, with dropout; its weights are drawn wide, as T5's."""
+    """A BART of an encoder layer and a decoder layer, with dropout; its weights are drawn wide, as T5's."""
     from transformers import BartConfig, BartForConditionalGeneration
 
     settings: dict[str, Any] = {
@@ -259,7 +259,7 @@ def tiny_lora_tagger(adapters: tuple[str, ...] = ("default",)) -> Any:
     """A BERT whose attention is adapted with low rank, and whose new classifier is trained and saved as a whole.
 
     Parameters:
-        adapters: names of the adapters; the first one is trained.
+        adapters: names of the adapters; the first is trained.
     """
     import peft
 

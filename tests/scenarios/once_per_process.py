@@ -1,4 +1,4 @@
-"""What libraries do anew in each training, and a process of tests, which trains for a moment each time, needs once."""
+"""Work that libraries repeat in each training, and that a process of tests needs once."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def leave_out_of_collections() -> None:
-    """Let collections of garbage pass by all that there is now.
+    """Freeze all current objects, so that garbage collections skip them.
 
-    Trainings ask for collections, each of transformers' for several. With the modules of all libraries to go through,
-    which are never garbage, one takes longer than a training does here. What is made later is collected as ever.
+    Trainings ask for collections, each of transformers' for several. Traversing the modules of all libraries, which are
+    never garbage, takes longer than a training here. Later objects are collected as usual.
     """
     gc.collect()
     gc.freeze()

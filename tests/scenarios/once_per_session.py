@@ -13,7 +13,7 @@ from filelock import FileLock
 
 
 def carried_out_once(factory: pytest.TempPathFactory, name: str, work: Callable[[Path], object]) -> Path:
-    """A folder that all workers see, in which the first one that asks for it has done the work.
+    """Return a folder that all workers see, in which the first caller has done the work.
 
     Parameters:
         factory: the session's `tmp_path_factory`.
@@ -38,7 +38,7 @@ def carried_out_once(factory: pytest.TempPathFactory, name: str, work: Callable[
                 failure.write_text(traceback.format_exc(), encoding="utf-8")
                 raise
             failure.touch()
-    told = failure.read_text(encoding="utf-8")
-    if told:
-        pytest.fail(f"{name!r}, which is carried out once for all tests, has failed before:\n{told}", pytrace=False)
+    messages = failure.read_text(encoding="utf-8")
+    if messages:
+        pytest.fail(f"{name!r}, which is carried out once for all tests, has failed before:\n{messages}", pytrace=False)
     return folder

@@ -34,10 +34,10 @@ def wait_until(is_so: Callable[[], bool], what: str) -> None:
 
 @contextmanager
 def process_group(meeting_place: Path, rank: int, size: int, longest_wait: timedelta) -> Iterator[None]:
-    """Be in a process group of its own while a block runs, one of several in this process; one alone is in none.
+    """Join a new process group while a block runs; a single process joins none.
 
     Parameters:
-        meeting_place: a file that none of the processes has made yet.
+        meeting_place: a file that does not exist yet.
         longest_wait: of an exchange.
     """
     # Not all tests that wait need torch.
@@ -65,8 +65,8 @@ def process_group(meeting_place: Path, rank: int, size: int, longest_wait: timed
 def end_process() -> None:
     """End this process well, without the end of Python.
 
-    A process that has brought its process group up by itself ends so: threads of gloo may outlive the group, and one
-    that lets go of a tensor while Python ends is aborted, and the process with it.
+    A process that initialized its process group ends like this: threads of gloo may outlive the group, and the process
+    is aborted if such a thread frees a tensor while Python finalizes.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -99,7 +99,7 @@ OTHER_CALLS: dict[str, str] = {
 
 
 class Calls:
-    """What was called, in order: name, kinds of the positional arguments, kinds of the keywords."""
+    """The calls, in order: name, kinds of the positional arguments, kinds of the keywords."""
 
     def __init__(self) -> None:
         self.made: list[tuple[str, tuple[str, ...], tuple[tuple[str, str], ...]]] = []
@@ -144,7 +144,7 @@ def _definition(Base: Any, name: str) -> Any:
 
 
 def kind(value: Any) -> str:
-    """What sort of value it is, in words that are the same whoever made it."""
+    """Return the kind of a value, in words that are equal on both sides."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return type(value).__name__ if value is not None else "None"
     if isinstance(value, torch.Tensor):

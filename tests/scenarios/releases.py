@@ -1,4 +1,4 @@
-"""Where the tests find the earlier release of transformers that checkpoints are exchanged with."""
+"""Finds the earlier release of transformers that checkpoints are exchanged with."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ ABSENT = f"transformers 5.3.0 is not installed in its folder: `make test` does i
 
 
 def earlier_release() -> Path | None:
-    """The folder that has transformers 5.3.0 when it stands on PYTHONPATH; None where there is none."""
+    """Return the folder that provides transformers 5.3.0 on PYTHONPATH, or None."""
     folder = Path(os.environ.get(VARIABLE) or ROOT / ".venv" / "transformers-5.3.0")
     return folder if (folder / "transformers").is_dir() else None

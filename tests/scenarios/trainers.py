@@ -28,7 +28,7 @@ QUIET_RUN: dict[str, Any] = {
 
 
 class StepwiseTrainer(Trainer):
-    """Has a training_step of its own, which makes it run in Lightning's manual optimization."""
+    """Overrides training_step, and so runs in Lightning's manual optimization."""
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         return super().training_step(model, inputs, num_items_in_batch)

@@ -41,7 +41,7 @@ def build_path() -> Path:
 
 
 def build_extension() -> Path:
-    """Compile the extension if it is not there yet (one to three minutes), and return its path."""
+    """Compile the extension if it is not there yet (up to three minutes), and return its path."""
     path = build_path()
     if path.exists():
         return path

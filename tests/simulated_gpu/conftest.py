@@ -1,4 +1,4 @@
-"""Starts processes with simulated GPUs, and runs the fidelity scenarios on one."""
+"""Starts processes with simulated GPUs, and runs the fidelity scenarios on them."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def simulated_gpu() -> None:
 
 @pytest.fixture(scope="session")
 def runs_on_gpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the records of each side and mode on one simulated GPU."""
-    wanted = wanted_runs(request.session.items, "runs_on_gpu")
+    """The folder with the records of each side and mode on a simulated GPU."""
+    expected = wanted_runs(request.session.items, "runs_on_gpu")
     return carried_out_once(
         tmp_path_factory,
         "fidelity_on_simulated_gpu",
-        lambda folder: run_all(folder, wanted, simulated_environment()),
+        lambda folder: run_all(folder, expected, simulated_environment()),
     )

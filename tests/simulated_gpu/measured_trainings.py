@@ -1,6 +1,6 @@
-"""Waits for the device and peaks of memory in trainings of one side: `measure_waits` and `measure_memory`.
+"""Waits for the device and peaks of memory in trainings of a side: `measure_waits` and `measure_memory`.
 
-Both run in a process with one simulated GPU, with transformers' Trainer or with ours, and return plain values.
+Both run in a process with a simulated GPU, with transformers' Trainer or with ours, and return plain values.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def pad_pairs(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 def wide_llama() -> Any:
-    """A Llama whose weights take more memory than what a Trainer keeps besides them."""
+    """A Llama whose weights take more memory than everything else that a Trainer keeps."""
     return tiny_llama(hidden_size=128, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4)
 
 
@@ -67,7 +67,7 @@ class Training:
     Parameters:
         model: its key in `MODELS`.
         arguments: arguments on top of those of every training.
-        uses_lightnings_loop: whether Lightning's own loop runs instead of the fast one; ours alone.
+        uses_lightnings_loop: whether Lightning's own loop runs instead of the fast loop; ours alone.
     """
 
     model: str

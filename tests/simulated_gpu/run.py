@@ -21,10 +21,10 @@ from tests.fidelity.conftest import ROOT
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 
-def run_on_gpu(function: Callable[..., Any], folder: Path, environment: dict[str, str], *words: str) -> Any:
-    """Run a module's function in a process of its own, and return its result."""
-    result = folder / f"{'-'.join([function.__name__, *words])}.pickle"
-    command = [sys.executable, "-m", __name__, function.__module__, function.__name__, str(result), *words]
+def run_on_gpu(function: Callable[..., Any], folder: Path, environment: dict[str, str], *arguments: str) -> Any:
+    """Run a module's function in a separate process, and return its result."""
+    result = folder / f"{'-'.join([function.__name__, *arguments])}.pickle"
+    command = [sys.executable, "-m", __name__, function.__module__, function.__name__, str(result), *arguments]
     finished = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LONGEST_WAIT_SECONDS, check=False
     )
@@ -34,5 +34,5 @@ def run_on_gpu(function: Callable[..., Any], folder: Path, environment: dict[str
 
 
 if __name__ == "__main__":
-    module, function, file, *words = sys.argv[1:]
-    Path(file).write_bytes(pickle.dumps(getattr(importlib.import_module(module), function)(*words)))
+    module, function, file, *arguments = sys.argv[1:]
+    Path(file).write_bytes(pickle.dumps(getattr(importlib.import_module(module), function)(*arguments)))

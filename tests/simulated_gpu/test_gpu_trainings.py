@@ -1,4 +1,4 @@
-"""The trainings that real GPUs are tested with, on simulated ones; kernels and profiled waits are left to GPUs."""
+"""The trainings of tests/gpu on simulated GPUs; kernels and profiled waits need real GPUs."""
 
 from __future__ import annotations
 

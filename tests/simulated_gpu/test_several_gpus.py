@@ -47,8 +47,8 @@ def test_a_model_over_two_gpus_trains_as_with_transformers(tmp_path: Path) -> No
 
 
 def test_a_process_that_sees_two_gpus_trains_on_the_first_and_warns_once(tmp_path: Path) -> None:
-    found = run_on_gpu(train_on_the_first_of_two_gpus, tmp_path, simulated_environment(2))
-    assert (found["device"], found["left on the second"], len(found["warnings"])) == ("cuda:0", 0, 1)
+    results = run_on_gpu(train_on_the_first_of_two_gpus, tmp_path, simulated_environment(2))
+    assert (results["device"], results["left on the second"], len(results["warnings"])) == ("cuda:0", 0, 1)
 
 
 def test_the_command_finds_the_gpus_and_gives_each_process_its_own(tmp_path: Path) -> None:
@@ -62,6 +62,6 @@ def test_the_command_finds_the_gpus_and_gives_each_process_its_own(tmp_path: Pat
         timeout=LONGEST_WAIT_SECONDS,
         check=False,
     )
-    found = sorted(line.partition("FOUND")[2].split() for line in finished.stdout.splitlines() if "FOUND" in line)
-    assert [line[:3] for line in found] == [["0", "2", "cuda:0"], ["1", "2", "cuda:1"]], finished.stderr[-4000:]
-    assert all("nccl" in line[3] for line in found)
+    results = sorted(line.partition("FOUND")[2].split() for line in finished.stdout.splitlines() if "FOUND" in line)
+    assert [line[:3] for line in results] == [["0", "2", "cuda:0"], ["1", "2", "cuda:1"]], finished.stderr[-4000:]
+    assert all("nccl" in line[3] for line in results)

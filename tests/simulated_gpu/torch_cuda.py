@@ -130,7 +130,7 @@ def returns(value: Any) -> Callable[..., Any]:
 
 
 class DeviceProperties(SimpleNamespace):
-    """Stands in for the properties type of a CUDA build."""
+    """Replaces the properties type of a CUDA build."""
 
 
 def device_functions(device: ModuleType, count: int) -> dict[str, Callable[..., Any]]:
@@ -188,7 +188,7 @@ def device_functions(device: ModuleType, count: int) -> dict[str, Callable[..., 
         "_cuda_getDeviceCount": lambda: count,
         "_cuda_init": initialize,
         "_cuda_isInBadFork": lambda: is_forked,
-        # torch.compile registers a handler for each of these two, which have to be different objects.
+        # torch.compile registers a handler for each of these two, which must be different objects.
         "_cuda_maybeExchangeDevice": lambda index: device.exchange_device(index),
         "_cuda_memoryStats": memory_stats,
         "_cuda_resetPeakMemoryStats": lambda index: device.reset_peak(check_index(index)),
@@ -313,7 +313,7 @@ def replace_nccl(device: ModuleType) -> None:
 
     class ProcessGroupNCCL(metaclass=IsNccl):
         class Options(SimpleNamespace):
-            """Takes whatever torch sets; only the timeout has an effect."""
+            """Accepts all that torch sets; only the timeout has an effect."""
 
         def __new__(cls, store: Any, rank: int, size: int, options: Any) -> Any:
             return device.create_nccl(distributed_c10d.ProcessGroupGloo(store, rank, size, options._timeout))

@@ -1,4 +1,4 @@
-"""What a subclass sees of its accelerator and of its own attributes, and own objects prepared by the accelerator."""
+"""The accelerator and attributes as a subclass sees them, and objects that a script prepares with it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TRAINING_VALUES = (
 
 
 def shown(value: Any) -> Any:
-    """A value that both sides' records can hold; the columns are in no order, and some stand twice, in transformers."""
+    """A value that both sides' records can hold; the columns have no order, and transformers repeats some."""
     if isinstance(value, list) and "label_ids" in value:
         return sorted(set(value))
     # accelerate numbers the CPU, which torch does not.
@@ -61,7 +61,7 @@ def values_of(owner: Any, names: str) -> dict[str, Any]:
 
 
 def seen_in(trainer: Any) -> dict[str, Any]:
-    """What a subclass can read at this moment."""
+    """Return the attributes that a subclass can read now."""
     accelerator, state = trainer.accelerator, trainer.accelerator.state
     rows = torch.arange(5.0)
     return {
@@ -106,19 +106,19 @@ def seen_in_a_step(trainer: Any) -> dict[str, Any]:
 @scenario(extra=True)
 def accelerator_and_attributes_as_a_subclass_sees_them(side: Side) -> Record:
     Trainer: Any = side.Trainer
-    seen: list[Any] = []
+    records: list[Any] = []
 
     class Looking(Trainer):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            seen.append(("constructed", seen_in(self)))
+            records.append(("constructed", seen_in(self)))
 
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            seen.append(("compute_loss", seen_in_a_step(self)))
+            records.append(("compute_loss", seen_in_a_step(self)))
             return super().compute_loss(model, inputs, *args, **kwargs)
 
         def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
-            seen.append(("prediction_step", self.is_in_train and seen_in_a_step(self)))
+            records.append(("prediction_step", self.is_in_train and seen_in_a_step(self)))
             return super().prediction_step(*args, **kwargs)
 
     TrainerCallback: Any = side.TrainerCallback
@@ -128,7 +128,7 @@ def accelerator_and_attributes_as_a_subclass_sees_them(side: Side) -> Record:
 
     def note(event: str, look: Any) -> Any:
         def on_event(self: Any, *args: Any, **kwargs: Any) -> None:
-            seen.append((event, look(trainer)))
+            records.append((event, look(trainer)))
 
         return on_event
 
@@ -147,8 +147,8 @@ def accelerator_and_attributes_as_a_subclass_sees_them(side: Side) -> Record:
         per_device_train_batch_size=4,
     )
     output = trainer.train()
-    seen.append(("trained", seen_in(trainer)))
-    return side.record(trainer, output, extra={"seen": seen})
+    records.append(("trained", seen_in(trainer)))
+    return side.record(trainer, output, extra={"seen": records})
 
 
 @scenario(extra=True)
@@ -172,7 +172,7 @@ def auxiliary_model_trained_by_an_optimizer_of_its_own(side: Side) -> Record:
     """A second model whose optimizer and schedule are prepared and step at each micro-batch, if they are let."""
     Trainer: Any = side.Trainer
     TrainerCallback: Any = side.TrainerCallback
-    seen: list[Any] = []
+    records: list[Any] = []
 
     class Auxiliary(Trainer):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -196,7 +196,7 @@ def auxiliary_model_trained_by_an_optimizer_of_its_own(side: Side) -> Record:
             trainer.auxiliary_schedule.step()
             trainer.auxiliary_optimizer.zero_grad()
             inner = trainer.accelerator.unwrap_model(trainer.auxiliary)
-            seen.append([inner.weight.detach().clone(), trainer.auxiliary_schedule.get_last_lr()])
+            records.append([inner.weight.detach().clone(), trainer.auxiliary_schedule.get_last_lr()])
 
         on_pre_optimizer_step = on_substep_end
 
@@ -206,7 +206,7 @@ def auxiliary_model_trained_by_an_optimizer_of_its_own(side: Side) -> Record:
     optimizer = trainer.auxiliary_optimizer
     output = trainer.train()
     extra = {
-        "seen": seen,
+        "seen": records,
         "neither": trainer.neither,
         "skipped": optimizer.step_was_skipped,
         "inside": type(optimizer.optimizer).__name__,

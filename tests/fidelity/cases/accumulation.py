@@ -62,13 +62,13 @@ def trainer_that_says_whether_its_loss_is_scaled(side: Side) -> Record:
 @scenario(extra=True)
 def accumulation_read_from_a_get_batch_samples_override(side: Side) -> Record:
     Trainer: Any = side.Trainer
-    seen: list[Any] = []
+    records: list[Any] = []
 
     class WatchingTrainer(Trainer):
         def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
             samples, count = super().get_batch_samples(epoch_iterator, num_batches, device)
-            seen.append((num_batches, len(samples), None if count is None else int(count)))
+            records.append((num_batches, len(samples), None if count is None else int(count)))
             return samples, count
 
     trainer = side.vector_trainer(CountingClassifier(), kind=WatchingTrainer, gradient_accumulation_steps=3)
-    return side.train(trainer, extra={"windows": seen})
+    return side.train(trainer, extra={"windows": records})

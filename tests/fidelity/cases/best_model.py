@@ -17,14 +17,14 @@ def make_script(*flags: tuple[str, int, str], scores: tuple[float, ...] = RISING
 
     Parameters:
         flags: The event, the step and the flag of each callback of `raising`.
-        scores: The metric `score` of the evaluations, one by one.
+        scores: The metric `score` of each evaluation.
     """
 
     def script(side: Side) -> Record:
-        left = iter(scores)
+        remaining = iter(scores)
         trainer = side.vector_trainer(
             eval_rows=5,
-            compute_metrics=lambda _: {"score": next(left)},
+            compute_metrics=lambda _: {"score": next(remaining)},
             callbacks=[raising(side, *flag) for flag in flags],
             **{"learning_rate": 0.1, "metric_for_best_model": "score", **changes},
         )

@@ -13,7 +13,7 @@ from tests.scenarios.models import BreakingClassifier, NoisyClassifier
 
 
 def raising(side: Side, event: str, step: int, flag: str) -> Any:
-    """A callback that sets one control flag at one event of one step."""
+    """Sets a control flag at a given event and step."""
 
     TrainerCallback: Any = side.TrainerCallback
 

@@ -1,4 +1,4 @@
-"""Evaluations and predictions outside of training: what they compute, and that the work after them goes on the same."""
+"""Evaluations and predictions outside of training: their results, and unchanged work after them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def halved_trainer(side: Side, model: Any = None, **changes: Any) -> Any:
 
 
 class OwnPrecisionClassifier(VectorClassifier):
-    """Brings its float inputs to the precision of its weights."""
+    """Casts float inputs to the precision of its weights."""
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         return super().logits(x.to(self.head.weight.dtype))
@@ -107,7 +107,7 @@ def samples_counted_as_the_script_counts_them(side: Side) -> Record:
     Trainer: Any = side.Trainer
 
     class Batches:
-        """Batches without a dataset behind them."""
+        """Batches without a dataset."""
 
         def __len__(self) -> int:
             return 2
@@ -155,10 +155,10 @@ def a_metric_function_taken_away_and_put_back_around_the_loop(side: Side) -> Rec
                 )
             finally:
                 self.compute_metrics = compute_metrics
-            found = self.compute_metrics(
+            results = self.compute_metrics(
                 side.EvalPrediction(predictions=output.predictions, label_ids=output.label_ids)
             )
-            metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()} | output.metrics
+            metrics = {f"{metric_key_prefix}_{name}": value for name, value in results.items()} | output.metrics
             self.log(metrics)
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
             return metrics

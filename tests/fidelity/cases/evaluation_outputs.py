@@ -1,4 +1,4 @@
-"""What models put out in an evaluation, and what becomes of it: nesting, unequal lengths, labels of several names."""
+"""Outputs of models in an evaluation, and their results: nesting, unequal lengths, labels of several names."""
 
 from __future__ import annotations
 
@@ -137,11 +137,11 @@ def labels_of_several_names(side: Side) -> Record:
 
 @scenario()
 def metrics_summed_up_batch_by_batch_from_inputs_and_losses(side: Side) -> Record:
-    seen: list[Any] = []
+    records: list[Any] = []
 
     def summing(prediction: Any, compute_result: bool) -> dict[str, float] | None:
-        seen.append((prediction.predictions, prediction.losses, prediction.inputs["x"].sum(), compute_result))
-        return {"batches": float(len(seen)), "mean": torch.tensor(2.5)} if compute_result else None
+        records.append((prediction.predictions, prediction.losses, prediction.inputs["x"].sum(), compute_result))
+        return {"batches": float(len(records)), "mean": torch.tensor(2.5)} if compute_result else None
 
     class Vectors(VectorClassifier):
         main_input_name = "x"
@@ -153,7 +153,7 @@ def metrics_summed_up_batch_by_batch_from_inputs_and_losses(side: Side) -> Recor
         batch_eval_metrics=True,
         include_for_metrics=["inputs", "loss"],
     )
-    return side.record(trainer, trainer.train(), extra={"seen": seen})
+    return side.record(trainer, trainer.train(), extra={"seen": records})
 
 
 @scenario(saves=True)

@@ -15,7 +15,7 @@ from tests.scenarios.models import NoisyClassifier, VectorClassifier
 
 # The events between which the model is in training mode on both sides.
 WITHIN_A_STEP = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
-# The events of one training at which a callback may set a switch.
+# The events of a training at which a callback may set a switch.
 STEERABLE = (
     "on_train_begin",
     "on_epoch_begin",
@@ -33,7 +33,7 @@ STEERABLE = (
 
 
 def snapshot(event: str, state: Any, control: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """What a callback sees at an event."""
+    """A callback's view at an event."""
     model, optimizer, schedule = given["model"], given["optimizer"], given["lr_scheduler"]
     state_fields = {entry.name: getattr(state, entry.name) for entry in dataclasses.fields(state)}
     return {
@@ -76,7 +76,7 @@ def scribe(base: Any) -> Any:
     return Scribe()
 
 
-def told(
+def messages(
     side: Side,
     *callbacks: Any,
     model: Any = None,
@@ -86,7 +86,7 @@ def told(
     resume: str | None = None,
     **changes: Any,
 ) -> tuple[Any, Any]:
-    """Train with a scribe behind the callbacks; returns it and the Trainer."""
+    """Train with a scribe after the callbacks; returns it and the Trainer."""
     notes = scribe(side.TrainerCallback)
     trainer = side.vector_trainer(
         model or NoisyClassifier(),
@@ -103,7 +103,7 @@ def told(
 
 
 def recorded(side: Side, *callbacks: Any, **changes: Any) -> Record:
-    notes, trainer = told(side, *callbacks, **changes)
+    notes, trainer = messages(side, *callbacks, **changes)
     return side.record(trainer, extra={"seen": notes.seen})
 
 
@@ -196,8 +196,8 @@ def events_of_evaluation_and_prediction_around_a_training(side: Side) -> Record:
 @scenario(extra=True, saves=True)
 def events_of_a_resumed_epoch(side: Side) -> Record:
     keywords: dict[str, Any] = {"gradient_accumulation_steps": 2, "rows": 22, "save_strategy": "steps", "save_steps": 2}
-    told(side, **keywords)
-    notes, trainer = told(side, **keywords, resume="out/checkpoint-2", eval_strategy="epoch")
+    messages(side, **keywords)
+    notes, trainer = messages(side, **keywords, resume="out/checkpoint-2", eval_strategy="epoch")
     return side.record(trainer, extra={"seen": notes.seen})
 
 
@@ -222,7 +222,7 @@ def steered_at_each_event(side: Side, flag: str) -> Record:
     seen = {}
     for event in STEERABLE:
         saves = event == "on_save"
-        notes, trainer = told(
+        notes, trainer = messages(
             side,
             setting(side, event, flag),
             model=VectorClassifier(),
@@ -251,8 +251,8 @@ FLAGS = {
 }
 add_scripts(
     {
-        f"{wanted}_asked_for_at_each_event": functools.partial(steered_at_each_event, flag=flag)
-        for wanted, flag in FLAGS.items()
+        f"{expected}_asked_for_at_each_event": functools.partial(steered_at_each_event, flag=flag)
+        for expected, flag in FLAGS.items()
     },
     extra=True,
 )

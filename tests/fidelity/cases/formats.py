@@ -1,4 +1,4 @@
-"""What checkpoints hold for each kind of model, and that a run goes on from them as without a break."""
+"""Checkpoints of each kind of model: their content, and a resume that equals an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.scenarios.models import tiny_gpt2, tiny_lora_tagger
 
 
 def saved_resumed_and_best_loaded(side: Side, build: Any, rows: Any, kind: Any = None, **changes: Any) -> Record:
-    """Train up to a checkpoint, resume with a new model, and load the best one at the end."""
+    """Train up to a checkpoint, resume with a new model, and load the best model at the end."""
     settings: dict[str, Any] = {
         "save_strategy": "steps",
         "save_steps": 2,
         "eval_strategy": "steps",
         "eval_steps": 2,
         "load_best_model_at_end": True,
-        # The worst one is the earliest, so that the model at the end is not the last one anyway.
+        # The earliest score counts as best, so that the model at the end is not the last.
         "greater_is_better": True,
         "metric_for_best_model": "loss",
         "learning_rate": 0.3,

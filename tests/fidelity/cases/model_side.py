@@ -55,8 +55,8 @@ def label_smoothing_left_aside_for_several_true_labels(side: Side) -> Record:
     model = tiny_bert_classifier(problem_type="multi_label_classification")
 
     def pad(samples: list[Any]) -> Any:
-        batch = pad_tokens([{"input_ids": one["input_ids"], "labels": 0} for one in samples])
-        return {**batch, "labels": torch.tensor([one["labels"] for one in samples])}
+        batch = pad_tokens([{"input_ids": sample["input_ids"], "labels": 0} for sample in samples])
+        return {**batch, "labels": torch.tensor([sample["labels"] for sample in samples])}
 
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
@@ -131,12 +131,12 @@ def noise_on_the_embeddings(side: Side) -> Record:
     trained = trainer.train()
     embeddings = model.get_input_embeddings()
     model.train()
-    left = {
+    remaining = {
         "hooks": len(embeddings._forward_hooks),
         "alpha": hasattr(embeddings, "neftune_noise_alpha"),
         "embedded": embeddings(torch.tensor([[6, 7]], device=trainer.args.device)),
     }
-    return side.record(trainer, trained, extra=left)
+    return side.record(trainer, trained, extra=remaining)
 
 
 @scenario()
@@ -148,7 +148,7 @@ def noise_on_the_embeddings_of_a_bert_trained_twice(side: Side) -> Record:
 
 
 class SmallMemory(NoisyClassifier):
-    """Runs out of memory with micro-batches of more than five samples, from the second one on."""
+    """Runs out of memory with micro-batches of more than five samples, from the second on."""
 
     def __init__(self) -> None:
         super().__init__()

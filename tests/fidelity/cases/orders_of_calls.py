@@ -1,7 +1,7 @@
-"""Public calls in orders drawn at random: after each one generators, modes, weights and results are transformers'.
+"""Public calls in orders drawn at random: after each call generators, modes, weights and results are transformers'.
 
-So few are made that all tests together stay quick; `FIDELITY_ORDERS=420 FIDELITY_ORDERS_IN_TWO_PROCESSES=60` in the
-environment makes so many.
+A few orders keep the tests quick; `FIDELITY_ORDERS=420 FIDELITY_ORDERS_IN_TWO_PROCESSES=60` in the environment
+runs more.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class UnreadableRowError(Exception):
 
 
 class BrokenRows(Rows):
-    """Cannot read the rows from the given one on."""
+    """Raises for rows from a given index on."""
 
     def __init__(self, rows: list[Row], first: int) -> None:
         super().__init__(rows)
@@ -58,7 +58,7 @@ class Script:
         self.side, self.processes = side, processes
         self.source = random.Random(number)
         self.notes: dict[str, Any] = {}
-        # What a checkpoint holds of data that draws itself is more than in transformers.
+        # Checkpoints of data that draws numbers hold more than transformers'.
         self.draws = number % 2 == 0
         self.trainer = self.made_trainer(NoisyClassifier())
 
@@ -66,7 +66,7 @@ class Script:
         choose = self.source.choice
         given = choose([{"model": model}, {"model": model}, {"model_init": lambda: NoisyClassifier()}])
         saving = "no" if self.draws else choose(["epoch", "steps"])
-        # What is due at the end of an epoch that a checkpoint was written before, transformers leaves out on resuming.
+        # On resuming transformers skips events due at the end of an epoch whose checkpoint was written earlier.
         strategy = choose(["no", "steps"] if saving == "steps" else ["no", "epoch", "steps"])
         trainer = self.side.Trainer(
             **given,
@@ -95,7 +95,7 @@ class Script:
         return (AugmentedRows if self.draws else Rows)(vector_rows(number, seed=self.source.randint(0, 9)))
 
     def broken_rows(self) -> Rows:
-        # Of processes that wait for each other all have to fail at the same batch.
+        # All processes fail at the same batch, since they wait for each other.
         return BrokenRows(vector_rows(9), 0 if self.processes > 1 else self.source.randint(0, 8))
 
     def batch(self) -> Any:
@@ -143,7 +143,7 @@ class Script:
         return [torch.rand(2), random.random(), float(np.random.normal())]
 
     def run(self, name: str) -> None:
-        """Make one call and note where it leaves everything, also where it raises."""
+        """Make a call and record the state after it, also if it raises."""
         if not self.has_trained and name in NEEDING_A_TRAINING[self.processes]:
             name = "train"
         try:
@@ -188,8 +188,8 @@ CALLS: dict[str, Callable[[Script], Any]] = {
     "put_dropout_into_training_mode": lambda script: script.trainer.model.dropout.train().training,
 }
 RESUMING = ("resume", "resume_for_longer")
-# Processes -> what transformers cannot do before a training: a step, and in two processes an evaluation, after which
-# each would train a model of its own, and looking for a checkpoint, of which one may see the folder and the other not.
+# Processes -> calls that transformers cannot make before a training. In two processes they include an evaluation, after
+# which each would train a separate model, and a search for a checkpoint, whose folder only one process may see.
 NEEDING_A_TRAINING: dict[int, tuple[str, ...]] = {
     1: ("training_step",),
     2: ("training_step", *(name for name in CALLS if name.startswith(("evaluate", "predict"))), *RESUMING),
@@ -198,21 +198,21 @@ NEEDING_A_TRAINING: dict[int, tuple[str, ...]] = {
 
 def digest(value: Any) -> str:
     """A text that two values share where they are equal to the bit."""
-    found = hashlib.sha256()
-    update_digest(found, value)
-    return found.hexdigest()[:16]
+    results = hashlib.sha256()
+    update_digest(results, value)
+    return results.hexdigest()[:16]
 
 
-def update_digest(found: Any, value: Any) -> None:
+def update_digest(results: Any, value: Any) -> None:
     if isinstance(value, dict):
         value = [*value, *value.values()]
     if isinstance(value, (torch.Tensor, np.ndarray)):
-        found.update(np.asarray(value).tobytes())
+        results.update(np.asarray(value).tobytes())
     elif isinstance(value, Sequence) and not isinstance(value, str):
         for part in value:
-            update_digest(found, part)
+            update_digest(results, part)
     else:
-        found.update(repr(value).encode())
+        results.update(repr(value).encode())
 
 
 def order_of_calls(number: int, processes: int, side: Side) -> Record:

@@ -22,7 +22,7 @@ ACCUMULATING: dict[str, Any] = {
     "metric_for_best_model": "accuracy",
     "eval_on_start": True,
 }
-# An override of training_step would put both of our modes into manual optimization; it has a scenario of its own.
+# An override of training_step would put both of our modes into manual optimization; it has a separate scenario.
 METHODS_OF_BOTH_MODES = [name for name in OVERRIDE_POINTS if name != "training_step"]
 
 

@@ -19,9 +19,15 @@ from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import CountingClassifier, VectorClassifier
 
 
-def trainer_of(side: Side, kind: Any, model: Any = None, /, rows: int = 18, given: Any = None, **changes: Any) -> Any:
+def trainer_of(
+    side: Side, kind: Any, model: Any = None, /, rows: int = 18, overrides: Any = None, **changes: Any
+) -> Any:
     """A Trainer over vectors that takes optimizer steps of three micro-batches, two in the last one of an epoch."""
-    keywords = {"train_dataset": Rows(vector_rows(rows)), "eval_dataset": Rows(vector_rows(7, seed=1)), **(given or {})}
+    keywords = {
+        "train_dataset": Rows(vector_rows(rows)),
+        "eval_dataset": Rows(vector_rows(7, seed=1)),
+        **(overrides or {}),
+    }
     torch.manual_seed(3)
     return kind(
         model=VectorClassifier() if model is None else model(),
@@ -32,7 +38,7 @@ def trainer_of(side: Side, kind: Any, model: Any = None, /, rows: int = 18, give
 
 
 def in_turn(side: Side, kinds: list[Any], model: Any = None, **changes: Any) -> Record:
-    """Train with one class after the other, then evaluate; the record is that of the last one."""
+    """Train with one class after the other, then evaluate; the record is the last class's."""
     histories = []
     for number, kind in enumerate(kinds):
         trainer = trainer_of(side, kind, model, output_dir=f"out{number}", **changes)
@@ -78,7 +84,7 @@ def own_losses_divided_by_the_window_or_not(side: Side) -> Record:
 def own_losses_in_earlier_spellings(side: Side) -> Record:
     is_oracle = side.name == ORACLE
 
-    # transformers 5 raises at the spellings of its earlier releases; there the same methods are written as of today.
+    # transformers 5 raises at the spellings of its earlier releases; there the methods have today's signatures.
     class Earlier(side.Trainer):
         loss_is_scaled_for_ga = False
 
@@ -161,13 +167,13 @@ def methods_set_on_the_instance_and_on_the_class(side: Side) -> Record:
 
 @scenario(extra=True)
 def own_training_steps_with_several_backward_passes(side: Side) -> Record:
-    seen: list[Any] = []
+    records: list[Any] = []
 
     class FastGradientMethod(side.Trainer):
         """Adds the gradient of a second pass over perturbed weights."""
 
         def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Any:
-            seen.append((self.current_gradient_accumulation_steps, self.accelerator.sync_gradients))
+            records.append((self.current_gradient_accumulation_steps, self.accelerator.sync_gradients))
             model.train()
             inputs = self._prepare_inputs(inputs)
             with self.compute_loss_context_manager():
@@ -182,7 +188,7 @@ def own_training_steps_with_several_backward_passes(side: Side) -> Record:
             return loss.detach()
 
     class ProjectedGradient(FastGradientMethod):
-        """Calls its parent, and then takes three more backward passes of its own."""
+        """Calls its parent, then runs three more backward passes."""
 
         def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
             loss = super().training_step(model, inputs, num_items_in_batch)
@@ -201,7 +207,7 @@ def own_training_steps_with_several_backward_passes(side: Side) -> Record:
             return super().training_step(model, inputs) + 1
 
     record = in_turn(side, [FastGradientMethod, ProjectedGradient, WithoutNumber])
-    record.extra["seen"] = seen
+    record.extra["seen"] = records
     return record
 
 
@@ -209,7 +215,7 @@ def own_training_steps_with_several_backward_passes(side: Side) -> Record:
 
 
 class LossWithParameters(nn.Module):
-    """A loss function with weights of its own, which belong to no part of the model."""
+    """A loss function with weights outside of the model."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -331,7 +337,7 @@ def own_files_of_checkpoints(side: Side) -> Record:
 @scenario(saves=True, extra=True)
 def own_logging_without_the_parents(side: Side) -> Record:
     class OwnLogging(side.Trainer):
-        """Logs figures of its own, as TRL's online DPO does."""
+        """Logs further figures, as TRL's online DPO does."""
 
         def _maybe_log_save_evaluate(
             self,
@@ -381,7 +387,7 @@ def own_frames_around_a_training(side: Side) -> Record:
     called: list[Any] = []
 
     class Halving(nn.Module):
-        """Wraps a model, as a data-parallel one would be."""
+        """Wraps a model as data parallelism does."""
 
         def __init__(self, module: Any) -> None:
             super().__init__()
@@ -434,7 +440,7 @@ def own_frames_around_a_training(side: Side) -> Record:
 
     trainer = trainer_of(
         side,
-        lambda model, **given: Framed(model_init=lambda: VectorClassifier(), **given),
+        lambda model, **overrides: Framed(model_init=lambda: VectorClassifier(), **overrides),
         eval_strategy="epoch",
         save_strategy="epoch",
     )
@@ -445,7 +451,7 @@ def own_frames_around_a_training(side: Side) -> Record:
 
 
 class Output(NamedTuple):
-    """What a training returns."""
+    """Return what a training returns."""
 
     global_step: int
     training_loss: float

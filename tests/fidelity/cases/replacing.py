@@ -1,4 +1,4 @@
-"""What a script puts in the place of a training's parts while the training goes on."""
+"""Optimizers, schedules and loaders that a script replaces during a training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script prints and writes about its runs: metrics tables, results files, the state, tokens and operations."""
+"""Output and files of scripts about their runs: metrics tables, results files, the state, tokens and operations."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def written_reports(side: Side) -> dict[str, str]:
     return {path.name: TIMES_IN_TEXT.sub(r"\1...", path.read_text()) for path in paths if path.exists()}
 
 
-# What both sides tell at level info, the files that transformers' models and tokenizers write included.
+# Both sides log these at level info, files that transformers' models and tokenizers write included.
 TOLD = re.compile(r"\n?\*{5} Running |  |(Saving|Loading) model |.* saved in ")
 
 
 @contextlib.contextmanager
-def told() -> Iterator[list[str]]:
+def messages() -> Iterator[list[str]]:
     """Collects those lines; what handlers of transformers do to a record is done by then."""
     lines: list[str] = []
 
@@ -156,7 +156,7 @@ def memory_metrics_of_evaluations_alone(side: Side) -> Record:
 @scenario(saves=True, predicts=True, extra=True)
 def what_is_told_at_level_info(side: Side) -> Record:
     changes: dict[str, Any] = {"log_level": "info", "save_strategy": "steps", "eval_strategy": "epoch"}
-    with told() as lines:
+    with messages() as lines:
         bert_trainer(side, num_train_epochs=2, save_steps=3, **changes).train()
         bert_trainer(side, num_train_epochs=3, save_steps=3, ignore_data_skip=True, **changes).train("out/checkpoint-3")
         trainer = bert_trainer(side, num_train_epochs=4, save_steps=3, **changes)

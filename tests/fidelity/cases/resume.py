@@ -1,7 +1,7 @@
-"""Resuming from a checkpoint: the second part of the run has to be what it would have been without the break.
+"""Resuming from a checkpoint: the second part of the run equals that of an uninterrupted run.
 
-Data that draws random numbers in the training process is left out: transformers draws them anew for the batches that
-were collated ahead of the checkpoint. Ours goes on exactly there too, which tests/loop/test_exact_resume.py shows.
+Data that draws random numbers in the training process is left out: transformers draws again for the batches that
+were prefetched before the checkpoint. Ours resumes them exactly, which tests/loop/test_exact_resume.py shows.
 """
 
 from __future__ import annotations

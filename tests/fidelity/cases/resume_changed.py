@@ -104,7 +104,7 @@ def resumed_though_it_is_finished(side: Side) -> Record:
 
 
 def patience_resumed(side: Side, **changes: Any) -> Record:
-    """An evaluation that never improves: the patience of four is used up by the first two and the resumed ones."""
+    """An evaluation that never improves: the first two and the resumed evaluations exhaust the patience of four."""
     settings = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "score", "save_steps": 1, **changes}
 
     def trainer(*callbacks: Any) -> Any:
@@ -152,7 +152,9 @@ def resumed_with_several_stateful_callbacks_of_one_class(side: Side) -> Record:
     first = trainer(Named("a"), Earlier("b"), Named("c"), raising(side, "on_step_end", 3, "should_training_stop"))
     second = trainer(Named(), Earlier(), Named())
     outputs = first.train(), second.train(resume_from_checkpoint=True)
-    callbacks = [(type(one).__name__, getattr(one, "name", None)) for one in second.callback_handler.callbacks]
+    callbacks = [
+        (type(callback).__name__, getattr(callback, "name", None)) for callback in second.callback_handler.callbacks
+    ]
     return side.record(second, *outputs, extra={"callbacks": callbacks})
 
 

@@ -1,4 +1,4 @@
-"""What a run writes: checkpoints, rotation, results."""
+"""Files of a run: checkpoints, rotation, results."""
 
 from __future__ import annotations
 

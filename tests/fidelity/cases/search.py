@@ -1,4 +1,4 @@
-"""Hyperparameter searches with Optuna: what each trial draws, trains, reports and leaves behind."""
+"""Hyperparameter searches with Optuna: each trial's draws, training, reports and files."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def searched(side: Side, trainer: Any, hp_space: Any = rate_and_decay, sampler: 
     import optuna
 
     storage = keywords.pop("storage", None) or optuna.storages.InMemoryStorage()
-    found = trainer.hyperparameter_search(
+    results = trainer.hyperparameter_search(
         hp_space=hp_space,
         backend="optuna",
         storage=storage,
@@ -68,7 +68,7 @@ def searched(side: Side, trainer: Any, hp_space: Any = rate_and_decay, sampler: 
         **keywords,
     )
     study = optuna.load_study(study_name="search", storage=storage)
-    best = found[0] if isinstance(found, list) else found
+    best = results[0] if isinstance(results, list) else results
     for name, value in best.hyperparameters.items():
         if hasattr(trainer.args, name):
             setattr(trainer.args, name, value)
@@ -77,12 +77,12 @@ def searched(side: Side, trainer: Any, hp_space: Any = rate_and_decay, sampler: 
         (trial.number, trial.state.name, trial.values, trial.params, trial.intermediate_values)
         for trial in study.trials
     ]
-    runs = [tuple(run) for run in found] if isinstance(found, list) else tuple(found)
+    runs = [tuple(run) for run in results] if isinstance(results, list) else tuple(results)
     return recorded(side, trainer, output, {"found": runs, "trials": trials})
 
 
 def recorded(side: Side, trainer: Any, output: Any, extra: dict[str, Any]) -> Record:
-    """The record of a search and a training after it, without what no trial of ours takes from the one before."""
+    """The record of a search and a later training, without values that our trials do not inherit."""
     trainer.state.stateful_callbacks.clear()
     forget_evaluation_loaders(side)
     return side.record(trainer, output, extra={**extra, "states": trainer.states_at_the_ends})

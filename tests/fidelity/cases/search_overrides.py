@@ -67,26 +67,26 @@ def overriding_every_method_in_a_search_and_calling_the_parents(side: Side) -> R
         sampler=optuna.samplers.RandomSampler(seed=1),
         pruner=prunes_the_second_trial(),
     )
-    made = calls.by_method()
-    found = {"calls": {method: ways for method, ways in made.items() if method not in ASKED_MORE_OFTEN}}
-    # One more training, from the same arguments on both sides, leaves a model to compare.
+    created = calls.by_method()
+    results = {"calls": {method: ways for method, ways in created.items() if method not in ASKED_MORE_OFTEN}}
+    # A further training, from the same arguments on both sides, yields a model to compare.
     trainer.args.learning_rate = best.hyperparameters["learning_rate"]
     output = trainer.train()
     forget_evaluation_loaders(side)
-    return side.record(trainer, output, extra={**found, "best": tuple(best), "metrics": order})
+    return side.record(trainer, output, extra={**results, "best": tuple(best), "metrics": order})
 
 
 @scenario(extra=True)
 def a_search_that_reports_what_an_override_makes_of_the_metrics(side: Side) -> Record:
-    """Of the hooks of a search: some other objective, folder, model and loss, and no pruning."""
+    """Overridden hooks of a search: another objective, folder, model and loss, and no pruning."""
     import optuna
 
-    seen: list[Any] = []
+    records: list[Any] = []
 
     class Searching(side.Trainer):  # type: ignore[name-defined,misc]
         def call_model_init(self, trial: Any = None) -> Any:
             model = super().call_model_init(trial=trial)
-            # As sentence-transformers' Trainer makes its loss anew around the new model.
+            # sentence-transformers' Trainer rebuilds its loss around the new model too.
             self.margin = 0.1
             return model
 
@@ -101,7 +101,7 @@ def a_search_that_reports_what_an_override_makes_of_the_metrics(side: Side) -> R
                 self.args.warmup_steps = 2
 
         def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
-            seen.append((getattr(trial, "number", None), step, metrics["eval_loss"]))
+            records.append((getattr(trial, "number", None), step, metrics["eval_loss"]))
             super()._report_to_hp_search(trial, step, {**metrics, "eval_loss": -metrics["eval_loss"]})
 
         def _get_output_dir(self, trial: Any) -> str:
@@ -123,4 +123,4 @@ def a_search_that_reports_what_an_override_makes_of_the_metrics(side: Side) -> R
     trainer.args.learning_rate, trainer.args.warmup_steps = best.hyperparameters["learning_rate"], 2
     output = trainer.train()
     forget_evaluation_loaders(side)
-    return side.record(trainer, output, extra={"best": tuple(best), "seen": seen})
+    return side.record(trainer, output, extra={"best": tuple(best), "seen": records})

@@ -17,7 +17,7 @@ from tests.scenarios.models import END_TOKEN, tiny_bart, tiny_gpt2, tiny_t5
 
 
 def matches(prediction: Any) -> dict[str, float]:
-    """Share of generated tokens that are the label of their place, beside what else the function is handed."""
+    """Share of generated tokens that equal their label, and the function's other inputs."""
     labels = np.asarray(prediction.label_ids)
     tokens = np.asarray(prediction.predictions)
     width = min(labels.shape[1], tokens.shape[1] - 1)
@@ -26,10 +26,10 @@ def matches(prediction: Any) -> dict[str, float]:
 
 
 def translating_trainer(side: Side, model: Any = None, keywords: dict[str, Any] | None = None, **changes: Any) -> Any:
-    """A Seq2SeqTrainer over token ids that are to be reversed, generating at most 9 tokens.
+    """A Seq2SeqTrainer that learns to reverse token ids, generating at most 9 tokens.
 
     Parameters:
-        keywords: of the Trainer, instead of what stands here.
+        keywords: of the Trainer, instead of those here.
         changes: of the arguments.
     """
     given = {
@@ -90,13 +90,13 @@ def keywords_of_one_call_and_none_of_the_next(side: Side) -> Record:
 def generation_config_as_an_object(side: Side) -> Record:
     from transformers import GenerationConfig
 
-    wanted = GenerationConfig(
+    expected = GenerationConfig(
         max_length=11, num_beams=2, decoder_start_token_id=0, pad_token_id=0, eos_token_id=END_TOKEN, length_penalty=2.0
     )
-    trainer = translating_trainer(side, generation_max_length=None, generation_config=wanted, eval_strategy="epoch")
+    trainer = translating_trainer(side, generation_max_length=None, generation_config=expected, eval_strategy="epoch")
     output, predictions = trainer.train(), trainer.predict(questions())
     trainer.save_model("final")
-    extra = {"to_dict": trainer.args.to_dict()["generation_config"], "own copy": wanted.max_new_tokens}
+    extra = {"to_dict": trainer.args.to_dict()["generation_config"], "own copy": expected.max_new_tokens}
     return side.record(trainer, output, predictions=predictions, extra=extra)
 
 

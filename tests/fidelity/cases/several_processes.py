@@ -1,4 +1,4 @@
-"""What a training step exchanges between processes: gradients, label tokens, buffers, and what is logged."""
+"""Exchanges of a training step between processes: gradients, label tokens, buffers, and what is logged."""
 
 from __future__ import annotations
 

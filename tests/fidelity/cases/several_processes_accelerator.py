@@ -1,4 +1,4 @@
-"""What two processes find in the accelerator of a Trainer: collectives, shares, turns, loaders and gradients."""
+"""The accelerator of a Trainer in two processes: collectives, shares, turns, loaders and gradients."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def exchanged(accelerator: Any, rank: int) -> dict[str, Any]:
 
 
 def shares(accelerator: Any) -> list[Any]:
-    """What `split_between_processes` gives this process."""
-    found = []
+    """Return this process's part from `split_between_processes`."""
+    results = []
     collections: list[Any] = [
         ["a", "b", "c"],
         torch.arange(3),
@@ -50,19 +50,19 @@ def shares(accelerator: Any) -> list[Any]:
             # accelerate puts the share into the dict that it is given.
             given = dict(collection) if isinstance(collection, dict) else collection
             with accelerator.split_between_processes(given, apply_padding=padded) as share:
-                found.append(share.to_dict() if isinstance(share, Dataset) else share)
-    return found
+                results.append(share.to_dict() if isinstance(share, Dataset) else share)
+    return results
 
 
 def turns(accelerator: Any) -> list[Any]:
     """Who goes first, who prints, and which decorated functions run."""
-    seen: list[Any] = []
+    records: list[Any] = []
     for name in ("main_process_first", "local_main_process_first"):
         with getattr(accelerator, name)():
             if accelerator.is_main_process:
                 time.sleep(0.2)
                 Path(name).touch()
-            seen.append(Path(name).exists())
+            records.append(Path(name).exists())
     accelerator.wait_for_everyone()
     for decorate in (
         accelerator.on_main_process,
@@ -71,11 +71,11 @@ def turns(accelerator: Any) -> list[Any]:
         accelerator.on_process(process_index=1),
         accelerator.on_local_process(local_process_index=1),
     ):
-        seen.append(decorate(lambda: "ran")())
+        records.append(decorate(lambda: "ran")())
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         accelerator.print("once")
-    seen.append(printed.getvalue())
-    return seen
+    records.append(printed.getvalue())
+    return records
 
 
 def facts(accelerator: Any) -> list[Any]:
@@ -103,20 +103,20 @@ def data_parallel(accelerator: Any, rank: int) -> Any:
 
 
 def loaders(accelerator: Any) -> list[Any]:
-    """Batches of prepared loaders, what is gathered of them for metrics, and where the accelerator says one stands."""
-    found: list[Any] = []
+    """Batches of prepared loaders, their gathered metrics, and the accelerator's position in them."""
+    results: list[Any] = []
     state = accelerator.gradient_state
     datasets: list[Any] = [list(range(7)), list(range(8)), Stream([{"number": number} for number in range(7)])]
     for dataset in datasets:
         loader = accelerator.prepare(DataLoader(dataset, batch_size=2))
         for batch in loader:
             gathered = accelerator.gather_for_metrics(batch)
-            found.append([batch, gathered, state.in_dataloader, state.end_of_dataloader, state.remainder])
-        found.append([len(loader) if isinstance(dataset, list) else None, state.in_dataloader])
+            results.append([batch, gathered, state.in_dataloader, state.end_of_dataloader, state.remainder])
+        results.append([len(loader) if isinstance(dataset, list) else None, state.in_dataloader])
         if isinstance(dataset, list):
-            found.append([loader.total_batch_size, loader.total_dataset_length, loader.remainder])
-    found.append(accelerator.gather_for_metrics(torch.ones(2)))
-    return found
+            results.append([loader.total_batch_size, loader.total_dataset_length, loader.remainder])
+    results.append(accelerator.gather_for_metrics(torch.ones(2)))
+    return results
 
 
 def accumulating(accelerator: Any, rank: int) -> Any:
@@ -124,17 +124,17 @@ def accumulating(accelerator: Any, rank: int) -> Any:
     torch.manual_seed(0)
     model = accelerator.prepare(torch.nn.Linear(2, 1, bias=False))
     inner = accelerator.unwrap_model(model)
-    found: list[Any] = []
+    results: list[Any] = []
     accelerator.gradient_accumulation_steps = 2
     for number in range(4):
         with accelerator.accumulate(model):
             accelerator.backward(model(torch.full((1, 2), float(rank + number))).sum())
-            found.append([accelerator.sync_gradients, inner.weight.grad.clone()])
+            results.append([accelerator.sync_gradients, inner.weight.grad.clone()])
             if accelerator.sync_gradients:
-                found.append([accelerator.clip_grad_norm_(model.parameters(), 0.5), inner.weight.grad.clone()])
+                results.append([accelerator.clip_grad_norm_(model.parameters(), 0.5), inner.weight.grad.clone()])
                 model.zero_grad()
     accelerator.gradient_accumulation_steps = 1
-    return found
+    return results
 
 
 @scenario(processes=2, extra=True)

@@ -141,7 +141,7 @@ def two_processes_with_a_distributed_sampler_of_the_scripts_own(side: Side) -> R
 
 
 class BatchesOfUnequalSize(BatchSampler):
-    """Batches of one to three rows in an order of their own, seeded by the epoch they are told."""
+    """Batches of one to three rows in an order that is seeded by the epoch."""
 
     def __init__(self, count: int) -> None:
         super().__init__(SequentialSampler(range(count)), 2, False)

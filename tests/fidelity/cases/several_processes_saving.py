@@ -29,7 +29,7 @@ def build(side: Side, *callbacks: Any, kind: Any = None, **changes: Any) -> Any:
 
 
 def broken_off(side: Side, **changes: Any) -> Any:
-    """What a training ends with that stops at its third step, where it saves."""
+    """Run a training that stops at its third step, where it saves."""
     return build(side, raising(side, "on_step_end", 3, "should_training_stop"), **changes).train()
 
 
@@ -124,7 +124,7 @@ def saving_methods_of_a_subclass_in_each_process(side: Side) -> Record:
 @scenario(processes=2, saves=True, extra=True)
 def each_node_saves_on_a_disk_of_its_own(side: Side) -> Record:
     rank, local_rank = dist.get_rank(), os.environ["LOCAL_RANK"]
-    # Each process is the first one of a node, and a relative folder is another one in each.
+    # Each process is the first of a node, and a relative folder differs between nodes.
     os.environ["LOCAL_RANK"] = "0"
     folder = Path(f"node{rank}")
     folder.mkdir(exist_ok=True)
@@ -133,13 +133,13 @@ def each_node_saves_on_a_disk_of_its_own(side: Side) -> Record:
         trainer = build(side, save_on_each_node=True, save_total_limit=1)
         result = trainer.train()
         names = sorted(path.name for path in Path("out").glob("checkpoint-*/*"))
-        found = {"names": [name for name in names if not name.startswith("littrainer")]}
-        found["random states"] = random_states_in("out/checkpoint-9")
+        results = {"names": [name for name in names if not name.startswith("littrainer")]}
+        results["random states"] = random_states_in("out/checkpoint-9")
     finally:
         os.environ["LOCAL_RANK"] = local_rank
         os.chdir(side.folder)
     dist.barrier()
-    return side.record(trainer, result, extra=found)
+    return side.record(trainer, result, extra=results)
 
 
 @scenario(processes=2, saves=True)

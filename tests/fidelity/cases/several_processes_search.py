@@ -1,4 +1,4 @@
-"""Hyperparameter searches of two processes: both train each trial, with what the first one draws."""
+"""Hyperparameter searches of two processes: both train each trial with the draws of the first."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ def searched_by_two(side: Side, trainer: Any, hp_space: Any = rate_and_decay, **
     import optuna
 
     sampler = optuna.samplers.TPESampler(seed=3, n_startup_trials=2)
-    found = trainer.hyperparameter_search(hp_space=hp_space, backend="optuna", sampler=sampler, n_trials=2, **keywords)
+    results = trainer.hyperparameter_search(
+        hp_space=hp_space, backend="optuna", sampler=sampler, n_trials=2, **keywords
+    )
     # transformers returns None but in the first process.
-    best = [tuple(found) if found is not None else None]
+    best = [tuple(results) if results is not None else None]
     dist.broadcast_object_list(best, src=0)
     assert best[0] is not None
     for name, value in best[0][2].items():

@@ -1,4 +1,4 @@
-"""Adapters of PEFT trained with a plain Trainer, in several set-ups one after the other."""
+"""Adapters of PEFT trained with a plain Trainer, in several set-ups."""
 
 import json
 import random
@@ -68,7 +68,7 @@ def trainer_of(model, name, trainer_class=Trainer, **settings):
         train_dataset=rows(14, 1),
         eval_dataset=rows(6, 2),
         data_collator=DataCollatorWithPadding(bert_tokenizer()),
-        compute_metrics=lambda found: {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())},
+        compute_metrics=lambda hits: {"accuracy": float((hits.predictions.argmax(-1) == hits.label_ids).mean())},
         **keywords,
     )
 
@@ -134,7 +134,7 @@ def adamss():
 
 
 class Allocation(TrainerCallback):
-    """What PEFT's documentation asks for after each optimizer step, while the gradients are there."""
+    """Makes the call that PEFT's documentation requires after each optimizer step, with gradients."""
 
     def on_optimizer_step(self, args, state, control, model, **kwargs):
         model.base_model.update_and_allocate(state.global_step)

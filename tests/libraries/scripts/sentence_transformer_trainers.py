@@ -1,4 +1,4 @@
-"""Training with sentence-transformers, in several set-ups one after the other."""
+"""Training with sentence-transformers, in several set-ups."""
 
 import json
 import random
@@ -83,7 +83,7 @@ class EventNotes(TrainerCallback):
         self.notes = []
 
     def on_step_end(self, args, state, control, optimizer, lr_scheduler, model, processing_class, **kwargs):
-        names = [type(one).__name__ for one in (model, processing_class)]
+        names = [type(item).__name__ for item in (model, processing_class)]
         self.notes.append(["step", state.global_step, *names, optimizer.param_groups[0]["lr"]])
 
     def on_evaluate(self, args, state, control, metrics, **kwargs):
@@ -136,7 +136,7 @@ def matryoshka(name):
 
 
 def several_datasets(name, order):
-    """A loss for each dataset, one of which has parameters of its own with a learning rate of their own."""
+    """A loss for each dataset; one has parameters with a separate learning rate."""
     model = embedding_model()
     data = {"classes": rows(10, 3, "class"), "scores": rows(13, 4, "score"), "pairs": rows(9, 5)}
     args = SentenceTransformerTrainingArguments(

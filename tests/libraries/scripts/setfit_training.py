@@ -31,7 +31,7 @@ def rows(count, seed, **renamed):
 
 
 def accuracy(predicted, expected):
-    hits = [int(one) == int(other) for one, other in zip(predicted, expected, strict=True)]
+    hits = [int(prediction) == int(other) for prediction, other in zip(predicted, expected, strict=True)]
     return {"accuracy": sum(hits) / len(hits)}
 
 
@@ -41,7 +41,7 @@ def classifier(head=None):
 
 
 class EventNotes(TrainerCallback):
-    """Writes down what each event hands over: setfit's arguments and models beside those of its inner trainer."""
+    """Records the parameters of each event: setfit's arguments and models, and those of its inner trainer."""
 
     def __init__(self):
         self.notes = []
@@ -122,12 +122,12 @@ def triplets(name):
 def head_of_torch(name):
     """A differentiable head, trained together with the body, and a model that model_init makes."""
 
-    def made(params=None):
+    def create_model(params=None):
         torch.manual_seed(2)
         return classifier(SetFitHead(in_features=16, out_features=2))
 
     args = TrainingArguments(output_dir=name, **{**QUICK, "num_epochs": (1, 2)}, end_to_end=True, save_strategy="no")
-    trainer = Trainer(model_init=made, args=args, train_dataset=rows(8, 1), metric=accuracy)
+    trainer = Trainer(model_init=create_model, args=args, train_dataset=rows(8, 1), metric=accuracy)
     finish(trainer, name)
 
 

@@ -1,4 +1,4 @@
-"""Small BERT models with a tokenizer, as a user's own checkpoints would lie in a folder, for the scripts beside it."""
+"""Small BERT models with a tokenizer, saved as a user's checkpoints, for the scripts in this folder."""
 
 import random
 from pathlib import Path
@@ -20,14 +20,14 @@ def sentence(draws: random.Random) -> str:
 
 
 def bert_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer with one token for each word, and BERT's frame around one text or two."""
-    words = [*SPECIAL, *WORDS]
-    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    """A tokenizer with a token for each word, and BERT's special tokens around a text or a pair."""
+    vocabulary = [*SPECIAL, *WORDS]
+    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(vocabulary)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.post_processor = TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(word, words.index(word)) for word in ("[CLS]", "[SEP]")],
+        special_tokens=[(word, vocabulary.index(word)) for word in ("[CLS]", "[SEP]")],
     )
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     return PreTrainedTokenizerFast(
@@ -57,8 +57,8 @@ def write_bert(model_class: type, **settings: object) -> str:
 def with_memory_of_its_own(model: torch.nn.Module) -> torch.nn.Module:
     """The model with its parameters moved to memory that torch aligned.
 
-    Parameters read from a safetensors file lie where the file has them, and a CPU rounds sums by where they begin: two
-    runs of one script would differ.
+    Parameters read from a safetensors file keep the file's alignment, which changes how a CPU rounds sums: two runs of
+    a script would differ.
     """
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()

@@ -1,4 +1,4 @@
-"""Trainers of TRL that reach deeper into the Trainer: loops, logging and the callback handler of their own."""
+"""Trainers of TRL that override loops, logging and the callback handler."""
 
 from datasets import Dataset
 from peft import LoraConfig

@@ -1,4 +1,4 @@
-"""Direct preference optimization with TRL, in several set-ups one after the other."""
+"""Direct preference optimization with TRL, in several set-ups."""
 
 from datasets import Dataset
 from peft import LoraConfig
@@ -39,7 +39,7 @@ def train(name, train_dataset, model="models/llama", ref_model=None, peft_config
     trainer.save_state()
 
 
-# Five micro-batches an epoch: the last window of each has one only.
+# Five micro-batches an epoch: the last window has a single micro-batch.
 train(
     "accumulation",
     PAIRS,

@@ -13,9 +13,9 @@ def distinct_words(completions, **kwargs):
     return [float(len(set(str(completion).split()))) for completion in completions]
 
 
-def has_wanted_word(completions, wanted, trainer_state, log_metric, **kwargs):
+def has_wanted_word(completions, expected, trainer_state, log_metric, **kwargs):
     log_metric("steps_done", float(trainer_state.global_step))
-    return [1.0 if word in completion.split() else 0.0 for completion, word in zip(completions, wanted, strict=True)]
+    return [1.0 if word in completion.split() else 0.0 for completion, word in zip(completions, expected, strict=True)]
 
 
 def train(name, train_dataset, reward_funcs, peft_config=None, resume=False, **settings):

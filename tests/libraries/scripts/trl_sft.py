@@ -1,4 +1,4 @@
-"""Supervised fine-tuning with TRL, in several set-ups one after the other."""
+"""Supervised fine-tuning with TRL, in several set-ups."""
 
 import numpy as np
 from datasets import Dataset
@@ -49,7 +49,7 @@ def train(name, train_dataset, resume=False, peft_config=None, compute_metrics=N
     trainer.save_state()
 
 
-# Seven micro-batches an epoch: the last window of each has one only.
+# Seven micro-batches an epoch: the last window has a single micro-batch.
 train(
     "accumulation",
     TEXTS,
