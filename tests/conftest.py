@@ -74,7 +74,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is imported and collected before the first test is no garbage."""
+    """Freeze objects imported and collected before the first test, which are no garbage."""
     gc.disable()
     try:
         return (yield)
@@ -83,7 +83,7 @@ def pytest_collection() -> Generator[None, object, object]:
         leave_out_of_collections()
 
 
-# What is left in the environment: Lightning leaves its seed, a test that plays another process leaves ranks.
+# Variables that trainings leave: Lightning its seed, a test that plays another process its ranks.
 LEFT_IN_THE_ENVIRONMENT = (
     *("PL_GLOBAL_SEED", "PL_SEED_WORKERS"),
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),

@@ -1,4 +1,4 @@
-"""What `make test` leaves out, and `make test-all` runs: files, folders and single tests below `tests/`.
+"""Files, folders and tests below `tests/` that `make test` leaves out and `make test-all` runs.
 
 Of `fidelity/test_fidelity.py`, `make test` runs what `QUICK` in `tests/fidelity/scenarios.py` says, and twenty of these
 scenarios on a simulated GPU.
@@ -12,7 +12,7 @@ import pytest
 
 FOR_WHAT_THEY_WOULD_INSTALL = ("libraries", "search/test_ray_backend.py")
 
-# Of `littrainer verify`, which starts the script with each Trainer.
+# `littrainer verify` starts the script with each Trainer.
 IN_PROCESSES = (
     "is_equal_bit_for_bit_and_leaves_the_users_folder_alone",
     "with_a_planted_difference_is_told_its_step_and_cause",
@@ -26,7 +26,7 @@ OF_RANDOM_FAULTS = (
     "a_run_at_an_address_that_lies_resumes_exactly_or_names_the_address",
 )
 
-# Those that take longer than five seconds, most of them since they start processes. Others try what they are about too:
+# Tests of more than five seconds, most of which start processes. Other tests cover the same:
 # two processes by distributed/test_precision_across_processes.py, a kill by faults/test_random_faults.py, numbers
 # that go wrong by loop/test_health.py.
 FOR_THEIR_TIME = (

@@ -1,4 +1,4 @@
-"""What is accepted trains, or is refused in one line that names an argument; nothing fails deep inside Lightning."""
+"""Accepted arguments train, or are refused in a line that names the argument; nothing fails deep inside Lightning."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ FIRST_CASE_ONLY = {"step", "startup", "checkpoints", "throughput"}
 
 
 def measured_here(benchmark: Benchmark, case: Case) -> dict[str, list[Measured]]:
-    """A case measured of our side, which stands for all of them."""
+    """A measured case of our side, as an example of all."""
     sides = [side for side in case.sides if not side.folder]
     side = next(side for side in sides if side.library == "littrainer")
     if benchmark.name == "imports":

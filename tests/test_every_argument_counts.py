@@ -64,7 +64,7 @@ class Observer(TrainerCallback):
 
 
 def events(folder: Path, model: Any = None, given: dict[str, Any] | None = None, **changes: Any) -> Any:
-    """What a training logged, when it evaluated and saved, and its learning rates."""
+    """Return a training's logs, evaluations, saves and learning rates."""
     observer = Observer()
     trainer = quiet_trainer(folder, model, given={"callbacks": [observer], **(given or {})}, **changes)
     trainer.train()
@@ -72,7 +72,7 @@ def events(folder: Path, model: Any = None, given: dict[str, Any] | None = None,
 
 
 def files(folder: Path, **changes: Any) -> Any:
-    """What a training leaves in its folder."""
+    """Return the files of a training."""
     trainer = quiet_trainer(folder / "run", **changes)
     trainer.train()
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
@@ -88,7 +88,7 @@ def training_loader(name: str) -> Callable[..., Any]:
 
 
 def pinning_for_a_gpu(folder: Path, **changes: Any) -> Any:
-    """Whether batches that go to a GPU are loaded into page-locked memory."""
+    """Return whether batches for a GPU are loaded into page-locked memory."""
     trainer = quiet_trainer(folder, **changes)
     trainer.args.dataloader_pin_memory = changes["dataloader_pin_memory"]
     trainer.args.device = torch.device("cuda")
@@ -125,7 +125,7 @@ def precision_on_a_gpu(folder: Path, **changes: Any) -> Any:
 
 
 def checkpointing_of_layers(folder: Path, **changes: Any) -> Any:
-    """What the model is asked about activation checkpointing."""
+    """Return the model's calls about activation checkpointing."""
     model = tiny_gpt2()
     asked: list[Any] = []
     original = model.gradient_checkpointing_enable
@@ -157,7 +157,7 @@ def device(folder: Path, **changes: Any) -> Any:
 
 
 def stopped_at_overflow(folder: Path, **changes: Any) -> Any:
-    """Whether a training stops at a number that is not finite."""
+    """Return whether a training stops at a non-finite number."""
     model = VectorClassifier()
     model.norm.weight.data[2] = float("inf")
     trainer = quiet_trainer(folder, model, max_steps=1, **changes)
@@ -182,7 +182,7 @@ def kept_for_the_script(name: str) -> Callable[..., Any]:
 
 
 class Effect(NamedTuple):
-    """Where an argument shows.
+    """The effect of an argument.
 
     Parameters:
         first, second: two of its values.

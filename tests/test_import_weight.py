@@ -1,4 +1,4 @@
-"""What is loaded, and when: each list below is CPU time that every script, or every training, pays."""
+"""Loaded modules, and when: each list below costs every script, or every training, CPU time."""
 
 import importlib
 import sys
@@ -25,7 +25,7 @@ COLLECT = """
 import sys
 before = set(sys.modules)
 heavy = {"torch", "lightning", "transformers", "accelerate", "datasets", "numpy", "torchmetrics"}
-# What makes a start slow that loads none of those.
+# Slow causes of a start that loads none of these modules.
 slow = {"asyncio", "dataclasses", "importlib.resources", "inspect", "logging", "socket", "tempfile", "uuid"}
 
 def loaded(names):
@@ -122,7 +122,7 @@ def test_trainer_and_arguments_load_torch_and_nothing_else(facts: Any) -> None:
 
 
 def test_trainer_and_arguments_are_few_modules_beside_those_of_torch(facts: Any) -> None:
-    # About one millisecond each; how many the standard library and tqdm add is for their releases to say.
+    # About a millisecond each; releases of the standard library and tqdm add different numbers.
     assert facts["own modules of the trainer"] <= MODULES_OF_TRAINER
 
 

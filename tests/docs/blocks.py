@@ -20,12 +20,12 @@ PROGRAMS = ("littrainer", "python", "python3", "torchrun", "accelerate", "make",
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block.
+    """A fenced block.
 
     Parameters:
         page: its file, relative to the root of the repository.
         line: number of the first line of its code on the page.
-        language: what stands behind the fence, or what its code looks like where nothing does.
+        language: the info string of the fence, or a guess from the code if there is none.
         title: the file that the block is, where the fence names one: ```python title="train.py".
         code: without the indentation that it has as a whole.
     """
@@ -48,7 +48,7 @@ def pages(root: Path = ROOT) -> list[str]:
 
 
 def is_translation(path: Path) -> bool:
-    """Whether a page is in another language, as `index.ko.md`; its code is that of the English page."""
+    """Return whether a page is a translation, as `index.ko.md`, whose code is the English page's."""
     return path.suffixes[:-1] != [] and path.with_suffix("").with_suffix(".md").exists()
 
 

@@ -26,17 +26,17 @@ TARGETS = {*re.findall(r"^([\w-]+):", MAKEFILE, re.MULTILINE), *re.findall(r"^(\
 
 
 class PageError(AssertionError):
-    """What a page says is not so; the message names the place."""
+    """A page is wrong; the message names the place."""
 
 
 @dataclass(frozen=True)
 class CommandLine:
-    """One command of a block.
+    """A command of a block.
 
     Parameters:
         place: page and line.
         text: the command, with continued lines joined.
-        shown: the lines of output that stand below it, in a block where commands have a prompt.
+        shown: the lines of output below it, in a block whose commands have a prompt.
     """
 
     place: str
@@ -46,7 +46,7 @@ class CommandLine:
 
 @dataclass
 class Shell:
-    """Where commands of a page are carried out.
+    """Executes the commands of a page.
 
     Parameters:
         folder: the working folder.
@@ -143,7 +143,7 @@ def command_lines_of(block: Block) -> list[CommandLine]:
 
 
 def is_synopsis(text: str) -> bool:
-    """Whether a line says how a command is used in general, as in `littrainer report DIR [-o FILE]`."""
+    """Return whether a line is a synopsis, as in `littrainer report DIR [-o FILE]`."""
     text = text.partition("  #")[0]
     return bool(re.search(r"(?<![\w=.])\[[^\]]+\]|\s[A-Z][A-Z_]+(?=\s|$)|\s\.\.\.(?=\s|$)|<[a-z_ -]+>", text))
 
@@ -152,7 +152,7 @@ def is_synopsis(text: str) -> bool:
 
 
 def is_example(words: list[str]) -> bool:
-    """Whether a command trains one of our examples, which tests of their own do."""
+    """Return whether a command trains an example, which has separate tests."""
     return any(word.startswith("examples/") for word in words) and "report" not in words[:2]
 
 
@@ -181,13 +181,13 @@ def check_names(line: CommandLine, text: str) -> None:
 
 
 def check_make(line: CommandLine, words: list[str]) -> None:
-    """What the targets do is what CI does."""
+    """Check a make target only, since CI runs it."""
     check_names(line, shlex.join(words))
 
 
 @functools.cache
 def help_of(*words: str) -> str:
-    """What `littrainer WORDS --help` prints."""
+    """Return the output of `littrainer WORDS --help`."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         main([*words, "--help"])
@@ -199,7 +199,7 @@ def options_in(text: str) -> set[str]:
 
 
 def unknown_in(command: str) -> list[str]:
-    """What a command names that is not there.
+    """Return what a command names that does not exist.
 
     Parameters:
         command: a text that begins with `littrainer` or `make`.
@@ -214,7 +214,7 @@ def unknown_in(command: str) -> list[str]:
     if not re.search(rf"^ *{{?.*\b{re.escape(words[0])}\b", help_of(), re.MULTILINE):
         return [words[0]]
     arguments = words[1:]
-    # What follows the script, or the module, is its own.
+    # Arguments after the script, or the module, belong to it.
     script_index = next(
         (place for place, word in enumerate(arguments) if word.endswith(".py") or word == "-m"), len(arguments)
     )
@@ -226,7 +226,7 @@ def unknown_in(command: str) -> list[str]:
 
 
 def check_pip(line: CommandLine, words: list[str]) -> None:
-    """What is installed has a name that pip takes, and our own extras are there."""
+    """Check that pip accepts the requirement, and that our extras exist."""
     import tomllib
     from packaging.requirements import Requirement
 
@@ -256,13 +256,13 @@ def needs_the_network(line: CommandLine, words: list[str]) -> None:
 
 
 def enters_a_folder(line: CommandLine, words: list[str]) -> None:
-    """Of what was fetched, in which each page's commands stand anyway."""
+    """Skip downloads; each page's commands run in the repository anyway."""
     if words[1:] != ["littrainer"]:
         raise PageError(f"{line.place}: only the fetched sources are entered: {line.text}")
 
 
 def makes_an_environment(line: CommandLine, words: list[str]) -> None:
-    """Everything here runs in one."""
+    """Skip virtual environments; everything here runs in one."""
 
 
 CHECKS = {

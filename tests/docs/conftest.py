@@ -1,4 +1,4 @@
-"""One process with the libraries imported, for all pages that a worker executes."""
+"""Starts a process with the libraries imported, for all pages that a worker executes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the code of a page has to have come to, beside the output that the page shows."""
+"""Expected results of the code of a page, in addition to the output that the page shows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Processes that begin with the libraries imported: forks of one that has done nothing but import them.
+"""Processes that begin with the libraries imported: forks of a process that has only imported them.
 
-What a page's code does to its process (a redirection, environment variables, working folder, seeds, loggers) ends with
-that process, and the seconds that the imports take are spent once.
+Changes that a page's code makes to its process (a redirection, environment variables, working folder, seeds, loggers)
+end with the process, and the imports take their seconds once.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Forks:
         log: str | None = None,
         seconds: int = SECONDS_FOR_A_PAGE,
     ) -> int:
-        """Call the function in a process of its own and wait for its end.
+        """Call the function in a separate process and wait for its end.
 
         Parameters:
             function: found by its name there.
@@ -82,7 +82,7 @@ class Forks:
         try:
             yield cls(here)
         finally:
-            # Not by closing the pipe alone, whose end other processes of this one may have inherited.
+            # Closing the pipe is not enough: child processes may have inherited its end.
             here.send(None)
             os.waitpid(process, 0)
 
@@ -102,7 +102,7 @@ def forks_of_a_fresh_process() -> Iterator[Forks]:
 
 
 def _serve(orders: Connection) -> None:
-    """Carry out one order after the other, until there is none, or nobody is left who could send one."""
+    """Execute orders until there is none, or the sender has ended."""
     while True:
         try:
             order = orders.recv()
@@ -122,7 +122,7 @@ def _serve(orders: Connection) -> None:
                 for descriptor in (1, 2):
                     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), descriptor)
             _leave(functools.partial(function, *arguments))
-        # A deadline for the process and whatever it has started.
+        # A deadline for the process and its children.
         killer = threading.Timer(seconds, _kill_group, [process])
         killer.start()
         _, status = os.waitpid(process, 0)

@@ -22,13 +22,13 @@ def prose(path: Path) -> str:
 
 
 def links_of(path: Path) -> list[str]:
-    """What the links and images of a file lead to, as written."""
+    """Return the targets of a file's links and images, as written."""
     text = INLINE_CODE.sub("", prose(path))
     return [target for pattern in (LINK, DEFINITION, ATTRIBUTE) for target in pattern.findall(text)]
 
 
 def anchors_of(path: Path) -> set[str]:
-    """The anchors of a file's headings; a second heading with the same text has a number behind it."""
+    """The anchors of a file's headings; a second heading with the same text has a number after it."""
     records: Counter[str] = Counter()
     anchors = set()
     for heading in HEADING.findall(prose(path)):

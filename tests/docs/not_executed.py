@@ -1,4 +1,4 @@
-"""What stands on a page and is not executed, each with the reason."""
+"""Blocks of pages that are not executed, each with the reason."""
 
 from __future__ import annotations
 

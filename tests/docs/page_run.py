@@ -34,12 +34,12 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 @dataclass
 class PageRun:
-    """One page, being carried out.
+    """A page that is executed.
 
     Parameters:
         page: its file, relative to the root.
         log: the file that standard output and error of this process go to.
-        names: what the page's Python knows; the module `__main__`.
+        names: the namespace of the page's Python; the module `__main__`.
         shell: for its commands.
     """
 
@@ -51,10 +51,10 @@ class PageRun:
     not_run_yet: list[Block] = field(default_factory=list)
 
     def execute(self, block: Block) -> None:
-        """Carry out one block, in the way of its language.
+        """Execute a block by its language.
 
         Raises:
-            PageError: what the page says is not so.
+            PageError: the page is wrong.
         """
         if reason_for(block.page, block.code):
             return
@@ -129,7 +129,7 @@ class PageRun:
         return newly
 
     def _compare(self, shown: list[str], place: str) -> None:
-        """Each line that a page shows was printed by what stands above it, with whatever numbers."""
+        """Check that each shown line was printed by the code above it; numbers may differ."""
         printed = [_without_numbers(line) for line in re.split(r"[\r\n]+", self.printed)]
         for line in shown:
             expected = _without_numbers(line)

@@ -1,4 +1,4 @@
-"""What pages take for granted: a model and data of the reader's, scripts, folders of earlier trainings, a Hub."""
+"""Prerequisites of pages: the reader's model and data, scripts, folders of earlier trainings, a Hub."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def script_for_several_processes(folder: Path) -> Names:
 
 
 def script_and_data(folder: Path) -> Names:
-    """A script of the reader's, and what the code in the middle of one refers to."""
+    """A script of the reader's, and names that its excerpts refer to."""
     return {**script(folder), **model_and_data(folder)}
 
 
@@ -103,7 +103,7 @@ def script_and_trainer(folder: Path) -> Names:
 
 
 def scenario_names(folder: Path) -> Names:
-    """What the files of scenarios import."""
+    """Imports of the files of scenarios."""
     from tests.fidelity.cases import saving
 
     return dict(vars(saving))
@@ -177,9 +177,9 @@ def model_on_the_disk_for_a_search(folder: Path) -> Names:
 
 
 def _keep_ray_to_its_keywords() -> None:
-    """A search on Ray takes processes that each import everything: tests/search/test_ray_backend.py has one.
+    """Draw from the space and check everything that is checked before the first trial.
 
-    Here the space is drawn from, and everything is checked that is checked before the first trial.
+    A search on Ray starts processes that import everything: tests/search/test_ray_backend.py runs it.
     """
     from ray import tune
 

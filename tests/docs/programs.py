@@ -1,4 +1,4 @@
-"""What a process becomes that has the libraries imported, in the place of a new interpreter."""
+"""Runs programs in a process that has the libraries imported, instead of a new interpreter."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def become(tokens: list[str], output: str | None = None) -> None:
 
 
 def _continue_here(path: str, command: list[str], environment: dict[str, str]) -> NoReturn:
-    """`os.execve` of an interpreter: goes on in this process, with what the interpreter would begin with."""
+    """`os.execve` of an interpreter: continues in this process, with the interpreter's initial state."""
     from littrainer.redirection.redirect import STARTUP_FOLDER, install
 
     os.environ.clear()
@@ -50,12 +50,12 @@ def _continue_here(path: str, command: list[str], environment: dict[str, str]) -
 
 
 def _interpret(arguments: list[str]) -> None:
-    """What python does with these arguments."""
+    """Run Python with these arguments."""
     arguments = list(arguments)
     while arguments and arguments[0].startswith("-") and arguments[0] not in ("-m", "-c"):
         arguments.pop(0)
     if arguments[0] == "-m":
-        # Where an interpreter has the working folder, this process has the root of the repository.
+        # An interpreter has the working folder here, this process the root of the repository.
         sys.path[0] = os.getcwd()
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""The examples in docstrings, lines behind `>>>`, print what stands below them."""
+"""The examples in docstrings, lines after `>>>`, print the text below them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def modules_with_examples(sources: Path) -> list[str]:
 
 
 def failures_in(module: str) -> str:
-    """What the examples of a module print instead, or nothing."""
+    """Return what the examples of a module print instead, or nothing."""
     messages: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     examples = [test for test in doctest.DocTestFinder().find(importlib.import_module(module)) if test.examples]

@@ -50,7 +50,7 @@ def page(tmp_path: Path) -> Path:
 
 
 def told_by(page: Path, forks: Forks) -> str | None:
-    """What is printed where the page fails, None where it does not."""
+    """Return what is printed if the page fails, else None."""
     folder = page.parent.parent / "work"
     folder.mkdir(exist_ok=True)
     log = page.parent.parent / "log"

@@ -1,4 +1,4 @@
-"""What the README counts and the quick start names is so."""
+"""Counts in the README and names in the quick start are right."""
 
 from __future__ import annotations
 

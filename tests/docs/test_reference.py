@@ -21,9 +21,9 @@ REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "api"
 BLOCK = re.compile(r"^::: (\S+)\n((?:    .*\n)*)", re.MULTILINE)
 PARAMETERS = re.compile(r"^Parameters:\n((?: +.*\n?|\n)+)", re.MULTILINE)
 DESCRIBED = re.compile(r"^    ([\w, ]+): ", re.MULTILINE)
-# What all events are given is said once for all of them, and what each argument does in arguments.md.
+# Parameters of events are documented once for all events, and arguments in arguments.md.
 DESCRIBED_ELSEWHERE = ("TrainerCallback", "TrainingArguments", "Seq2SeqTrainingArguments", "TFTrainingArguments")
-# Parameters of their own are described; the others are the Trainer's.
+# Only their additional parameters are documented; the others are the Trainer's.
 ADDS_TO_ANOTHER = ("Seq2SeqTrainer",)
 
 

@@ -47,7 +47,7 @@ def test_a_translation_has_the_code_the_links_and_the_anchors_of_the_english_pag
     here, there = ([block.code for block in blocks_of(str(each.relative_to(ROOT)))] for each in (page, english))
     assert here == there
     assert Counter(links_of(page)) == Counter(links_of(english))
-    # That of the title is no target of links.
+    # No link has the title as its target.
     assert len(anchors_of(english) - anchors_of(page)) <= 1
 
 
@@ -62,12 +62,12 @@ def test_each_link_of_a_page_leads_to_a_file_and_an_anchor_that_are_there(page: 
     for target in links_of(page):
         address = urlsplit(target)
         if address.scheme:
-            # Nothing is asked on the web; an address has to be one.
+            # No request is sent; a URL only has to be valid.
             is_sound = address.scheme == "mailto" or (address.scheme in ("http", "https") and "." in address.netloc)
         else:
             file = (page.parent / address.path).resolve() if address.path else page
             is_sound = file.exists() and file.is_relative_to(ROOT)
-            # Which of two pictures is shown.
+            # A fragment that selects the light or dark picture.
             if is_sound and address.fragment and not address.fragment.endswith("-mode-only"):
                 is_sound = file.suffix == ".md" and address.fragment in anchors_of(file)
         if not is_sound:
