@@ -256,7 +256,7 @@ def needs_the_network(line: CommandLine, words: list[str]) -> None:
 
 
 def enters_a_folder(line: CommandLine, words: list[str]) -> None:
-    """Skip downloads; each page's commands run in the repository anyway."""
+    """Accept the folder of the sources alone; each page's commands run in the repository anyway."""
     if words[1:] != ["littrainer"]:
         raise PageError(f"{line.place}: only the fetched sources are entered: {line.text}")
 
