@@ -32,13 +32,13 @@ from littrainer.checkpoint.weights import log_names_that_differ
 from littrainer.checkpoint.writer import write_companions
 from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.data.collators import RemoveColumnsCollator
-from littrainer.data.columns import DroppedColumns, accepted_columns, batch_without_names, without_extra_columns
-from littrainer.data.limits import overfits
-from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
-from littrainer.data.packing import packed
-from littrainer.data.resume.rng import capture_random_states
-from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
-from littrainer.data.token_batches import batches_by_tokens, collated_up_to, length_groups_of
+from littrainer.data.columns import DroppedColumns, drop_extra_columns, find_accepted_columns, make_unnamed_batch_error
+from littrainer.data.limits import is_overfit_run
+from littrainer.data.loaders import PrefetchLoader, build_loader, has_length
+from littrainer.data.packing import pack_documents
+from littrainer.data.resume.rng import get_rng_states
+from littrainer.data.samplers import make_evaluation_sampler, make_train_sampler, warn_about_dropped_lengths
+from littrainer.data.token_batches import collate_up_to, find_length_groups, make_token_batch_sampler
 from littrainer.distributed.collectives import broadcast_object, raise_on_all_ranks, run_with_keepalive
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
 from littrainer.hub.push_to_hub import finish_pushes, push_save
@@ -48,8 +48,8 @@ from littrainer.loop.loss_normalization import EXACT, find_loss_head
 from littrainer.loop.out_of_memory import agree_on_failures, empty_device_cache
 from littrainer.loop.overrides import own_methods
 from littrainer.loop.reports import MemoryReport
-from littrainer.model.facts import facts_about
-from littrainer.model.traversal import move_to, parameters_of, train_all
+from littrainer.model.facts import read_model_facts
+from littrainer.model.traversal import list_parameters, move_model, set_training_mode
 from littrainer.optim.schedules import is_metric_driven, step_on_metric
 from littrainer.optim.stepping import clip_by_norm, lie_on_several_meshes
 from littrainer.runtime.lazy_isinstance import is_a
@@ -93,7 +93,7 @@ class OverridePoints:
         return moves_now if self.args.place_model_on_device is None else self.args.place_model_on_device
 
     def _read_model_facts(self: Any) -> None:
-        facts = facts_about(self.model)
+        facts = read_model_facts(self.model)
         self._described_model_class = type(self.model)
         self.model_accepts_loss_kwargs = facts.accepts_loss_kwargs
         self.label_names = facts.label_names if self.args.label_names is None else self.args.label_names
@@ -133,10 +133,10 @@ class OverridePoints:
         sampler_fn: Callable[[Any], Any] | None = None,
         is_training: bool = False,
         dataloader_key: str | None = None,
-    ) -> LookaheadLoader:
+    ) -> PrefetchLoader:
         args, collate = self.args, self.data_collator
         if args.max_tokens_per_batch is not None and not isinstance(dataset, IterableDataset):
-            collate = partial(collated_up_to, args.max_tokens_per_batch, collate)
+            collate = partial(collate_up_to, args.max_tokens_per_batch, collate)
         # With a column of lengths that the model does not take.
         whole = dataset
         if is_a(dataset, "datasets.Dataset"):
@@ -146,10 +146,12 @@ class OverridePoints:
         takes_sampler = sampler_fn is not None and not isinstance(dataset, IterableDataset)
         sampler = sampler_fn(dataset) if takes_sampler and sampler_fn is not None else None
         if args.max_tokens_per_batch is not None:
-            sampler = batches_by_tokens(args, whole, sampler, self.processing_class, self.data_collator, is_training)
+            sampler = make_token_batch_sampler(
+                args, whole, sampler, self.processing_class, self.data_collator, is_training
+            )
         elif args.pack_to_length is not None and is_training:
             attention = getattr(getattr(self.model, "config", None), "_attn_implementation", None)
-            dataset, sampler, collate = packed(
+            dataset, sampler, collate = pack_documents(
                 args, (whole, dataset), sampler, collate, self.processing_class, attention
             )
         settings = getattr(self.accelerator, "dataloader_config", None)
@@ -162,7 +164,7 @@ class OverridePoints:
             is_training=is_training,
             settings=settings,
         )
-        loader.hand_out_on(self.args.device, settings)
+        loader.set_destination(self.args.device, settings)
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
             self._eval_dataloaders[dataloader_key] = loader
         return loader
@@ -171,18 +173,18 @@ class OverridePoints:
         dataset = self.train_dataset if train_dataset is None else train_dataset
         if dataset is None or not has_length(dataset):
             return None
-        if overfits(self):
+        if is_overfit_run(self):
             return SequentialSampler(dataset)
-        return train_sampler(self.args, dataset, self.processing_class)
+        return make_train_sampler(self.args, dataset, self.processing_class)
 
     def _get_eval_sampler(self: Any, eval_dataset: Any) -> Any:
         if eval_dataset is None or not has_length(eval_dataset):
             return None
-        return evaluation_sampler(self.args, eval_dataset, self.processing_class)
+        return make_evaluation_sampler(self.args, eval_dataset, self.processing_class)
 
     def _set_signature_columns_if_needed(self: Any) -> None:
         if self._signature_columns is None:
-            self._signature_columns = accepted_columns(self.model, self.label_names)
+            self._signature_columns = find_accepted_columns(self.model, self.label_names)
 
     def _accepted_columns(self: Any) -> list[str]:
         self._set_signature_columns_if_needed()
@@ -192,10 +194,10 @@ class OverridePoints:
         if not self.args.remove_unused_columns:
             return dataset
         accepted, model_name = self._accepted_columns(), type(self.model).__name__
-        kept = without_extra_columns(dataset, accepted, model_name, description)
+        kept = drop_extra_columns(dataset, accepted, model_name, description)
         names = [name for name in dataset.column_names if name not in accepted]
         self._dropped_columns[description] = DroppedColumns(names, description, model_name, accepted)
-        warn_that_lengths_are_dropped(self.args, dataset, kept)
+        warn_about_dropped_lengths(self.args, dataset, kept)
         return kept
 
     def _get_collator_with_removed_columns(
@@ -331,7 +333,7 @@ class OverridePoints:
         self: Any, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None
     ) -> torch.Tensor:
         speed = self.session.speed
-        train_all(model)
+        set_training_mode(model)
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
         speed.enter("to_device")
@@ -353,7 +355,7 @@ class OverridePoints:
     def _prepare_inputs(self: Any, inputs: Any) -> Any:
         inputs = self._prepare_input(inputs)
         if not hasattr(inputs, "__len__"):
-            raise batch_without_names(inputs, self.model)
+            raise make_unnamed_batch_error(inputs, self.model)
         if len(inputs) == 0:
             left_out = {name: None for dropped in self._dropped_columns.values() for name in dropped.names}
             had = f" ({', '.join(left_out)})" if left_out else ""
@@ -381,7 +383,7 @@ class OverridePoints:
     def _clip_grad_norm(self: Any, model: nn.Module) -> torch.Tensor:
         if self._has_mixed_mesh_grads(model):
             return self._mixed_mesh_grad_norm(model, self.args.max_grad_norm)
-        parameters = parameters_of(model)
+        parameters = list_parameters(model)
         # An override may clip a part of the model. DDP has the very parameters of the model in it.
         inner = model.module if type(model) is nn.parallel.DistributedDataParallel else model
         self.session.clipped = parameters if inner is self.model else None
@@ -393,14 +395,14 @@ class OverridePoints:
         # An infinite bound clips nothing and returns the norm.
         if self._has_mixed_mesh_grads(model):
             return self._mixed_mesh_grad_norm(model, float("inf"))
-        return self.accelerator.clip_grad_norm_(parameters_of(model), float("inf"))
+        return self.accelerator.clip_grad_norm_(list_parameters(model), float("inf"))
 
     def _has_mixed_mesh_grads(self: Any, model: nn.Module) -> bool:
         # Only connected processes split gradients between them, and in DDP each has all.
         if isinstance(model, nn.parallel.DistributedDataParallel):
             return False
         are_connected = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return are_connected and lie_on_several_meshes(parameters_of(model))
+        return are_connected and lie_on_several_meshes(list_parameters(model))
 
     def _mixed_mesh_grad_norm(self: Any, model: nn.Module, max_norm: float) -> torch.Tensor:
         return clip_by_norm(model.parameters(), max_norm)
@@ -534,7 +536,7 @@ class OverridePoints:
         num_samples = output.num_samples or 0
         start_time += metrics.get(f"{prefix}_model_preparation_time", 0.0)
         steps = math.ceil(num_samples / (self.args.eval_batch_size * self.args.world_size))
-        if length_groups_of(self.callback_handler.eval_dataloader) is not None:
+        if find_length_groups(self.callback_handler.eval_dataloader) is not None:
             steps = len(self.callback_handler.eval_dataloader)
         metrics.update(speed_metrics(prefix, start_time, num_samples=num_samples, num_steps=steps))
         return metrics
@@ -598,9 +600,7 @@ class OverridePoints:
             )
 
     def _save_rng_state(self: Any, output_dir: str) -> None:
-        self.session.checkpoints.staged(output_dir).write_objects(
-            {random_state_name(self.args): capture_random_states()}
-        )
+        self.session.checkpoints.staged(output_dir).write_objects({random_state_name(self.args): get_rng_states()})
 
     def _load_from_checkpoint(self: Any, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         logger.info(f"Loading model from {resume_from_checkpoint}.")
@@ -644,7 +644,7 @@ class OverridePoints:
             )
 
     def _move_model_to_device(self: Any, model: nn.Module, device: torch.device) -> None:
-        move_to(model, device)
+        move_model(model, device)
 
     # ---- Hyperparameter search ---------------------------------------------------------------------------------------
 

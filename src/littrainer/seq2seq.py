@@ -82,9 +82,9 @@ class Seq2SeqTrainer(Trainer):
         """
         idle = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
         if idle and not getattr(self.args, "predict_with_generate", False):
-            generation.note_keywords_without_effect(idle)
+            generation.log_unused_keywords(idle)
         before = self._gen_kwargs, self.gather_function
-        self._gen_kwargs = generation.keywords_of_a_call(self.args, given)
+        self._gen_kwargs = generation.merge_generation_keywords(self.args, given)
         self.gather_function = self.accelerator.gather_each_sample
         try:
             yield
@@ -165,14 +165,16 @@ class Seq2SeqTrainer(Trainer):
         Returns:
             a tensor with one element, and token ids and labels of shape `(samples in the batch, tokens)`.
         """
-        if prediction_loss_only or not generation.is_asked_for(self.args):
+        if prediction_loss_only or not generation.is_generation_requested(self.args):
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
-        generation.check_that_it_can_generate(self.model)
+        generation.check_can_generate(self.model)
         inputs = self._prepare_inputs(inputs)
         labels = inputs.get("labels")
         keywords = gen_kwargs or self._gen_kwargs
-        tokens = generation.generated_tokens(self.model, inputs, keywords, self.args.world_size, self.processing_class)
-        tokens, padded_labels = generation.padded_alike(self.model, tokens, labels, self._pad_tensors_to_max_len)
+        tokens = generation.generate_tokens(self.model, inputs, keywords, self.args.world_size, self.processing_class)
+        tokens, padded_labels = generation.pad_tokens_and_labels(
+            self.model, tokens, labels, self._pad_tensors_to_max_len
+        )
         if labels is None:
             return None, tokens, None
         with torch.no_grad(), self.compute_loss_context_manager():
@@ -184,4 +186,6 @@ class Seq2SeqTrainer(Trainer):
         return loss.detach().mean(), tokens, padded_labels
 
     def _pad_tensors_to_max_len(self, tensor: torch.Tensor, max_length: int) -> torch.Tensor:
-        return generation.padded(tensor, max_length, generation.padding_token(self.model, self.processing_class))
+        return generation.pad_to_length(
+            tensor, max_length, generation.find_padding_token(self.model, self.processing_class)
+        )

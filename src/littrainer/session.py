@@ -27,8 +27,8 @@ from littrainer.checkpoint.manager import CheckpointManager
 from littrainer.checkpoint.reader import read_state
 from littrainer.checkpoint.run_record import facts_of_run, write_run_record
 from littrainer.checkpoint.store import store_of
-from littrainer.data.limits import check_order_stays, overfits
-from littrainer.data.loaders import warn_of_another_loader
+from littrainer.data.limits import check_order_is_fixed, is_overfit_run
+from littrainer.data.loaders import warn_about_ignored_batching
 from littrainer.distributed.collectives import raise_on_all_ranks
 from littrainer.evaluation.results import TrainOutput
 from littrainer.hub.push_to_hub import pushes_during_training
@@ -377,9 +377,9 @@ def train_with_batch_size(
     if trainer.args.auto_find_batch_size and batch_size is not None:
         trainer._update_auto_batch_size(batch_size)
     loader = trainer.get_train_dataloader()
-    warn_of_another_loader(trainer.args, loader)
-    if overfits(trainer):
-        check_order_stays(loader)
+    warn_about_ignored_batching(trainer.args, loader)
+    if is_overfit_run(trainer):
+        check_order_is_fixed(loader)
     if trainer.args.log_speed:
         padding = getattr(trainer.processing_class, "pad_token_id", None)
         trainer.session.speed = SpeedLog(trainer.args, trainer.model, padding, trainer.get_tp_size())

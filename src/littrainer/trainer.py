@@ -25,8 +25,8 @@ from littrainer.checkpoint.remote import send_files
 from littrainer.checkpoint.run_record import facts_of_run, write_run_record
 from littrainer.compat.trainer_attributes import TrainerAttributes
 from littrainer.compat.v4_trainer import EarlierTrainerMembers, accepts_earlier_keywords
-from littrainer.data.collators import default_collator_for
-from littrainer.data.columns import DroppedColumns, naming_dropped_columns
+from littrainer.data.collators import get_default_collator
+from littrainer.data.columns import DroppedColumns, explain_dropped_columns
 from littrainer.data.loaders import count_examples
 from littrainer.distributed.collectives import raise_on_all_ranks, sum_across_processes
 from littrainer.distributed.layout import follow_model, tensor_parallel_size
@@ -46,7 +46,7 @@ from littrainer.loop.overrides import accept_earlier_signatures, of_the_package,
 from littrainer.loop.plan import plan_training
 from littrainer.loop.preemption import listed_callbacks
 from littrainer.loop.reports import CONSTRUCTION, MemoryReport
-from littrainer.model.facts import parameters_without_embeddings
+from littrainer.model.facts import count_parameters_without_embeddings
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
 from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
 from littrainer.optim.schedules import get_scheduler
@@ -147,7 +147,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         self.model_wrapped: Any = self.model
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = processing_class
-        self.data_collator = data_collator or default_collator_for(processing_class)
+        self.data_collator = data_collator or get_default_collator(processing_class)
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.optimizer, self.lr_scheduler = checks.checked_optimizers(optimizers)
@@ -380,7 +380,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         """
         with (
             ShortTraceback(),
-            naming_dropped_columns(self),
+            explain_dropped_columns(self),
             checkpoint_of_trainer(self, resume_from_checkpoint) as checkpoint,
         ):
             return session.train(self, checkpoint, trial, ignore_keys_for_eval)
@@ -530,7 +530,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             ShortTraceback(),
             part_of_training(EVALUATION),
             run_lightning.validation_round(self),
-            naming_dropped_columns(self),
+            explain_dropped_columns(self),
             self.session.memory.measuring("eval"),
         ):
             dataloader = self.get_eval_dataloader(chosen)
@@ -565,7 +565,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         Raises:
             ValueError: the dataset is None or empty.
         """
-        with ShortTraceback(), naming_dropped_columns(self), self.session.memory.measuring("test"):
+        with ShortTraceback(), explain_dropped_columns(self), self.session.memory.measuring("test"):
             dataloader = self.get_test_dataloader(test_dataset)
             start_time = time.time()
             output = self.evaluation_loop(
@@ -603,7 +603,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             prediction_loss_only,
             ignore_keys,
             metric_key_prefix,
-            has_own_step=bool(self._own_methods("prediction_step")),
+            has_custom_step=bool(self._own_methods("prediction_step")),
         )
         with (
             run_lightning.validation_round(self),
@@ -847,7 +847,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         if main_input not in inputs or not hasattr(self.model, "num_parameters"):
             return 0
         if self._parameters_without_embeddings is None or not self.is_in_train:
-            self._parameters_without_embeddings = parameters_without_embeddings(self.model)
+            self._parameters_without_embeddings = count_parameters_without_embeddings(self.model)
         return 6 * inputs[main_input].numel() * self._parameters_without_embeddings
 
     # ---- Hyperparameter search --------------------------------------------------------------------------------------

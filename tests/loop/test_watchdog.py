@@ -87,11 +87,11 @@ def test_a_training_that_waits_for_ever_ends_with_an_error_after_its_stacks_and_
 
     def noted_rows(self: WindowLoader, *place: int) -> Any:
         moving.append(threading.current_thread())
-        return rows_of(self, *place)
+        return find_rows(self, *place)
 
     # Random generators are moved to find the rows, by no other thread than the one that draws from them.
-    moving, rows_of = list[threading.Thread](), WindowLoader.rows_of
-    monkeypatch.setattr(WindowLoader, "rows_of", noted_rows)
+    moving, find_rows = list[threading.Thread](), WindowLoader.find_rows
+    monkeypatch.setattr(WindowLoader, "find_rows", noted_rows)
     child = multiprocessing.Process(target=time.sleep, args=(3600,), daemon=True)
     child.start()
     handler = signal.getsignal(signal.SIGINT)

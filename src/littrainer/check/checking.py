@@ -26,7 +26,7 @@ from littrainer.check import findings
 from littrainer.check.findings import NOTE, CheckReport, Finding, format_error, format_seconds, make_finding
 from littrainer.check.rows import LABELS, RowSummary, can_select, select_rows, summarize_rows
 from littrainer.checkpoint.verification import damage_in
-from littrainer.data.columns import accepted_columns
+from littrainer.data.columns import find_accepted_columns
 from littrainer.distributed.collectives import barrier, barrier_with_timeout, broadcast_object, raise_on_all_ranks
 from littrainer.distributed.layout import data_parallel_size
 from littrainer.evaluation import generation
@@ -203,7 +203,7 @@ class TrainingCheck:
 
     def _check_rows(self) -> Iterator[Finding]:
         trainer, model, is_first = self.trainer, self.trainer.model, self.args.process_index == 0
-        columns = accepted_columns(model, trainer.label_names) if self.args.remove_unused_columns else None
+        columns = find_accepted_columns(model, trainer.label_names) if self.args.remove_unused_columns else None
         has_own_loss = trainer.compute_loss_func is not None or bool(own_methods(trainer, ("compute_loss",)))
         labels = {*LABELS, *trainer.label_names}
         for name, dataset in {TRAINING_DATA: trainer.train_dataset, **self.eval_datasets}.items():
@@ -420,14 +420,16 @@ class TrainingCheck:
         trainer, config = self.trainer, cast("Any", getattr(self.trainer.model, "generation_config", None))
         summaries = {name: self.rows[name] for name in self.eval_datasets if name in self.rows}
         lengths = {name: max(summary.lengths.values()) for name, summary in summaries.items() if summary.lengths}
-        generates = generation.is_asked_for(self.args) and trainer.compute_metrics is not None and config is not None
+        generates = (
+            generation.is_generation_requested(self.args) and trainer.compute_metrics is not None and config is not None
+        )
         if not (generates and lengths and steps.evaluates) or self.limits_evaluation or self.report.is_interrupted:
             return
         name = max(lengths, key=lengths.__getitem__)
         rows = select_rows(self.eval_datasets[name], summaries[name].longest(self.eval_batch_size))
         wanted = {"min_new_tokens": config.max_new_tokens}
         if config.max_new_tokens is None:
-            length = generation.keywords_of_a_call(self.args, {}).get("max_length")
+            length = generation.merge_generation_keywords(self.args, {}).get("max_length")
             wanted = {"min_length": length or config.max_length or DEFAULT_MAX_TOKENS}
         about = ", ".join(f"{setting}={value}" for setting, value in wanted.items())
 

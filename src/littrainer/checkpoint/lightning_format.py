@@ -17,7 +17,7 @@ from littrainer.checkpoint.layout import (
 )
 from littrainer.checkpoint.reader import find_random_states
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.data.resume.rng import portable_states
+from littrainer.data.resume.rng import encode_rng_states
 
 # What Lightning asks for when it validates, tests or predicts with a checkpoint.
 LOOPS_AT_THEIR_START: dict[str, Any] = {"validate_loop": {}, "test_loop": {}, "predict_loop": {}}
@@ -146,7 +146,7 @@ def _data_module_state(states: TrainingStates, counts: LoopCounts) -> dict[str, 
                 "micro_batches": counts.micro_batches,
                 "sizes": record.get("sizes"),
                 "data": one["data"],
-                "random": None if one["random_states"] is None else portable_states(one["random_states"]),
+                "random": None if one["random_states"] is None else encode_rng_states(one["random_states"]),
                 "order_seed": None if seed is None else int(seed),
             }
             for _, one in sorted(ranks.items())

@@ -28,7 +28,7 @@ from littrainer.checkpoint.layout import (
     rank_file,
 )
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.data.resume.rng import set_random_states
+from littrainer.data.resume.rng import set_rng_states
 from littrainer.strategies.shards import is_by_name, numbered_for
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ def load_random_states(folder: Path, args: Any) -> None:
     """Put the random number generators of this process into the states that the checkpoint has."""
     name = random_state_name(args)
     if (folder / name).is_file():
-        set_random_states(read_random_states(folder / name))
+        set_rng_states(read_random_states(folder / name))
     elif processes_that_wrote(folder) == args.world_size:
         # The resume has warned of another number of processes.
         logger.warning("%s has no %s. Random numbers go on from the seed.", folder, name)

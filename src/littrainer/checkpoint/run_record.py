@@ -28,7 +28,7 @@ from littrainer.arguments.secrets import holds_a_secret, without_secrets
 from littrainer.arguments.shown_arguments import as_text
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.data.fingerprint import described, described_model
+from littrainer.data.fingerprint import fingerprint_dataset, fingerprint_model
 from littrainer.redirection.names import REPLACED
 from littrainer.runtime.atomic_files import write_whole
 from littrainer.runtime.version import __version__
@@ -59,8 +59,8 @@ def facts_of_run(model: Any, train_dataset: Any, eval_dataset: Any) -> dict[str,
     named = {"train": train_dataset, **{f"eval {name}".rstrip(): one for name, one in evals.items()}}
     return {
         "code": _state_of_code(str(getattr(sys.modules["__main__"], "__file__", None) or os.getcwd())),
-        "data": {name: described(dataset) for name, dataset in named.items() if dataset is not None},
-        "model": {} if model is None else described_model(model),
+        "data": {name: fingerprint_dataset(dataset) for name, dataset in named.items() if dataset is not None},
+        "model": {} if model is None else fingerprint_model(model),
     }
 
 

@@ -40,7 +40,7 @@ from littrainer.checkpoint.weights import (
 )
 from littrainer.checkpoint.writer import StagedCheckpoint, write_companions
 from littrainer.distributed.collectives import raise_on_all_ranks
-from littrainer.model.facts import users_model
+from littrainer.model.facts import unwrap_user_model
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.strategies.shards import (
     by_name,
@@ -175,8 +175,12 @@ class GatheredStateIO(FullStateIO):
         """Load weights into the shards; only the first process reads them."""
         state: dict[str, Any] = {}
         with raise_on_all_ranks(f"reading the weights in {folder}"):
-            if self.is_first and carries_adapters(users_model(model)) and not (folder / FSDP_WEIGHTS_NAME).is_file():
-                state = adapter_weights(users_model(model), folder)
+            if (
+                self.is_first
+                and carries_adapters(unwrap_user_model(model))
+                and not (folder / FSDP_WEIGHTS_NAME).is_file()
+            ):
+                state = adapter_weights(unwrap_user_model(model), folder)
             elif self.is_first:
                 state, differences = fitted(model, read_weights(folder))
                 refuse_other_weights(model, folder, differences, to_resume)
@@ -269,7 +273,7 @@ class FsdpStateIO(GatheredStateIO):
     def _without_base(self, weights: Mapping[str, Any]) -> dict[str, Any]:
         """Return weights without the base of adapters, which nothing trains, and which a checkpoint does not hold."""
         model = self.training.model
-        if not carries_adapters(users_model(model)):
+        if not carries_adapters(unwrap_user_model(model)):
             return dict(weights)
         base = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         return {name: value for name, value in weights.items() if name not in base}

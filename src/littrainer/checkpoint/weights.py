@@ -34,7 +34,7 @@ from littrainer.checkpoint.safe_loading import (
     load_tensors,
     refuse_unsafe,
 )
-from littrainer.model.facts import users_model
+from littrainer.model.facts import unwrap_user_model
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import listed
 
@@ -72,7 +72,7 @@ def write_weights(
         ValueError: a weight has no values (device meta), or an extra state could not be loaded safely.
     """
     os.makedirs(output_dir, exist_ok=True)
-    inner: Any = users_model(model)
+    inner: Any = unwrap_user_model(model)
     if not is_a(inner, "pretrained model"):
         _write_plain(model, Path(output_dir), state_dict, max_shard_size or MAX_SHARD_SIZE)
         return
@@ -109,7 +109,7 @@ def writes_given_weights(model: Any) -> bool:
     own writes; these are written before training goes on. So is a model that FSDP shards: to ask it for its names
     would free the weights that it has gathered for a forward pass.
     """
-    inner = users_model(model)
+    inner = unwrap_user_model(model)
     if carries_adapters(inner) or getattr(inner, "hf_quantizer", None) is not None or is_a(model, "resharding module"):
         return False
     save_pretrained = getattr(type(inner), "save_pretrained", None)
@@ -267,7 +267,7 @@ def load_weights(
         ValueError: the folder holds no weights, or a file is damaged.
         RuntimeError: the weights are those of another model.
     """
-    inner = users_model(model)
+    inner = unwrap_user_model(model)
     separate_elements(inner)
     has_whole = any((folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME))
     if carries_adapters(inner) and not (has_whole or (holds_fsdp_weights(folder) and not adapter_folders(folder))):
@@ -326,7 +326,7 @@ def fitted(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any],
     library is asked to convert them: it renames, splits and joins weights between its releases.
     """
     state, differences = _renamed(model, stored)
-    inner: Any = users_model(model)
+    inner: Any = unwrap_user_model(model)
     if not differences or not is_a(inner, "pretrained model") or carries_adapters(inner):
         return state, differences
     try:
@@ -350,7 +350,7 @@ def _renamed(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any
         value = next((state[name] for name in tied if name in state), None)
         if value is not None:
             state = {**dict.fromkeys(tied, value), **state}
-    inner, differences = users_model(model), Differences.between(state, own)
+    inner, differences = unwrap_user_model(model), Differences.between(state, own)
     ignored = ("_keys_to_ignore_on_save", "_keys_to_ignore_on_load_missing")
     missing = _not_ignored(differences.missing, inner, *ignored)
     unexpected = _not_ignored(differences.unexpected, inner, "_keys_to_ignore_on_load_unexpected")

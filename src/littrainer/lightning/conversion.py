@@ -33,7 +33,7 @@ from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.checkpoint.weights import fitted, read_weights, refuse_other_weights, write_weights
 from littrainer.checkpoint.writer import StagedCheckpoint
 from littrainer.data.resume.position import DataPosition
-from littrainer.data.resume.rng import capture_random_states, set_random_states, states_of_portable
+from littrainer.data.resume.rng import decode_rng_states, get_rng_states, set_rng_states
 from littrainer.distributed.collectives import raise_on_all_ranks
 from littrainer.lightning.arguments import for_a_trainer
 from littrainer.loop.resuming import POSITION_FIELDS, RECORD_VERSION, compared_arguments
@@ -199,7 +199,7 @@ class LightningCheckpoint:
         self.positions: list[DataPosition] = []
         for value in self.content.values():
             if isinstance(value, dict) and value.keys() == KEYS_OF_DATA_STATE and value["version"] == DATA_VERSION:
-                self.positions = [DataPosition.from_saved(saved) for saved in value["processes"]]
+                self.positions = [DataPosition.load_fields(saved) for saved in value["processes"]]
 
     def _read(self) -> dict[str, Any]:
         path = self.path
@@ -281,10 +281,10 @@ class LightningCheckpoint:
                 self.path,
                 args.seed,
             )
-        random_states = _states_of_seed(args.seed) if first.random is None else states_of_portable(first.random)
+        random_states = _states_of_seed(args.seed) if first.random is None else decode_rng_states(first.random)
         files[rank_file(0) if others else RANDOM_STATE_NAME] = random_states
         for rank, position in enumerate(others, 1):
-            own_states = None if position.random is None else states_of_portable(position.random)
+            own_states = None if position.random is None else decode_rng_states(position.random)
             files[rank_file(rank)] = own_states or random_states
             files[resume_record_name(rank)] = {"version": RECORD_VERSION, "data": _data_with_order(position)}
         return files
@@ -294,7 +294,7 @@ class LightningCheckpoint:
         accumulation = self.facts.get("accumulate_grad_batches")
         return {
             "version": RECORD_VERSION,
-            "position": position.to_saved(*POSITION_FIELDS),
+            "position": position.dump_fields(*POSITION_FIELDS),
             "sizes": {"accumulation": accumulation, **sizes, "is_endless": sizes["epoch_length"] is None},
             "arguments": compared_arguments(args),
             "rank": 0,
@@ -332,9 +332,9 @@ def _data_with_order(position: DataPosition) -> dict[str, Any] | None:
 
 
 def _states_of_seed(seed: int) -> dict[str, Any]:
-    before = capture_random_states()
+    before = get_rng_states()
     with torch.random.fork_rng():
         set_seed(seed)
-        states = capture_random_states()
-    set_random_states(before)
+        states = get_rng_states()
+    set_rng_states(before)
     return states

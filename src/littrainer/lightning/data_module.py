@@ -15,16 +15,16 @@ from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.checkpoint.lightning_format import DATA_VERSION
-from littrainer.data.collators import RemoveColumnsCollator, default_collator_for
+from littrainer.data.collators import RemoveColumnsCollator, get_default_collator
 from littrainer.data.columns import (
     DroppedColumns,
-    accepted_columns,
+    drop_extra_columns,
     explain_missing_columns,
-    without_extra_columns,
+    find_accepted_columns,
 )
-from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
+from littrainer.data.loaders import PrefetchLoader, build_loader, has_length
 from littrainer.data.resume.position import DataPosition
-from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
+from littrainer.data.samplers import make_evaluation_sampler, make_train_sampler, warn_about_dropped_lengths
 from littrainer.data.stream_end import check_equal_lengths
 from littrainer.distributed.collectives import all_gather_object, is_distributed
 from littrainer.lightning.arguments import ArgumentsUnderLightning, arguments_from
@@ -38,7 +38,7 @@ from littrainer.lightning.batches import (
 from littrainer.lightning_adapter.lightning_internals import SeenBatches
 from littrainer.loop.checks import check_is_dataset, check_not_empty
 from littrainer.loop.plan import why_empty
-from littrainer.model.facts import facts_about
+from littrainer.model.facts import read_model_facts
 from littrainer.runtime.lazy_isinstance import is_a
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class TrainerDataModule(pl.LightningDataModule):
         self._loaded_state: dict[str, Any] | None = None
         self._says_that_columns_stay = True
         # By description of the data, the last loader and the columns that its batches lack.
-        self._loaders: dict[str, LookaheadLoader] = {}
+        self._loaders: dict[str, PrefetchLoader] = {}
         self._dropped_columns: dict[str, DroppedColumns] = {}
 
     @property
@@ -210,7 +210,7 @@ class TrainerDataModule(pl.LightningDataModule):
         batch_size: int,
         sampler_of: Callable[[Any], Any],
         is_training: bool = False,
-    ) -> LookaheadLoader:
+    ) -> PrefetchLoader:
         dataset, collate = self._drop_unused_columns(dataset, description)
         has_order_of_its_own = isinstance(dataset, IterableDataset) or not has_length(dataset)
         loader = self._loaders[description] = build_loader(
@@ -231,16 +231,16 @@ class TrainerDataModule(pl.LightningDataModule):
         if pl_trainer is not None and pl_trainer.overfit_batches:
             # The same few batches in each epoch.
             return SequentialSampler(dataset)
-        return train_sampler(self._arguments(), dataset, self._find_setting("processing_class"))
+        return make_train_sampler(self._arguments(), dataset, self._find_setting("processing_class"))
 
     def _evaluation_sampler(self, dataset: Any) -> Any:
-        return evaluation_sampler(self._arguments(), dataset, self._find_setting("processing_class"))
+        return make_evaluation_sampler(self._arguments(), dataset, self._find_setting("processing_class"))
 
     def _drop_unused_columns(self, dataset: Any, description: str) -> tuple[Any, Callable[[list[Any]], Any]]:
         args = self._arguments()
         collate = self._find_setting("data_collator")
         if collate is None:
-            collate = default_collator_for(self._find_setting("processing_class"))
+            collate = get_default_collator(self._find_setting("processing_class"))
         model = self._find_setting("model") if args.remove_unused_columns else None
         if model is None:
             if args.remove_unused_columns and self._says_that_columns_stay:
@@ -251,11 +251,11 @@ class TrainerDataModule(pl.LightningDataModule):
                     type(self).__name__,
                 )
             return dataset, collate
-        label_names = facts_about(model).label_names if args.label_names is None else args.label_names
-        accepted, model_name = accepted_columns(model, label_names), type(model).__name__
+        label_names = read_model_facts(model).label_names if args.label_names is None else args.label_names
+        accepted, model_name = find_accepted_columns(model, label_names), type(model).__name__
         if is_a(dataset, "datasets.Dataset"):
-            kept = without_extra_columns(dataset, accepted, model_name, description)
-            warn_that_lengths_are_dropped(args, dataset, kept)
+            kept = drop_extra_columns(dataset, accepted, model_name, description)
+            warn_about_dropped_lengths(args, dataset, kept)
             names: Any = [name for name in dataset.column_names if name not in accepted]
             dataset = kept
         else:
@@ -314,7 +314,7 @@ class TrainerDataModule(pl.LightningDataModule):
         """Return the positions of all processes, which call this together; empty before a training."""
         if self._training_batches is None:
             return self._loaded_state or {}
-        saved = self._training_batches.position().to_saved(*SAVED_FIELDS)
+        saved = self._training_batches.position().dump_fields(*SAVED_FIELDS)
         return {"version": DATA_VERSION, "processes": all_gather_object(saved) if is_distributed() else [saved]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ from littrainer.checkpoint.weights import write_weights
 from littrainer.distributed.collectives import raise_on_all_ranks
 from littrainer.lightning.arguments import changed_arguments
 from littrainer.lightning.preparation import steps_of_training
-from littrainer.model.facts import users_model
+from littrainer.model.facts import unwrap_user_model
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import kind_of
 from littrainer.strategies.shards import whole_state_dict
@@ -80,7 +80,7 @@ def call_model_factory(function: Callable[..., Any]) -> nn.Module:
 
 def describe_model(model: nn.Module | None) -> dict[str, Any] | None:
     """Describe in plain values how a model is made; None if only its user can make it."""
-    known: Any = None if model is None else users_model(model)
+    known: Any = None if model is None else unwrap_user_model(model)
     if known is None or not is_a(known, "pretrained model") or is_a(known, "peft model"):
         return None
     # FSDP2 gives a model another class, made of its mark and the model's.

@@ -20,8 +20,14 @@ from littrainer.checkpoint.weights import COMPILED_PART, fitted, separate_elemen
 from littrainer.data.windows import MicroBatch
 from littrainer.distributed.collectives import get_rank
 from littrainer.evaluation import generation
-from littrainer.evaluation.prediction import has_loss_in, is_loss_to_be_had, labels_in, logits_in, outputs_to_ignore
-from littrainer.evaluation.streaming import streaming_metrics
+from littrainer.evaluation.prediction import (
+    can_compute_loss,
+    contains_loss,
+    extract_labels,
+    extract_logits,
+    get_ignored_outputs,
+)
+from littrainer.evaluation.streaming import make_streaming_metrics
 from littrainer.lightning.arguments import arguments_from
 from littrainer.lightning.evaluation import TEST, VALIDATION, Evaluations, is_watched, with_prefix
 from littrainer.lightning.ignored_arguments import warn_of_ignored_arguments
@@ -117,7 +123,7 @@ class TransformersModule(StepsAfterBackward):
         self._window: MicroBatch | None = None
         self._window_loss: Any = 0.0
         self._has_divided_the_loss = False
-        self.evaluations = Evaluations(streaming_metrics(compute_metrics))
+        self.evaluations = Evaluations(make_streaming_metrics(compute_metrics))
         self._preparations = ExitStack()
         self._step_was_skipped = False
         self.model: Any = None
@@ -196,7 +202,7 @@ class TransformersModule(StepsAfterBackward):
     @property
     def generates(self) -> bool:
         """Whether predictions are what the model generates."""
-        return generation.is_asked_for(self.args)
+        return generation.is_generation_requested(self.args)
 
     @property
     def has_own_prediction_outputs(self) -> bool:
@@ -244,31 +250,33 @@ class TransformersModule(StepsAfterBackward):
             the three; None for what is missing. Predictions are logits, or generated tokens.
         """
         settings = self.loss_settings
-        can_give_loss = is_loss_to_be_had(inputs, settings.label_names, settings.can_return_loss)
+        can_give_loss = can_compute_loss(inputs, settings.label_names, settings.can_return_loss)
         gives_loss = wants_loss and can_give_loss
         if self.generates:
             return self._generated_outputs(inputs, gives_loss)
         labels, value = None, None
         if gives_loss:
-            labels = labels_in(inputs, settings.label_names)
+            labels = extract_labels(inputs, settings.label_names)
             value, outputs = self._loss_of(inputs, self.items_in_window([inputs]))
         else:
             outputs = self.model(**inputs)
         are_compared = self.compute_metrics is not None and self.preprocess_logits_for_metrics is None
         compared = settings.label_names if are_compared else None
-        has_loss = gives_loss or (can_give_loss and has_loss_in(outputs))
-        return value, logits_in(outputs, outputs_to_ignore(self.model), labels, has_loss, compared), labels
+        has_loss = gives_loss or (can_give_loss and contains_loss(outputs))
+        return value, extract_logits(outputs, get_ignored_outputs(self.model), labels, has_loss, compared), labels
 
     def _generated_outputs(self, inputs: dict[str, Any], gives_loss: bool) -> tuple[Any, Any, Any]:
-        keywords = generation.keywords_of_a_call(self.args, self.generation_kwargs)
+        keywords = generation.merge_generation_keywords(self.args, self.generation_kwargs)
         size = self.loss_settings.args.world_size
-        tokens = generation.generated_tokens(self.model, inputs, keywords, size, self.processing_class)
-        tokens, labels = generation.padded_alike(self.model, tokens, inputs.get("labels"), self._pad_tokens)
+        tokens = generation.generate_tokens(self.model, inputs, keywords, size, self.processing_class)
+        tokens, labels = generation.pad_tokens_and_labels(self.model, tokens, inputs.get("labels"), self._pad_tokens)
         value = self._loss_of(inputs, None)[0] if gives_loss else None
         return value, tokens, labels
 
     def _pad_tokens(self, tokens: torch.Tensor, length: int) -> torch.Tensor:
-        return generation.padded(tokens, length, generation.padding_token(self.model, self.processing_class))
+        return generation.pad_to_length(
+            tokens, length, generation.find_padding_token(self.model, self.processing_class)
+        )
 
     def optimizer_groups(self) -> list[dict[str, Any]]:
         """Return the parameter groups: all parameters of the module, norms and biases without weight decay."""

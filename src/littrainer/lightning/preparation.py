@@ -18,7 +18,7 @@ from littrainer.arguments.sharding import sharding_plan
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.loop.loss import smoother_for
 from littrainer.loop.loss_normalization import UNKNOWN, LossHead
-from littrainer.model.facts import facts_about
+from littrainer.model.facts import read_model_facts
 from littrainer.optim.schedules import get_scheduler
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import kind_of
@@ -60,7 +60,7 @@ class ModuleLossSettings:
         compute_loss_func: Callable[..., Any] | None,
         tensor_parallel_size: int,
     ):
-        facts = facts_about(model)
+        facts = read_model_facts(model)
         # The number of processes is that of the lightning.Trainer, which is 1 without a trainer.
         self.args = SimpleNamespace(
             world_size=1,

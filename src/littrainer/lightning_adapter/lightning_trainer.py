@@ -32,7 +32,7 @@ from littrainer.callbacks.lightning_callbacks import (
 from littrainer.callbacks.lightning_metrics import COUNTS, is_number
 from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.lightning_io import save_in_each_process, with_checkpoint_io
-from littrainer.data.limits import CARRIED_OUT
+from littrainer.data.limits import LIMIT_KEYWORDS
 from littrainer.lightning_adapter.fast_training_loop import use_fast_loop
 from littrainer.lightning_adapter.lightning_internals import (
     cached_entry_points,
@@ -204,7 +204,7 @@ def _ready_for_training(callbacks: list[Callback], run: TrainingRun, keywords: d
 
 
 def _built(callbacks: list[Callback], keywords: dict[str, Any]) -> pl.Trainer:
-    for name in CARRIED_OUT:
+    for name in LIMIT_KEYWORDS:
         keywords.pop(name, None)
     known = _keywords_of(pl.Trainer)
     for name in keywords:

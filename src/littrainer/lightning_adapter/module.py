@@ -351,13 +351,13 @@ class TrainerModule(StepsAfterBackward):
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         """Predict a batch of a prediction that Lightning runs, and return this process's predictions for callbacks."""
         outputs = self._evaluation.step(batch)
-        note_places(self.trainer, self._evaluation.places_of(batch))
+        note_places(self.trainer, self._evaluation.find_sample_indices(batch))
         return outputs.predictions
 
     def on_validation_start(self) -> None:
         """Let progress bars show how many batches an evaluation or a prediction has."""
         if users_callbacks(self.trainer):
-            show_number_of_batches(self.trainer, self._evaluation.number_of_batches)
+            show_number_of_batches(self.trainer, self._evaluation.num_batches)
 
     on_predict_start = on_validation_start
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from littrainer.callbacks.lightning_callbacks import is_one_of
 from littrainer.callbacks.lightning_metrics import ValidationRounds
 from littrainer.callbacks.lightning_metrics import publish as publish_metrics
-from littrainer.data.limits import further_keywords
-from littrainer.data.workers import end_workers
+from littrainer.data.limits import get_lightning_keywords
+from littrainer.data.workers import shut_down_workers
 from littrainer.distributed.failures import name_failed_process
 from littrainer.lightning_adapter.torchmetrics_on_demand import torchmetrics_on_demand
 from littrainer.loop.batch_errors import noted_reading
@@ -99,7 +99,7 @@ def fit(trainer: Any, run: TrainingRun) -> None:
     finally:
         trainer.accelerator.module = None
         state.module = None
-        end_workers(run.windows.loader)
+        shut_down_workers(run.windows.loader)
 
 
 def evaluate(trainer: Any, evaluation: EvaluationLoop) -> None:
@@ -131,7 +131,7 @@ def evaluate(trainer: Any, evaluation: EvaluationLoop) -> None:
 def _has_listeners(trainer: Any) -> bool:
     """Return whether a callback of Lightning's may listen to an evaluation, or a keyword is for its loops."""
     running = trainer.session.lightning.module
-    if further_keywords(trainer):
+    if get_lightning_keywords(trainer):
         return True
     if running is None:
         # Outside of fit Lightning calls `setup` and `teardown` of callbacks around each evaluation too.

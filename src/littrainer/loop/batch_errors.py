@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from littrainer.data.columns import first_sample, renaming
+from littrainer.data.columns import read_first_sample, suggest_renaming
 from littrainer.data.workers import MAX_NAMED, READING
 from littrainer.model.facts import base_model
 from littrainer.runtime.nested_values import described
@@ -39,7 +39,7 @@ def note_batch(error: Exception, trainer: Any, doing: str, batch: Any, evaluates
     with suppress(Exception):
         state = trainer.state if trainer.is_in_train else None
         add_note(error, f"It came up {doing}{_when(trainer.args, state, evaluates)}{_describe_batch(batch)}.")
-        sample = partial(first_sample, trainer, evaluates)
+        sample = partial(read_first_sample, trainer, evaluates)
         for sentence in advise(Circumstances(error, base_model(trainer.model), batch, trainer.args, evaluates, sample)):
             add_note(error, sentence)
 
@@ -218,7 +218,7 @@ def _missing_input(found: Circumstances) -> str | None:
     wanted = "input_ids" if name is None else name.group(1)
     if not isinstance(found.batch, Mapping) or wanted in found.batch:
         return None
-    advice = renaming(wanted, found.sample() or found.batch, found.model)
+    advice = suggest_renaming(wanted, found.sample() or found.batch, found.model)
     if advice is not None or wanted != "input_ids":
         return advice and f"{advice}."
     return (

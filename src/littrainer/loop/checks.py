@@ -23,11 +23,11 @@ from littrainer.arguments.rules import (
     settle_global_batch_size,
 )
 from littrainer.arguments.sharding import check_processes, sharding_plan
-from littrainer.data.limits import check_limits, further_keywords
+from littrainer.data.limits import check_limits, get_lightning_keywords
 from littrainer.data.loaders import has_length
 from littrainer.distributed.group import ensure_process_group
 from littrainer.distributed.layout import process_layout, tensor_parallel_size
-from littrainer.evaluation.streaming import streaming_metrics
+from littrainer.evaluation.streaming import make_streaming_metrics
 from littrainer.loop.loss import returns_the_mean
 from littrainer.loop.overrides import accept_earlier_signatures, own_methods, refuse_ignored_overrides
 from littrainer.runtime.log_levels import apply_log_level
@@ -192,7 +192,7 @@ def check_construction(trainer: Any) -> None:
     if trainer.is_deepspeed_enabled:
         from littrainer.strategies.deepspeed import check_deepspeed
 
-        check_deepspeed(trainer.args, further_keywords(trainer))
+        check_deepspeed(trainer.args, get_lightning_keywords(trainer))
     check_limits(trainer)
     if trainer.optimizer_cls_and_kwargs is not None and trainer.optimizer is not None:
         raise RuntimeError("`optimizers` and `optimizer_cls_and_kwargs` are both given: pass one of them.")
@@ -239,7 +239,7 @@ def _check_metrics(args: TrainingArguments, compute_metrics: Any, eval_dataset: 
             "`args.metric_for_best_model` must be provided for save_strategy='best' and load_best_model_at_end: set it "
             "to 'loss', or to a name that compute_metrics returns."
         )
-    if streaming_metrics(compute_metrics) is not None or not args.batch_eval_metrics or compute_metrics is None:
+    if make_streaming_metrics(compute_metrics) is not None or not args.batch_eval_metrics or compute_metrics is None:
         return
     if "compute_result" not in inspect.signature(compute_metrics).parameters:
         raise ValueError(
@@ -340,7 +340,8 @@ def check_before_training(trainer: Any) -> None:
     if trainer.args.auto_micro_batch:
         reasons = {
             "FSDP, DeepSpeed and tensor parallelism let the processes wait for each other within each pass": is_split,
-            'a strategy in lightning={"strategy": ...} may let them wait too': "strategy" in further_keywords(trainer),
+            'a strategy in lightning={"strategy": ...} may let them wait too': "strategy"
+            in get_lightning_keywords(trainer),
             "an overridden training_step runs forward and backward itself": trainer.overrides_training_step(),
         }
         for reason in (reason for reason, is_so in reasons.items() if is_so):

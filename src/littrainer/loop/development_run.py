@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.callbacks.base import TrainerCallback
-from littrainer.data.limits import DEVELOPMENT_RUN, HasKeywords, development_batches
+from littrainer.data.limits import DEVELOPMENT_RUN, KeywordSource, count_development_batches
 from littrainer.tracking.base import TrackerCallback
 
 if TYPE_CHECKING:
@@ -43,14 +43,14 @@ class _SavesNothing(TrainerCallback):
     on_epoch_end = on_log = on_evaluate = _leave_out
 
 
-def pushes_by_itself(source: HasKeywords) -> bool:
+def pushes_by_itself(source: KeywordSource) -> bool:
     """Return whether the model is pushed to the Hub without a call by the script; in a trial it is not."""
-    return bool(source.args.push_to_hub) and not development_batches(source)
+    return bool(source.args.push_to_hub) and not count_development_batches(source)
 
 
-def trackers_reported_to(source: HasKeywords) -> Any:
+def trackers_reported_to(source: KeywordSource) -> Any:
     """What `report_to` names, and nothing in a trial."""
-    return "none" if development_batches(source) else source.args.report_to
+    return "none" if count_development_batches(source) else source.args.report_to
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def trial_where_asked_for(trainer: Any, resume_from_checkpoint: Any) -> Iterator
     Parameters:
         resume_from_checkpoint: the argument of `train()`, which has to be unset.
     """
-    if not development_batches(trainer):
+    if not count_development_batches(trainer):
         yield
         return
     if resume_from_checkpoint:
@@ -70,7 +70,7 @@ def trial_where_asked_for(trainer: Any, resume_from_checkpoint: Any) -> Iterator
         )
     logger.warning(
         "fast_dev_run: a trial, with %d batch(es) of each kind. No checkpoint is written, and no tracker hears of it.",
-        development_batches(trainer),
+        count_development_batches(trainer),
     )
     args, callbacks = trainer.args, trainer.callback_handler.callbacks
     evaluates = trainer.eval_dataset is not None or args.eval_strategy != IntervalStrategy.NO

@@ -15,12 +15,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from littrainer.data.resume.rng import capture_random_states, set_random_states
+from littrainer.data.resume.rng import get_rng_states, set_rng_states
 from littrainer.data.windows import MicroBatch
 from littrainer.distributed.collectives import all_gather_object, raise_on_all_ranks
 from littrainer.loop.loss_normalization import UNKNOWN, find_head_of_parts, row_count, rows_of
 from littrainer.loop.out_of_memory import free_memory, is_out_of_memory
-from littrainer.model.traversal import copied_buffers, parameters_of, put_buffers_back
+from littrainer.model.traversal import copy_buffers, list_parameters, restore_buffers
 from littrainer.runtime.weak_attributes import held_weakly
 
 logger = logging.getLogger(__name__)
@@ -91,16 +91,16 @@ class MicroBatchSplitter:
             _rows_and_elements(micro_batch.inputs)
             self._head = find_head_of_parts(settings, micro_batch.inputs, micro_batch.num_items_in_window)
         self._window, self._error = [], None
-        self._gradients = {one: one.grad.clone() for one in parameters_of(settings.model) if one.grad is not None}
-        self._buffers = copied_buffers(settings.model)
-        self._random_states = capture_random_states()
+        self._gradients = {one: one.grad.clone() for one in list_parameters(settings.model) if one.grad is not None}
+        self._buffers = copy_buffers(settings.model)
+        self._random_states = get_rng_states()
 
     def _put_back(self) -> None:
-        for parameter in parameters_of(self._settings.model):
+        for parameter in list_parameters(self._settings.model):
             before = self._gradients.get(parameter)
             parameter.grad = None if before is None else before.clone()
-        put_buffers_back(self._buffers)
-        set_random_states(self._random_states)
+        restore_buffers(self._buffers)
+        set_rng_states(self._random_states)
         free_memory()
 
     def _loss_unless_out_of_memory(self, micro_batches: list[MicroBatch], forward: Forward) -> torch.Tensor | None:
@@ -162,7 +162,7 @@ class MicroBatchSplitter:
             with raise_on_all_ranks("a window of micro-batches"):
                 raise self._error
         if not self._is_alone:
-            trained = [one for one in parameters_of(settings.model) if one.requires_grad]
+            trained = [one for one in list_parameters(settings.model) if one.requires_grad]
             each = all_gather_object((self.max_elements, bytes(one.grad is not None for one in trained)))
             self.max_elements = min((one for one, _ in each if one is not None), default=None)
             with_gradient = map(any, zip(*(has_gradient for _, has_gradient in each), strict=True))

@@ -16,13 +16,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from littrainer.data.resume.rng import capture_random_states, set_random_states
+from littrainer.data.resume.rng import get_rng_states, set_rng_states
 from littrainer.data.windows import IGNORED_LABEL
 from littrainer.distributed.collectives import broadcast_object, gather_across_processes, get_rank
 from littrainer.loop.loss import LossSettings, averages_over_processes, loss_and_outputs, returns_the_mean
 from littrainer.loop.out_of_memory import is_out_of_memory
 from littrainer.loop.overrides import own_methods
-from littrainer.model.facts import base_model, users_model
+from littrainer.model.facts import base_model, unwrap_user_model
 from littrainer.runtime.nested_values import map_nested
 from littrainer.strategies.shards import is_sharded
 
@@ -106,7 +106,7 @@ def find_loss_head(
     is_other = is_other or returns_the_mean(settings) or (is_own and not is_exact)
     if is_other or not hasattr(window[0], "keys") or not (is_exact or len(window) > 1 or args.world_size > 1):
         return LossHead(is_exact=is_exact)
-    base = base_model(users_model(model))
+    base = base_model(unwrap_user_model(model))
     if settings.model_accepts_loss_kwargs and "num_items_in_batch" in inspect.signature(base.forward).parameters:
         return LossHead(is_exact=is_exact)
     head = _by_type(settings, model, window[0])
@@ -166,7 +166,7 @@ def find_head_of_parts(settings: Any, inputs: Any, number: torch.Tensor | int | 
     found, reason = broadcast_object((found, reason))
     if found is None:
         raise ValueError(
-            f"auto_micro_batch cannot split a micro-batch of {type(users_model(model)).__name__}: its loss {reason}. "
+            f"auto_micro_batch cannot split a micro-batch of {type(unwrap_user_model(model)).__name__}: its loss {reason}. "
             "Leave auto_micro_batch out, and lower per_device_train_batch_size if memory runs out."
         )
     return found
@@ -174,7 +174,7 @@ def find_head_of_parts(settings: Any, inputs: Any, number: torch.Tensor | int | 
 
 def _by_type(settings: LossSettings, model: Any, inputs: Any) -> LossHead:
     label_name = next((name for name in ("labels", *settings.label_names) if name in inputs), "labels")
-    base = base_model(users_model(model))
+    base = base_model(unwrap_user_model(model))
     code = getattr(inspect.unwrap(type(base).forward), "__code__", None)
     # Heads that hand further keywords to transformers' loss functions.
     divides = settings.model_accepts_loss_kwargs and "loss_function" in getattr(code, "co_names", ())
@@ -219,7 +219,7 @@ class _Trial:
     """Forward passes of one micro-batch, for a head of which type and shapes have told as much as they do."""
 
     def __init__(self, settings: LossSettings, model: Any, window: list[Any], head: LossHead, device: torch.device):
-        self.settings, self.model, self.window, self.head = settings, users_model(model), window, head
+        self.settings, self.model, self.window, self.head = settings, unwrap_user_model(model), window, head
         self.device = device
         self.loss_of: Any = functools.partial(loss_and_outputs, settings)
         self.number: Any = None
@@ -419,7 +419,7 @@ def model_left_as_found(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode, without gradients; put back modes, buffers and generators afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    states = capture_random_states()
+    states = get_rng_states()
     try:
         model.eval()
         with torch.no_grad():
@@ -429,4 +429,4 @@ def model_left_as_found(model: nn.Module) -> Iterator[None]:
             module.training = mode
         for buffer, value in buffers:
             buffer.data.copy_(value)
-        set_random_states(states)
+        set_rng_states(states)

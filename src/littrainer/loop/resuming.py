@@ -25,10 +25,10 @@ from littrainer.data.loaders import has_length
 from littrainer.data.resume.position import DataPosition, LayoutChange, describe_sizes, find_changed_sizes
 from littrainer.data.resume.progress import is_stateful
 from littrainer.data.resume.skipping import (
-    copy_with_parts,
+    build_skipping_attributes,
+    copy_with_attributes,
     count_stream_shards,
     global_batch_size,
-    parts_after_rows,
 )
 from littrainer.data.stream_end import check_equal_lengths
 from littrainer.runtime.lazy_isinstance import is_a
@@ -109,7 +109,7 @@ def resume_record(run: TrainingRun) -> dict[str, Any]:
         data = run.windows.progress.state(position.micro_batches, epoch_is_over=is_over)
     return {
         "version": RECORD_VERSION,
-        "position": position.to_saved(*POSITION_FIELDS),
+        "position": position.dump_fields(*POSITION_FIELDS),
         "sizes": training.sizes,
         "arguments": compared_arguments(trainer.args),
         "rank": trainer.args.process_index,
@@ -173,7 +173,7 @@ def find_position(record: dict[str, Any] | None, training: ResumedTraining, load
     if record is None or training.args.ignore_data_skip or is_other_kind:
         return counted
     changed, data = set(training.find_changed_sizes(record)), record["data"]
-    position = DataPosition.from_saved({**record["position"], "data": data})
+    position = DataPosition.load_fields({**record["position"], "data": data})
     if changed <= {"num_examples"}:
         return replace(position, surplus_steps=record.get("steps_ahead", 0))
     if "world_size" in changed:
@@ -205,8 +205,8 @@ def _move_by_rows(
     # Lightning's limits may leave batches out.
     if rows is None or size is None or (has_length(loader) and len(loader) != length):
         return None
-    parts, number = parts_after_rows(loader, rows), sum(rows)
-    later = None if parts is None else copy_with_parts(loader, parts)
+    parts, number = build_skipping_attributes(loader, rows), sum(rows)
+    later = None if parts is None else copy_with_attributes(loader, parts)
     has_state = is_stateful(loader) and data.get("loader") is not None and not are_other_processes
     if later is None and not (has_state and data["num_workers"] == getattr(loader, "num_workers", 0)):
         return None

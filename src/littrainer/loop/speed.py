@@ -15,8 +15,8 @@ import torch
 
 from littrainer.arguments.process import matmul_precision
 from littrainer.callbacks.log_history import SPEED_PREFIX, TIME_PARTS, advice_on
-from littrainer.data.loaders import first_dimension
-from littrainer.data.packing import tokens_in_documents
+from littrainer.data.loaders import find_batch_size
+from littrainer.data.packing import count_document_tokens
 from littrainer.distributed.collectives import gather_across_processes
 
 if TYPE_CHECKING:
@@ -148,14 +148,14 @@ class SpeedLog:
             fields = fields if type(fields) is dict else {}
             first: Any = next(iter(fields.values()), None)
             is_plain = isinstance(first, torch.Tensor) and first.dim()
-            self._samples += first.shape[0] if is_plain else first_dimension(inputs) or 0
+            self._samples += first.shape[0] if is_plain else find_batch_size(inputs) or 0
             tokens = fields.get(self._main_input)
             if not isinstance(tokens, torch.Tensor) or tokens.dtype.is_floating_point:
                 continue
             self._tokens += tokens.numel()
             mask = fields.get("attention_mask")
             if self._args.pack_to_length is not None and "position_ids" in fields:
-                real = tokens_in_documents(fields["position_ids"])
+                real = count_document_tokens(fields["position_ids"])
             elif mask is not None and mask.shape == tokens.shape:
                 real = mask.sum(dtype=torch.long)
             elif self._padding_id is not None:

@@ -114,7 +114,7 @@ class TrainingStep:
         trainer = self.trainer
         trainer.session.micro_batches_in_window = micro_batch.window_size
         if micro_batch.opens_window:
-            self._window = (trainer.state.global_step + 1, self.run.epoch, self.run.windows.micro_batches_seen - 1)
+            self._window = (trainer.state.global_step + 1, self.run.epoch, self.run.windows.micro_batches_read - 1)
             if self._labels_drawn is not None:
                 self.health.unread.append((LABELS, self._window, self._labels_drawn))
             for act in self._at_window_begin:
@@ -142,7 +142,7 @@ class TrainingStep:
         except Exception as error:
             note_batch(error, trainer, "with a batch", inputs)
             raise
-        place = (*self._window[:2], self.run.windows.micro_batches_seen - 1)
+        place = (*self._window[:2], self.run.windows.micro_batches_read - 1)
         self.health.unread.append((LOSS, place, kept))
         speed.enter("backward")
         steps = trainer.accelerator.gradient_state.plugin_kwargs.get("num_steps", 1)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.checkpoint.atomic_write import UNFINISHED_DIR
 from littrainer.checkpoint.layout import STACKS_NAME
-from littrainer.data.workers import reading_workers
+from littrainer.data.workers import list_loader_workers
 from littrainer.distributed.collectives import describe_last_collective, is_distributed
 from littrainer.distributed.environment import hang_timeout, reports_folder
 from littrainer.distributed.failures import (
@@ -142,7 +142,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         with suppress(OSError):
             # What a save has written grows.
             files = [(path, path.stat().st_size) for path in Path(self._folder_of(run), UNFINISHED_DIR).rglob("*")]
-        batches = run.windows.micro_batches_seen, run.windows.progress.batches_skipped
+        batches = run.windows.micro_batches_read, run.windows.progress.batches_skipped
         return self._state().global_step, batches, None if evaluation is None else evaluation.batches_done, files
 
     def _end(self) -> None:
@@ -173,7 +173,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         process = f"process {self._args.process_index} of {self._args.world_size} (pid {os.getpid()})"
         told = dump_all_stacks(
             f"littrainer: {process} has not moved for {self.seconds:g} s, {where}",
-            reading_workers(),
+            list_loader_workers(),
             lambda: f"Last collective operation: {describe_last_collective() or 'not known'}",
         )
         self._print(told, f"littrainer: the stacks are in {self._args.output_dir}/{STACKS_NAME} too")
@@ -196,9 +196,9 @@ class Watchdog(AbstractContextManager["Watchdog"]):
 
 
 def _last_batch(run: TrainingRun | None) -> str:
-    if run is None or not run.windows.micro_batches_seen:
+    if run is None or not run.windows.micro_batches_read:
         return "No micro-batch has been read."
-    number = run.windows.micro_batches_seen
-    rows = run.windows.rows_of(run.epoch, number - 1)
+    number = run.windows.micro_batches_read
+    rows = run.windows.find_rows(run.epoch, number - 1)
     named = "" if rows is None else f", rows {', '.join(map(str, rows))}"
     return f"Last micro-batch: number {number} of epoch {run.epoch}{named}."

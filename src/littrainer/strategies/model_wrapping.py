@@ -11,7 +11,7 @@ from torch import nn
 
 from littrainer.arguments.process import NO_COMPILATION
 from littrainer.arguments.sharding import sharding_plan
-from littrainer.model.traversal import move_to
+from littrainer.model.traversal import move_model
 from littrainer.strategies.mixed_precision import forward_type, run_forward_in
 
 
@@ -79,7 +79,7 @@ def is_compiled(model: nn.Module) -> bool:
 def move_to_device(trainer: Any) -> None:
     """Move the model to the device of this process; one that is sharded goes there part by part."""
     if not trainer.is_fsdp_enabled:
-        move_to(trainer.model, trainer.args.device)
+        move_model(trainer.model, trainer.args.device)
 
 
 def follow_unfrozen_parameters(trainer: Any) -> None:

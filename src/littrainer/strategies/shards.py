@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from littrainer.distributed.collectives import get_full_tensor, get_rank, get_world_size
-from littrainer.model.traversal import modules_of
+from littrainer.model.traversal import list_modules
 from littrainer.optim.parameter_groups import PART_OF
 from littrainer.runtime.lazy_isinstance import is_a, known_classes
 
@@ -33,13 +33,13 @@ def is_sharded(model: nn.Module) -> bool:
 def has_flat_shards(model: nn.Module) -> bool:
     """Whether a model is spread by FSDP's first version, which joins parameters to flat ones."""
     kinds = known_classes("flat sharded module")
-    return bool([kind for kind in set(map(type, modules_of(model))) if issubclass(kind, kinds)])
+    return bool([kind for kind in set(map(type, list_modules(model))) if issubclass(kind, kinds)])
 
 
 def free_gathered(model: nn.Module) -> None:
     """Let go of weights that FSDP has gathered for a forward pass and kept; they would hide the parts."""
     kinds: Any = known_classes("resharding module")
-    for module in modules_of(model):
+    for module in list_modules(model):
         if isinstance(module, kinds):
             module.reshard()
 

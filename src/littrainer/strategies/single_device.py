@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 
 from littrainer.distributed.environment import DEFAULT_PORT, LOCAL_ADDRESS, meeting_point
-from littrainer.model.traversal import is_on, stays_in_place
+from littrainer.model.traversal import is_immovable, is_on_device
 from littrainer.runtime.lazy_isinstance import is_a
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class ResidentSingleDeviceStrategy(InPlaceStrategy, SingleDeviceStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         """Prepare a run as Lightning does, but leave a model that stays in place where it is, and its optimizer too."""
         assert self.model is not None
-        if stays_in_place(self.model):
+        if is_immovable(self.model):
             self.set_up_in_place(trainer)
         else:
             super().setup(trainer)
@@ -144,7 +144,7 @@ class ResidentSingleDeviceStrategy(InPlaceStrategy, SingleDeviceStrategy):
     def model_to_device(self) -> None:
         """Move the model; on the host the Trainer has, and going through it once more would find nothing to move."""
         model: Any = self.model
-        if model.device != self.root_device or not is_on(model, self.root_device):
+        if model.device != self.root_device or not is_on_device(model, self.root_device):
             super().model_to_device()
 
 

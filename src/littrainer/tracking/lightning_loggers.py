@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from littrainer.callbacks.handler import CallbackHandler
-from littrainer.data.limits import HasKeywords, development_batches, further_keywords
+from littrainer.data.limits import KeywordSource, count_development_batches, get_lightning_keywords
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.tracking.base import TrackerCallback, hyperparameters, only_numbers, with_tracked_names
 
@@ -87,15 +87,15 @@ def loggers_of(callbacks: Iterable[Any]) -> list[Any]:
     return [shared for tracker in trackers for shared in tracker.lightning_loggers()]
 
 
-def adopt_loggers(source: HasKeywords, handler: CallbackHandler) -> None:
+def adopt_loggers(source: KeywordSource, handler: CallbackHandler) -> None:
     """Add trackers for the loggers in `lightning={"logger": ...}`, as for loggers in `report_to`.
 
     Parameters:
         source: holds the keywords for `lightning.Trainer`.
         handler: gets the trackers.
     """
-    keyword = further_keywords(source).get("logger")
-    if development_batches(source):
+    keyword = get_lightning_keywords(source).get("logger")
+    if count_development_batches(source):
         return
     if keyword is True:
         keyword = source.lightning_keywords["logger"] = [_default_logger(source.args.output_dir)]

@@ -27,12 +27,12 @@ from littrainer.compat.accelerator.states import (
     parallelism_config_of,
     shared_accelerator_state,
 )
-from littrainer.data.loaders import LookaheadLoader, prepare_loader
+from littrainer.data.loaders import PrefetchLoader, prepare_loader
 from littrainer.distributed import collectives
 from littrainer.distributed.layout import process_layout, tensor_parallel_size
 from littrainer.loop.out_of_memory import free_memory
 from littrainer.model.facts import WRAPPERS
-from littrainer.model.traversal import move_to
+from littrainer.model.traversal import move_model
 from littrainer.optim.stepping import clip_by_norm
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.nested_values import truncated
@@ -325,7 +325,7 @@ class AcceleratorFacade:
         if dtype is not None:
             run_forward_in(model, args.device.type, dtype)
         if device_placement is not False:
-            move_to(model, args.device)
+            move_model(model, args.device)
         prepared: Any = model
         trains = any(parameter.requires_grad for parameter in model.parameters())
         if collectives.get_world_size() > 1 and trains and not evaluation_mode:
@@ -342,10 +342,10 @@ class AcceleratorFacade:
         """Return a loader of this process's shard of the data, with the order and the prefetch of the Trainer's."""
         settings = self.dataloader_config
         prepared: Any = prepare_loader(self._args, data_loader, settings, slice_fn_for_dispatch)
-        if isinstance(prepared, LookaheadLoader):
+        if isinstance(prepared, PrefetchLoader):
             prepared.gradient_state = self.gradient_state
             if device_placement is not False:
-                prepared.hand_out_on(self._args.device, settings)
+                prepared.set_destination(self._args.device, settings)
         return prepared
 
     def prepare_optimizer(
