@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import BatchEncoding
 
 from littrainer.data import dispatching
-from littrainer.data.dispatching import NO_BATCH, UNREAD_ROUND, Dispatch
+from littrainer.data.dispatching import NO_BATCH, UNREAD_BATCH, Dispatch
 from littrainer.data.sharding import ShardSpec
 from littrainer.distributed.failures import FailedElsewhere
 
@@ -70,11 +70,11 @@ class Reader:
         return parts[0]
 
     def parts(self, batches: Any) -> list[list[Any]]:
-        rounds = self.dispatch.rounds(iter(batches))
+        rounds = self.dispatch.global_batches(iter(batches))
         current = self.dispatch.begin(next(rounds, NO_BATCH))
         self.sent.clear()
         while current is not NO_BATCH:
-            _, current = self.dispatch.hand_out(current, next(rounds, NO_BATCH))
+            _, current = self.dispatch.scatter(current, next(rounds, NO_BATCH))
         return [[part.batch for part in parts] for parts in self.sent]
 
 
@@ -99,7 +99,7 @@ def test_each_process_is_sent_the_part_that_accelerate_sends(
         # accelerate fails where there is nothing to hand out.
         expected = []
     assert found == expected
-    assert reader.dispatch.length(len(batches)) == len(found)
+    assert reader.dispatch.count_global_batches(len(batches)) == len(found)
     if not drop_last:
         rows = count % (size if split else size * of) or (size if split else size * of)
         assert reader.dispatch.last_global_batch_size == rows
@@ -152,10 +152,10 @@ def test_an_error_in_reading_reaches_the_others_and_is_raised_where_it_happened(
     with pytest.raises(OSError, match="no such shard"):
         reader.parts(failing())
     other = Dispatch(ShardSpec(1, 2), reads=False, drop_last=False)
-    assert next(other.rounds(failing())) is UNREAD_ROUND
+    assert next(other.global_batches(failing())) is UNREAD_BATCH
     monkeypatch.setattr(dispatching, "scatter_object", lambda parts: reader.sent[-1][1])
     with pytest.raises(FailedElsewhere, match=r"Process 0, which reads the data for all.*OSError: no such shard"):
-        other.hand_out(UNREAD_ROUND, UNREAD_ROUND)
+        other.scatter(UNREAD_BATCH, UNREAD_BATCH)
 
 
 def test_a_resumed_epoch_fills_its_last_batch_up_with_the_first_samples_all_the_same(

@@ -33,7 +33,7 @@ def order(sampler: RandomSampler, epoch: int | None = None) -> list[int]:
 
 def test_replacing_a_sampler_keeps_how_many_and_how_it_draws() -> None:
     generator = torch.Generator()
-    replaced = EpochSeededSampler.replacing(
+    replaced = EpochSeededSampler.replace(
         RandomSampler(DATA, replacement=True, num_samples=50, generator=generator), data_seed=1
     )
     assert replaced.replacement and len(replaced) == 50 and replaced.generator is generator

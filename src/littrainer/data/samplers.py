@@ -42,7 +42,7 @@ class EpochSeededSampler(RandomSampler):
         self.epoch = 0
 
     @classmethod
-    def replacing(cls, sampler: RandomSampler, data_seed: int | None) -> EpochSeededSampler:
+    def replace(cls, sampler: RandomSampler, data_seed: int | None) -> EpochSeededSampler:
         """Return a sampler that draws as another random sampler, but seeded by epoch."""
         return cls(
             sampler.data_source,
