@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from littrainer.data.fingerprint import MOST_ITEMS, fingerprint_dataset, fingerprint_model, fingerprints
+from littrainer.data.fingerprint import MAX_ITEMS, fingerprint_dataset, fingerprint_model, compute_fingerprints
 from tests.scenarios.data import vector_rows
 from tests.scenarios.models import VectorClassifier
 
@@ -92,20 +92,20 @@ def test_a_stream_is_not_read() -> None:
 
 def test_tensors_of_any_kind_count_and_those_without_numbers_do_not_fail() -> None:
     kinds = [torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.complex64]
-    found = {fingerprints(TensorDataset(torch.ones(3, 2).to(kind))) for kind in kinds}
+    found = {compute_fingerprints(TensorDataset(torch.ones(3, 2).to(kind))) for kind in kinds}
     assert len(found) == len(kinds)
-    assert fingerprints(torch.zeros(3).expand(4, 3)) == fingerprints(torch.zeros(4, 3))
+    assert compute_fingerprints(torch.zeros(3).expand(4, 3)) == compute_fingerprints(torch.zeros(4, 3))
     for without in (torch.empty(3, device="meta"), torch.eye(3).to_sparse(), torch.empty(0), np.array([{}, None])):
-        assert len(fingerprints(without)[0]) == 12
+        assert len(compute_fingerprints(without)[0]) == 12
 
 
 def test_much_data_and_data_that_holds_itself_is_read_in_part_and_up_to_its_end() -> None:
     loop: dict[str, Any] = {"rows": [1]}
     loop["itself"] = loop
-    assert len(fingerprints(loop)[0]) == 12
-    rows = [{"text": "x" * 4000, "ids": [*range(500)], "image": torch.zeros(100_000)}] * (MOST_ITEMS - 1)
-    found = {fingerprints([*rows, {**rows[0], **last}]) for last in ({}, {"text": "y"}, {"ids": []})}
-    assert len(found) == 3 and fingerprints(rows * 2) == fingerprints([*rows, *rows])
+    assert len(compute_fingerprints(loop)[0]) == 12
+    rows = [{"text": "x" * 4000, "ids": [*range(500)], "image": torch.zeros(100_000)}] * (MAX_ITEMS - 1)
+    found = {compute_fingerprints([*rows, {**rows[0], **last}]) for last in ({}, {"text": "y"}, {"ids": []})}
+    assert len(found) == 3 and compute_fingerprints(rows * 2) == compute_fingerprints([*rows, *rows])
 
 
 def test_a_model_is_known_by_its_weights() -> None:
@@ -120,7 +120,7 @@ def test_a_model_is_known_by_its_weights() -> None:
 
 
 def test_each_of_many_parameters_counts_and_those_without_numbers_do_not_fail() -> None:
-    layers = [torch.nn.Linear(1, 1, bias=False) for _ in range(MOST_ITEMS // 2 + 1)]
+    layers = [torch.nn.Linear(1, 1, bias=False) for _ in range(MAX_ITEMS // 2 + 1)]
     before = fingerprint_model(torch.nn.ModuleList(layers))
     with torch.no_grad():
         layers[-1].weight += 1

@@ -179,7 +179,7 @@ class RemoveColumnsCollator:
         return {name: value for name, value in feature.items() if name in columns}
 
     def record_extra_columns(self, feature: Any) -> None:
-        """Record the extra columns of a sample, and log the first ones."""
+        """Record the extra columns of a sample, and log the first extra columns."""
         if not isinstance(feature, dict):
             return
         extra = [name for name in feature if name not in self.signature_columns]

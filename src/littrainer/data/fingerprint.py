@@ -26,7 +26,7 @@ from littrainer.runtime.lazy_isinstance import is_a
 # Evenly spaced rows of a table, items of a container, and numbers of a tensor or array.
 MAX_ITEMS = 1000
 MAX_NUMBERS = 65_536
-# Objects at one depth of nesting, and their items, numbers and characters together, so that a run starts without delay.
+# Objects at each depth, and all their items, numbers and characters, so that a run starts without delay.
 MAX_OBJECTS = 50_000
 MAX_SIZE_PER_DEPTH = 4_000_000
 MAX_DEPTH = 8
@@ -35,10 +35,10 @@ ATTRIBUTES = (*PLAIN, str, bytes)
 
 
 def fingerprint_dataset(dataset: Any) -> dict[str, Any]:
-    """Return a dataset's class and rows, compute_fingerprints of up to 1,000 and of attributes; of a stream the class alone."""
+    """Return a dataset's class, length, and fingerprints of content and attributes; for a stream the class only."""
     is_stream = isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__getitem__")
-    rows, rows_held, attributes = (None,) * 3 if is_stream else (get_length(dataset), *compute_fingerprints(dataset))
-    return {"class": type(dataset).__name__, "rows": rows, "fingerprint": rows_held, "attributes": attributes}
+    rows, content, attributes = (None,) * 3 if is_stream else (get_length(dataset), *compute_fingerprints(dataset))
+    return {"class": type(dataset).__name__, "rows": rows, "fingerprint": content, "attributes": attributes}
 
 
 def fingerprint_model(model: torch.nn.Module) -> dict[str, Any]:
@@ -56,13 +56,13 @@ def compute_fingerprints(value: Any) -> tuple[str, str]:
         if len(objects) > MAX_OBJECTS:
             # Random, since evenly spaced objects could be the same column of each row.
             objects = random.Random(0).sample(objects, MAX_OBJECTS)
-        *contents, objects = _read_content(objects)
+        *contents, objects = _extract_content(objects)
         for digest, content in zip(digests, contents, strict=True):
             digest.update(repr(content).encode("utf-8", "backslashreplace"))
     return digests[0].hexdigest(), digests[1].hexdigest()
 
 
-def _read_content(objects: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+def _extract_content(objects: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
     """Return the hashable content of objects, their plain attributes, and the nested objects."""
     attributes: list[Any] = []
     content: list[Any] = []

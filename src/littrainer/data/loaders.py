@@ -92,7 +92,7 @@ class PrefetchLoader(DataLoader):
     # Accelerator to which batches are moved; None leaves batches on the host.
     destination: torch.device | None = None
     blocking_copies = True
-    # Whether to check batches for memory that the collator has pinned, and may reuse; and the last result.
+    # Check batches for memory that the collator has pinned, and may reuse; and the last result.
     _should_check_pinned = _is_collators_memory = False
     # Profiler hook; `id` is a no-op that costs no Python call.
     enter_section: Callable[[str], Any] = id
@@ -379,7 +379,7 @@ def _shard_stream(dataset: Any, keywords: dict[str, Any], shard: ShardSpec) -> P
             "processes. Set dispatch_batches=True in accelerator_config, or give the DataLoader a batch_size."
         )
     if is_a(dataset, "datasets.IterableDataset") and not shard.split_batches and dataset.n_shards >= shard.count:
-        # Each process opens files of its own.
+        # Each process opens separate files.
         local: Any = dataset.shard(num_shards=shard.count, index=shard.index)
     else:
         local = SharedStream(dataset, batch_size, shard, keywords["drop_last"])

@@ -25,10 +25,10 @@ from littrainer.distributed.layout import data_parallel_size
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
-# A document of one token has nothing to predict.
+# The first token of a document has no label.
 MIN_TOKENS = 2
 # Rows of a stream that are packed together.
-ROWS_PACKED_TOGETHER = 64
+ROWS_PER_PACKING = 64
 
 
 def pack_documents(
@@ -54,7 +54,7 @@ def pack_documents(
     size, is_stream = args.pack_to_length, isinstance(dataset, IterableDataset)
     assert size is not None
     dispatches = getattr(args.accelerator_config, "dispatch_batches", None)
-    # Dispatched batches are joined and split, for which rows must have one length.
+    # Dispatched batches are joined and split, which requires rows of equal length.
     fills = data_parallel_size(args) > 1 and (is_stream if dispatches is None else dispatches)
     flattens = "flash" in (attention or "")
     if fills and flattens:
@@ -183,7 +183,7 @@ class PackedStream(IterableDataset[list[Any]]):
             if length >= MIN_TOKENS:
                 documents.append((length, document))
                 tokens += length
-            if tokens >= ROWS_PACKED_TOGETHER * self.size:
+            if tokens >= ROWS_PER_PACKING * self.size:
                 break
         documents.sort(key=lambda pair: -pair[0])
         rows = pack_best_fit([length for length, _ in documents], self.size)
@@ -266,6 +266,6 @@ class PackedCollator:
 
 
 def count_document_tokens(position_ids: torch.Tensor) -> torch.Tensor:
-    """Return the number of tokens in packed rows without padding, whose positions are 0, too."""
+    """Return the number of tokens in packed rows, without padding."""
     begins = (position_ids[:, :-1] == 0) & (position_ids[:, 1:] == 1)
     return (position_ids > 0).sum() + begins.sum()

@@ -43,7 +43,7 @@ class ShardSpec:
         return batch_size if self.split_batches else batch_size * self.count
 
     def local_batch_size(self, batch_size: int) -> int:
-        """Return the samples of a global batch in one shard."""
+        """Return the samples of a global batch in each shard."""
         return batch_size // self.count if self.split_batches else batch_size
 
     def check_divides(self, batch_size: int | None) -> None:
@@ -111,7 +111,7 @@ class SharedBatches(Sampler[list[int]]):
 
     @property
     def even_batches(self) -> bool:
-        """Whether all processes get equally many batches; writable."""
+        """Writable flag: all processes get equally many batches."""
         return self.shard.even_batches
 
     @even_batches.setter

@@ -33,8 +33,8 @@ def check_equal_lengths(loader: Any, what: str, call: str = "") -> None:
     batches, samples, calls = zip(*lengths, strict=True)
     if len(set(calls)) > 1:
         raise UnequalData(
-            f"The processes do not evaluate the same: {_join_by_rank(calls)}. Code that runs in some of the processes only "
-            "must not evaluate or predict, since all do it together."
+            f"The processes do not evaluate the same: {_join_by_rank(calls)}. Code that runs in some of the processes "
+            "only must not evaluate or predict, since all do it together."
         )
     if len(set(batches)) == 1 and (not call or len(set(samples)) == 1):
         return

@@ -43,7 +43,7 @@ class MicroBatch:
 
     @property
     def is_last_drawn(self) -> bool:
-        """Whether it is the window's last drawn micro-batch, also if the data ends before the window is full."""
+        """True for the window's last drawn micro-batch, also if the data ends before the window is full."""
         return self.position + 1 == self.window_size
 
 
@@ -113,7 +113,7 @@ class WindowLoader:
 
     @property
     def is_epoch_complete(self) -> bool:
-        """Whether the optimizer has stepped with the last micro-batch of the epoch."""
+        """True once the optimizer has stepped with the last micro-batch of the epoch."""
         is_at_length = self.micro_batches_done >= self.micro_batches_per_epoch and not self.is_length_of_training
         # A prefetching loader detects the end of a stream with its last batch.
         is_at_end = self.progress.is_exhausted and self.micro_batches_done == self._micro_batches_drawn

@@ -105,7 +105,7 @@ def iterate_batches(loader: Any, iterate: Callable[[], Iterator[Any]] | None = N
 
 def _iterate_with_notes(batches: Iterator[Any]) -> Iterator[Any]:
     while True:
-        # Patched at each batch, since a script's loader may create torch's iterator late. No context manager, for speed.
+        # Patched at each batch, since a script's loader may create torch's iterator late; inline for speed.
         fetch._MapDatasetFetcher = _NamingFetcher  # type: ignore[misc]
         try:
             batch = next(batches)

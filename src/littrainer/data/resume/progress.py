@@ -120,7 +120,7 @@ class DataProgress:
         # Generators that reading has drawn from, and generators whose states are read before each prefetch.
         self._advanced: set[str] = set()
         self._followed = {*GENERATORS}
-        # Whether the order follows the checkpoint's seed instead of this training's.
+        # True if the order follows the checkpoint's seed instead of this training's.
         self._has_checkpoint_order = False
         self._change: LayoutChange | None = None
         # Order attributes and generator states before those of the checkpoint replaced them.
@@ -230,9 +230,9 @@ class DataProgress:
         position = self.position
         if position is not None and position.data is None and not position.micro_batches:
             self.finish_resuming()
-        return loader.read(self) if isinstance(loader, PrefetchLoader) else self._without_prefetch(loader)
+        return loader.read(self) if isinstance(loader, PrefetchLoader) else self._iterate_unprefetched(loader)
 
-    def _without_prefetch(self, loader: Any) -> Iterator[Any]:
+    def _iterate_unprefetched(self, loader: Any) -> Iterator[Any]:
         batches = self.begin(loader, lambda: iterate_batches(loader))
         self._reach_checkpoint()
         end = self._stream_end_sync if is_distributed() and not has_length(loader) else None

@@ -37,7 +37,9 @@ def replace_attributes(loader: Any, replacements: dict[str, Any]) -> Iterator[No
 def can_skip_by_index(loader: Any) -> bool:
     """Return whether batches of a loader can be skipped unread, by its batch sampler."""
     return (
-        _has_torch_iterator(loader) and not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler is not None
+        _has_torch_iterator(loader)
+        and not isinstance(loader.dataset, IterableDataset)
+        and loader.batch_sampler is not None
     )
 
 
@@ -106,8 +108,8 @@ def get_global_batch_size(loader: Any) -> int | None:
     """Return the rows in one batch of all processes together; None if unknown."""
     size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     if isinstance(loader, PrefetchLoader):
-        reads_own_files = loader.sharing == "read by each" and not isinstance(loader.dataset, SharedStream)
-        size = None if size is None or reads_own_files else loader.total_batch_size
+        reads_separate_files = loader.sharing == "read by each" and not isinstance(loader.dataset, SharedStream)
+        size = None if size is None or reads_separate_files else loader.total_batch_size
     elif is_distributed():
         # The script's own loader may give other processes batches of another size.
         return None
@@ -124,7 +126,7 @@ def count_stream_shards(loader: Any) -> int:
 
 
 def build_skipping_attributes(loader: Any, rows: list[int]) -> dict[str, Any] | None:
-    """Return replacements for attributes of a loader, with which it forms batches of the rows after the first ones.
+    """Return replacements for attributes of a loader, with which it forms batches after the first rows.
 
     Parameters:
         rows: trained rows by stream shard, regardless of earlier batch sizes and numbers of processes.

@@ -28,7 +28,7 @@ class WorkerReport(NamedTuple):
     Parameters:
         worker: index of the worker.
         states: generator states after the batch, or None if unchanged since the last report. Pickled, since torch
-            would send each tensor in shared memory of its own.
+            would send each tensor in separate shared memory.
         is_padding: the batch is empty; the next worker continues.
         rows: samples in the batch.
     """
@@ -68,7 +68,7 @@ class ResumedWorkerInit:
 
     Parameters:
         init_fn: the loader's `worker_init_fn`, called first.
-        states: states by worker; a worker without states keeps its initial ones.
+        states: states by worker; a worker without states keeps the initial states.
         has_empty_batches: the worker also gets empty batches, for which the dataset is not called.
     """
 
