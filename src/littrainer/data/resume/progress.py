@@ -36,7 +36,7 @@ from littrainer.data.resume.skipping import (
     build_skipping_attributes,
     can_skip_by_index,
     count_stream_shards,
-    get_global_batch_size,
+    global_batch_size,
     replace_attributes,
 )
 from littrainer.data.resume.worker_states import ReportingCollator, ResumedWorkerInit, StatesByWorker, WorkerStates
@@ -201,7 +201,7 @@ class DataProgress:
     def _count_trained_rows(self, batches_done: int) -> list[int] | None:
         """Return the rows that all processes have trained, by stream shard; None if unknown."""
         change, loader, dispatch = self._change or LayoutChange(), self._loader, self._dispatch
-        size, shards = get_global_batch_size(loader), range(count_stream_shards(loader))
+        size, shards = global_batch_size(loader), range(count_stream_shards(loader))
         if size is None:
             return None
         units = 1 if dispatch is None else dispatch.batches_per_global_batch

@@ -104,7 +104,7 @@ class RemainingBatches(Sampler[list[int]]):
         next(islice(self._running, number, number), None)
 
 
-def get_global_batch_size(loader: Any) -> int | None:
+def global_batch_size(loader: Any) -> int | None:
     """Return the rows in one batch of all processes together; None if unknown."""
     size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     if isinstance(loader, PrefetchLoader):
