@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from littrainer.data.fingerprint import MAX_ITEMS, fingerprint_dataset, fingerprint_model, compute_fingerprints
+from littrainer.data.fingerprint import MAX_ITEMS, compute_fingerprints, fingerprint_dataset, fingerprint_model
 from tests.scenarios.data import vector_rows
 from tests.scenarios.models import VectorClassifier
 

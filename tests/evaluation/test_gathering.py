@@ -18,7 +18,7 @@ from tests.scenarios.nested import described, filled
 def test_a_collection_gives_the_arrays_of_transformers_container(
     monkeypatch: pytest.MonkeyPatch, join: bool, moved_after: tuple[int, ...], waiting_bytes: int
 ) -> None:
-    monkeypatch.setattr(gathering, "WAITING_BYTES", waiting_bytes)
+    monkeypatch.setattr(gathering, "MIN_WRITE_BYTES", waiting_bytes)
     ours, theirs = BatchCollection(join), EvalLoopContainer(join)
     for number, width in enumerate((3, 5, 2)):
         batch = (filled(2, width), {"a": filled(2).to(torch.bfloat16)})
@@ -34,7 +34,7 @@ def test_a_collection_gives_the_arrays_of_transformers_container(
 def test_large_tensors_of_the_host_are_written_into_the_joined_array_when_they_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gathering, "WAITING_BYTES", 20)
+    monkeypatch.setattr(gathering, "MIN_WRITE_BYTES", 20)
     collection = BatchCollection(expected_rows=4)
     first = filled(2, 3)
     collection.add(first)
@@ -46,7 +46,7 @@ def test_large_tensors_of_the_host_are_written_into_the_joined_array_when_they_c
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_part_of_a_large_tensor_does_not_keep_the_rest_of_it(monkeypatch: pytest.MonkeyPatch, nested: bool) -> None:
     part = filled(100, 30)[:1]
-    monkeypatch.setattr(gathering, "WAITING_BYTES", 1)
+    monkeypatch.setattr(gathering, "MIN_WRITE_BYTES", 1)
     monkeypatch.setattr(gathering, "_bytes_and_place", lambda batch: (2, False))
     collection = BatchCollection()
     collection.add((part,) if nested else part)
@@ -75,7 +75,7 @@ def written(pieces: list[torch.Tensor], expected_rows: int | None = None) -> np.
     collected = HostRows(expected_rows)
     for piece in pieces:
         collected.write(piece)
-    return collected.joined()
+    return collected.array()
 
 
 PIECES = {
@@ -137,6 +137,6 @@ def test_as_many_rows_as_expected_are_allocated_once(monkeypatch: pytest.MonkeyP
 
 def test_a_first_sample_with_a_single_box_does_not_decide_that_lists_hold_layers() -> None:
     lists = SampleLists(is_certain=False)
-    lists.marked([{"boxes": torch.zeros(1, 4)}], 1)
-    assert isinstance(lists.marked([{"boxes": torch.zeros(3, 4)}], 1), SampleList)
-    assert isinstance(lists.marked([{"boxes": torch.zeros(1, 4)}], 1), SampleList)
+    lists.mark([{"boxes": torch.zeros(1, 4)}], 1)
+    assert isinstance(lists.mark([{"boxes": torch.zeros(3, 4)}], 1), SampleList)
+    assert isinstance(lists.mark([{"boxes": torch.zeros(1, 4)}], 1), SampleList)

@@ -92,7 +92,7 @@ GUESSES = {
     "several labels, preprocessed": (
         torch.rand(4, 2),
         torch.rand(4, 2),
-        TaskFacts(False, SEVERAL_LABELS, keeps_scores=False),
+        TaskFacts(False, SEVERAL_LABELS, has_raw_scores=False),
         "multi_label",
     ),
     "several whole labels": (torch.rand(4, 2), ints(4, 2), UNKNOWN, "multi_label"),
