@@ -69,9 +69,14 @@ def make_grown_model() -> nn.Module:
 
 
 MODELS: list[Callable[[], nn.Module]] = [
-    Tied, Frozen, lambda: Listing(2, 2), lambda: nn.Sequential(Frozen(), Tied(), Listing(2, 2)), compile_model, script_model,
+    Tied,
+    Frozen,
+    lambda: Listing(2, 2),
+    lambda: nn.Sequential(Frozen(), Tied(), Listing(2, 2)),
+    compile_model,
+    script_model,
     make_grown_model,
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("make", MODELS)

@@ -124,7 +124,6 @@ def explain_missing_columns(
 
 def _make_note(missing: list[str], dropped: DroppedColumns, model: Any) -> str:
     catch_all = None
-    # A forward without signature must not replace the error that is being explained.
     with suppress(AttributeError, TypeError, ValueError):
         catch_all = None if model is None else find_catch_all_name(model)
     location = f"the {dropped.description.lower()} set" if dropped.description else "the data"

@@ -86,9 +86,7 @@ class Dispatch:
     """Scattering of the batches that the first process reads.
 
     Parameters:
-        shard: the shard of this process.
-        reads: this process reads.
-        drop_last: drop an incomplete last global batch; else pad it with the first samples.
+        drop_last: drop an incomplete last global batch; else pad it.
         cut: function of a batch, a slice of rows, `process_index` and `num_processes` that returns a process's part.
     """
 
@@ -101,17 +99,14 @@ class Dispatch:
         # First rows of the batches in the first global batch, with which a resumed epoch pads its last global batch.
         self.first_rows: list[Any] | None = None
         self._is_resumed = False
-        # Error of the process that reads.
         self._error: Exception | None = None
         self.last_global_batch_size = -1
 
     @property
     def batches_per_global_batch(self) -> int:
-        """Batches to read for a global batch."""
         return 1 if self.shard.split_batches else self.shard.count
 
     def count_global_batches(self, batches: int) -> int:
-        """Return the number of global batches in a number of batches to read."""
         complete, remainder = divmod(batches, self.batches_per_global_batch)
         return complete + (remainder > 0 and not self.drop_last)
 
@@ -121,7 +116,6 @@ class Dispatch:
         self._is_resumed = True
 
     def skip(self, batches: Iterator[Any], number: int) -> None:
-        """Read and drop the first global batches of an epoch."""
         if self.reads and number:
             skipped = islice(iterate_chunks(batches, self.batches_per_global_batch), number)
             first = next(skipped, [])

@@ -50,7 +50,6 @@ def get_lightning_keywords(source: KeywordSource) -> dict[str, Any]:
 
 
 def check_limits(source: KeywordSource) -> None:
-    """Raise a ValueError if a limit is neither a number nor a fraction of batches."""
     for purpose in LIMITS:
         _get_limits(source, purpose)
 

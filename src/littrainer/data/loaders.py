@@ -45,7 +45,6 @@ def move_batch(value: Any, device: torch.device, non_blocking: bool) -> Any:
 
 
 def is_pinned(value: Any) -> bool:
-    """Return whether a batch holds a tensor in pinned memory."""
     if isinstance(value, (Mapping, list, tuple)):
         return any(map(is_pinned, value.values() if isinstance(value, Mapping) else value))
     return isinstance(value, torch.Tensor) and value.is_pinned()
@@ -61,15 +60,11 @@ def current_loader() -> Any:
 
 
 def has_length(dataset: Any) -> TypeGuard[Sized]:
-    """Return whether `len()` of a dataset or loader is known."""
     return get_length(dataset) is not None
 
 
 class PrefetchLoader(DataLoader):
-    """DataLoader that prefetches one batch, so that collators draw random numbers in accelerate's order.
-
-    `end_of_dataloader` is true while the last batch is processed.
-    """
+    """DataLoader that prefetches a batch, so that collators draw random numbers in accelerate's order."""
 
     # Class attributes, since DataLoader's constructor checks assignments.
     epoch = 0
@@ -105,16 +100,15 @@ class PrefetchLoader(DataLoader):
     dispatches_streams = True
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of loader, sampler and dataset."""
         self.epoch = epoch
         set_epoch_on(epoch, self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.dataset)
 
     def set_destination(self, device: torch.device, settings: Any) -> None:
-        """Set the device to which batches are moved, unless it is the CPU.
+        """Move batches to a device other than the CPU.
 
         Parameters:
-            settings: the accelerator's; `non_blocking` makes all copies asynchronous. Copies of memory that this loader
-                has pinned on CUDA always are, since that memory is not reused before the copy.
+            settings: the accelerator's; without `non_blocking`, only copies of memory that this loader has pinned on
+                CUDA are asynchronous.
         """
         self.destination = None if device.type == "cpu" else device
         has_pinned, non_blocking = self.pin_memory and device.type == "cuda", getattr(settings, "non_blocking", False)
@@ -165,7 +159,7 @@ class PrefetchLoader(DataLoader):
         try:
             yield from self.read(None)
         finally:
-            # By identity, and not the last: iterators may end in another order than they began.
+            # Not `pop()`, since iterators may end in any order.
             del _active_loaders[[id(loader) for loader in _active_loaders].index(id(self))]
 
     def read(self, progress: Any) -> Iterator[Any]:
@@ -265,10 +259,9 @@ def build_loader(
     """Return the loader for this process's shard of a dataset, by the `dataloader_*` arguments.
 
     Parameters:
-        batch_size: samples of a micro-batch on one device.
-        sampler: sampler or batch sampler of a map-style dataset; None for the dataset's order.
+        sampler: sampler or batch sampler; None for the dataset's order.
         is_training: seed the workers.
-        settings: settings of sharding; `accelerator_config` of the arguments by default.
+        settings: `accelerator_config` of the arguments by default.
     """
     keywords: dict[str, Any] = {
         "batch_size": batch_size,
@@ -316,14 +309,13 @@ LOADER_SETTINGS = (
 def prepare_loader(
     args: TrainingArguments, loader: DataLoader, settings: Any = None, cut: Callable[..., Any] | None = None
 ) -> DataLoader:
-    """Return a PrefetchLoader over this process's shard of a loader's data, as accelerate prepares loaders.
+    """Return a PrefetchLoader over this process's shard of a loader's data, as accelerate does.
 
-    With `use_seedable_sampler` the random order is seeded by epoch. A PrefetchLoader is returned unchanged, and in one
-    process a loader of another class as well.
+    A PrefetchLoader is returned unchanged, and without sharding a loader of another class as well.
 
     Parameters:
-        settings: settings of sharding; `accelerator_config` of the arguments by default.
-        cut: function that cuts a process's part out of a batch, as in `Dispatch`.
+        settings: `accelerator_config` of the arguments by default.
+        cut: as in `Dispatch`.
     """
     settings = args.accelerator_config if settings is None else settings
     shard, dispatches = find_shard(args, settings), getattr(settings, "dispatch_batches", None)
@@ -379,7 +371,6 @@ def _shard_stream(dataset: Any, keywords: dict[str, Any], shard: ShardSpec) -> P
             "processes. Set dispatch_batches=True in accelerator_config, or give the DataLoader a batch_size."
         )
     if is_a(dataset, "datasets.IterableDataset") and not shard.split_batches and dataset.n_shards >= shard.count:
-        # Each process opens separate files.
         local: Any = dataset.shard(num_shards=shard.count, index=shard.index)
     else:
         local = SharedStream(dataset, batch_size, shard, keywords["drop_last"])
@@ -393,7 +384,6 @@ def _shard_stream(dataset: Any, keywords: dict[str, Any], shard: ShardSpec) -> P
 
 def _shard_batches(dataset: Any, keywords: dict[str, Any], shard: ShardSpec, settings: Any) -> PrefetchLoader:
     if is_a(keywords.get("batch_sampler"), "rebalancing sampler"):
-        # Sharded already.
         return PrefetchLoader(dataset, **keywords)
     if "batch_size" in keywords and keywords["batch_size"] is None:
         # The dataset itself returns batches.
@@ -420,7 +410,7 @@ def _shard_batches(dataset: Any, keywords: dict[str, Any], shard: ShardSpec, set
 
 
 def get_full_dataset(loader: Any) -> Any:
-    """Return the full dataset of a loader, also if the loader reads a shard; None if it has no dataset."""
+    """Return the unsharded dataset of a loader; None if it has no dataset."""
     dataset = getattr(loader, "dataset", None)
     return dataset.dataset if isinstance(dataset, SharedStream) else dataset
 

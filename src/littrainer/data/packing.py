@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 # The first token of a document has no label.
 MIN_TOKENS = 2
-# Rows of a stream that are packed together.
 ROWS_PER_PACKING = 64
 
 
@@ -43,9 +42,9 @@ def pack_documents(
 
     Parameters:
         datasets: the dataset with all columns, and without unused columns.
-        sampler: sampler of the unpacked dataset; None for a stream.
+        sampler: sampler without packing.
         collate: collator of a batch with one document.
-        attention: name of the model's attention implementation.
+        attention: the model's attention implementation.
 
     Raises:
         ValueError: documents are too long, or batches are dispatched with flash attention.
@@ -108,7 +107,7 @@ class PackedDocuments(Dataset[list[Any]]):
     """Rows of documents of a map-style dataset.
 
     Parameters:
-        documents: dataset indices of the packed documents.
+        documents: dataset indices.
         rows: number of rows.
     """
 
@@ -143,7 +142,6 @@ class PackedStream(IterableDataset[list[Any]]):
             self.load_state_dict = self._load_state
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the stream."""
         set_epoch_on(epoch, self.dataset)
 
     def _state(self) -> dict[str, Any]:
@@ -195,9 +193,7 @@ class PackedCollator:
 
     Parameters:
         collate: collator of a batch with one document; its tokens are the labels if it has none.
-        size: maximum of tokens in a row.
-        padding: token id of padding.
-        flattens: join all rows without padding, with the documents' beginnings for flash attention.
+        flattens: join all rows without padding, for flash attention.
         fills: pad rows to `size`; else to the longest row.
 
     The label of each document's first token is -100, since the previous token belongs to another document. Position
@@ -217,7 +213,6 @@ class PackedCollator:
         self.flattens, self.fills = flattens, fills
 
     def __call__(self, rows: list[list[Any]]) -> dict[str, Any]:
-        """Return the batch of rows of documents."""
         packed_rows = [[self._collate_document(sample) for sample in row] for row in rows]
         tokens = [sum(len(document["input_ids"]) for document in row) for row in packed_rows]
         if max(tokens) > self.size:

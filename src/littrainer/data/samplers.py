@@ -33,7 +33,7 @@ class EpochSeededSampler(RandomSampler):
     """Random sampler that seeds epoch `e` with `data_seed + e`, as accelerate's.
 
     Parameters:
-        data_seed: the seed; None for the initial seed of torch's global generator.
+        data_seed: by default the initial seed of torch's global generator.
     """
 
     def __init__(self, *args: Any, data_seed: int | None = None, **kwargs: Any):
@@ -43,7 +43,6 @@ class EpochSeededSampler(RandomSampler):
 
     @classmethod
     def replace(cls, sampler: RandomSampler, data_seed: int | None) -> EpochSeededSampler:
-        """Return a sampler with the settings of another random sampler."""
         return cls(
             sampler.data_source,
             replacement=sampler.replacement,
@@ -53,7 +52,6 @@ class EpochSeededSampler(RandomSampler):
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration's order."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
@@ -149,11 +147,9 @@ def get_sample_length(sample: Any, name: str, without_padding: bool) -> int:
 def compute_sample_lengths(
     dataset: Any, model_input_name: str | None = None, without_padding: bool = False
 ) -> list[int]:
-    """Return the length of each sample's main input.
+    """Return the length of each sample's main input, without decoding a `datasets.Dataset` if possible.
 
     Parameters:
-        dataset: map-style, with mappings as samples; a `datasets.Dataset` is measured in its table if possible, since
-            decoding all samples takes as long as an epoch of reading.
         model_input_name: key to measure; `"input_ids"` by default.
         without_padding: use the samples' attention masks, if they have any.
 
@@ -201,7 +197,6 @@ def _get_table_lengths(dataset: Any, name: str) -> list[int] | None:
                 chunk = np.diff(totals[np.insert(np.cumsum(chunk), 0, 0)]).tolist()
             lengths += chunk
         except ArrowNotImplementedError:
-            # The column has no lists.
             return None
     return None if None in lengths else lengths
 
@@ -211,12 +206,10 @@ _lengths_cache: WeakKeyDictionary[Any, tuple[tuple[str, str | None, bool], np.nd
 
 
 def measure_lengths(args: TrainingArguments, dataset: Any, processing_class: Any, argument: str) -> np.ndarray:
-    """Return the length of each sample in tokens, from a cache if the dataset was measured before.
-
-    Lengths are read from the column `length_column_name`, from an attribute `lengths`, or from the main input.
+    """Return the cached tokens of each sample, from `length_column_name`, an attribute `lengths`, or the main input.
 
     Parameters:
-        argument: name of the argument that needs the lengths, for errors; `pack_to_length` excludes padding.
+        argument: argument that needs the lengths; `pack_to_length` excludes padding.
 
     Raises:
         ValueError: the samples have no length, or `lengths` has another length than the dataset.
@@ -257,9 +250,6 @@ LENGTH_STRATEGIES = ("group_by_length", "batch_rebalance")
 
 def make_train_sampler(args: TrainingArguments, dataset: Any, processing_class: Any) -> Sampler[Any]:
     """Return the sampler of a map-style training dataset for `train_sampling_strategy` or `sortish_sampler`.
-
-    Parameters:
-        processing_class: processor whose main input's name is the key to measure.
 
     Raises:
         ValueError: the strategy needs lengths, and the samples have none.

@@ -27,10 +27,9 @@ class ShardSpec:
     """Specification of a process's shard of the data.
 
     Parameters:
-        index: index of the shard.
         count: number of shards; tensor-parallel processes share a shard.
-        split_batches: split each batch of a loader; else the processes take turns with batches.
-        even_batches: pad the last global batch with the first samples, so that all shards are equal.
+        split_batches: split each batch; else the processes take turns with batches.
+        even_batches: pad the last global batch.
     """
 
     index: int
@@ -39,11 +38,9 @@ class ShardSpec:
     even_batches: bool = True
 
     def global_batch_size(self, batch_size: int) -> int:
-        """Return the samples of a global batch, for a batch size of the loader."""
         return batch_size if self.split_batches else batch_size * self.count
 
     def local_batch_size(self, batch_size: int) -> int:
-        """Return the samples of a global batch in each shard."""
         return batch_size // self.count if self.split_batches else batch_size
 
     def check_divides(self, batch_size: int | None) -> None:
@@ -70,7 +67,7 @@ def find_shard(args: TrainingArguments, settings: Any) -> ShardSpec | None:
 
 
 def get_length(sized: Any) -> int | None:
-    """Return the `len()` of a dataset or loader; None if it is unknown."""
+    """Return the `len()` of an object, or None."""
     try:
         return len(sized)
     except (TypeError, AttributeError, NotImplementedError):
@@ -78,7 +75,6 @@ def get_length(sized: Any) -> int | None:
 
 
 def set_epoch_on(epoch: int, *candidates: Any) -> None:
-    """Set the epoch of samplers and datasets that have `set_epoch`."""
     for candidate in candidates:
         if callable(getattr(candidate, "set_epoch", None)):
             candidate.set_epoch(epoch)
@@ -87,11 +83,9 @@ def set_epoch_on(epoch: int, *candidates: Any) -> None:
 class SharedBatches(Sampler[list[int]]):
     """Batch sampler of one process's shard.
 
-    Batch samplers without a `batch_size` may give batches of any size; the last global batch is then padded with
-    batches of the first. `drop_last` drops an incomplete last global batch.
-
     Parameters:
-        batch_sampler: batches of all processes, the same in each process.
+        batch_sampler: batches of all processes, in equal order. Without a `batch_size` the last global batch is padded
+            with complete batches.
 
     Raises:
         ValueError: `split_batches` cannot split the batches equally.
@@ -106,12 +100,10 @@ class SharedBatches(Sampler[list[int]]):
 
     @property
     def sampler(self) -> Any:
-        """Sampler that orders the samples of the batches; None if there is none."""
         return getattr(self.batch_sampler, "sampler", None)
 
     @property
     def even_batches(self) -> bool:
-        """Writable flag: all processes get equally many batches."""
         return self.shard.even_batches
 
     @even_batches.setter
@@ -119,7 +111,6 @@ class SharedBatches(Sampler[list[int]]):
         self.shard = replace(self.shard, even_batches=value)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the order."""
         set_epoch_on(epoch, self.batch_sampler, self.sampler)
 
     def __len__(self) -> int:
@@ -163,12 +154,10 @@ class SharedBatches(Sampler[list[int]]):
 
 
 class SharedStream(IterableDataset[Any]):
-    """Shard of a stream, of which each process reads all samples.
+    """Shard of a stream that each process reads completely.
 
     Parameters:
-        dataset: the stream, the same in each process.
-        batch_size: samples in one batch of the loader.
-        drop_last: drop an incomplete last global batch; else pad it with the first samples.
+        drop_last: drop an incomplete last global batch; else pad it.
 
     Raises:
         ValueError: `split_batches` cannot split the batches equally.
@@ -186,11 +175,9 @@ class SharedStream(IterableDataset[Any]):
 
     @property
     def global_batch_size(self) -> int:
-        """Samples in one batch of all processes together."""
         return self.shard.global_batch_size(self.batch_size)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the stream."""
         self.epoch = epoch
         set_epoch_on(epoch, self.dataset)
 

@@ -39,7 +39,6 @@ class LengthGroups(Sampler[list[int]]):
 
     @property
     def order(self) -> np.ndarray:
-        """Samples in the order of reading."""
         return self.sort_by_width(np.arange(len(self.widths)))
 
     def sort_by_width(self, order: np.ndarray) -> np.ndarray:
@@ -101,8 +100,7 @@ def make_token_batch_sampler(
     """Return the batch sampler of `max_tokens_per_batch`; None for an evaluation stream, which has fixed batches.
 
     Parameters:
-        dataset: map-style dataset with all columns.
-        sampler: sampler of the dataset without `max_tokens_per_batch`.
+        sampler: sampler without `max_tokens_per_batch`.
         collator: collator that pads to the longest sample, and to its `pad_to_multiple_of`.
 
     Raises:
@@ -147,7 +145,6 @@ def collate_up_to(limit: int, collate: Callable[[list[Any]], Any], samples: list
 
 
 def check_fit(lengths: np.ndarray, limit: int, argument: str, what: str) -> None:
-    """Raise a ValueError if samples are longer than a limit."""
     if longer := int((lengths > limit).sum()):
         raise ValueError(
             f"{argument}={limit}: {longer} of {len(lengths)} {what} are longer, the longest has {lengths.max()} "
@@ -181,7 +178,7 @@ def form_equal_groups(widths: np.ndarray, limit: int, parts: int) -> tuple[list[
     start = last = 0
     while start < len(widths):
         last = min(max(1, limit // int(widths[start])) * parts, len(widths) - start)
-        # Repeat samples to fill the last global batch.
+        # `resize` repeats samples.
         groups += np.split(np.resize(np.arange(start, start + last), -(-last // parts) * parts), parts)
         start += last
     return groups, last

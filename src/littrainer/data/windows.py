@@ -24,12 +24,12 @@ class MicroBatch:
     """Micro-batch with its position in the window of an optimizer step.
 
     Parameters:
-        inputs: the batch, on the accelerator if the loader moves batches.
+        inputs: result of the collator.
         opens_window: the micro-batch is the first of its optimizer step.
-        closes_window: the optimizer steps after this micro-batch's backward pass.
+        closes_window: the optimizer steps after this micro-batch.
         window_size: micro-batches drawn together; a script may draw more or fewer than those of a step.
         num_items_in_window: label tokens in the window, if the loss is divided by them.
-        epoch_fraction: completed fraction of the epoch after this micro-batch.
+        epoch_fraction: completed fraction of the epoch.
         position: index in the window.
     """
 
@@ -51,9 +51,7 @@ class WindowLoader:
     """Training loader for `lightning.Trainer.fit`, which draws micro-batches from a DataLoader in windows.
 
     Parameters:
-        loader: the training DataLoader.
         accumulation: micro-batches in a full window; may change between epochs.
-        micro_batches_per_epoch: length of an epoch; the last window may be shorter.
         draw_window: function of an iterator and a number that returns micro-batches and their label tokens.
         should_stop: called after each micro-batch; the epoch ends early if it returns true.
         left_out: (epoch, first micro-batch) of windows that are drawn and skipped.
@@ -87,18 +85,15 @@ class WindowLoader:
         self._is_exhausted = False
 
     def __len__(self) -> int:
-        # Also for streams: without a length Lightning prefetches a batch before training starts, which would change the
-        # order of random draws.
+        # Without a length Lightning prefetches a batch before training starts, which changes the random draws.
         return self.micro_batches_per_epoch
 
     def set_epoch_length(self, micro_batches_per_epoch: int) -> None:
-        """Set the length of an epoch before the first epoch."""
         self.micro_batches_per_epoch = micro_batches_per_epoch
         # Fixed, even if accumulation is lowered later and leaves data unread.
         self._windows_per_epoch = -(-micro_batches_per_epoch // self.accumulation)
 
     def start_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration."""
         self.epoch = self.progress.epoch = epoch
         self.micro_batches_read = self.micro_batches_done = 0
         self._is_exhausted = self.progress.is_exhausted = False
@@ -129,7 +124,6 @@ class WindowLoader:
         if hasattr(loader, "set_epoch"):
             set_epoch_on(self.epoch, loader)
         else:
-            # A plain DataLoader has no `set_epoch`.
             batches = getattr(loader, "batch_sampler", None)
             batches = loader if batches is None else batches
             set_epoch_on(self.epoch, batches, getattr(batches, "sampler", None), getattr(loader, "dataset", None))

@@ -38,10 +38,7 @@ def set_handled_signals(signals: Sequence[signal.Signals]) -> Sequence[signal.Si
 
 
 class WorkerInit:
-    """Function for `worker_init_fn` that makes workers ignore signals which the training process handles.
-
-    Schedulers send signals to all processes, and a training cannot continue without its workers.
-    """
+    """Function for `worker_init_fn` that makes workers ignore signals which the training process handles."""
 
     def __init__(self, init_fn: Callable[[int], None] | None, signals: Iterable[signal.Signals]):
         self.init_fn = init_fn
@@ -74,7 +71,6 @@ class WorkerError(ExceptionWrapper):
         self.reading = getattr(sys.exc_info()[1], READING, None)
 
     def reraise(self) -> None:
-        """Raise the error in the training process."""
         try:
             super().reraise()
         except Exception as error:
@@ -86,7 +82,6 @@ def iterate_batches(loader: Any, iterate: Callable[[], Iterator[Any]] | None = N
     """Return an iterator over a loader whose workers ignore the signals that this process handles.
 
     Parameters:
-        loader: a DataLoader, or any iterable.
         iterate: creates the iterator, for a loader whose `__iter__` calls this function.
 
     Raises:
@@ -170,7 +165,6 @@ def _starting_workers(loader: DataLoader) -> Iterator[None]:
     can_block = signals and hasattr(signal, "pthread_sigmask")
     with UpdateGuard() as guard:
         guard.hold()
-        # Child processes inherit the mask.
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, signals) if can_block else ()
         try:
             yield

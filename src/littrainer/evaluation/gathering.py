@@ -31,8 +31,8 @@ class SampleLists:
     """Detector of lists with an entry for each sample, in nested outputs.
 
     Parameters:
-        is_certain: any list of matching length has an entry for each sample. Otherwise a list whose tensors all have a
-            row for each sample has an entry for each layer, and the first batch of several samples decides for all.
+        is_certain: length is sufficient. Otherwise a list whose tensors all have a row for each sample has an entry for
+            each layer, and the first batch of several samples decides for all.
     """
 
     def __init__(self, is_certain: bool):
@@ -189,7 +189,7 @@ def _copy_padded(memory: torch.Tensor, rows: torch.Tensor) -> None:
 
 
 class _Pieces:
-    """Collected lists of samples and values other than tensors, joined at the end."""
+    """Collected values other than tensors."""
 
     def __init__(self) -> None:
         self._pieces: list[Any] = []

@@ -50,7 +50,6 @@ def prepare(args: Any, model: nn.Module, generates: bool) -> None:
 
 
 def check_can_generate(model: nn.Module) -> None:
-    """Raise a ValueError if a model cannot generate."""
     for name in ("generate", "generation_config"):
         if getattr(model, name, None) is None:
             raise ValueError(
@@ -111,12 +110,7 @@ def _read_config(source: str | os.PathLike[str], name: str) -> Any:
 
 
 def merge_generation_keywords(args: Any, call_keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keywords of `generate` for an evaluation.
-
-    Parameters:
-        args: arguments with defaults for length and beams.
-        call_keywords: keywords of `evaluate` or `predict`; None selects the default.
-    """
+    """Return keywords of `generate`: those of `evaluate` or `predict`, with the arguments' defaults for None."""
     keywords = dict(call_keywords)
     length, beams = (getattr(args, name, None) for name in ("generation_max_length", "generation_num_beams"))
     if length is not None and keywords.get("max_length") is None and keywords.get("max_new_tokens") is None:
@@ -221,7 +215,7 @@ def _get_max_lengths(config: Any) -> tuple[int, ...]:
 
 
 def pad_to_length(tokens: torch.Tensor, length: int, padding: int) -> torch.Tensor:
-    """Return rows of token ids padded on the right."""
+    """Pad rows of token ids on the right."""
     rows = tokens.new_full((tokens.shape[0], length), padding)
     rows[:, : tokens.shape[-1]] = tokens
     return rows

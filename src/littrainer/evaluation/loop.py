@@ -39,11 +39,9 @@ class BatchOutputs(NamedTuple):
     inputs: Any = None
 
     def first_rows(self, number: int) -> BatchOutputs:
-        """Return the outputs of the first samples."""
         return BatchOutputs(*(None if value is None else truncated(value, number) for value in self))
 
     def make_prediction(self, include_for_metrics: Sequence[str]) -> EvalPrediction:
-        """Return the argument of a metric function."""
         return EvalPrediction(
             predictions=self.predictions,
             label_ids=self.labels,
@@ -70,9 +68,8 @@ class CollectedOutputs:
 
     Parameters:
         context: the Trainer, or another owner of metric functions.
-        args: training arguments.
         rows: number of rows if known.
-        streaming: streaming metrics; None if `compute_metrics` is a function or absent.
+        streaming: None if `compute_metrics` is a function or absent.
         shifts_labels: the loss compares each label with the prediction at the previous position.
         gather: function that concatenates rows of all processes.
     """
@@ -121,7 +118,6 @@ class CollectedOutputs:
         Parameters:
             samples: number of repetitions of the loss, which is the batch's weight in a mean over samples.
             weight: the batch's weight in the exact mean loss.
-            inputs: the model's main input, if metrics use it.
         """
         if self.exact_loss is not None and loss is not None:
             self.exact_loss.add(loss, weight)
@@ -134,7 +130,6 @@ class CollectedOutputs:
         return BatchOutputs(None if loss is None else loss.repeat(samples), predictions, labels, inputs)
 
     def collect(self, batch: BatchOutputs) -> None:
-        """Collect the outputs of a batch."""
         for collection, value in zip(self.collected, batch, strict=True):
             if value is not None:
                 collection.add(value)
@@ -216,12 +211,8 @@ class EvaluationLoop(CollectedOutputs):
     """Loop of `evaluate()` and `predict()`.
 
     Parameters:
-        trainer: the Trainer.
-        dataloader: loader of the batches.
         description: "Evaluation" or "Prediction"; a prediction keeps its outputs even with `batch_eval_metrics`.
-        prediction_loss_only: collect the loss only.
         ignore_keys: model outputs to exclude from the predictions.
-        metric_key_prefix: prefix of the metrics' names.
         has_custom_step: the Trainer's class overrides `prediction_step`.
     """
 
@@ -276,14 +267,12 @@ class EvaluationLoop(CollectedOutputs):
             self.streaming.begin(trainer.args.device, self.task_facts)
 
     def task_facts(self) -> TaskFacts:
-        """Return the facts about the model's task."""
         trainer = self.trainer
         # A script's step may return probabilities, whose sigmoid would exceed 0.5.
         has_raw_scores = trainer.preprocess_logits_for_metrics is None and not self.has_custom_step
         return find_task_facts(trainer.model, self.loss_shifts_labels, has_raw_scores, self.generates)
 
     def run(self) -> None:
-        """Predict all batches."""
         with torch.no_grad():
             for batch in self.batches():
                 self.step(batch)

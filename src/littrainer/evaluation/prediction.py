@@ -124,11 +124,7 @@ def extract_logits(
 
 
 def check_rows(logits: Any, labels: Any, names: list[str] | None, label_names: Sequence[str]) -> None:
-    """Raise a ValueError if no output has a row for each label, even if flattened.
-
-    Parameters:
-        names: names of the model's outputs; None for a tuple.
-    """
+    """Raise a ValueError if no output has a row for each label, even if flattened; `names` are the outputs'."""
     first_label = labels[0] if isinstance(labels, (list, tuple)) and labels else labels
     outputs = list(logits) if isinstance(logits, (list, tuple)) else [logits]
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
@@ -157,7 +153,7 @@ class ExactLossMean:
     """Mean loss over all samples or labels, independent of batch sizes.
 
     Parameters:
-        args: training arguments; `eval_loss_weighting` selects samples or labels as weight of a batch.
+        args: `eval_loss_weighting` selects samples or labels as weight of a batch.
         shifts_labels: the loss compares each label with the prediction at the previous position.
         gather: function that concatenates rows of all processes.
     """
@@ -204,12 +200,7 @@ class ExactLossMean:
 
 
 def compute_sample_mean(losses: Any, filter_nonfinite: bool) -> float | None:
-    """Return the mean of losses by sample; None without losses.
-
-    Parameters:
-        losses: an array, or a list with an array for each batch.
-        filter_nonfinite: exclude non-finite losses, unless all are non-finite.
-    """
+    """Return the mean of losses by sample; None without losses. The filter keeps non-finite losses if all are."""
     if losses is None:
         return None
     per_sample = np.concatenate(losses) if isinstance(losses, list) else losses

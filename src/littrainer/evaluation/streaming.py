@@ -80,12 +80,7 @@ class TaskFacts:
 
 
 def find_task_facts(model: Any, shifts_labels: bool, has_raw_scores: bool, generates: bool) -> TaskFacts:
-    """Return the facts about a model's task.
-
-    Parameters:
-        shifts_labels: the loss compares each label with the prediction at the previous position.
-        has_raw_scores, generates: as in `TaskFacts`.
-    """
+    """Return the facts about a model's task; `shifts_labels` is that of `ModelFacts`."""
     model = base_model(unwrap_user_model(model))
     is_causal: bool | None = shifts_labels or None
     if is_causal is None and is_a(model, "pretrained model"):
@@ -140,7 +135,6 @@ def choose_conversion(metric: Any, guess: str, prediction: EvalPrediction) -> st
     logits = extract_scores(prediction.predictions)
     if guess != "classification" or not logits.is_floating_point():
         return guess
-    # Including metrics in collections and wrappers.
     threshold_metrics = [module for module in metric.modules() if hasattr(module, "thresholds")]
     if not threshold_metrics:
         return guess
@@ -242,9 +236,7 @@ class StreamingMetrics:
         """Reset the metrics for an evaluation, and move them to a device.
 
         Parameters:
-            device: device of the metrics' states.
-            read_facts: function that returns the facts about the model's task. Called with the first batch, since
-                transformers' models may set their problem type in a forward pass.
+            read_facts: called with the first batch, since the first forward pass may set the model's problem type.
         """
         self._guess = None
         self.batches = 0
@@ -259,10 +251,7 @@ class StreamingMetrics:
             entry.metric.reset()
 
     def update(self, prediction: EvalPrediction) -> None:
-        """Update the metrics with a batch.
-
-        Parameters:
-            prediction: samples of this process.
+        """Update the metrics with a batch of this process.
 
         Raises:
             ValueError: no conversion fits, or a metric rejects the batch.
@@ -367,7 +356,6 @@ def _check_is_metric(argument: str, metric: Any) -> None:
 
 
 def _has_rows(value: Any) -> bool:
-    # Judged by the first tensor of nested values.
     if isinstance(value, torch.Tensor):
         return value.numel() > 0
     if isinstance(value, Mapping):
@@ -387,7 +375,6 @@ def _flatten(has_full_names: bool, name: str, value: Any, metric: str) -> Iterat
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
     if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim:
-        # A tensor of a single number needs no index.
         value = list(value) if len(value) > 1 or value.ndim > 1 else value[0]
     if isinstance(value, (tuple, list)):
         for index, entry in enumerate(value):

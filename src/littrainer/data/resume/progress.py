@@ -1,8 +1,7 @@
 """Progress of the training data, with the states from which another process resumes it exactly.
 
-The order of an epoch and the draws of workers follow from the generator states at its beginning. The prefetched batch
-is created before a checkpoint and trained after it, so the states before that batch are stored as well. If batch sizes
-have changed since the epoch began, the trained rows are skipped instead.
+The order of an epoch and the draws of workers follow from the generator states at its beginning. The states before the
+prefetched batch, which is not trained yet, are stored as well. If batch sizes have changed, trained rows are skipped.
 """
 
 from __future__ import annotations
@@ -85,7 +84,6 @@ def can_be_stored(value: Any) -> bool:
 
 
 def has_shuffle_buffer(dataset: Any) -> bool:
-    """Return whether a `datasets.IterableDataset` shuffles in a buffer."""
     if type(dataset).__name__ == SHUFFLE_BUFFER:
         return True
     nested = [vars(dataset).get(name) for name in NESTED_ITERABLES] if hasattr(dataset, "__dict__") else []
@@ -128,11 +126,7 @@ class DataProgress:
         self._initial_rng_states: dict[str, Any] | None = None
 
     def resume_at(self, position: DataPosition, restore_random_states: Callable[[], None]) -> None:
-        """Set the position at which the next epoch begins.
-
-        Parameters:
-            restore_random_states: called once the epoch has reached the position.
-        """
+        """Set the position of the next epoch, and a function to call there."""
         self.position = position
         self._restore_random_states = restore_random_states
 
@@ -311,7 +305,6 @@ class DataProgress:
             set_order_attributes(loader, data.get("order", {}))
 
     def _skip_rows(self, loader: Any, data: dict[str, Any]) -> dict[str, Any]:
-        """Return loader attributes that skip the rows trained with another layout."""
         if self._change is None or not self._change.rows or _can_load_state(loader, data):
             return {}
         if isinstance(loader, PrefetchLoader):
@@ -328,7 +321,6 @@ class DataProgress:
             loader.load_state_dict(data["loader"])
 
     def _continue_workers(self, loader: Any, data: dict[str, Any], states: StatesByWorker) -> dict[str, Any]:
-        """Return loader attributes whose workers report, and restore states."""
         attributes: dict[str, Any] = {}
         if has_reporting_workers(loader):
             attributes["collate_fn"] = ReportingCollator(loader.collate_fn)
@@ -399,7 +391,7 @@ class DataProgress:
 
 
 def _restore_nothing() -> None:
-    """Do nothing, as default of `restore_random_states`."""
+    pass
 
 
 def _can_load_state(loader: Any, data: dict[str, Any]) -> bool:
@@ -410,7 +402,6 @@ def _can_load_state(loader: Any, data: dict[str, Any]) -> bool:
 
 
 def has_reporting_workers(loader: Any) -> bool:
-    """Return whether the workers of a training loader report their generator states."""
     return isinstance(loader, PrefetchLoader) and loader.num_workers > 0 and loader.batch_sampler is not None
 
 
@@ -440,20 +431,17 @@ def get_generator_states(loader: Any) -> dict[str, torch.Tensor]:
 
 
 def set_generator_states(loader: Any, states: dict[str, torch.Tensor]) -> None:
-    """Restore the states from `get_generator_states`."""
     for name, generator in _find_generators(loader).items():
         if name in states:
             generator.set_state(states[name])
 
 
 def get_order_attributes(loader: Any) -> dict[str, int]:
-    """Return the `ORDER_ATTRIBUTES` of a loader's sampler."""
     sampler = _find_generator_owners(loader)["sampler"]
     values = {name: getattr(sampler, name, None) for name in ORDER_ATTRIBUTES}
     return {name: value for name, value in values.items() if isinstance(value, int)}
 
 
 def set_order_attributes(loader: Any, values: dict[str, int]) -> None:
-    """Restore the attributes from `get_order_attributes`."""
     for name in values.keys() & get_order_attributes(loader).keys():
         setattr(_find_generator_owners(loader)["sampler"], name, values[name])

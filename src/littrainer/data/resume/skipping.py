@@ -70,12 +70,11 @@ class RemainingBatches(Sampler[list[int]]):
         """Begin an epoch.
 
         Parameters:
-            position: number of the first remaining batch, counted from 0.
-            num_to_skip: batches of the sampler before `position`; if one process reads for all, of all processes.
-            num_workers: workers that take turns. Empty batches are prepended, so that each batch goes to the worker
-                that would have read it; they are neither fetched nor collated.
+            position: index of the first remaining batch.
+            num_to_skip: batches of the sampler before `position`, of all processes if one process reads for all.
+            num_workers: workers that take turns; empty batches are prepended, so that each batch goes to the worker
+                that would have read it.
         """
-        # Drop complete epochs, oldest first.
         while len(self._rows_by_epoch) > 1 and sum(map(len, self._rows_by_epoch.values())) > MAX_REMEMBERED_BATCHES:
             del self._rows_by_epoch[next(iter(self._rows_by_epoch))]
         self._batch_sampler, self._epoch, self._position = batch_sampler, epoch, position
@@ -154,19 +153,13 @@ def build_skipping_attributes(loader: Any, rows: list[int]) -> dict[str, Any] | 
 
 
 def copy_with_attributes(loader: DataLoader, replacements: dict[str, Any]) -> DataLoader:
-    """Return a shallow copy of a loader with replaced attributes."""
     copied = copy.copy(loader)
     vars(copied).update(replacements)
     return copied
 
 
 class SkipFirstRows(IterableDataset[Any]):
-    """Stream or sampler whose next iteration, and no later iteration, skips the first rows.
-
-    Parameters:
-        dataset: stream or sampler.
-        rows: rows to skip by worker of a stream.
-    """
+    """Stream or sampler whose next iteration, and no later iteration, skips the first rows (by stream worker)."""
 
     def __init__(self, dataset: Any, rows: list[int]):
         self.dataset = dataset

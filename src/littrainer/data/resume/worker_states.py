@@ -26,10 +26,9 @@ class WorkerReport(NamedTuple):
     """Record that a worker sends with a batch.
 
     Parameters:
-        worker: index of the worker.
-        states: generator states after the batch, or None if unchanged since the last report. Pickled, since torch
-            would send each tensor in separate shared memory.
-        is_padding: the batch is empty; the next worker continues.
+        states: pickled generator states after the batch; None if unchanged since the last report. torch would send
+            tensors in separate shared memory.
+        is_padding: the batch is empty.
         rows: samples in the batch.
     """
 
@@ -40,11 +39,7 @@ class WorkerReport(NamedTuple):
 
 
 class ReportingCollator:
-    """Collator that returns each batch with a worker report.
-
-    Parameters:
-        collate: the loader's collator, which is not called for empty batches.
-    """
+    """Collator that returns each batch with a worker report."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]):
         self.collate = collate
