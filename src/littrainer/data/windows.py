@@ -180,13 +180,13 @@ def count_label_tokens(window: list[Any], labels_are_shifted: bool) -> torch.Ten
         labels_are_shifted: the loss predicts the next token, so the first label of a row is no target.
     """
     try:
-        return sum(_targets(batch, labels_are_shifted).ne(IGNORED_LABEL).sum() for batch in window)
+        return sum(_get_targets(batch, labels_are_shifted).ne(IGNORED_LABEL).sum() for batch in window)
     except (TypeError, AttributeError, KeyError):
         # Without tensors of labels (as in object detection) losses are averaged per micro-batch.
         return None
 
 
-def _targets(batch: Any, labels_are_shifted: bool) -> torch.Tensor:
+def _get_targets(batch: Any, labels_are_shifted: bool) -> torch.Tensor:
     if "shift_labels" in batch:
         return batch["shift_labels"]
     return batch["labels"][..., 1:] if labels_are_shifted else batch["labels"]

@@ -25,10 +25,10 @@ CONVERSIONS: dict[str, Callable[[Any, Any], Arguments]] = {
     # Most likely class, and label.
     "classification": lambda predictions, labels: _drop_ignored(_argmax(predictions, labels), labels),
     # Probabilities of all classes `(N, C)`, and label.
-    "class_scores": lambda predictions, labels: _drop_ignored(_class_probabilities(predictions), labels),
+    "class_scores": lambda predictions, labels: _drop_ignored(_compute_probabilities(predictions), labels),
     # Probability of the second of two classes, and label (0 or 1).
     "positive_class_scores": lambda predictions, labels: _drop_ignored(
-        _class_probabilities(predictions)[..., 1], labels
+        _compute_probabilities(predictions)[..., 1], labels
     ),
     # Most likely next token, and next token.
     "language_model": lambda predictions, labels: _drop_ignored(_argmax(predictions, labels)[:, :-1], labels[:, 1:]),
@@ -171,7 +171,7 @@ def _drop_ignored(predictions: torch.Tensor, labels: torch.Tensor) -> tuple[torc
     return predictions[is_counted], labels[is_counted]
 
 
-def _class_probabilities(predictions: torch.Tensor) -> torch.Tensor:
+def _compute_probabilities(predictions: torch.Tensor) -> torch.Tensor:
     # torchmetrics converts to probabilities only batches with scores outside [0, 1], which would mix both kinds.
     scores = _to_float32(predictions)
     are_probabilities = (scores >= 0).all() & ((scores.sum(dim=-1) - 1).abs() < MAX_SUM_ERROR).all()

@@ -51,7 +51,7 @@ def read_model_facts(model: nn.Module) -> ModelFacts:
         accepts_loss_kwargs=has_kwargs if declared is None else declared,
         label_names=_find_label_names(type(base), list(class_parameters)),
         can_return_loss=return_loss is not None and return_loss.default is True,
-        shifts_labels=_shifts_labels(base),
+        shifts_labels=_has_shifted_labels(base),
     )
 
 
@@ -96,7 +96,7 @@ def _find_label_names(model_class: type, parameters: list[str]) -> list[str]:
     return [name for name in parameters if "label" in name or name in labels]
 
 
-def _shifts_labels(model: Any) -> bool:
+def _has_shifted_labels(model: Any) -> bool:
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return False
     # Any model with a `loss_type` has imported the table.

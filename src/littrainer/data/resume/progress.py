@@ -159,7 +159,7 @@ class DataProgress:
         if self._change is not None:
             common["layout_change"] = asdict(self._change)
         if is_at_step_end and is_stateful(loader):
-            common["loader"] = self._storable(loader, loader.state_dict())
+            common["loader"] = self._drop_unstorable(loader, loader.state_dict())
         before = self._before_prefetch if is_at_step_end else None
         return {
             **common,
@@ -170,13 +170,13 @@ class DataProgress:
             "workers_at_start": self._workers_at_start,
             # Generators outside `_followed` did not advance while reading, so their current states are stored.
             "before_ahead": None if before is None else encode_rng_states({**get_rng_states(gpu=False), **before}),
-            "stream": None if stream is None else self._storable(stream, self._stream_before_prefetch),
+            "stream": None if stream is None else self._drop_unstorable(stream, self._stream_before_prefetch),
             "workers": self._workers_before_prefetch if is_at_step_end else {},
             "dispatch": None if dispatch is None else dispatch.first_rows,
             "sharing": getattr(loader, "sharing", None),
         }
 
-    def _storable(self, source: Any, state: Any) -> Any:
+    def _drop_unstorable(self, source: Any, state: Any) -> Any:
         if can_be_stored(state):
             return state
         if not self._has_warned_of_states:
@@ -244,7 +244,7 @@ class DataProgress:
     def begin(self, loader: Any, make_iterator: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Begin an epoch and return an iterator over its remaining batches."""
         self._loader = loader
-        position, data = self.position, self._data_for(loader)
+        position, data = self.position, self._get_data(loader)
         num_to_skip = 0 if position is None else position.batches_to_skip
         is_by_index = can_skip_by_index(loader)
         self._restore_order(data)
@@ -286,7 +286,7 @@ class DataProgress:
             self._reach_position(batches, num_to_skip, data)
         return batches
 
-    def _data_for(self, loader: Any) -> dict[str, Any]:
+    def _get_data(self, loader: Any) -> dict[str, Any]:
         data = (self.position.data if self.position is not None else None) or {}
         if data.get("sharing") == getattr(loader, "sharing", None):
             return data
