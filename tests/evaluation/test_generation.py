@@ -86,9 +86,9 @@ def test_prompts_end_before_the_labels_and_are_padded_on_the_left() -> None:
     ids, mask, labels = (torch.tensor([row[part] for row in PROMPTS.values()]) for part in range(3))
     batch = {"input_ids": ids, "attention_mask": mask, "labels": labels, "token_type_ids": ids + 10, "pixels": ids[0]}
     prompts = extract_prompts(batch, lambda: 99)
-    prompts = [row[-1] for row in PROMPTS.values()]
-    assert prompts["input_ids"].tolist() == [[99] * (3 - len(prompt)) + prompt for prompt in prompts]
-    assert prompts["attention_mask"].sum(1).tolist() == [len(prompt) for prompt in prompts]
+    expected = [row[-1] for row in PROMPTS.values()]
+    assert prompts["input_ids"].tolist() == [[99] * (3 - len(prompt)) + prompt for prompt in expected]
+    assert prompts["attention_mask"].sum(1).tolist() == [len(prompt) for prompt in expected]
     assert (prompts["token_type_ids"] - 10)[0, 1:].tolist() == [5, 6] and prompts["pixels"] is batch["pixels"]
     assert "labels" not in prompts
     # Without shorter prompts or labels no padding token is required.

@@ -236,6 +236,7 @@ class StreamingMetrics:
         """Reset the metrics for an evaluation, and move them to a device.
 
         Parameters:
+            device: device of the metrics' states.
             read_facts: called with the first batch, since the first forward pass may set the model's problem type.
         """
         self._guess = None
@@ -251,7 +252,10 @@ class StreamingMetrics:
             entry.metric.reset()
 
     def update(self, prediction: EvalPrediction) -> None:
-        """Update the metrics with a batch of this process.
+        """Update the metrics with a batch.
+
+        Parameters:
+            prediction: samples of this process.
 
         Raises:
             ValueError: no conversion fits, or a metric rejects the batch.
