@@ -128,7 +128,7 @@ def test_an_unknown_conversion_is_an_error_with_all_names(
 
 def task_facts(model: Any, folder: Path, kind: type[Trainer] = Trainer, **given: Any) -> TaskFacts:
     trainer = quiet_trainer(folder, model, kind=kind, given=given)
-    has_custom_step = bool(trainer._own_methods("prediction_step"))
+    has_custom_step = bool(trainer._find_overrides("prediction_step"))
     loader = trainer.get_eval_dataloader()
     return EvaluationLoop(trainer, loader, "Evaluation", False, None, "eval", has_custom_step).task_facts()
 

@@ -15,12 +15,12 @@ import torch
 from littrainer.runtime.nested_values import (
     PADDING,
     SampleList,
-    as_numpy,
-    concatenated,
-    different_kinds,
-    different_shapes,
+    concat_nested,
+    convert_to_numpy,
     is_sample_list,
     map_nested,
+    mixed_shapes_message,
+    mixed_types_error,
 )
 
 # Size from which collected batches are written together.
@@ -83,7 +83,7 @@ class BatchCollection:
         """Add a batch's nested tensors, which must have the structure of earlier batches if joined."""
         if self.join and not isinstance(batch, torch.Tensor):
             structures = [map_nested(_remove_rows, batch, is_sample_list)]
-            self._structure = concatenated(structures if self._structure is None else [self._structure, *structures])
+            self._structure = concat_nested(structures if self._structure is None else [self._structure, *structures])
         self._waiting.append(map_nested(_drop_unused_storage, batch))
         size, is_on_host = _measure_storage(batch)
         self._waiting_bytes += size
@@ -94,12 +94,12 @@ class BatchCollection:
     def move_to_host(self) -> None:
         """Convert the collected batches to NumPy, which frees device memory."""
         if self.join and len(self._waiting) > 1 and self._waiting_bytes < 2 * MIN_WRITE_BYTES:
-            self._waiting = deque([concatenated(list(self._waiting))])
+            self._waiting = deque([concat_nested(list(self._waiting))])
         self._waiting_bytes = 0
         while self._waiting:
             batch = self._waiting.popleft()
             if not self.join:
-                self._separate.append(as_numpy(batch))
+                self._separate.append(convert_to_numpy(batch))
                 continue
             if self._joined is None:
                 self._joined = map_nested(
@@ -159,7 +159,7 @@ class HostRows:
             self._memory = _allocate(shape, dtype)
             return self._memory
         if piece.dim() != memory.dim() or shape[2:] != list(memory.shape[2:]):
-            raise ValueError(different_shapes((self.rows, *memory.shape[1:]), tuple(piece.shape)))
+            raise ValueError(mixed_shapes_message((self.rows, *memory.shape[1:]), tuple(piece.shape)))
         shape[0] = len(memory) if rows <= len(memory) else max(rows, 2 * len(memory))
         shape[1:2] = [max(width) for width in zip(shape[1:2], memory.shape[1:2], strict=True)]
         dtype = torch.promote_types(memory.dtype, dtype)
@@ -195,10 +195,10 @@ class _Pieces:
         self._pieces: list[Any] = []
 
     def write(self, piece: Any) -> None:
-        self._pieces.append(as_numpy(piece))
+        self._pieces.append(convert_to_numpy(piece))
 
     def array(self) -> Any:
-        self._pieces = [concatenated(self._pieces)]
+        self._pieces = [concat_nested(self._pieces)]
         return self._pieces[0]
 
 
@@ -227,11 +227,11 @@ def _drop_unused_storage(leaf: Any) -> Any:
 
 def _write(collected: Any, batch: Any) -> None:
     if isinstance(collected, HostRows) and not isinstance(batch, torch.Tensor):
-        raise different_kinds([torch.Tensor, type(batch)])
+        raise mixed_types_error([torch.Tensor, type(batch)])
     if isinstance(collected, (HostRows, _Pieces)):
         collected.write(batch)
     elif type(collected) is not type(batch):
-        raise different_kinds([type(collected), type(batch)])
+        raise mixed_types_error([type(collected), type(batch)])
     elif isinstance(collected, Mapping):
         for name, part in collected.items():
             _write(part, batch[name])

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, SequentialSampler
 
-from littrainer.callbacks.progress import label_of, name_evaluation
+from littrainer.callbacks.progress import get_progress_label, label_evaluation_bar
 from littrainer.data.limits import get_batch_limit, limit_batches
 from littrainer.data.loaders import PrefetchLoader, find_batch_size, get_full_dataset, has_length
 from littrainer.data.sharding import get_length
@@ -24,8 +24,8 @@ from littrainer.evaluation.metrics import MetricContext, call_metric_function, c
 from littrainer.evaluation.prediction import ExactLossMean, compute_sample_mean
 from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction
 from littrainer.evaluation.streaming import StreamingMetrics, TaskFacts, find_task_facts, make_streaming_metrics
-from littrainer.runtime.nested_values import PADDING, map_nested, truncated
-from littrainer.strategies.shards import free_gathered
+from littrainer.runtime.nested_values import PADDING, map_nested, truncate_nested
+from littrainer.strategies.full_state import reshard_gathered
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class BatchOutputs(NamedTuple):
     inputs: Any = None
 
     def first_rows(self, number: int) -> BatchOutputs:
-        return BatchOutputs(*(None if value is None else truncated(value, number) for value in self))
+        return BatchOutputs(*(None if value is None else truncate_nested(value, number) for value in self))
 
     def make_prediction(self, include_for_metrics: Sequence[str]) -> EvalPrediction:
         return EvalPrediction(
@@ -256,7 +256,7 @@ class EvaluationLoop(CollectedOutputs):
         if callable(getattr(trainer.optimizer, "eval", None)):
             trainer.optimizer.eval()
         trainer.callback_handler.eval_dataloader = self.dataloader
-        name_evaluation(trainer.callback_handler.callbacks, label_of(self.prefix, self.generates))
+        label_evaluation_bar(trainer.callback_handler.callbacks, get_progress_label(self.prefix, self.generates))
         data = "prediction data" if self.is_prediction else "evaluation data"
         check_equal_lengths(self.dataloader, data, f"{self.description.lower()} with metric_key_prefix={self.prefix!r}")
         logger.info(f"\n***** Running {self.description} *****")
@@ -292,7 +292,7 @@ class EvaluationLoop(CollectedOutputs):
     def step(self, batch: Any) -> BatchOutputs:
         """Predict a batch, gather and collect its outputs, and return the outputs of this process."""
         trainer, args = self.trainer, self.trainer.args
-        trainer.preemption.interrupt_evaluation_if_asked()
+        trainer.preemption.raise_if_preempted()
         self.batch = batch
         samples = find_batch_size(batch)
         self.samples_read += samples or 0
@@ -355,7 +355,7 @@ class EvaluationLoop(CollectedOutputs):
         trainer, prefix = self.trainer, f"{self.prefix}_"
         if trainer.is_fsdp_enabled:
             # Forward passes leave all-gathered parameters, which use memory and are visible to scripts.
-            free_gathered(trainer.model)
+            reshard_gathered(trainer.model)
         if self.batches_done == 0 and isinstance(getattr(self.dataloader, "dataset", None), IterableDataset):
             name = "test" if self.is_prediction else "evaluation"
             raise ValueError(

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from littrainer.arguments.choices import SaveStrategy
 from littrainer.evaluation.results import EvalPrediction, denumpify_detensorize
-from littrainer.runtime.nested_values import described
+from littrainer.runtime.nested_values import describe
 from littrainer.runtime.notes import add_note, kind_of
 
 
@@ -45,7 +45,7 @@ def explain_metric_errors(
     except Exception as error:
         note = f"{function or _name_function(context.compute_metrics)} raised this {_describe_step(context)}."
         if inputs is not None:
-            predictions, labels = map(described, inputs)
+            predictions, labels = map(describe, inputs)
             note += f" It was given predictions {predictions}, labels {labels}."
         if context.is_in_train and context.args.save_strategy != SaveStrategy.NO:
             note += " Once it is mended, train(resume_from_checkpoint=True) goes on from a checkpoint written before."

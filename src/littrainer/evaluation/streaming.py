@@ -13,8 +13,8 @@ import torch
 
 from littrainer.evaluation.results import EvalPrediction
 from littrainer.model.facts import base_model, is_causal_lm, unwrap_user_model
-from littrainer.runtime.lazy_isinstance import is_a, known_classes
-from littrainer.runtime.nested_values import PADDING, described
+from littrainer.runtime.lazy_isinstance import is_a, loaded_classes
+from littrainer.runtime.nested_values import PADDING, describe
 
 # Positional arguments or keywords of a metric's `update`.
 Arguments = tuple[Any, ...] | dict[str, Any]
@@ -196,7 +196,7 @@ def _has_two_parameters(function: Callable[..., Any]) -> bool:
 def _make_unknown_error(prediction: EvalPrediction, reason: str) -> ValueError:
     return ValueError(
         "It is not known how predictions and labels go into the metrics of compute_metrics: "
-        f"predictions {described(prediction.predictions)}, labels {described(prediction.label_ids)}; {reason}. Say it: "
+        f"predictions {describe(prediction.predictions)}, labels {describe(prediction.label_ids)}; {reason}. Say it: "
         f"StreamingMetrics(metric, inputs=...) with one of {', '.join(map(repr, CONVERSIONS))}, or a function of "
         "predictions and labels that returns what update takes."
     )
@@ -326,7 +326,7 @@ def make_streaming_metrics(compute_metrics: Any) -> StreamingMetrics | None:
         return compute_metrics
     if is_a(compute_metrics, "torchmetrics metric"):
         return StreamingMetrics(compute_metrics)
-    kinds = (StreamingMetrics, *known_classes("torchmetrics metric"))
+    kinds = (StreamingMetrics, *loaded_classes("torchmetrics metric"))
     if inspect.isclass(compute_metrics) and issubclass(compute_metrics, kinds):
         raise TypeError(
             f"compute_metrics is the class {compute_metrics.__name__}; pass a metric, made with its arguments."
@@ -395,11 +395,11 @@ def _describe_mismatch(
     source = f"inputs={conversion!r}" if isinstance(conversion, str) else "the function given as inputs"
     if entry.inputs is None:
         source += " (chosen by their shapes and the model)"
-    result = "failed" if arguments is None else f"made of them what update was called with: {described(arguments)}"
+    result = "failed" if arguments is None else f"made of them what update was called with: {describe(arguments)}"
     names = [repr(name) for name in CONVERSIONS if name != conversion]
     return (
         f"The metric {name!r} ({type(entry.metric).__name__}) cannot take a batch: {error} (a {type(error).__name__}). "
-        f"The batch has predictions {described(prediction.predictions)} and labels {described(prediction.label_ids)}; "
+        f"The batch has predictions {describe(prediction.predictions)} and labels {describe(prediction.label_ids)}; "
         f"{source} {result}. Check what the metric was made for. StreamingMetrics takes as inputs also "
         f"{', '.join(names)}, or a function of predictions and labels that returns what update takes."
     )

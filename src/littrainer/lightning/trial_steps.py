@@ -19,17 +19,17 @@ from littrainer.data.resume.progress import get_generator_states, set_generator_
 from littrainer.data.resume.rng import get_rng_states, set_rng_states
 from littrainer.lightning_adapter.run_lightning import fit
 from littrainer.loop.checks import check_before_training
-from littrainer.loop.model_preparation import model_prepared_for_training
-from littrainer.loop.overrides import own_methods
+from littrainer.loop.model_preparation import prepare_model_for_training
+from littrainer.loop.overrides import find_overrides
 from littrainer.loop.plan import TrainingPlan
 from littrainer.loop.run import TrainingRun
 from littrainer.model.traversal import find_model_device
-from littrainer.strategies.shards import is_sharded
+from littrainer.strategies.full_state import is_sharded
 
 # Keywords for `lightning.Trainer` whose results belong to the training alone.
-KEYWORDS_OF_TRAINING = ("callbacks", "logger", "max_time", "profiler", DEVELOPMENT_RUN)
+TRAINING_ONLY_KEYWORDS = ("callbacks", "logger", "max_time", "profiler", DEVELOPMENT_RUN)
 # The trial takes steps and does nothing else, and a loss that is not finite is logged as it is.
-ARGUMENTS_OF_TRIAL: dict[str, Any] = {
+TRIAL_ARGUMENTS: dict[str, Any] = {
     "eval_on_start": False,
     "enable_jit_checkpoint": False,
     "logging_nan_inf_filter": False,
@@ -89,9 +89,9 @@ def restore_trainer_after(trainer: Any, callbacks: Iterable[Any] = (), with_mode
 
 def strip_to_bare_training(args: Any, keywords: dict[str, Any], **changed: Any) -> None:
     """Let a training take steps and nothing else, and change further arguments; within `restore_trainer_after`."""
-    lightning = {name: value for name, value in (args.lightning or {}).items() if name not in KEYWORDS_OF_TRAINING}
-    vars(args).update(ARGUMENTS_OF_TRIAL | {"lightning": lightning} | changed)
-    for name in KEYWORDS_OF_TRAINING:
+    lightning = {name: value for name, value in (args.lightning or {}).items() if name not in TRAINING_ONLY_KEYWORDS}
+    vars(args).update(TRIAL_ARGUMENTS | {"lightning": lightning} | changed)
+    for name in TRAINING_ONLY_KEYWORDS:
         keywords.pop(name, None)
 
 
@@ -104,7 +104,7 @@ class _StepLimit(TrainerCallback):
 
     def __init__(self, trainer: Any, steps: int, batch_size: int | None):
         self.trainer, self.steps, self.batch_size = trainer, steps, batch_size
-        self._is_unchecked = batch_size is not None and bool(own_methods(trainer, ["get_train_dataloader"]))
+        self._is_unchecked = batch_size is not None and bool(find_overrides(trainer, ["get_train_dataloader"]))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.on_substep_end()
@@ -143,7 +143,7 @@ def take_steps(
     session = trainer.session
     session.train_batch_size = batch_size or session.train_batch_size
     session.is_in_train = True
-    with explain_dropped_columns(trainer), trainer.update_guard, model_prepared_for_training(trainer):
+    with explain_dropped_columns(trainer), trainer.update_guard, prepare_model_for_training(trainer):
         loader = trainer.get_train_dataloader()
         if is_overfit_run(trainer):
             check_order_is_fixed(loader)

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.arguments.choices import IntervalStrategy
-from littrainer.callbacks.lightning_states import additions_of_lightning_callbacks, states_of_lightning_callbacks
+from littrainer.callbacks.lightning_states import collect_lightning_additions, collect_lightning_states
 from littrainer.checkpoint.checksums import MANIFEST_NAME
 from littrainer.checkpoint.layout import RESUME_RECORD_NAME, TRAINER_STATE_NAME, resume_record_name
-from littrainer.checkpoint.reader import processes_that_wrote
+from littrainer.checkpoint.reader import read_world_size
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.data.loaders import has_length
 from littrainer.data.resume.position import DataPosition, LayoutChange, describe_sizes, find_changed_sizes
@@ -111,15 +111,15 @@ def resume_record(run: TrainingRun) -> dict[str, Any]:
         "version": RECORD_VERSION,
         "position": position.dump_fields(*POSITION_FIELDS),
         "sizes": training.sizes,
-        "arguments": compared_arguments(trainer.args),
+        "arguments": get_compared_arguments(trainer.args),
         "rank": trainer.args.process_index,
         "data": data,
         "steps_ahead": run.steps_ahead,
-        "lightning_callbacks": states_of_lightning_callbacks(trainer.lightning_module),
-        "schedule_is_replaced": trainer.schedule_is_replaced,
+        "lightning_callbacks": collect_lightning_states(trainer.lightning_module),
+        "is_schedule_overridden": trainer.is_schedule_overridden,
         **run.step.health.record(),
         **({} if run.step.splitter is None else {"fitting_elements": run.step.splitter.max_elements}),
-        "lightning_additions": additions_of_lightning_callbacks(trainer.lightning_module, trainer.state.global_step),
+        "lightning_additions": collect_lightning_additions(trainer.lightning_module, trainer.state.global_step),
     }
 
 
@@ -263,7 +263,7 @@ def warn_of_differences(
 
 def _other_arguments(record: dict[str, Any] | None, training: ResumedTraining) -> list[str]:
     """Return a line for each argument that differs, in the words that scripts look for."""
-    now, state = compared_arguments(training.args), training.state
+    now, state = get_compared_arguments(training.args), training.state
     then = {} if record is None else record["arguments"]
     # The value now, the earlier one, and the file that has it.
     compared = {name: (now[name], then[name], RESUME_RECORD_NAME) for name in now if name in then}
@@ -300,13 +300,13 @@ def _other_data(
             f"The workers read the stream in {shards} parts ({len(rows)}), so rows may be trained twice or left out: "
             "set dataloader_num_workers to what it was."
         )
-    if (processes := processes_that_wrote(checkpoint)) != args.world_size:
+    if (processes := read_world_size(checkpoint)) != args.world_size:
         numbers = f"There are now {args.world_size} processes ({processes}). " if record is None else ""
         sentences.append(f"{numbers}Random numbers go on from the seed, since each process has its own.")
     return sentences
 
 
-def compared_arguments(args: TrainingArguments) -> dict[str, Any]:
+def get_compared_arguments(args: TrainingArguments) -> dict[str, Any]:
     """Return the arguments that a resumed training compares with its own, as plain values."""
     compared = {}
     for name in (*TAKEN_FROM_ARGUMENTS, *KEPT_FROM_CHECKPOINT):

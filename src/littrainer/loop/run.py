@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from littrainer.arguments.rules import check_health_arguments
+from littrainer.arguments.rules import check_nonfinite_arguments
 from littrainer.callbacks.lightning_states import restore_lightning_callbacks
 from littrainer.callbacks.state import TrainerState, is_exportable
 from littrainer.checkpoint.reader import read_state
@@ -37,8 +37,8 @@ from littrainer.loop.resuming import (
 from littrainer.loop.step import TrainingStep
 from littrainer.model.traversal import clear_gradients, list_parameters
 from littrainer.optim.parameter_groups import RequestedHyperparameters, have_hyperparameters_changed
-from littrainer.optim.schedules import leave_added_groups_alone, move_schedule
-from littrainer.runtime.weak_attributes import held_weakly
+from littrainer.optim.schedules import cover_added_groups, set_schedule_step
+from littrainer.runtime.weak_attributes import weak_property
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class TrainingRun:
         ignore_keys_for_eval: model outputs that evaluations leave out.
     """
 
-    trainer = held_weakly("_trainer")
+    trainer = weak_property("_trainer")
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class TrainingRun:
             accumulation=accumulation,
             micro_batches_per_epoch=plan.micro_batches_per_epoch,
             draw_window=self.step.draw,
-            should_stop=self.step.ends_epoch,
+            should_stop=self.step.should_end_epoch,
             left_out=self.step.health.left_out,
             is_length_of_training=plan.is_endless and plan.micro_batches_per_epoch >= plan.max_steps * accumulation,
         )
@@ -99,7 +99,7 @@ class TrainingRun:
         # RNG states for the first step, if they differ from the checkpoint's.
         self._random_states: dict[str, Any] | None = None
         trainer.callback_handler.train_dataloader = loader
-        trainer.session.optimization.schedule_is_replaced = False
+        trainer.session.optimization.is_schedule_overridden = False
         self._rates_to_keep: list[float] | None = None
         self._hyperparameters_changed = False
         # Extra optimizer steps taken before the resume, because the global batch was smaller then.
@@ -136,7 +136,7 @@ class TrainingRun:
         trainer.state.compute_steps(trainer.args, plan.max_steps)
         if self.checkpoint is not None:
             self._resume_state(self.checkpoint)
-        plan = self.plan = self.plan.without_windows(len(self.step.health.left_out), trainer.args)
+        plan = self.plan = self.plan.skip_windows(len(self.step.health.left_out), trainer.args)
         self.windows.set_epoch_length(plan.micro_batches_per_epoch)
         drawn_then = trainer.state.trial_params
         trainer.state.init_training_references(trainer, plan.max_steps, plan.num_train_epochs, self.trial)
@@ -213,7 +213,7 @@ class TrainingRun:
             self.trainer._load_rng_state(self._checkpoint_name)
 
     @property
-    def epochs_left(self) -> int:
+    def remaining_epochs(self) -> int:
         """Epochs from the one that begins next to the planned end."""
         return 0 if self.is_finished else self.plan.num_train_epochs - self.first_epoch
 
@@ -258,10 +258,10 @@ class TrainingRun:
                 trainer._load_scaler(self._checkpoint_name)
                 if asked_for is not None:
                     rate_then = (self.record or {}).get("arguments", {}).get("learning_rate")
-                    asked_for.put_back(trainer.optimizer, trainer.lr_scheduler, rate_then, trainer.args.learning_rate)
+                    asked_for.apply_to(trainer.optimizer, trainer.lr_scheduler, rate_then, trainer.args.learning_rate)
             if self._is_other_layout:
-                move_schedule(trainer.lr_scheduler, trainer.state.global_step - self._schedule_offset)
-            if (self.record or {}).get("schedule_is_replaced"):
+                set_schedule_step(trainer.lr_scheduler, trainer.state.global_step - self._schedule_offset)
+            if (self.record or {}).get("is_schedule_overridden"):
                 self._rates_to_keep = [group["lr"] for group in self.trainer.optimizer.param_groups]
 
     def begin(self) -> None:
@@ -270,7 +270,7 @@ class TrainingRun:
         handler = trainer.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
         session, state, health = trainer.session, trainer.state, self.step.health
-        check_health_arguments(trainer.args, trainer.optimizer)
+        check_nonfinite_arguments(trainer.args, trainer.optimizer)
         session.loss = RunningLoss(trainer.args.device, state.global_step, health.values)
         if health.rollback_counts:
             # Metrics are about the whole call of `train()`, as far as it counts.
@@ -322,7 +322,7 @@ class TrainingRun:
     def optimizer_and_schedule(self) -> tuple[Any, Any]:
         """Make optimizer and schedule for the length of this training."""
         steps = self.plan.max_steps - self._schedule_offset
-        made: tuple[Any, Any] = self.trainer._optimizer_and_schedule(steps)
+        made: tuple[Any, Any] = self.trainer._create_optimizer_and_schedule(steps)
         return made
 
     @property
@@ -364,8 +364,8 @@ class TrainingRun:
     def note_schedule(self, schedules: list[Any]) -> None:
         """Learn what callbacks did to the schedule: put another one in its place, or add groups of parameters."""
         schedule = self.trainer.lr_scheduler
-        leave_added_groups_alone(schedule)
-        self.trainer.session.optimization.schedule_is_replaced = bool(schedules) and all(
+        cover_added_groups(schedule)
+        self.trainer.session.optimization.is_schedule_overridden = bool(schedules) and all(
             one is not schedule for one in schedules
         )
         if self._rates_to_keep is not None:

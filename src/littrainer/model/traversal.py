@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from littrainer.runtime.lazy_isinstance import known_classes
+from littrainer.runtime.lazy_isinstance import loaded_classes
 
 # Types of `_modules`, except in classes such as TorchScript's.
 PLAIN_CONTAINERS = (dict, OrderedDict)
@@ -40,7 +40,7 @@ def set_training_mode(model: Any) -> None:
 
 def _has_plain_train(module: Any) -> bool:
     """Return whether a module's `train()` is transformers' and would install no kernels."""
-    # By `sys.modules`, since `known_classes` would be slower at each micro-batch.
+    # By `sys.modules`, since `loaded_classes` would be slower at each micro-batch.
     pretrained = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
     is_same = pretrained is not None and type(module).train is pretrained.train
     return is_same and not getattr(module, "use_kernels", True)
@@ -99,7 +99,7 @@ def is_immovable(model: nn.Module) -> bool:
 def _has_torch_move(model: Any) -> bool:
     to = getattr(type(model), "to", None)
     return "to" not in vars(model) and (
-        to is nn.Module.to or any(to is kind.to for kind in known_classes("model of transformers"))  # type: ignore[attr-defined]
+        to is nn.Module.to or any(to is kind.to for kind in loaded_classes("model of transformers"))  # type: ignore[attr-defined]
     )
 
 
