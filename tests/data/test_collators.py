@@ -21,8 +21,8 @@ from tests.scenarios.data import tiny_tokenizer
 Samples = list[dict[str, Any]]
 
 
-def described(batch: dict[str, Any]) -> dict[str, tuple[str, str, list[Any]]]:
-    """Each entry as type, dtype and values, which can be compared whatever the library."""
+def describe_batch(batch: dict[str, Any]) -> dict[str, tuple[str, str, list[Any]]]:
+    """Return type, dtype and values of each entry."""
     return {name: (type(value).__name__, str(value.dtype), value.tolist()) for name, value in batch.items()}
 
 
@@ -61,33 +61,33 @@ CASES = [
 
 
 @pytest.mark.parametrize(("samples", "kind"), [case[1:] for case in CASES], ids=[f"{c[0]}-{c[2]}" for c in CASES])
-def test_samples_of_equal_length_make_the_batch_that_transformers_makes(samples: Samples, kind: str) -> None:
-    theirs = described(transformers.default_data_collator(samples, return_tensors=kind))
-    assert described(default_data_collator(samples, return_tensors=kind)) == theirs
+def test_samples_of_equal_length_are_stacked_as_by_transformers(samples: Samples, kind: str) -> None:
+    theirs = describe_batch(transformers.default_data_collator(samples, return_tensors=kind))
+    assert describe_batch(default_data_collator(samples, return_tensors=kind)) == theirs
 
 
 @pytest.mark.parametrize("make", [list, torch.tensor, np.array])
 @pytest.mark.parametrize("name", ["input_ids", "label_ids"])
-def test_samples_of_unequal_length_are_refused_by_column_and_with_a_way_out(make: Any, name: str) -> None:
+def test_samples_of_unequal_length_are_refused_with_column_and_advice(make: Any, name: str) -> None:
     samples = [{name: make([1, 2])}, {name: make([3])}]
     with pytest.raises(ValueError, match=f"(?s)'{name}'.*[Pp]ad.*data_collator.*processing_class") as caught:
         default_data_collator(samples)
     assert caught.value.__cause__ is not None
 
 
-@pytest.mark.parametrize("remembered", ["pt", "np"])
-@pytest.mark.parametrize("asked_for", [None, "pt", "np"])
-def test_the_default_collator_as_an_object_remembers_the_kind_of_tensor(remembered: str, asked_for: str | None) -> None:
+@pytest.mark.parametrize("default", ["pt", "np"])
+@pytest.mark.parametrize("override", [None, "pt", "np"])
+def test_the_default_collator_object_has_a_default_tensor_type(default: str, override: str | None) -> None:
     samples = [{"x": [1, 2], "label": 0}, {"x": [3, 4], "label": 1}]
-    theirs = transformers.DefaultDataCollator(return_tensors=remembered)(samples, return_tensors=asked_for)
-    ours = DefaultDataCollator(return_tensors=remembered)(samples, return_tensors=asked_for)
-    assert described(ours) == described(theirs)
+    theirs = transformers.DefaultDataCollator(return_tensors=default)(samples, return_tensors=override)
+    ours = DefaultDataCollator(return_tensors=default)(samples, return_tensors=override)
+    assert describe_batch(ours) == describe_batch(theirs)
 
 
 # ---- Columns that the model does not take ----------------------------------------------------------------------------
 
 
-def test_dropped_columns_are_named_once_with_model_and_set(caplog: pytest.LogCaptureFixture) -> None:
+def test_dropped_columns_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     collator = RemoveColumnsCollator(list, ["x"], logging.getLogger("columns"), "BertModel", "training")
     for _ in range(2):
@@ -97,7 +97,7 @@ def test_dropped_columns_are_named_once_with_model_and_set(caplog: pytest.LogCap
         assert word in record.getMessage()
 
 
-def test_a_collator_may_take_entries_out_of_its_samples_without_changing_the_data() -> None:
+def test_a_collator_may_pop_entries_without_changing_the_data() -> None:
     rows = [{"x": 1}, {"x": 2, "text": "a"}]
     RemoveColumnsCollator(lambda samples: [sample.pop("x") for sample in samples], ["x"])(rows)
     assert rows == [{"x": 1}, {"x": 2, "text": "a"}]
@@ -105,7 +105,7 @@ def test_a_collator_may_take_entries_out_of_its_samples_without_changing_the_dat
 
 # ---- transformers' own ----------------------------------------------------------------------------------------------
 
-OF_TRANSFORMERS = (
+TRANSFORMERS_TASKS = (
     "LanguageModeling",
     "MultipleChoice",
     "PermutationLanguageModeling",
@@ -114,13 +114,13 @@ OF_TRANSFORMERS = (
 )
 
 
-def test_other_collators_are_those_of_transformers() -> None:
-    further = ("DataCollatorWithFlattening", "DataCollatorWithPadding", "Adafactor")
-    for name in (*(f"DataCollatorFor{task}" for task in OF_TRANSFORMERS), *further):
+def test_other_collators_are_re_exports_of_transformers() -> None:
+    names = ("DataCollatorWithFlattening", "DataCollatorWithPadding", "Adafactor")
+    for name in (*(f"DataCollatorFor{task}" for task in TRANSFORMERS_TASKS), *names):
         assert getattr(littrainer, name) is getattr(transformers, name), name
 
 
-def test_the_earlier_name_for_whole_words_still_hides_them_and_names_the_new_one() -> None:
+def test_the_earlier_name_for_whole_word_masking_works_with_a_warning() -> None:
     with pytest.warns(FutureWarning, match="whole_word_mask=True"):
         collator = littrainer.DataCollatorForWholeWordMask(tiny_tokenizer(), mlm_probability=0.5)
     again = pickle.loads(pickle.dumps(collator))
@@ -132,7 +132,7 @@ def test_the_earlier_name_for_whole_words_still_hides_them_and_names_the_new_one
     ("module", "name"),
     [("transformers.data.data_collator", "DataCollatorForSeq2Seq"), ("transformers.optimization", "GreedyLR")],
 )
-def test_without_transformers_what_is_its_own_says_what_to_install(
+def test_without_transformers_its_names_raise_an_import_error_with_advice(
     monkeypatch: pytest.MonkeyPatch, module: str, name: str
 ) -> None:
     monkeypatch.delitem(vars(littrainer), name, raising=False)

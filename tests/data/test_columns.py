@@ -20,13 +20,11 @@ def table() -> Dataset:
     return Dataset.from_dict({"input_ids": [[1], [2]], "text": ["a", "b"], "labels": [0, 1], "id": [7, 8]})
 
 
-def test_a_dataset_of_which_nothing_would_be_left_is_refused_with_both_lists() -> None:
+def test_a_dataset_without_any_accepted_column_is_refused() -> None:
     with pytest.raises(ValueError, match=r"(?s)evaluation set.*BertModel.*input_ids, text.*pixel_values") as caught:
         drop_extra_columns(table(), ["pixel_values"], "BertModel", "Evaluation")
     assert "remove_unused_columns=False" in str(caught.value)
 
-
-# What misses a dropped column, and what is told about it.
 
 WEIGHTED = [{**row, "weight": 0.5, "text": "a"} for row in vector_rows(6)]
 FORMS: dict[str, Callable[[], Any]] = {
@@ -37,7 +35,7 @@ FORMS: dict[str, Callable[[], Any]] = {
 
 
 class WeightingTrainer(Trainer):
-    """Its loss takes a column that forward does not."""
+    """Trainer whose loss uses a column that forward does not accept."""
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         inputs["weight"]
@@ -60,49 +58,49 @@ CALLS: list[tuple[Callable[[Any], Any], str]] = [
 ]
 
 
-def over(
+def make_trainer(
     folder: Path, data: Any, kind: type[Trainer] = Trainer, collator: Any = stacking_collator, **changes: Any
 ) -> Any:
-    given = {"train_dataset": data, "eval_dataset": data, "data_collator": collator}
-    return quiet_trainer(folder, kind=kind, given=given, **{"max_steps": 1, **changes})
+    keywords = {"train_dataset": data, "eval_dataset": data, "data_collator": collator}
+    return quiet_trainer(folder, kind=kind, given=keywords, **{"max_steps": 1, **changes})
 
 
-def notes_on_columns(error: BaseException) -> list[str]:
-    """Those beside the one that says at which batch the error came up."""
+def find_column_notes(error: BaseException) -> list[str]:
+    """Return the notes on columns."""
     return [note for note in getattr(error, "__notes__", []) if "remove_unused_columns" in note]
 
 
-def assert_explained(error: BaseException, missing: str, where: str) -> None:
-    (note,) = notes_on_columns(error)
-    assert f"remove_unused_columns has left {missing!r} out of the {where}: " in note
+def assert_explained(error: BaseException, missing: str, location: str) -> None:
+    (note,) = find_column_notes(error)
+    assert f"remove_unused_columns has left {missing!r} out of the {location}: " in note
     assert "VectorClassifier.forward takes x, labels, label, label_ids, and the other" in note
     assert "were dropped (text, weight)" in note and "remove_unused_columns=False" in note
 
 
 @pytest.mark.parametrize(("kind", "collator"), [(WeightingTrainer, stacking_collator), (Trainer, weighing_collator)])
 @pytest.mark.parametrize(
-    ("form", "call", "where"), [(form, *CALLS[0]) for form in FORMS] + [("rows", *one) for one in CALLS]
+    ("form", "call", "location"), [(form, *CALLS[0]) for form in FORMS] + [("rows", *call) for call in CALLS]
 )
-def test_a_collator_or_loss_that_misses_a_dropped_column_is_told_so(
-    tmp_path: Path, kind: type[Trainer], collator: Any, form: str, call: Callable[[Trainer], Any], where: str
+def test_a_missing_dropped_column_is_explained(
+    tmp_path: Path, kind: type[Trainer], collator: Any, form: str, call: Callable[[Trainer], Any], location: str
 ) -> None:
     with pytest.raises(KeyError) as caught:
-        call(over(tmp_path, FORMS[form](), kind, collator))
+        call(make_trainer(tmp_path, FORMS[form](), kind, collator))
     assert caught.value.args == ("weight",)
-    assert_explained(caught.value, "weight", where)
+    assert_explained(caught.value, "weight", location)
 
 
 @pytest.mark.parametrize("form", ["rows", "datasets"])
 @pytest.mark.parametrize(("kind", "collator"), [(WeightingTrainer, stacking_collator), (Trainer, weighing_collator)])
-def test_columns_that_worker_processes_drop_are_named_too(
+def test_columns_dropped_in_workers_are_explained(
     tmp_path: Path, form: str, kind: type[Trainer], collator: Any
 ) -> None:
     with pytest.raises(KeyError) as caught:
-        over(tmp_path, FORMS[form](), kind, collator, dataloader_num_workers=1).evaluate()
+        make_trainer(tmp_path, FORMS[form](), kind, collator, dataloader_num_workers=1).evaluate()
     assert_explained(caught.value, "weight", "evaluation set")
 
 
-def test_a_model_that_hides_its_arguments_is_told_which_of_them_were_dropped(tmp_path: Path) -> None:
+def test_an_argument_behind_kwargs_that_was_dropped_is_explained(tmp_path: Path) -> None:
     class Hiding(VectorClassifier):
         def forward(self, labels: Any = None, **inputs: Any) -> Any:
             return super().forward(labels=labels, **{name: inputs[name] for name in inputs if name == "x"})
@@ -110,15 +108,15 @@ def test_a_model_that_hides_its_arguments_is_told_which_of_them_were_dropped(tmp
     args = quiet_arguments(tmp_path, max_steps=1)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'") as caught:
         Trainer(Hiding(), args, train_dataset=Rows(vector_rows(4))).train()
-    (note,) = notes_on_columns(caught.value)
+    (note,) = find_column_notes(caught.value)
     assert "has left 'x' out of the training set: Hiding.forward takes labels, label, label_ids, and the other" in note
 
 
 @pytest.mark.parametrize("missing", ["other", 7, ("weight",)])
-def test_an_error_about_something_else_is_left_alone(tmp_path: Path, missing: Any) -> None:
+def test_an_unrelated_error_gets_no_note(tmp_path: Path, missing: Any) -> None:
     def collator(rows: list[dict[str, Any]]) -> Any:
         raise KeyError(missing)
 
     with pytest.raises(KeyError) as caught:
-        over(tmp_path, FORMS["rows"](), collator=collator).train()
-    assert notes_on_columns(caught.value) == []
+        make_trainer(tmp_path, FORMS["rows"](), collator=collator).train()
+    assert find_column_notes(caught.value) == []

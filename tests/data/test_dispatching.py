@@ -1,4 +1,4 @@
-"""Parts of batches that one process reads for all, held against accelerate's own class."""
+"""Dispatched batches, compared with accelerate's class."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import BatchEncoding
 
 from littrainer.data import dispatching
-from littrainer.data.dispatching import NO_BATCH, UNREAD_ROUND, Dispatch
+from littrainer.data.dispatching import NO_BATCH, UNREAD_BATCH, Dispatch
 from littrainer.data.sharding import ShardSpec
 from littrainer.distributed.failures import FailedElsewhere
 
@@ -31,88 +31,88 @@ class Numbers(IterableDataset[dict[str, torch.Tensor]]):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def no_state_of_accelerate() -> Iterator[None]:
+def reset_accelerate() -> Iterator[None]:
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
 
 
-def accelerates_parts(count: int, size: int, share: ShardSpec, drop_last: bool) -> list[list[list[int]]]:
-    """The parts of all processes for each batch that they get from accelerate."""
+def get_accelerate_parts(count: int, size: int, shard: ShardSpec, drop_last: bool) -> list[list[list[int]]]:
+    """Return the parts of all processes for each batch of accelerate's loader."""
     calls = []
 
     def cut(batch: Any, rows: slice, process_index: int, num_processes: int) -> Any:
         calls.append(rows)
         if len(calls) == 1 and not drop_last:
-            # The beginning of the data, which fills the last batch up.
+            # First rows, with which accelerate pads the last batch.
             return {"n": batch["n"][rows]}
         length = rows.stop - rows.start
         return [batch["n"][number * length : (number + 1) * length].tolist() for number in range(num_processes)]
 
     loader: Any = DataLoaderDispatcher(
-        Numbers(count), share.split_batches, slice_fn=cut, _drop_last=drop_last, batch_size=size, drop_last=drop_last
+        Numbers(count), shard.split_batches, slice_fn=cut, _drop_last=drop_last, batch_size=size, drop_last=drop_last
     )
-    loader.state = SimpleNamespace(process_index=0, num_processes=share.count, device=torch.device("cpu"))
+    loader.state = SimpleNamespace(process_index=0, num_processes=shard.count, device=torch.device("cpu"))
     return list(loader)
 
 
 class Reader:
-    """The first process of several, and what it sends to each."""
+    """First process, with the parts that it sends."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, share: ShardSpec, drop_last: bool = False, **options: Any):
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, shard: ShardSpec, drop_last: bool = False, **options: Any):
         self.sent: list[Any] = []
-        monkeypatch.setattr(dispatching, "all_gather_object", lambda number: list(range(share.count)))
+        monkeypatch.setattr(dispatching, "all_gather_object", lambda number: list(range(shard.count)))
         monkeypatch.setattr(dispatching, "scatter_object", self.send)
-        self.dispatch = Dispatch(share, True, drop_last, **options)
+        self.dispatch = Dispatch(shard, True, drop_last, **options)
 
     def send(self, parts: list[Any]) -> Any:
         self.sent.append(parts)
         return parts[0]
 
     def parts(self, batches: Any) -> list[list[Any]]:
-        rounds = self.dispatch.rounds(iter(batches))
-        current = self.dispatch.begin(next(rounds, NO_BATCH))
+        global_batches = self.dispatch.global_batches(iter(batches))
+        current = self.dispatch.begin(next(global_batches, NO_BATCH))
         self.sent.clear()
         while current is not NO_BATCH:
-            _, current = self.dispatch.hand_out(current, next(rounds, NO_BATCH))
+            _, current = self.dispatch.scatter(current, next(global_batches, NO_BATCH))
         return [[part.batch for part in parts] for parts in self.sent]
 
 
-def numbers_in(parts: list[list[Any]]) -> list[list[list[int]]]:
-    return [[batch["n"].tolist() for batch in one] for one in parts]
+def list_numbers(parts: list[list[Any]]) -> list[list[list[int]]]:
+    return [[part["n"].tolist() for part in global_batch] for global_batch in parts]
 
 
 @given(st.integers(1, 30), st.integers(2, 4), st.integers(1, 5), st.booleans(), st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_each_process_is_sent_the_part_that_accelerate_sends(
-    count: int, of: int, size: int, split: bool, drop_last: bool
+def test_each_process_receives_the_part_that_accelerate_sends(
+    count: int, processes: int, size: int, split: bool, drop_last: bool
 ) -> None:
-    share = ShardSpec(0, of, split_batches=split)
-    size = size * of if split else size
+    shard = ShardSpec(0, processes, split_batches=split)
+    size = size * processes if split else size
     batches = list(DataLoader(Numbers(count), batch_size=size, drop_last=drop_last))
     with pytest.MonkeyPatch.context() as patch:
-        reader = Reader(patch, share, drop_last)
-        found = numbers_in(reader.parts(batches))
+        reader = Reader(patch, shard, drop_last)
+        parts = list_numbers(reader.parts(batches))
     try:
-        expected = accelerates_parts(count, size, share, drop_last)
+        expected = get_accelerate_parts(count, size, shard, drop_last)
     except ValueError:
-        # accelerate fails where there is nothing to hand out.
+        # accelerate fails without any batch.
         expected = []
-    assert found == expected
-    assert reader.dispatch.length(len(batches)) == len(found)
+    assert parts == expected
+    assert reader.dispatch.count_global_batches(len(batches)) == len(parts)
     if not drop_last:
-        rows = count % (size if split else size * of) or (size if split else size * of)
+        rows = count % (size if split else size * processes) or (size if split else size * processes)
         assert reader.dispatch.last_global_batch_size == rows
 
 
-def test_batches_that_cannot_be_put_together_are_refused_with_their_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_that_cannot_be_joined_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = Reader(monkeypatch, ShardSpec(0, 2))
     with pytest.raises(ValueError, match=r"cannot be divided between them: .*dispatch_batches=False"):
         reader.parts([torch.zeros(2, 3), torch.zeros(1, 5)])
     assert all("ValueError" in part.error for part in reader.sent[-1])
 
 
-def test_whatever_a_batch_is_built_of_is_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nested_batches_are_scattered(monkeypatch: pytest.MonkeyPatch) -> None:
     def batch(start: int, rows: int) -> Any:
         ids = torch.arange(start, start + rows)
         return BatchEncoding({"input_ids": ids, "pairs": (ids, [ids])})
@@ -123,13 +123,13 @@ def test_whatever_a_batch_is_built_of_is_handed_out(monkeypatch: pytest.MonkeyPa
     assert [(pair[0].tolist(), pair[1][0].tolist()) for pair in last] == [([4, 5], [4, 5]), ([6, 0], [6, 0])]
 
 
-def test_what_is_sent_does_not_carry_the_whole_batch_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_does_not_share_storage_with_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = Reader(monkeypatch, ShardSpec(0, 2, split_batches=True))
     part = reader.parts([torch.zeros(100, 8)])[0][1]
     assert part.untyped_storage().nbytes() == 50 * 8 * 4
 
 
-def test_a_part_is_cut_by_the_function_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_custom_function_cuts_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def cut(batch: torch.Tensor, rows: slice, process_index: int, num_processes: int) -> torch.Tensor:
@@ -140,7 +140,7 @@ def test_a_part_is_cut_by_the_function_given(monkeypatch: pytest.MonkeyPatch) ->
     assert [part.tolist() for part in parts[0]] == [[0, 2], [1, 3]] and calls == [(0, 2), (1, 2)]
 
 
-def test_an_error_in_reading_reaches_the_others_and_is_raised_where_it_happened(
+def test_a_reading_error_is_raised_in_all_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def failing() -> Iterator[torch.Tensor]:
@@ -152,22 +152,22 @@ def test_an_error_in_reading_reaches_the_others_and_is_raised_where_it_happened(
     with pytest.raises(OSError, match="no such shard"):
         reader.parts(failing())
     other = Dispatch(ShardSpec(1, 2), reads=False, drop_last=False)
-    assert next(other.rounds(failing())) is UNREAD_ROUND
+    assert next(other.global_batches(failing())) is UNREAD_BATCH
     monkeypatch.setattr(dispatching, "scatter_object", lambda parts: reader.sent[-1][1])
     with pytest.raises(FailedElsewhere, match=r"Process 0, which reads the data for all.*OSError: no such shard"):
-        other.hand_out(UNREAD_ROUND, UNREAD_ROUND)
+        other.scatter(UNREAD_BATCH, UNREAD_BATCH)
 
 
-def test_a_resumed_epoch_fills_its_last_batch_up_with_the_first_samples_all_the_same(
+def test_a_resumed_epoch_pads_its_last_batch_with_the_first_samples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     batches = [torch.tensor([number]) for number in range(5)]
-    whole = Reader(monkeypatch, ShardSpec(0, 2))
-    whole.parts(batches)
+    complete = Reader(monkeypatch, ShardSpec(0, 2))
+    complete.parts(batches)
     resumed = Reader(monkeypatch, ShardSpec(0, 2))
-    resumed.dispatch.resume(whole.dispatch.first_rows)
+    resumed.dispatch.resume(complete.dispatch.first_rows)
     assert [part.tolist() for part in resumed.parts(batches[4:])[0]] == [[4], [0]]
     skipping = Reader(monkeypatch, ShardSpec(0, 2))
-    left = iter(batches)
-    skipping.dispatch.skip(left, 2)
-    assert [part.tolist() for part in skipping.parts(left)[0]] == [[4], [0]]
+    remaining = iter(batches)
+    skipping.dispatch.skip(remaining, 2)
+    assert [part.tolist() for part in skipping.parts(remaining)[0]] == [[4], [0]]

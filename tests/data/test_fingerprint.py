@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from littrainer.data.fingerprint import MOST_ITEMS, fingerprint_dataset, fingerprint_model, fingerprints
+from littrainer.data.fingerprint import MAX_ITEMS, compute_fingerprints, fingerprint_dataset, fingerprint_model
 from tests.scenarios.data import vector_rows
 from tests.scenarios.models import VectorClassifier
 
 
 class Rows(Dataset[Any]):
-    """Draws a random number for each row, as an augmentation does, and counts its calls."""
+    """Dataset with a generator, whose rows must not be read."""
 
     def __init__(self, rows: list[Any]) -> None:
         self.rows, self.generator = rows, np.random.RandomState(0)
@@ -33,7 +33,7 @@ class Stream(IterableDataset[Any]):
         raise AssertionError("a row was asked for")
 
 
-class LastFirst(list):
+class StrictList(list):
     def __getitem__(self, index: Any) -> Any:
         raise AssertionError("a method of a subclass was called")
 
@@ -48,7 +48,7 @@ def texts(count: int = 20) -> list[dict[str, Any]]:
 
 MAKERS: dict[str, Any] = {
     "list": lambda rows: rows,
-    "subclass of list": LastFirst,
+    "subclass of list": StrictList,
     "class": Rows,
     "subset": lambda rows: Subset(Rows(rows), [1, 2]),
     "arrow": arrow,
@@ -58,7 +58,7 @@ MAKERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_the_same_rows_have_one_fingerprint_and_a_changed_row_another(make: Any) -> None:
+def test_the_fingerprint_changes_with_a_row(make: Any) -> None:
     changed = texts()
     changed[7]["ids"] = [7, 3]
     first = fingerprint_dataset(make(texts()))
@@ -77,50 +77,51 @@ def test_no_random_number_is_drawn_and_no_transform_runs() -> None:
     assert torch.equal(before[2], torch.get_rng_state())
 
 
-def test_a_time_or_a_temporary_folder_is_no_data_and_is_told_apart_from_it() -> None:
-    found = []
+def test_short_attributes_have_a_separate_fingerprint() -> None:
+    fingerprints = []
     for folder in ("/tmp/a", "/tmp/b"):
         dataset = Subset(Rows(texts()), [1, 2])
         dataset.dataset.cache = folder  # type: ignore[attr-defined]
-        found.append(fingerprint_dataset(dataset))
-    assert found[0]["fingerprint"] == found[1]["fingerprint"] and found[0]["attributes"] != found[1]["attributes"]
+        fingerprints.append(fingerprint_dataset(dataset))
+    first, second = fingerprints
+    assert first["fingerprint"] == second["fingerprint"] and first["attributes"] != second["attributes"]
 
 
 def test_a_stream_is_not_read() -> None:
     assert fingerprint_dataset(Stream()) == {"class": "Stream", "rows": None, "fingerprint": None, "attributes": None}
 
 
-def test_tensors_of_any_kind_count_and_those_without_numbers_do_not_fail() -> None:
+def test_tensors_of_all_dtypes_are_hashed_and_tensors_without_numbers_are_skipped() -> None:
     kinds = [torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.complex64]
-    found = {fingerprints(TensorDataset(torch.ones(3, 2).to(kind))) for kind in kinds}
-    assert len(found) == len(kinds)
-    assert fingerprints(torch.zeros(3).expand(4, 3)) == fingerprints(torch.zeros(4, 3))
+    fingerprints = {compute_fingerprints(TensorDataset(torch.ones(3, 2).to(kind))) for kind in kinds}
+    assert len(fingerprints) == len(kinds)
+    assert compute_fingerprints(torch.zeros(3).expand(4, 3)) == compute_fingerprints(torch.zeros(4, 3))
     for without in (torch.empty(3, device="meta"), torch.eye(3).to_sparse(), torch.empty(0), np.array([{}, None])):
-        assert len(fingerprints(without)[0]) == 12
+        assert len(compute_fingerprints(without)[0]) == 12
 
 
-def test_much_data_and_data_that_holds_itself_is_read_in_part_and_up_to_its_end() -> None:
+def test_large_and_recursive_data_is_sampled() -> None:
     loop: dict[str, Any] = {"rows": [1]}
     loop["itself"] = loop
-    assert len(fingerprints(loop)[0]) == 12
-    rows = [{"text": "x" * 4000, "ids": [*range(500)], "image": torch.zeros(100_000)}] * (MOST_ITEMS - 1)
-    found = {fingerprints([*rows, {**rows[0], **last}]) for last in ({}, {"text": "y"}, {"ids": []})}
-    assert len(found) == 3 and fingerprints(rows * 2) == fingerprints([*rows, *rows])
+    assert len(compute_fingerprints(loop)[0]) == 12
+    rows = [{"text": "x" * 4000, "ids": [*range(500)], "image": torch.zeros(100_000)}] * (MAX_ITEMS - 1)
+    fingerprints = {compute_fingerprints([*rows, {**rows[0], **last}]) for last in ({}, {"text": "y"}, {"ids": []})}
+    assert len(fingerprints) == 3 and compute_fingerprints(rows * 2) == compute_fingerprints([*rows, *rows])
 
 
-def test_a_model_is_known_by_its_weights() -> None:
-    one = VectorClassifier()
-    two = copy.deepcopy(one)
-    assert fingerprint_model(one) == fingerprint_model(two)
-    assert fingerprint_model(one)["class"] == "VectorClassifier"
-    assert fingerprint_model(one)["parameters"] == sum(parameter.numel() for parameter in one.parameters())
+def test_the_fingerprint_of_a_model_changes_with_its_weights() -> None:
+    model = VectorClassifier()
+    changed = copy.deepcopy(model)
+    assert fingerprint_model(model) == fingerprint_model(changed)
+    assert fingerprint_model(model)["class"] == "VectorClassifier"
+    assert fingerprint_model(model)["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     with torch.no_grad():
-        two.head.bias[1] += 1e-3
-    assert fingerprint_model(one)["fingerprint"] != fingerprint_model(two)["fingerprint"]
+        changed.head.bias[1] += 1e-3
+    assert fingerprint_model(model)["fingerprint"] != fingerprint_model(changed)["fingerprint"]
 
 
-def test_each_of_many_parameters_counts_and_those_without_numbers_do_not_fail() -> None:
-    layers = [torch.nn.Linear(1, 1, bias=False) for _ in range(MOST_ITEMS // 2 + 1)]
+def test_each_of_many_parameters_is_hashed_and_lazy_parameters_are_skipped() -> None:
+    layers = [torch.nn.Linear(1, 1, bias=False) for _ in range(MAX_ITEMS // 2 + 1)]
     before = fingerprint_model(torch.nn.ModuleList(layers))
     with torch.no_grad():
         layers[-1].weight += 1

@@ -21,19 +21,19 @@ SAMPLES = [[0] * length for length in (3, 50, 7, 0, 12, 1, 30, 29, 8, 8, 8, 40, 
 def table(samples: list[Any] = SAMPLES, kind: Any = None) -> Any:
     columns = {
         "input_ids": pa.array(samples, kind or pa.list_(pa.int64())),
-        "length": [len(one or ()) for one in samples],
+        "length": [len(sample or ()) for sample in samples],
     }
     return datasets.Dataset(datasets.table.InMemoryTable(pa.table(columns)))
 
 
-def from_disk(folder: Path) -> Any:
+def load_from_disk(folder: Path) -> Any:
     table().save_to_disk(folder / "table", num_shards=3)
     return datasets.load_from_disk(str(folder / "table")).shuffle(seed=3)
 
 
 TABLES: dict[str, Callable[[Path], Any]] = {
     "as it is": lambda _: table(),
-    "from disk, shuffled": from_disk,
+    "from disk, shuffled": load_from_disk,
     "rows selected, some twice": lambda _: table().select([7, 1, 1, 18, 0]),
     "concatenated with shuffled ones": lambda _: datasets.concatenate_datasets([table().shuffle(seed=4), table()]),
     "large lists": lambda _: table(kind=pa.large_list(pa.int32())),
@@ -63,8 +63,8 @@ def transformed(batch: dict[str, Any]) -> dict[str, Any]:
     return {**batch, "input_ids": [[*row, 0] for row in batch["input_ids"]]}
 
 
-class OneLonger(datasets.Dataset):
-    """Reads otherwise than its table stands."""
+class LongerRows(datasets.Dataset):
+    """Dataset whose rows differ from its table."""
 
     def __iter__(self) -> Any:
         return ({**row, "input_ids": [*row["input_ids"], 0]} for row in super().__iter__())
@@ -72,7 +72,7 @@ class OneLonger(datasets.Dataset):
 
 MEASURED: dict[str, Callable[[], Any]] = {
     "a transform": lambda: table().with_transform(transformed),
-    "a class of the script's own": lambda: OneLonger(table().data),
+    "a class of the script's own": lambda: LongerRows(table().data),
     "texts": lambda: table(["word", "", "another"], pa.string()),
     "mappings": lambda: table([{"a": 1, "b": 2}], pa.struct({"a": pa.int64(), "b": pa.int64()})),
     "samples in Python": lambda: [{"input_ids": [1, 2]}, {"input_ids": []}],
@@ -80,7 +80,7 @@ MEASURED: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_where_a_table_does_not_tell_lengths_the_samples_are_measured(name: str) -> None:
+def test_samples_are_measured_if_the_table_does_not_define_them(name: str) -> None:
     dataset = MEASURED[name]()
     assert compute_sample_lengths(dataset) == TheirLengthGroupedSampler(2, dataset=dataset).lengths
 
@@ -95,7 +95,7 @@ def test_where_a_table_does_not_tell_lengths_the_samples_are_measured(name: str)
     ],
     ids=["a missing value", "no rows", "no such column", "a column that is not shown"],
 )
-def test_samples_that_cannot_be_measured_are_the_error_of_measuring_them(
+def test_samples_that_cannot_be_measured_raise_the_error_of_reading(
     dataset: Any, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
@@ -103,9 +103,7 @@ def test_samples_that_cannot_be_measured_are_the_error_of_measuring_them(
 
 
 @pytest.mark.parametrize("name", ["as it is", "from disk, shuffled", "NumPy's arrays"])
-def test_a_column_of_lengths_is_read_at_once_and_without_its_samples(
-    tmp_path: Path, rows_decoded: list[int], name: str
-) -> None:
+def test_a_length_column_is_read_in_a_single_call(tmp_path: Path, rows_decoded: list[int], name: str) -> None:
     dataset = TABLES[name](tmp_path)
     args = quiet_arguments(tmp_path, train_sampling_strategy="group_by_length")
     rows_decoded.clear()
@@ -115,7 +113,7 @@ def test_a_column_of_lengths_is_read_at_once_and_without_its_samples(
     assert lengths == [int(row["length"]) for row in dataset]
 
 
-def test_grouping_by_length_decodes_the_rows_that_are_trained_on_alone(tmp_path: Path, rows_decoded: list[int]) -> None:
+def test_grouping_by_length_decodes_only_trained_rows(tmp_path: Path, rows_decoded: list[int]) -> None:
     ids = [[5] * (3 + number % 4) for number in range(16)]
     data = datasets.Dataset.from_dict({"input_ids": ids, "labels": ids}).shuffle(seed=2)
     trainer = quiet_trainer(
@@ -128,5 +126,5 @@ def test_grouping_by_length_decodes_the_rows_that_are_trained_on_alone(tmp_path:
         eval_strategy="epoch",
     )
     trainer.train()
-    # In each of two epochs 16 rows by fours, and 16 by threes, of which one is left for the last batch. Nothing else.
+    # Two epochs of 16 training rows by fours and 16 evaluation rows by threes.
     assert Counter(rows_decoded) == {4: 2 * 4, 3: 2 * 5, 1: 2 * 1}

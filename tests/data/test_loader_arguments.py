@@ -1,4 +1,4 @@
-"""Each `dataloader_*` argument and each entry of the accelerator_config that loaders read: what it changes."""
+"""Effects of `dataloader_*` arguments."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Loader = Any
 
 
 class Observed:
-    """Samples that tell which process read them and what it drew.
+    """Samples with the process that read them and its random draws.
 
     Parameters:
-        is_slow: sample 0 takes a while, until the last one has been read, which is in the other worker's second batch.
+        is_slow: reading sample 0 waits for the last sample, which is in the other worker's second batch.
     """
 
     def __init__(self, count: int = 10, is_slow: bool = False) -> None:
@@ -40,7 +40,7 @@ class Observed:
             self.last_is_read.set()
         if self.last_is_read is not None and index == 0:
             assert self.last_is_read.wait(LONGEST_WAIT_SECONDS)
-            # Until the other worker's first batch, which is on its way, has come.
+            # Lets the other worker's first batch arrive before.
             time.sleep(0.2)
         return index, os.getpid(), (torch.rand(()).item(), random.random(), float(np.random.random()))
 
@@ -62,11 +62,11 @@ def processes(loader: Loader) -> frozenset[int]:
     return frozenset(pid for batch in loader for _, pid, _ in batch)
 
 
-def keeps_its_workers(loader: Loader) -> bool:
+def has_persistent_workers(loader: Loader) -> bool:
     return processes(loader) == processes(loader)
 
 
-def begins_with_the_slow_sample(loader: Loader) -> bool:
+def is_in_order(loader: Loader) -> bool:
     return next(iter(loader))[0][0] == 0
 
 
@@ -74,17 +74,17 @@ TWO_WORKERS = {"dataloader_num_workers": 2}
 
 EFFECTS: dict[str, tuple[Any, dict[str, Any], Callable[[Loader], Any], Any, Any]] = {
     "dataloader_num_workers": (2, {}, lambda loader: len(processes(loader) - {os.getpid()}), 0, 2),
-    "dataloader_persistent_workers": (True, TWO_WORKERS, keeps_its_workers, False, True),
-    "dataloader_in_order": (False, TWO_WORKERS, begins_with_the_slow_sample, True, False),
+    "dataloader_persistent_workers": (True, TWO_WORKERS, has_persistent_workers, False, True),
+    "dataloader_in_order": (False, TWO_WORKERS, is_in_order, True, False),
 }
-"""Argument -> a value, what it needs beside it, what is observed, and that without and with the value."""
+"""Argument -> value, further settings, observation, and its result without and with the value."""
 
 
 @pytest.mark.parametrize("name", EFFECTS)
 def test_a_dataloader_argument_changes_what_the_loader_does(tmp_path: Path, name: str) -> None:
-    value, beside, observe, without, with_value = EFFECTS[name]
+    value, settings, observe, without, with_value = EFFECTS[name]
     observed = [
-        observe(loader_for(tmp_path, Observed(is_slow=name == "dataloader_in_order"), **beside, **changes))
+        observe(loader_for(tmp_path, Observed(is_slow=name == "dataloader_in_order"), **settings, **changes))
         for changes in ({}, {name: value})
     ]
     assert observed == [without, with_value]

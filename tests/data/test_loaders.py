@@ -25,7 +25,7 @@ from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 
 class Numbers(Dataset[int]):
-    """The numbers up to `count`; notes which were read, and which epoch it was told."""
+    """Dataset of numbers, which records reads and epochs."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -43,17 +43,17 @@ class Numbers(Dataset[int]):
         self.epochs.append(epoch)
 
 
-def numbered_stream(count: int) -> Stream:
+def make_numbers_stream(count: int) -> Stream:
     return Stream([{"n": number} for number in range(count)])
 
 
-def test_a_loader_knows_when_it_hands_out_its_last_batch_and_forgets_it_at_the_next_pass() -> None:
+def test_end_of_dataloader_is_true_at_the_last_batch_and_reset_in_the_next_epoch() -> None:
     dataset = Numbers(5)
     loader = PrefetchLoader(dataset, 2)
     next(iter(loader))
     for _ in range(2):
         assert [loader.end_of_dataloader for _ in loader] == [False, False, True]
-    assert dataset.epochs == [0, 0, 1], "only a complete pass moves on to the next epoch"
+    assert dataset.epochs == [0, 0, 1], "only a complete iteration increments the epoch"
     assert list(PrefetchLoader(Numbers(3), 4, drop_last=True)) == []
 
 
@@ -77,13 +77,13 @@ def test_the_epoch_reaches_dataset_sampler_and_batch_sampler() -> None:
     assert batches.epoch == 8
 
 
-class OwnBatches(BatchSampler):
-    """Stands for the batch samplers that libraries bring."""
+class CustomBatchSampler(BatchSampler):
+    """Batch sampler of another library."""
 
 
-def test_batches_of_a_class_of_their_own_get_their_random_order_seeded_by_epoch_too(tmp_path: Path) -> None:
+def test_a_custom_batch_sampler_gets_an_order_seeded_by_epoch(tmp_path: Path) -> None:
     dataset = Numbers(20)
-    batches = OwnBatches(RandomSampler(dataset), batch_size=4, drop_last=False)
+    batches = CustomBatchSampler(RandomSampler(dataset), batch_size=4, drop_last=False)
     loader = prepare_loader(quiet_arguments(tmp_path, data_seed=4), DataLoader(dataset, batch_sampler=batches))
     assert loader.batch_sampler is batches
     epochs = [[number for batch in loader for number in batch.tolist()] for _ in range(2)]
@@ -95,11 +95,11 @@ def test_batches_of_a_class_of_their_own_get_their_random_order_seeded_by_epoch_
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_loader_tells_of_all_processes_what_accelerates_tells(
+def test_a_loader_has_the_attributes_of_accelerates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int, drop_last: bool, split: bool
 ) -> None:
-    share = ShardSpec(0, processes, split_batches=split) if processes > 1 else None
-    monkeypatch.setattr(loaders, "find_shard", lambda args, settings: share)
+    shard = ShardSpec(0, processes, split_batches=split) if processes > 1 else None
+    monkeypatch.setattr(loaders, "find_shard", lambda args, settings: shard)
     args = quiet_arguments(tmp_path)
     plain: DataLoader = DataLoader(Numbers(7), batch_size=4, drop_last=drop_last)
     ours = prepare_loader(args, plain)
@@ -114,25 +114,25 @@ def test_a_loader_tells_of_all_processes_what_accelerates_tells(
 
 
 ELSEWHERE = torch.device("meta")
-"""A device that every machine has and that is not the host."""
+"""A device other than the host, on any machine."""
 
 
-class MovesItself:
-    """An object that a collator may make, as libraries for graphs do; its method takes the device alone."""
+class MovableGraph:
+    """Object of a collator, whose `to` accepts the device only."""
 
-    def __init__(self, place: str = "host") -> None:
-        self.place = place
+    def __init__(self, device: str = "host") -> None:
+        self.device = device
 
-    def to(self, device: Any) -> MovesItself:
-        return MovesItself(str(device))
+    def to(self, device: Any) -> MovableGraph:
+        return MovableGraph(str(device))
 
 
-class OwnMapping(UserDict[str, Any]):
-    """Keeps more than its items, and moves them itself."""
+class MovableMapping(UserDict[str, Any]):
+    """Mapping with a further attribute and a `to` method."""
 
-    extra = "kept"
+    extra = "extra"
 
-    def to(self, device: Any, **_: Any) -> OwnMapping:
+    def to(self, device: Any, **_: Any) -> MovableMapping:
         self.data = {name: value.to(device) for name, value in self.data.items()}
         return self
 
@@ -140,24 +140,36 @@ class OwnMapping(UserDict[str, Any]):
 Pair = namedtuple("Pair", ["first", "second"])
 
 
-def test_whatever_a_batch_is_made_of_is_moved_as_accelerate_moves_it() -> None:
+def test_nested_batches_are_moved_as_by_accelerate() -> None:
     def batch() -> Any:
         x, packed = torch.ones(2), torch.nn.utils.rnn.pack_sequence([torch.ones(2, 1), torch.ones(1, 1)])
-        own = OwnMapping(x=torch.ones(1))
-        return {"list": [x, (x, 3)], "pair": Pair(x, None), "nested": UserDict({"x": x}), "own": own, "packed": packed}
+        custom = MovableMapping(x=torch.ones(1))
+        return {
+            "list": [x, (x, 3)],
+            "pair": Pair(x, None),
+            "nested": UserDict({"x": x}),
+            "custom": custom,
+            "packed": packed,
+        }
 
-    def places(moved: Any) -> list[Any]:
-        tensors = [moved["list"][0], moved["list"][1][0], moved["pair"].first, moved["nested"]["x"], moved["own"]["x"]]
-        return [*map(type, moved.values()), *(tensor.device for tensor in tensors), moved["own"].extra]
+    def describe_devices(moved: Any) -> list[Any]:
+        tensors = [
+            moved["list"][0],
+            moved["list"][1][0],
+            moved["pair"].first,
+            moved["nested"]["x"],
+            moved["custom"]["x"],
+        ]
+        return [*map(type, moved.values()), *(tensor.device for tensor in tensors), moved["custom"].extra]
 
     ours, theirs = move_batch(batch(), ELSEWHERE, True), send_to_device(batch(), ELSEWHERE, non_blocking=True)
-    assert places(ours) == places(theirs)
-    moved = move_batch({"own": MovesItself(), "text": "a"}, ELSEWHERE, True)
-    assert moved["own"].place == "meta" and moved["text"] == "a"
+    assert describe_devices(ours) == describe_devices(theirs)
+    moved = move_batch({"custom": MovableGraph(), "text": "a"}, ELSEWHERE, True)
+    assert moved["custom"].device == "meta" and moved["text"] == "a"
 
 
-@pytest.mark.parametrize("dataset", [Numbers(5), numbered_stream(5)])
-def test_batches_of_a_loader_lie_on_the_device_and_are_counted(dataset: Any) -> None:
+@pytest.mark.parametrize("dataset", [Numbers(5), make_numbers_stream(5)])
+def test_batches_are_moved_to_the_device_and_counted(dataset: Any) -> None:
     loader = PrefetchLoader(dataset, 2, collate_fn=lambda samples: torch.zeros(len(samples)))
     loader.set_destination(ELSEWHERE, None)
     assert [(batch.device, len(batch)) for batch in loader] == [(ELSEWHERE, 2), (ELSEWHERE, 2), (ELSEWHERE, 1)]
@@ -165,22 +177,20 @@ def test_batches_of_a_loader_lie_on_the_device_and_are_counted(dataset: Any) -> 
 
 
 @pytest.mark.parametrize("is_pinned", [False, True])
-def test_a_collator_that_reuses_its_memory_hands_out_its_own_rows(
-    monkeypatch: pytest.MonkeyPatch, is_pinned: bool
-) -> None:
+def test_a_collator_may_reuse_its_memory(monkeypatch: pytest.MonkeyPatch, is_pinned: bool) -> None:
     memory, waits = torch.empty(2), []
 
     def collate(samples: list[int]) -> dict[str, Any]:
         memory[: len(samples)] = torch.tensor(samples, dtype=torch.float32)
         return {"rows": [memory]}
 
-    def copied(batch: Any, device: torch.device, non_blocking: bool) -> Any:
+    def copy_rows(batch: Any, device: torch.device, non_blocking: bool) -> Any:
         waits.append(not non_blocking)
         return batch["rows"][0].tolist()
 
-    monkeypatch.setattr(loaders, "move_batch", copied)
+    monkeypatch.setattr(loaders, "move_batch", copy_rows)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    # Torch pins nothing that is pinned already.
+    # torch does not pin memory again.
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda *_: is_pinned)
     monkeypatch.setattr(torch.utils.data._utils.pin_memory, "pin_memory", lambda batch, *_: batch)
     loader = PrefetchLoader(Numbers(8), 2, collate_fn=collate, pin_memory=True)
@@ -190,7 +200,7 @@ def test_a_collator_that_reuses_its_memory_hands_out_its_own_rows(
 
 
 @pytest.mark.parametrize(
-    ("pinned", "device", "wished", "waits"),
+    ("pinned", "device", "non_blocking", "waits"),
     [
         (True, "cuda", False, False),
         (False, "cuda", False, True),
@@ -198,34 +208,32 @@ def test_a_collator_that_reuses_its_memory_hands_out_its_own_rows(
         (True, "mps", False, True),
     ],
 )
-def test_the_host_waits_for_copies_but_of_memory_that_was_pinned_for_them_or_where_that_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, pinned: bool, device: str, wished: bool, waits: bool
+def test_copies_block_unless_memory_is_pinned_or_non_blocking_is_set(
+    monkeypatch: pytest.MonkeyPatch, pinned: bool, device: str, non_blocking: bool, waits: bool
 ) -> None:
-    # Without an accelerator in the machine torch takes the wish for pinned memory back.
+    # Without an accelerator torch would disable pinned memory.
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     loader = PrefetchLoader(Numbers(2), pin_memory=pinned)
-    loader.set_destination(torch.device(device), AcceleratorConfig(non_blocking=wished))
+    loader.set_destination(torch.device(device), AcceleratorConfig(non_blocking=non_blocking))
     assert loader.blocking_copies is waits
 
 
-def test_all_loaders_of_a_trainer_and_prepared_ones_hand_out_batches_on_its_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_loaders_of_a_trainer_move_batches_to_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = quiet_trainer(tmp_path)
     monkeypatch.setitem(vars(trainer.args), "device", ELSEWHERE)
-    own: Any = DataLoader(Rows(vector_rows(4)), 2)
+    custom: Any = DataLoader(Rows(vector_rows(4)), 2)
     loaders: list[Any] = [
         trainer.get_train_dataloader(),
         trainer.get_eval_dataloader(),
         trainer.get_test_dataloader(Rows(vector_rows(3))),
-        trainer.accelerator.prepare(own),
+        trainer.accelerator.prepare(custom),
     ]
     assert {next(iter(loader))["x"].device for loader in loaders} == {ELSEWHERE}
-    assert trainer.accelerator.prepare_data_loader(own, device_placement=False).destination is None
+    assert trainer.accelerator.prepare_data_loader(custom, device_placement=False).destination is None
 
-    class OwnClass(DataLoader[Any]):
+    class CustomLoader(DataLoader[Any]):
         pass
 
-    # Documented in the table of the accelerator's members; `_prepare_inputs` moves these batches.
-    left = trainer.accelerator.prepare(OwnClass(Rows(vector_rows(4)), 2))
-    assert type(left) is OwnClass and next(iter(left))["x"].device.type == "cpu"
+    # `_prepare_inputs` moves these batches.
+    prepared = trainer.accelerator.prepare(CustomLoader(Rows(vector_rows(4)), 2))
+    assert type(prepared) is CustomLoader and next(iter(prepared))["x"].device.type == "cpu"

@@ -22,47 +22,47 @@ from tests.scenarios.data import Rows, Stream, language_rows
 from tests.scenarios.models import tiny_gpt2, tiny_llama
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
-# The first token of a text is no target, and transformers' count for GPT-2's loss leaves it out only if it is masked.
+# transformers' token count for GPT-2 excludes the first token only if it is masked.
 ROWS = [{**row, "labels": [-100, *row["labels"][1:]]} for row in language_rows(24)]
 SIZE = 20
 
 
 def language_trainer(folder: Path, data: Any, model: Any = None, collate: Any = pad_tokens, **changes: Any) -> Any:
     torch.manual_seed(0)
-    given = {"train_dataset": data, "data_collator": collate}
-    return quiet_trainer(folder, tiny_llama() if model is None else model, given=given, **changes)
+    keywords = {"train_dataset": data, "data_collator": collate}
+    return quiet_trainer(folder, tiny_llama() if model is None else model, given=keywords, **changes)
 
 
 def tokens_read(batches: Any) -> list[tuple[int, ...]]:
-    """The documents in packed batches, by their tokens."""
-    found = []
+    """Return the documents of packed batches."""
+    documents = []
     for batch in batches:
         for ids, positions in zip(batch["input_ids"].tolist(), batch["position_ids"].tolist(), strict=True):
             document: list[int] = []
             for token, position in [*zip(ids, positions, strict=True), (0, 0)]:
                 if position == 0 and len(document) > 1:
-                    found.append(tuple(document))
+                    documents.append(tuple(document))
                 document = [token] if position == 0 else [*document, token]
-    return sorted(found)
+    return sorted(documents)
 
 
 DOCUMENTS = sorted(tuple(row["input_ids"]) for row in ROWS)
 
 
-def test_each_document_is_in_one_row_and_rows_are_drawn_for_each_epoch(tmp_path: Path) -> None:
+def test_each_document_is_packed_once_and_rows_are_shuffled_in_each_epoch(tmp_path: Path) -> None:
     trainer = language_trainer(tmp_path, Rows(ROWS), pack_to_length=SIZE)
     loader = trainer.get_train_dataloader()
     batches = [list(loader) for _ in range(2)]
-    assert [tokens_read(one) for one in batches] == [DOCUMENTS, DOCUMENTS]
+    assert [tokens_read(epoch) for epoch in batches] == [DOCUMENTS, DOCUMENTS]
     assert not torch.equal(batches[0][0]["input_ids"], batches[1][0]["input_ids"])
     assert trainer.num_examples(loader) == sum(len(batch["input_ids"]) for batch in batches[0])
-    assert all(batch["input_ids"].shape[1] <= SIZE for one in batches for batch in one)
+    assert all(batch["input_ids"].shape[1] <= SIZE for epoch in batches for batch in epoch)
 
 
-def attention_by_beginnings(
+def attend_within_documents(
     module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: Any = None, cu_seq_lens_q: Any = None, **_: Any
 ) -> Any:
-    """What flash attention does with documents in one row, on the CPU."""
+    """Compute flash attention over packed documents on the CPU."""
     assert mask is None and (cu_seq_lens_q is None or len(query) == 1)
     begins = [0, query.shape[2]] if cu_seq_lens_q is None else cu_seq_lens_q.tolist()
     parts = [
@@ -75,11 +75,11 @@ def attention_by_beginnings(
 
 
 FLASH = "flash_attention_on_the_cpu"
-transformers.AttentionInterface.register(FLASH, attention_by_beginnings)
+transformers.AttentionInterface.register(FLASH, attend_within_documents)
 
 
 def loss_and_weights(folder: Path, data: Any, make: Any, attention: str, **changes: Any) -> tuple[float, Any]:
-    """The loss of a step on all documents, packed or not, and the weights that plain gradient descent makes."""
+    """Return the loss and the weights of an SGD step on all documents, packed or not."""
     torch.manual_seed(0)
     model = make()
     if attention != FLASH:
@@ -94,10 +94,9 @@ def loss_and_weights(folder: Path, data: Any, make: Any, attention: str, **chang
 
 
 PACKED: Any = {"pack_to_length": SIZE, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 3}
-tiny_gpt2_without_dropout = functools.partial(tiny_gpt2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+tiny_deterministic_gpt2 = functools.partial(tiny_gpt2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 
 
-# Models and attention implementations; GPT-2 has positions that are embedded, Llama rotary ones.
 @pytest.mark.parametrize(
     ("make", "attention", "kind"),
     [
@@ -105,18 +104,18 @@ tiny_gpt2_without_dropout = functools.partial(tiny_gpt2, resid_pdrop=0.0, embd_p
         (tiny_llama, "sdpa", Rows),
         (tiny_llama, "sdpa", Stream),
         (tiny_llama, FLASH, Rows),
-        (tiny_gpt2_without_dropout, "eager", Rows),
-        (tiny_gpt2_without_dropout, "sdpa", Rows),
+        (tiny_deterministic_gpt2, "eager", Rows),
+        (tiny_deterministic_gpt2, "sdpa", Rows),
     ],
 )
 def test_loss_and_gradients_are_those_of_unpacked_documents(
     tmp_path: Path, make: Any, attention: str, kind: Any
 ) -> None:
-    apart, packed = (loss_and_weights(tmp_path, kind(ROWS), make, attention, **changes) for changes in ({}, PACKED))
-    torch.testing.assert_close(packed, apart, rtol=1e-5, atol=1e-5)
+    separate, packed = (loss_and_weights(tmp_path, kind(ROWS), make, attention, **changes) for changes in ({}, PACKED))
+    torch.testing.assert_close(packed, separate, rtol=1e-5, atol=1e-5)
 
 
-def test_flex_attention_keeps_documents_apart() -> None:
+def test_flex_attention_separates_documents() -> None:
     # Its backward pass needs a GPU, where tests/gpu compares gradients.
     torch.manual_seed(0)
     model = tiny_llama(attn_implementation="flex_attention", use_cache=False).eval()
@@ -125,8 +124,8 @@ def test_flex_attention_keeps_documents_apart() -> None:
         packed = model(**batch, num_items_in_batch=1).loss
         # Compiled flex attention over rows of a few tokens is not exact on every CPU.
         model.set_attn_implementation("eager")
-        apart = [model(**pad_tokens([row]), num_items_in_batch=1).loss for row in ROWS[:3]]
-    assert float(packed) == pytest.approx(float(sum(apart)), rel=1e-5)
+        separate = [model(**pad_tokens([row]), num_items_in_batch=1).loss for row in ROWS[:3]]
+    assert float(packed) == pytest.approx(float(sum(separate)), rel=1e-5)
 
 
 def test_rows_are_joined_as_transformers_does_for_flash_attention() -> None:
@@ -138,7 +137,7 @@ def test_rows_are_joined_as_transformers_does_for_flash_attention() -> None:
     assert ours["cu_seq_lens_q"].dtype == torch.int32
 
 
-def test_labels_are_the_tokens_if_there_are_none_and_tokens_are_counted_without_padding(tmp_path: Path) -> None:
+def test_labels_default_to_tokens_and_padding_is_not_counted(tmp_path: Path) -> None:
     rows = [{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9]}, {"input_ids": [0, 0, 0, 0]}]
     batch = PackedCollator(default_data_collator, 8, 0)([rows[:2], rows[2:]])
     assert batch["labels"].tolist() == [[-100, 6, 7, -100, 9], [-100, 0, 0, 0, -100]]
@@ -152,7 +151,7 @@ def test_labels_are_the_tokens_if_there_are_none_and_tokens_are_counted_without_
 
 
 class LanguageStream(Stream):
-    """Tells where it stands, and counts the documents that are read."""
+    """Stream with a state, which counts the documents read."""
 
     def __init__(self, rows: list[Any]) -> None:
         super().__init__(rows)
@@ -176,7 +175,7 @@ MANY = language_rows(600, seed=4)
 
 
 @pytest.mark.parametrize(("kind", "workers"), [(Rows, 0), (Rows, 2), (Stream, 0), (LanguageStream, 0)])
-def test_a_resumed_training_on_packed_rows_ends_as_one_that_was_not_broken_off(
+def test_a_resumed_training_on_packed_rows_equals_an_uninterrupted_training(
     tmp_path: Path, kind: Any, workers: int
 ) -> None:
     built: list[Any] = []
@@ -193,24 +192,24 @@ def test_a_resumed_training_on_packed_rows_ends_as_one_that_was_not_broken_off(
     steps = (5,) if kind is Rows else (20, 40)
     assert differences_after_resuming(tmp_path, build, *steps) == {}
     if kind is LanguageStream:
-        # The documents that were packed before the checkpoint are not read again.
+        # Documents before the checkpoint are not read again.
         assert built[-1].rows_read < built[0].rows_read
 
 
-def test_packed_rows_are_trained_once_though_the_batch_size_changes(tmp_path: Path) -> None:
-    class Noting(Trainer):
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **others: Any) -> Any:
-            seen.extend(tokens_read([inputs]))
-            return super().compute_loss(model, inputs, *args, **others)
+def test_packed_rows_are_trained_once_if_the_batch_size_changes(tmp_path: Path) -> None:
+    class RecordingTrainer(Trainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **keywords: Any) -> Any:
+            trained.extend(tokens_read([inputs]))
+            return super().compute_loss(model, inputs, *args, **keywords)
 
-    seen: list[Any] = []
+    trained: list[Any] = []
     for size, resumed in ((2, None), (3, str(tmp_path / "checkpoint-2"))):
         settings: Any = {"per_device_train_batch_size": size, "save_strategy": "steps", "save_steps": 2}
         stop = {"max_steps": 2} if resumed is None else {"num_train_epochs": 1}
         torch.manual_seed(0)
         arguments = quiet_arguments(tmp_path, **settings, **stop, pack_to_length=SIZE)
-        Noting(tiny_gpt2(), arguments, pad_tokens, Rows(ROWS)).train(resume_from_checkpoint=resumed)
-    assert sorted(seen) == DOCUMENTS
+        RecordingTrainer(tiny_gpt2(), arguments, pad_tokens, Rows(ROWS)).train(resume_from_checkpoint=resumed)
+    assert sorted(trained) == DOCUMENTS
 
 
 def test_a_stream_is_packed_without_losing_a_document() -> None:
@@ -223,7 +222,7 @@ def test_a_stream_is_packed_without_losing_a_document() -> None:
     assert max(tokens) <= size and sum(tokens) / (len(tokens) * size) > 0.96
 
 
-def test_best_fit_fills_rows_and_leaves_no_document_out() -> None:
+def test_best_fit_fills_rows_with_all_documents() -> None:
     lengths = np.sort(torch.randint(1, 64, (2000,), generator=torch.Generator().manual_seed(0)).numpy())[::-1]
     rows = pack_best_fit(lengths.tolist(), 128)
     assert sorted(chain.from_iterable(rows)) == list(range(len(lengths)))
@@ -232,7 +231,7 @@ def test_best_fit_fills_rows_and_leaves_no_document_out() -> None:
 
 
 @pytest.mark.parametrize("make", [Rows, Stream, datasets.Dataset.from_list], ids=["rows", "stream", "table"])
-def test_documents_that_are_padded_beforehand_are_packed_without_their_padding(tmp_path: Path, make: Any) -> None:
+def test_padded_documents_are_packed_without_padding(tmp_path: Path, make: Any) -> None:
     gaps = [[0] * (SIZE - len(row["input_ids"])) for row in ROWS]
     padded = [
         {
@@ -252,7 +251,7 @@ def test_documents_that_are_padded_beforehand_are_packed_without_their_padding(t
     assert len(batches) <= len(expected)
 
 
-# What is wrong -> data, collator, and words of the error.
+# Case -> data, collator, and pattern of the error.
 REFUSED: dict[str, tuple[Any, Any, str]] = {
     "a document that is too long": (Rows(ROWS), pad_tokens, r"longer, the longest has \d+ tokens.*cut them"),
     "one of a stream": (Stream(ROWS), pad_tokens, "a document of the stream has"),

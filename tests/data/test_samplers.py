@@ -31,9 +31,9 @@ def order(sampler: RandomSampler, epoch: int | None = None) -> list[int]:
     return list(sampler)
 
 
-def test_replacing_a_sampler_keeps_how_many_and_how_it_draws() -> None:
+def test_a_replaced_sampler_keeps_its_settings() -> None:
     generator = torch.Generator()
-    replaced = EpochSeededSampler.replacing(
+    replaced = EpochSeededSampler.replace(
         RandomSampler(DATA, replacement=True, num_samples=50, generator=generator), data_seed=1
     )
     assert replaced.replacement and len(replaced) == 50 and replaced.generator is generator
@@ -44,7 +44,7 @@ LENGTHS = [3, 50, 7, 7, 12, 1, 30, 29, 8, 8, 8, 40, 2, 19, 5, 6, 11, 13, 4, 22, 
 
 
 class Measured:
-    """Samples that are mappings, of the given lengths."""
+    """Mappings with inputs of given lengths."""
 
     def __init__(self, lengths: list[int], name: str = "input_ids") -> None:
         self.lengths, self.name = lengths, name
@@ -70,10 +70,10 @@ def test_samples_of_similar_length_are_grouped_as_transformers_groups_them(
 
 
 @pytest.mark.parametrize(
-    ("dataset", "found"), [([[1, 2]], "a list"), (Measured([1], "pixels"), "the keys pixels")], ids=["list", "keys"]
+    ("dataset", "content"), [([[1, 2]], "a list"), (Measured([1], "pixels"), "the keys pixels")], ids=["list", "keys"]
 )
-def test_samples_without_a_length_are_refused_with_what_there_is_and_what_to_do(dataset: Any, found: str) -> None:
-    with pytest.raises(ValueError, match=rf"'input_ids'.*{found}.*length_column_name"):
+def test_samples_without_length_are_refused_with_advice(dataset: Any, content: str) -> None:
+    with pytest.raises(ValueError, match=rf"'input_ids'.*{content}.*length_column_name"):
         LengthGroupedSampler(2, dataset=dataset)
 
 
@@ -122,18 +122,18 @@ def test_lengths_are_read_from_the_named_column_of_a_table(
 
 
 @pytest.mark.parametrize("stream", [Stream, SizedStream])
-def test_a_strategy_that_a_stream_cannot_follow_is_told(
+def test_a_length_strategy_without_effect_on_a_stream_is_warned_about(
     tmp_path: Path, stream: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "littrainer")
-    given = {"train_dataset": stream(vector_rows(8))}
+    keywords = {"train_dataset": stream(vector_rows(8))}
     for strategy in ("random", "group_by_length"):
-        quiet_trainer(tmp_path, given=given, max_steps=1, train_sampling_strategy=strategy).train()
+        quiet_trainer(tmp_path, given=keywords, max_steps=1, train_sampling_strategy=strategy).train()
     (record,) = [record for record in caplog.records if "train_sampling_strategy" in record.getMessage()]
     assert "'group_by_length'" in record.getMessage()
 
 
-def test_a_column_of_lengths_that_is_dropped_unread_is_told_and_one_that_is_kept_is_read(tmp_path: Path) -> None:
+def test_a_dropped_length_column_is_warned_about_and_a_kept_column_is_read(tmp_path: Path) -> None:
     lengths = list(range(20))
 
     def order(**changes: Any) -> list[int]:

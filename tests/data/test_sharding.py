@@ -1,4 +1,4 @@
-"""Shares of the data, held against accelerate's own classes."""
+"""Shards of the data, compared with accelerate's classes."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ PARTS = st.integers(2, 5)
 SIZES = st.integers(1, 6)
 
 
-def batches_of_all(count: int, size: int, drop_last: bool, parts: int, **how: Any) -> list[SharedBatches]:
+def make_shards(count: int, size: int, drop_last: bool, count_shards: int, **options: Any) -> list[SharedBatches]:
     sampler = BatchSampler(range(count), size, drop_last)
-    return [SharedBatches(sampler, ShardSpec(number, parts, **how)) for number in range(parts)]
+    return [SharedBatches(sampler, ShardSpec(number, count_shards, **options)) for number in range(count_shards)]
 
 
 @given(COUNTS, PARTS, SIZES, st.booleans(), st.booleans(), st.booleans())
 @settings(max_examples=300, deadline=None)
-def test_each_part_of_the_batches_is_that_of_accelerate(
-    count: int, parts: int, size: int, drop_last: bool, even: bool, split: bool
+def test_each_shard_of_batches_equals_accelerates(
+    count: int, count_shards: int, size: int, drop_last: bool, even: bool, split: bool
 ) -> None:
-    size = size * parts if split else size
+    size = size * count_shards if split else size
     theirs = BatchSampler(range(count), size, drop_last)
     for number, ours in enumerate(
-        batches_of_all(count, size, drop_last, parts, split_batches=split, even_batches=even)
+        make_shards(count, size, drop_last, count_shards, split_batches=split, even_batches=even)
     ):
-        shard = BatchSamplerShard(theirs, parts, number, split_batches=split, even_batches=even)
+        shard = BatchSamplerShard(theirs, count_shards, number, split_batches=split, even_batches=even)
         assert list(ours) == [batch for batch in shard if batch]
         if even:
             assert len(ours) == len(shard)
@@ -42,7 +42,7 @@ def test_each_part_of_the_batches_is_that_of_accelerate(
 
 
 class AnySizes:
-    """Batches of the sizes given, without a `batch_size`."""
+    """Batches of given sizes, without a `batch_size`."""
 
     def __init__(self, sizes: list[int], drop_last: bool):
         self.sizes = sizes
@@ -52,23 +52,23 @@ class AnySizes:
         return len(self.sizes)
 
     def __iter__(self) -> Iterator[list[int]]:
-        return iter([list(range(10 * place, 10 * place + size)) for place, size in enumerate(self.sizes)])
+        return iter([list(range(10 * index, 10 * index + size)) for index, size in enumerate(self.sizes)])
 
 
 @given(st.lists(SIZES, max_size=12), PARTS, st.booleans(), st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_batches_of_any_size_are_shared_as_by_accelerate(
-    sizes: list[int], parts: int, drop_last: bool, even: bool
+def test_batches_of_any_size_are_sharded_as_by_accelerate(
+    sizes: list[int], count_shards: int, drop_last: bool, even: bool
 ) -> None:
     sampler: Any = AnySizes(sizes, drop_last)
-    for number in range(parts):
-        ours = SharedBatches(sampler, ShardSpec(number, parts, even_batches=even))
-        theirs = BatchSamplerShard(sampler, parts, number, even_batches=even)
+    for number in range(count_shards):
+        ours = SharedBatches(sampler, ShardSpec(number, count_shards, even_batches=even))
+        theirs = BatchSamplerShard(sampler, count_shards, number, even_batches=even)
         assert list(ours) == list(theirs) and len(ours) == len(theirs) == len(list(ours))
 
 
 class Counting(IterableDataset[int]):
-    """The numbers up to a count; with a length, and a generator that shifts them all, where asked for."""
+    """Stream of numbers, with an optional generator that shifts them."""
 
     def __init__(self, count: int, generator: torch.Generator | None = None):
         self.count = count
@@ -86,19 +86,19 @@ class Counting(IterableDataset[int]):
 
 @given(COUNTS, PARTS, SIZES, st.booleans(), st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_each_part_of_a_stream_is_that_of_accelerate(
-    count: int, parts: int, size: int, drop_last: bool, split: bool
+def test_each_shard_of_a_stream_equals_accelerates(
+    count: int, count_shards: int, size: int, drop_last: bool, split: bool
 ) -> None:
-    size = size * parts if split else size
-    for number in range(parts):
-        ours = SharedStream(Counting(count), size, ShardSpec(number, parts, split_batches=split), drop_last)
-        theirs = IterableDatasetShard(Counting(count), size, drop_last, parts, number, split_batches=split)
+    size = size * count_shards if split else size
+    for number in range(count_shards):
+        ours = SharedStream(Counting(count), size, ShardSpec(number, count_shards, split_batches=split), drop_last)
+        theirs = IterableDatasetShard(Counting(count), size, drop_last, count_shards, number, split_batches=split)
         assert list(ours) == list(theirs)
-        # accelerate counts a stream whose batches are split as one whose batches are not.
+        # accelerate ignores `split_batches` in the length.
         assert len(ours) == len(list(ours)) and (split or len(ours) == len(theirs))
 
 
-def test_a_stream_knows_how_many_of_its_last_samples_are_no_repetitions() -> None:
+def test_a_stream_counts_its_last_samples_without_padding() -> None:
     for count, expected in ((10, 2), (8, 4), (12, 4), (3, 3)):
         stream = SharedStream(Counting(count), 2, ShardSpec(1, 2))
         assert stream.last_global_batch_size is None
@@ -107,7 +107,7 @@ def test_a_stream_knows_how_many_of_its_last_samples_are_no_repetitions() -> Non
         assert stream.incomplete_global_batch_size() == expected % 4
 
 
-def test_where_workers_read_a_stream_its_length_says_how_many_samples_come_last() -> None:
+def test_the_length_of_a_stream_gives_the_last_samples_if_workers_read_it() -> None:
     assert SharedStream(Counting(10), 2, ShardSpec(1, 2)).incomplete_global_batch_size() == 2
     assert SharedStream(Counting(10), 2, ShardSpec(1, 2), drop_last=True).incomplete_global_batch_size() == -1
     assert SharedStream(iter(range(10)), 2, ShardSpec(1, 2)).incomplete_global_batch_size() == -1
@@ -133,15 +133,15 @@ def test_batches_that_cannot_be_split_equally_are_refused_with_both_numbers() ->
         SharedStream(Counting(9), 5, ShardSpec(0, 2, split_batches=True))
 
 
-def test_whether_batches_are_even_can_be_changed_afterwards() -> None:
-    last = batches_of_all(5, 2, False, 2)[1]
+def test_even_batches_can_be_changed_later() -> None:
+    last = make_shards(5, 2, False, 2)[1]
     assert len(list(last)) == len(last) == 2
     last.even_batches = False
     assert len(list(last)) == len(last) == 1 and last.even_batches is False
 
 
-def test_no_more_is_drawn_than_a_round_needs() -> None:
+def test_chunks_are_drawn_without_prefetch() -> None:
     source = iter(range(10))
-    rounds = iterate_chunks(source, 3)
-    assert next(rounds) == [0, 1, 2] and next(source) == 3
-    assert list(rounds) == [[4, 5, 6], [7, 8, 9]]
+    chunks = iterate_chunks(source, 3)
+    assert next(chunks) == [0, 1, 2] and next(source) == 3
+    assert list(chunks) == [[4, 5, 6], [7, 8, 9]]

@@ -1,4 +1,4 @@
-"""The workers of a DataLoader: which signals they leave to the process that trains, and what they say of errors."""
+"""Workers of a DataLoader: ignored signals, and notes on errors."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from tests.scenarios.trainers import quiet_trainer
 
 
 @pytest.fixture(autouse=True)
-def survives_sigterm() -> Iterator[None]:
-    """This process outlives a SIGTERM that nobody saves on."""
+def ignore_sigterm() -> Iterator[None]:
+    """Ignore SIGTERM outside of a training."""
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     yield
     signal.signal(signal.SIGTERM, before)
 
 
 def signal_all(number: int) -> None:
-    """From a worker: signal it and the process that trains, as a scheduler or Ctrl-C signals a whole group."""
+    """Signal a worker and its parent, as a scheduler or Ctrl-C signals the process group."""
     for process in (os.getpid(), os.getppid()):
         os.kill(process, number)
 
 
 class Signalled(Rows):
-    """Rows of which one signals all processes when it is read in a worker."""
+    """Rows of which a row signals all processes when it is read in a worker."""
 
     def __init__(self, number: int, at: int) -> None:
         super().__init__(vector_rows(10))
@@ -52,35 +52,35 @@ class Signalled(Rows):
         return super().__getitem__(index)
 
 
-WAYS: dict[str, dict[str, Any]] = {
+MODES: dict[str, dict[str, Any]] = {
     "forked": {},
     "persistent": {"dataloader_persistent_workers": True},
     "evaluating": {"eval_strategy": "steps", "eval_steps": 1},
 }
 
 
-def saving_on_a_signal(folder: Path, data: Any, **changes: Any) -> Trainer:
+def make_preemptible_trainer(folder: Path, data: Any, **changes: Any) -> Trainer:
     side = "eval_dataset" if "eval_strategy" in changes else "train_dataset"
     settings = {"max_steps": 9, "dataloader_num_workers": 2, "enable_jit_checkpoint": True, **changes}
     return quiet_trainer(folder, given={side: data}, **settings)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_signal_to_all_processes_saves_though_the_workers_get_it_too(tmp_path: Path, way: str) -> None:
-    trainer = saving_on_a_signal(tmp_path, Signalled(signal.SIGTERM, at=4), **WAYS[way])
+@pytest.mark.parametrize("mode", MODES)
+def test_workers_ignore_a_signal_on_which_the_training_saves(tmp_path: Path, mode: str) -> None:
+    trainer = make_preemptible_trainer(tmp_path, Signalled(signal.SIGTERM, at=4), **MODES[mode])
     step = trainer.train().global_step
     assert step < 9 and damage_in(tmp_path / f"checkpoint-{step}") == []
 
 
-class OwnLoader(DataLoader):
-    """A loader of a class of the script's own."""
+class CustomLoader(DataLoader):
+    """Loader of a custom class."""
 
 
-class PreparesItsOwnLoader(Trainer):
+class CustomLoaderTrainer(Trainer):
     def get_train_dataloader(self) -> Any:
         workers = self.args.dataloader_num_workers
         return self.accelerator.prepare(
-            OwnLoader(self.train_dataset, 2, num_workers=workers, collate_fn=self.data_collator)
+            CustomLoader(self.train_dataset, 2, num_workers=workers, collate_fn=self.data_collator)
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
@@ -88,10 +88,10 @@ class PreparesItsOwnLoader(Trainer):
         return DataLoader(self.eval_dataset, 2, num_workers=workers, collate_fn=self.data_collator)
 
 
-@pytest.mark.parametrize("way", ["forked", "evaluating"])
-def test_the_workers_of_a_scripts_own_loader_leave_the_signal_too(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("mode", ["forked", "evaluating"])
+def test_workers_of_a_custom_loader_ignore_the_signal(tmp_path: Path, mode: str) -> None:
     data = Signalled(signal.SIGTERM, at=4)
-    trainer = saving_on_a_signal(tmp_path, data, kind=PreparesItsOwnLoader, **WAYS[way])
+    trainer = make_preemptible_trainer(tmp_path, data, kind=CustomLoaderTrainer, **MODES[mode])
     assert trainer.train().global_step < 9
 
 
@@ -116,14 +116,14 @@ while not pathlib.Path(sys.argv[1]).exists() or not pathlib.Path(sys.argv[1]).re
 """
 
 
-def test_a_worker_that_hangs_does_not_keep_the_script_from_ending(tmp_path: Path) -> None:
+def test_a_hung_worker_does_not_block_the_exit(tmp_path: Path) -> None:
     command = [sys.executable, "-c", STUCK, str(tmp_path / "worker")]
     assert subprocess.run(command, check=False, timeout=LONGEST_WAIT_SECONDS).returncode == 0
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "worker").read_text()), 0)
 
 
-def test_a_worker_whose_trainer_was_killed_answers_signals(tmp_path: Path) -> None:
+def test_an_orphaned_worker_handles_signals(tmp_path: Path) -> None:
     script = STUCK.replace("signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})", "pass")
     script += "os.kill(os.getpid(), signal.SIGKILL)"
     command = [sys.executable, "-c", script, str(tmp_path / "worker")]
@@ -138,12 +138,12 @@ armed: list[int] = []
 
 @functools.cache
 def signal_when_forked() -> None:
-    """From now on, a process that forks gets the signals in `armed` right then, where Python drops exceptions."""
+    """Send the signals in `armed` during each fork, when Python drops exceptions."""
     os.register_at_fork(after_in_parent=lambda: [os.kill(os.getpid(), armed.pop()) for _ in armed[:1]] and None)
 
 
 @pytest.mark.parametrize("method", ["train", "evaluate"])
-def test_ctrl_c_while_workers_are_forked_reaches_the_script(tmp_path: Path, method: str) -> None:
+def test_ctrl_c_during_a_fork_is_raised_in_the_script(tmp_path: Path, method: str) -> None:
     signal_when_forked()
     trainer = quiet_trainer(tmp_path, max_steps=9, dataloader_num_workers=2)
     before = signal.getsignal(signal.SIGINT)
@@ -157,7 +157,7 @@ def test_ctrl_c_while_workers_are_forked_reaches_the_script(tmp_path: Path, meth
     assert trainer.train().global_step == 9
 
 
-def test_ctrl_c_at_the_terminal_leaves_workers_to_the_process_that_trains(tmp_path: Path) -> None:
+def test_workers_ignore_ctrl_c(tmp_path: Path) -> None:
     trainer = quiet_trainer(
         tmp_path, max_steps=9, dataloader_num_workers=2, given={"train_dataset": Signalled(signal.SIGINT, at=4)}
     )
@@ -165,7 +165,7 @@ def test_ctrl_c_at_the_terminal_leaves_workers_to_the_process_that_trains(tmp_pa
         trainer.train()
 
 
-def test_the_worker_init_fn_of_a_loader_runs_and_stays_what_it_was(tmp_path: Path) -> None:
+def test_the_worker_init_fn_of_a_loader_is_called_and_restored(tmp_path: Path) -> None:
     started = multiprocessing.get_context("fork").Queue()
 
     class Loading(Trainer):
@@ -192,7 +192,7 @@ class Raising(Rows):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_error_of_the_dataset_names_the_samples_of_its_batch(tmp_path: Path, workers: int) -> None:
+def test_an_error_of_the_dataset_names_the_samples(tmp_path: Path, workers: int) -> None:
     data = {"eval_dataset": Raising(OSError("unreadable"))}
     trainer = quiet_trainer(tmp_path, given=data, dataloader_num_workers=workers)
     with pytest.raises(OSError, match="unreadable") as caught:
@@ -202,30 +202,28 @@ def test_an_error_of_the_dataset_names_the_samples_of_its_batch(tmp_path: Path, 
     ]
 
 
-@pytest.mark.parametrize(("kind", "workers"), [(Trainer, 0), (Trainer, 1), (PreparesItsOwnLoader, 1)])
-def test_stop_iteration_of_a_map_style_dataset_is_no_end_of_its_data(
-    tmp_path: Path, kind: type[Trainer], workers: int
-) -> None:
+@pytest.mark.parametrize(("kind", "workers"), [(Trainer, 0), (Trainer, 1), (CustomLoaderTrainer, 1)])
+def test_stop_iteration_of_a_map_style_dataset_is_an_error(tmp_path: Path, kind: type[Trainer], workers: int) -> None:
     data = {"train_dataset": Raising(StopIteration())}
     trainer = quiet_trainer(tmp_path, kind=kind, given=data, max_steps=3, dataloader_num_workers=workers)
     with pytest.raises(RuntimeError, match=r"raised StopIteration while the samples .*5.* were read"):
         trainer.train()
 
 
-def test_stop_iteration_is_found_in_a_loader_with_an_iterator_of_its_own(tmp_path: Path) -> None:
+def test_stop_iteration_is_an_error_in_a_loader_with_a_custom_iterator(tmp_path: Path) -> None:
     class Wrapping(DataLoader):
         def __iter__(self) -> Any:
             yield from super().__iter__()
 
-    class Own(Trainer):
+    class WrappingTrainer(Trainer):
         def get_train_dataloader(self) -> Any:
             return Wrapping(Raising(StopIteration()), batch_size=2)
 
     with pytest.raises(RuntimeError, match="raised StopIteration while the samples 4, 5 were read"):
-        quiet_trainer(tmp_path, kind=Own).train()
+        quiet_trainer(tmp_path, kind=WrappingTrainer).train()
 
 
-def test_lasting_workers_end_with_the_training(tmp_path: Path) -> None:
+def test_persistent_workers_end_with_the_training(tmp_path: Path) -> None:
     before = set(multiprocessing.active_children())
     settings = {"dataloader_num_workers": 2, "dataloader_persistent_workers": True, "max_steps": 4}
     quiet_trainer(tmp_path, save_strategy="steps", save_steps=2, **settings).train()
@@ -235,20 +233,20 @@ def test_lasting_workers_end_with_the_training(tmp_path: Path) -> None:
     assert set(multiprocessing.active_children()) <= before
 
 
-def test_only_the_workers_of_loaders_are_taken_for_workers() -> None:
-    # Started in between, as by another thread while the workers start.
-    others: list[Any] = []
+def test_other_child_processes_are_no_workers() -> None:
+    # Started while the workers start, as another thread might do.
+    processes: list[Any] = []
 
     def iterate() -> Any:
-        others.append(multiprocessing.Process(target=signal.pause, daemon=True))
-        others[0].start()
+        processes.append(multiprocessing.Process(target=signal.pause, daemon=True))
+        processes[0].start()
         return DataLoader.__iter__(loader)
 
     loader = DataLoader(vector_rows(4), num_workers=1)
     batches = iterate_batches(loader, iterate)
     try:
-        assert len(list_loader_workers()) == 1 and others[0] not in list_loader_workers()
-        assert others[0] not in workers._workers
+        assert len(list_loader_workers()) == 1 and processes[0] not in list_loader_workers()
+        assert processes[0] not in workers._workers
     finally:
         del batches
-        others[0].kill()
+        processes[0].kill()

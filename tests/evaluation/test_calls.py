@@ -1,4 +1,4 @@
-"""An evaluate() or predict() calls few Python functions: its cost, counted and not timed."""
+"""Number of Python function calls in evaluate() and predict(), as a measure of overhead."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.scenarios.trainers import QUIET_RUN, quiet_trainer
 COUNTED_CALL = 3
 # About 10 % above the calls of torch 2.13: 835 to 920, and 220 for each further batch.
 MAX_CALLS = 1000
-MAX_CALLS_OF_A_BATCH = 240
+MAX_CALLS_PER_BATCH = 240
 
 
 class CountingTrainer(Trainer):
-    """Counts the Python functions that each evaluation and prediction calls."""
+    """Trainer that counts the function calls of each evaluation and prediction."""
 
     def count(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         calls = 0
@@ -56,14 +56,14 @@ WORK: dict[str, Callable[[Any], Any]] = {
 def count_calls(folder: Path, work: str, batches: int) -> int:
     settings: dict[str, Any] = {"max_steps": COUNTED_CALL, "eval_strategy": "steps", "eval_steps": 1}
     rows = vector_rows(batches * QUIET_RUN["per_device_eval_batch_size"])
-    given = {"eval_dataset": Rows(rows), "compute_metrics": accuracy}
-    trainer: Any = quiet_trainer(folder, kind=CountingTrainer, given=given, **settings)
+    keywords = {"eval_dataset": Rows(rows), "compute_metrics": accuracy}
+    trainer: Any = quiet_trainer(folder, kind=CountingTrainer, given=keywords, **settings)
     WORK[work](trainer)
     return int(trainer.counts[COUNTED_CALL - 1])
 
 
 @pytest.mark.parametrize("work", WORK)
-def test_a_call_and_each_batch_of_it_call_few_functions(tmp_path: Path, work: str) -> None:
+def test_a_call_and_each_batch_have_few_function_calls(tmp_path: Path, work: str) -> None:
     short, long = (count_calls(tmp_path, work, batches) for batches in (1, 41))
     assert short <= MAX_CALLS
-    assert (long - short) / 40 <= MAX_CALLS_OF_A_BATCH
+    assert (long - short) / 40 <= MAX_CALLS_PER_BATCH

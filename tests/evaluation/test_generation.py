@@ -20,9 +20,9 @@ from littrainer.evaluation.generation import (
 @pytest.mark.parametrize("kind", [str, Path])
 @pytest.mark.parametrize("name", ["generation_config.json", "other.json"])
 def test_a_config_is_copied_or_read_from_a_file(tmp_path: Path, kind: Any, name: str) -> None:
-    wanted = GenerationConfig(max_length=7)
-    assert load_config(wanted) is not wanted and load_config(wanted).max_length == 7
-    wanted.save_pretrained(tmp_path, name)
+    config = GenerationConfig(max_length=7)
+    assert load_config(config) is not config and load_config(config).max_length == 7
+    config.save_pretrained(tmp_path, name)
     assert load_config(kind(tmp_path / name)).max_length == 7
     assert name == "other.json" or load_config(kind(tmp_path)).max_length == 7
 
@@ -31,7 +31,7 @@ def test_a_config_is_copied_or_read_from_a_file(tmp_path: Path, kind: Any, name:
     ("text", "error", "words"),
     [("{", OSError, "JSON"), ('{"temperature": 0.5, "do_sample": false}', ValueError, "temperature")],
 )
-def test_a_broken_file_is_refused_with_its_name_and_what_is_wrong(
+def test_a_broken_file_is_refused_with_its_name_and_the_cause(
     tmp_path: Path, text: str, error: type[Exception], words: str
 ) -> None:
     (tmp_path / "broken.json").write_text(text)
@@ -40,7 +40,7 @@ def test_a_broken_file_is_refused_with_its_name_and_what_is_wrong(
     assert f"generation_config={str(tmp_path / 'broken.json')!r}" in str(caught.value)
 
 
-def test_a_path_that_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_path_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(OSError, match=r"generation_config='\./nowhere/at/all' cannot be read"):
         load_config("./nowhere/at/all")
@@ -51,9 +51,9 @@ def test_a_value_of_another_type_is_refused() -> None:
         load_config({"max_length": 7})
 
 
-def test_the_padding_token_is_the_tokenizers_or_else_the_models() -> None:
-    def token(tokenizer: Any, of_model: int | None = None) -> int:
-        return find_padding_token(SimpleNamespace(config=SimpleNamespace(pad_token_id=of_model)), tokenizer)
+def test_the_padding_token_is_the_tokenizers_or_the_models() -> None:
+    def token(tokenizer: Any, model_padding: int | None = None) -> int:
+        return find_padding_token(SimpleNamespace(config=SimpleNamespace(pad_token_id=model_padding)), tokenizer)
 
     assert token(SimpleNamespace(pad_token_id=0, eos_token_id=2), 7) == 0
     assert token(SimpleNamespace(pad_token_id=None, eos_token_id=2), 7) == 2
@@ -64,7 +64,7 @@ def test_the_padding_token_is_the_tokenizers_or_else_the_models() -> None:
             token(tokenizer)
 
 
-def test_processes_generate_in_step_where_deepspeed_shards_parameters() -> None:
+def test_generation_is_synchronized_if_deepspeed_shards_parameters() -> None:
     model: Any = nn.Linear(2, 2)
     assert not needs_synced_gpus(model, world_size=4)
     model.weight.ds_id = 0
@@ -72,7 +72,7 @@ def test_processes_generate_in_step_where_deepspeed_shards_parameters() -> None:
     assert not needs_synced_gpus(model, world_size=1)
 
 
-# Tokens, mask and labels of a row, and the prompt in it.
+# Tokens, mask, labels and prompt of a row.
 PROMPTS: dict[str, tuple[list[int], list[int], list[int], list[int]]] = {
     "answer": ([5, 6, 7, 8], [1, 1, 1, 1], [-100, -100, 7, 8], [5, 6]),
     "a longer prompt, padded on the right": ([3, 4, 5, 0], [1, 1, 1, 0], [-100, -100, -100, -100], [3, 4, 5]),
@@ -82,16 +82,16 @@ PROMPTS: dict[str, tuple[list[int], list[int], list[int], list[int]]] = {
 }
 
 
-def test_prompts_end_where_the_labels_begin_and_are_padded_on_the_left() -> None:
+def test_prompts_end_before_the_labels_and_are_padded_on_the_left() -> None:
     ids, mask, labels = (torch.tensor([row[part] for row in PROMPTS.values()]) for part in range(3))
     batch = {"input_ids": ids, "attention_mask": mask, "labels": labels, "token_type_ids": ids + 10, "pixels": ids[0]}
-    found = extract_prompts(batch, lambda: 99)
-    prompts = [row[-1] for row in PROMPTS.values()]
-    assert found["input_ids"].tolist() == [[99] * (3 - len(prompt)) + prompt for prompt in prompts]
-    assert found["attention_mask"].sum(1).tolist() == [len(prompt) for prompt in prompts]
-    assert (found["token_type_ids"] - 10)[0, 1:].tolist() == [5, 6] and found["pixels"] is batch["pixels"]
-    assert "labels" not in found
-    # Nothing in front of it needs no padding token, and what has no labels is a prompt already.
+    prompts = extract_prompts(batch, lambda: 99)
+    expected = [row[-1] for row in PROMPTS.values()]
+    assert prompts["input_ids"].tolist() == [[99] * (3 - len(prompt)) + prompt for prompt in expected]
+    assert prompts["attention_mask"].sum(1).tolist() == [len(prompt) for prompt in expected]
+    assert (prompts["token_type_ids"] - 10)[0, 1:].tolist() == [5, 6] and prompts["pixels"] is batch["pixels"]
+    assert "labels" not in prompts
+    # Without shorter prompts or labels no padding token is required.
     assert extract_prompts({name: value[:1] for name, value in batch.items()}, lambda: 1 // 0)[
         "input_ids"
     ].tolist() == [[5, 6]]

@@ -1,4 +1,4 @@
-"""An evaluation is a plain loop, or Lightning's loop if a callback or a keyword of Lightning may listen."""
+"""Evaluation by a plain loop, or by Lightning's loop if callbacks or keywords of Lightning require it."""
 
 from __future__ import annotations
 
@@ -29,30 +29,32 @@ EACH_STEP: dict[str, Any] = {"max_steps": 1, "eval_strategy": "steps", "eval_ste
 
 
 @pytest.fixture
-def steps_by_lightning(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the steps that Lightning's loops call on the module."""
+def lightning_steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the module's steps that Lightning calls."""
     names: list[str] = []
     for name in ("validation_step", "predict_step"):
         step = getattr(TrainerModule, name)
 
-        def noting(self: Any, batch: Any, batch_idx: int, step: Any = step, name: str = name) -> Any:
+        def record_step(self: Any, batch: Any, batch_idx: int, step: Any = step, name: str = name) -> Any:
             names.append(name)
             return step(self, batch, batch_idx)
 
-        monkeypatch.setattr(TrainerModule, name, noting)
+        monkeypatch.setattr(TrainerModule, name, record_step)
     return names
 
 
 def trainer_over_many_batches(folder: Path, *callbacks: Any, **changes: Any) -> Trainer:
-    given = {"eval_dataset": Rows(vector_rows(ROWS, seed=1)), "compute_metrics": accuracy, "callbacks": [*callbacks]}
-    return quiet_trainer(folder, NoisyClassifier(), given=given, per_device_eval_batch_size=1, **changes)
+    keywords = {"eval_dataset": Rows(vector_rows(ROWS, seed=1)), "compute_metrics": accuracy, "callbacks": [*callbacks]}
+    return quiet_trainer(folder, NoisyClassifier(), given=keywords, per_device_eval_batch_size=1, **changes)
 
 
-def evaluate_everywhere(trainer: Trainer) -> list[Any]:
-    """Evaluate and predict outside of training, and evaluate within it; returns what scripts see of that."""
-    found: list[Any] = [trainer.evaluate(), trainer.predict(trainer.eval_dataset), trainer.train()]
+def run_all_evaluations(trainer: Trainer) -> list[Any]:
+    """Evaluate and predict outside of training, evaluate within, and return the results."""
+    metrics = trainer.evaluate()
+    prediction = trainer.predict(trainer.eval_dataset)
+    trainer.train()
     history = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
-    values = [found[0], found[1].predictions, found[1].metrics, *history]
+    values = [metrics, prediction.predictions, prediction.metrics, *history]
     timeless = [
         {name: number for name, number in value.items() if not name.endswith(("_runtime", "_second", "_time"))}
         if isinstance(value, dict)
@@ -73,21 +75,19 @@ class Listening(pl.Callback):
         self.batches.append(sorted(batch))
 
 
-def test_lightnings_loop_and_the_plain_one_return_the_same_and_draw_the_same_random_numbers(
-    tmp_path: Path, steps_by_lightning: list[str]
-) -> None:
+def test_lightnings_loop_and_the_plain_loop_are_equivalent(tmp_path: Path, lightning_steps: list[str]) -> None:
     torch.manual_seed(0)
-    plain = evaluate_everywhere(trainer_over_many_batches(tmp_path, **EACH_STEP))
-    assert steps_by_lightning == []
+    plain = run_all_evaluations(trainer_over_many_batches(tmp_path, **EACH_STEP))
+    assert lightning_steps == []
     torch.manual_seed(0)
     callback = Listening()
-    with_lightning = evaluate_everywhere(trainer_over_many_batches(tmp_path, callback, **EACH_STEP))
-    assert first_difference(plain, with_lightning) is None
+    by_lightning = run_all_evaluations(trainer_over_many_batches(tmp_path, callback, **EACH_STEP))
+    assert first_difference(plain, by_lightning) is None
     assert callback.batches == [["labels", "x"]] * ROWS * 3
-    assert steps_by_lightning == [*["validation_step"] * ROWS, *["predict_step"] * ROWS, *["validation_step"] * ROWS]
+    assert lightning_steps == [*["validation_step"] * ROWS, *["predict_step"] * ROWS, *["validation_step"] * ROWS]
 
 
-def listening(hook: str) -> Callable[[Trainer], None]:
+def add_hook(hook: str) -> Callable[[Trainer], None]:
     def add(trainer: Trainer) -> None:
         callback = pl.Callback()
         setattr(callback, hook, lambda *_: None)
@@ -96,30 +96,29 @@ def listening(hook: str) -> Callable[[Trainer], None]:
     return add
 
 
-def with_keywords(trainer: Trainer) -> None:
+def add_profiler(trainer: Trainer) -> None:
     trainer.lightning_keywords["profiler"] = SimpleProfiler()
 
 
 @pytest.mark.parametrize(
     ("change", "outside", "inside"),
-    [(listening("on_validation_end"), 3, 3), (listening("on_train_batch_end"), 3, 0), (with_keywords, 3, 3)],
+    [(add_hook("on_validation_end"), 3, 3), (add_hook("on_train_batch_end"), 3, 0), (add_profiler, 3, 3)],
     ids=["a callback", "a callback of training alone", "a profiler"],
 )
-def test_lightnings_loop_runs_where_something_may_listen(
-    tmp_path: Path, steps_by_lightning: list[str], change: Callable[[Trainer], None], outside: int, inside: int
+def test_lightnings_loop_runs_if_a_hook_or_keyword_requires_it(
+    tmp_path: Path, lightning_steps: list[str], change: Callable[[Trainer], None], outside: int, inside: int
 ) -> None:
     trainer = quiet_trainer(tmp_path, **EACH_STEP)
     change(trainer)
     trainer.evaluate()
-    # Outside of training Lightning sets callbacks up for each evaluation.
-    assert len(steps_by_lightning) == outside
+    assert len(lightning_steps) == outside
     trainer.train()
-    assert len(steps_by_lightning) == outside + inside
+    assert len(lightning_steps) == outside + inside
 
 
 @pytest.mark.parametrize("error", [StopIteration("own"), KeyboardInterrupt(), OverflowError("own")])
 @pytest.mark.parametrize("callbacks", [[], [Listening()]], ids=["plain", "lightning"])
-def test_an_error_leaves_an_evaluation_as_it_is_and_the_next_one_works(
+def test_an_error_is_raised_unchanged_and_a_later_evaluation_works(
     tmp_path: Path, error: BaseException, callbacks: list[Any]
 ) -> None:
     class Failing(Trainer):
@@ -140,13 +139,13 @@ def test_an_error_leaves_an_evaluation_as_it_is_and_the_next_one_works(
     assert trainer.evaluate()["eval_loss"] == before["eval_loss"]
 
 
-def test_a_signal_ends_an_evaluation_after_its_batch_and_not_after_the_pass(tmp_path: Path) -> None:
-    seen: list[int] = []
+def test_a_signal_interrupts_an_evaluation_after_the_current_batch(tmp_path: Path) -> None:
+    batches: list[int] = []
 
     class Stopped(Trainer):
         def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
-            seen.append(len(seen))
-            if len(seen) == 3:
+            batches.append(len(batches))
+            if len(batches) == 3:
                 os.kill(os.getpid(), signal.SIGTERM)
             return super().prediction_step(*args, **kwargs)
 
@@ -162,10 +161,10 @@ def test_a_signal_ends_an_evaluation_after_its_batch_and_not_after_the_pass(tmp_
             quiet_trainer(tmp_path, kind=Stopped, per_device_eval_batch_size=1).evaluate()
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert seen == [0, 1, 2]
+    assert batches == [0, 1, 2]
 
 
-def test_an_evaluation_inside_another_one_is_one_of_its_own(tmp_path: Path) -> None:
+def test_nested_evaluations_are_independent(tmp_path: Path) -> None:
     inner: list[float] = []
 
     class Evaluating(TrainerCallback):
@@ -181,12 +180,12 @@ def test_an_evaluation_inside_another_one_is_one_of_its_own(tmp_path: Path) -> N
     assert inner == [plain.evaluate(Rows(vector_rows(4, seed=3)))["eval_loss"]]
 
 
-def test_the_data_of_an_evaluation_is_let_go_of(tmp_path: Path) -> None:
+def test_the_data_of_an_evaluation_is_released(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path)
     data = Rows(vector_rows(5))
     trainer.evaluate(data)
     trainer.callback_handler.eval_dataloader = None
-    gone = weakref.ref(data)
+    reference = weakref.ref(data)
     del data
     gc.collect()
-    assert gone() is None
+    assert reference() is None

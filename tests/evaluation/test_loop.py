@@ -16,7 +16,7 @@ from tests.scenarios.models import NoisyClassifier, VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 
 
-def test_a_prediction_made_by_a_callback_during_training_is_an_evaluation_to_lightning(tmp_path: Path) -> None:
+def test_a_callback_can_predict_during_training(tmp_path: Path) -> None:
     predicted: list[Any] = []
     modes: list[bool] = []
 
@@ -35,7 +35,7 @@ def test_a_prediction_made_by_a_callback_during_training_is_an_evaluation_to_lig
 
 
 class LossesOf(VectorClassifier):
-    """Its loss at each batch is the next of a list."""
+    """Classifier with a given loss for each batch."""
 
     def __init__(self, losses: list[float]) -> None:
         super().__init__()
@@ -45,14 +45,14 @@ class LossesOf(VectorClassifier):
         return {"loss": torch.tensor(next(self.losses)), "logits": self.logits(x)}
 
 
-def test_a_prediction_keeps_its_outputs_also_with_batch_metrics(tmp_path: Path) -> None:
+def test_a_prediction_returns_its_outputs_with_batch_metrics(tmp_path: Path) -> None:
     trainer = quiet_trainer(
         tmp_path, given={"compute_metrics": lambda prediction, compute_result: {}}, batch_eval_metrics=True
     )
     assert trainer.predict(Rows(vector_rows(5))).predictions.shape == (5, 3)
 
 
-def test_a_stream_that_gives_nothing_is_refused(tmp_path: Path) -> None:
+def test_an_empty_stream_is_refused(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, given={"eval_dataset": Stream([])})
     with pytest.raises(ValueError, match="The evaluation set is a stream that gave no batch"):
         trainer.evaluate()
@@ -61,7 +61,7 @@ def test_a_stream_that_gives_nothing_is_refused(tmp_path: Path) -> None:
 
 
 class SwitchedOptimizer(torch.optim.SGD):
-    """Has modes, as schedule-free optimizers do."""
+    """Optimizer with modes, as schedule-free optimizers have."""
 
     mode = None
 
@@ -73,7 +73,7 @@ class SwitchedOptimizer(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("work", ["evaluate", "predict"])
-def test_gradients_optimizer_and_schedule_stay_and_modes_are_left_in_evaluation(tmp_path: Path, work: str) -> None:
+def test_an_evaluation_changes_only_the_modes_of_model_and_optimizer(tmp_path: Path, work: str) -> None:
     model = NoisyClassifier()
     optimizer = SwitchedOptimizer(model.parameters(), lr=0.1, momentum=0.9)
     trainer = quiet_trainer(tmp_path, model, given={"optimizers": (optimizer, None)}, max_steps=2)
@@ -82,34 +82,34 @@ def test_gradients_optimizer_and_schedule_stay_and_modes_are_left_in_evaluation(
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
 
-    def found() -> Any:
+    def copy_states() -> Any:
         gradients = [parameter.grad for parameter in model.parameters()]
         return copy.deepcopy([gradients, optimizer.state_dict(), trainer.lr_scheduler.state_dict()])
 
-    before = found()
+    before = copy_states()
     getattr(trainer, work)(Rows(vector_rows(3)))
-    assert first_difference(before, found()) is None
+    assert first_difference(before, copy_states()) is None
     assert not any(module.training for module in model.modules()) and optimizer.mode == "eval"
 
 
-def test_all_that_is_collected_goes_through_the_trainers_gather_function_once(tmp_path: Path) -> None:
-    handed: list[Any] = []
+def test_all_outputs_are_gathered_by_the_trainers_gather_function(tmp_path: Path) -> None:
+    gathered: list[Any] = []
 
     class Vectors(VectorClassifier):
         main_input_name = "x"
 
     trainer = quiet_trainer(tmp_path, Vectors(), given={"compute_metrics": accuracy}, include_for_metrics=["inputs"])
-    trainer.gather_function = lambda value: handed.append(value) or value
+    trainer.gather_function = lambda value: gathered.append(value) or value
     trainer.evaluate()
-    # Losses, logits, labels and inputs of three batches; the last one's losses count as those of a full batch.
-    assert len(handed) == 12
-    assert [tuple(value.shape) for value in handed[-4:]] == [(3,), (1, 3), (1,), (1, 6)]
-    # It holds for one loop, as in transformers.
+    # Losses, logits, labels and inputs of three batches; the last losses are repeated for a full batch.
+    assert len(gathered) == 12
+    assert [tuple(value.shape) for value in gathered[-4:]] == [(3,), (1, 3), (1,), (1, 6)]
+    # Reset after a loop, as in transformers.
     trainer.evaluate()
-    assert len(handed) == 12
+    assert len(gathered) == 12
 
 
-def test_a_loader_in_place_of_a_dataset_is_refused_with_the_method_it_belongs_into(tmp_path: Path) -> None:
+def test_a_loader_instead_of_a_dataset_is_refused_with_the_method_to_override(tmp_path: Path) -> None:
     loader = DataLoader(Rows(vector_rows(4)))
     trainer = quiet_trainer(tmp_path, given={"train_dataset": loader, "eval_dataset": loader})
     for evaluate, named in (
@@ -125,7 +125,7 @@ def test_a_loader_in_place_of_a_dataset_is_refused_with_the_method_it_belongs_in
         named.evaluate("near")
 
 
-def test_the_name_of_a_dataset_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+def test_an_unknown_dataset_name_is_refused_with_the_known_names(tmp_path: Path) -> None:
     datasets = {"near": Rows(vector_rows(4)), "far": Rows(vector_rows(5))}
     trainer = quiet_trainer(tmp_path, given={"eval_dataset": datasets})
     with pytest.raises(KeyError, match=r"'fat'.*near, far"):
@@ -140,18 +140,18 @@ def test_the_name_of_a_dataset_that_is_not_there_is_refused_with_those_that_are(
         quiet_trainer(tmp_path).predict(None)
 
 
-def test_a_dataset_given_for_once_is_evaluated_although_workers_of_another_are_kept(tmp_path: Path) -> None:
+def test_another_dataset_is_evaluated_if_a_loader_with_persistent_workers_is_cached(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, dataloader_num_workers=1, dataloader_persistent_workers=True)
-    kept = trainer.get_eval_dataloader()
-    assert trainer.get_eval_dataloader() is kept
-    passing = quiet_trainer(tmp_path)
-    assert passing.get_eval_dataloader() is not passing.get_eval_dataloader()
+    cached = trainer.get_eval_dataloader()
+    assert trainer.get_eval_dataloader() is cached
+    uncached = quiet_trainer(tmp_path)
+    assert uncached.get_eval_dataloader() is not uncached.get_eval_dataloader()
     other = Rows(vector_rows(4, seed=5))
     assert len(trainer.get_eval_dataloader(other).dataset) == 4
-    assert trainer.get_eval_dataloader() is kept
+    assert trainer.get_eval_dataloader() is cached
 
 
-def test_an_evaluation_that_fails_at_its_last_batch_leaves_the_accelerator_as_it_was(tmp_path: Path) -> None:
+def test_an_error_at_the_last_batch_resets_the_accelerator(tmp_path: Path) -> None:
     class FailsAtTheLast(Trainer):
         def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             if self.accelerator.samples_in_last_batch is not None:

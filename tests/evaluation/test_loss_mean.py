@@ -18,38 +18,38 @@ from tests.scenarios.trainers import quiet_trainer
 UNEQUAL = [[0, 1, 2, 3], [4], [5, 6]]
 
 
-def evaluated_in_batches(trainer: Trainer, rows: list[Any], batches: list[list[int]], collate: Any = None) -> float:
+def evaluate_in_batches(trainer: Trainer, rows: list[Any], batches: list[list[int]], collate: Any = None) -> float:
     loader = DataLoader(Rows(rows), batch_sampler=batches, collate_fn=collate)  # type: ignore[arg-type]
     trainer.get_eval_dataloader = lambda *_: loader  # type: ignore[method-assign]
     return trainer.evaluate()["eval_loss"]
 
 
-def loss_of_one_batch(trainer: Trainer, rows: list[Any]) -> float:
+def compute_full_loss(trainer: Trainer, rows: list[Any]) -> float:
     x, labels = torch.stack([row["x"] for row in rows]), torch.tensor([row["labels"] for row in rows])
     with torch.no_grad():
         return float(trainer.model.eval()(x, labels)["loss"])
 
 
 @pytest.mark.parametrize("weighting", ["samples", "labels"])
-def test_the_mean_is_that_over_the_whole_set_however_it_is_divided_into_batches(tmp_path: Path, weighting: str) -> None:
+def test_the_mean_does_not_depend_on_batch_sizes(tmp_path: Path, weighting: str) -> None:
     rows = vector_rows(7, seed=1)
     trainer = quiet_trainer(tmp_path, eval_loss_weighting=weighting)
-    whole = loss_of_one_batch(trainer, rows)
-    assert evaluated_in_batches(trainer, rows, UNEQUAL) == pytest.approx(whole, rel=1e-6)
-    assert evaluated_in_batches(trainer, rows, [[0], [1, 2, 3, 4, 5, 6]]) == pytest.approx(whole, rel=1e-6)
+    full_loss = compute_full_loss(trainer, rows)
+    assert evaluate_in_batches(trainer, rows, UNEQUAL) == pytest.approx(full_loss, rel=1e-6)
+    assert evaluate_in_batches(trainer, rows, [[0], [1, 2, 3, 4, 5, 6]]) == pytest.approx(full_loss, rel=1e-6)
     by_batches = quiet_trainer(tmp_path, trainer.model)
-    assert evaluated_in_batches(by_batches, rows, UNEQUAL) != pytest.approx(whole, rel=1e-4)
+    assert evaluate_in_batches(by_batches, rows, UNEQUAL) != pytest.approx(full_loss, rel=1e-4)
 
 
-def test_by_labels_the_loss_of_a_language_model_is_the_mean_over_its_tokens(tmp_path: Path) -> None:
+def test_weighted_by_labels_the_loss_of_a_language_model_is_the_mean_over_tokens(tmp_path: Path) -> None:
     rows = [{**row, "labels": [-100, *row["labels"][1:]]} for row in language_rows(7, seed=1)]
     torch.manual_seed(0)
     model = tiny_gpt2()
-    given = {"data_collator": pad_tokens, "train_dataset": Rows(rows), "eval_dataset": Rows(rows)}
+    keywords = {"data_collator": pad_tokens, "train_dataset": Rows(rows), "eval_dataset": Rows(rows)}
     arguments: Any = {"eval_on_start": True, "learning_rate": 0.0}
     losses = {}
     for weighting in ("samples", "labels"):
-        trainer = quiet_trainer(tmp_path, model, given=given, eval_loss_weighting=weighting, **arguments)
+        trainer = quiet_trainer(tmp_path, model, given=keywords, eval_loss_weighting=weighting, **arguments)
         trainer.train()
         losses[weighting] = trainer.state.log_history[0]["eval_loss"]
     batch = pad_tokens(rows)
@@ -67,42 +67,42 @@ def test_by_labels_the_loss_of_a_language_model_is_the_mean_over_its_tokens(tmp_
         ("samples", [1.0, math.nan, 2.0], True, (4 * 1 + 2 * 2) / 6),
         ("samples", [1.0, math.inf, 2.0], False, math.inf),
         ("samples", [math.nan, math.nan, math.nan], True, math.nan),
-        # As by default: seven rows, three in each batch but the last.
+        # The default: seven rows in batches of three.
         ("batches", [1.0, math.nan, 4.0], True, 1.75),
         ("batches", [1.0, math.inf, 4.0], True, 1.75),
         ("batches", [math.nan, math.nan, math.nan], True, math.nan),
         ("batches", [1.0, math.inf, 4.0], False, math.inf),
     ],
 )
-def test_losses_that_are_not_finite_count_as_the_filter_says(
+def test_nonfinite_losses_are_filtered_by_logging_nan_inf_filter(
     tmp_path: Path, weighting: str, losses: list[float], filtered: bool, mean: float
 ) -> None:
     trainer = quiet_trainer(tmp_path, LossesOf(losses), eval_loss_weighting=weighting, logging_nan_inf_filter=filtered)
     by_batches = weighting == "batches"
-    found = trainer.evaluate()["eval_loss"] if by_batches else evaluated_in_batches(trainer, vector_rows(7), UNEQUAL)
-    assert found == pytest.approx(mean, rel=1e-6, nan_ok=True)
+    loss = trainer.evaluate()["eval_loss"] if by_batches else evaluate_in_batches(trainer, vector_rows(7), UNEQUAL)
+    assert loss == pytest.approx(mean, rel=1e-6, nan_ok=True)
 
 
-def test_a_batch_whose_labels_are_all_ignored_weighs_nothing(tmp_path: Path) -> None:
+def test_a_batch_with_only_ignored_labels_has_no_weight(tmp_path: Path) -> None:
     rows = vector_rows(7, seed=1)
     rows[4]["labels"] = -100
     trainer = quiet_trainer(tmp_path, eval_loss_weighting="labels", logging_nan_inf_filter=False)
-    whole = loss_of_one_batch(trainer, [row for row in rows if row["labels"] >= 0])
-    assert evaluated_in_batches(trainer, rows, UNEQUAL) == pytest.approx(whole, rel=1e-6)
+    full_loss = compute_full_loss(trainer, [row for row in rows if row["labels"] >= 0])
+    assert evaluate_in_batches(trainer, rows, UNEQUAL) == pytest.approx(full_loss, rel=1e-6)
     rows = [{**row, "labels": -100} for row in rows]
-    assert math.isnan(evaluated_in_batches(trainer, rows, UNEQUAL))
+    assert math.isnan(evaluate_in_batches(trainer, rows, UNEQUAL))
 
 
-def test_labels_that_cannot_be_counted_weigh_by_samples(tmp_path: Path) -> None:
+def test_uncountable_labels_are_weighted_by_samples(tmp_path: Path) -> None:
     class Listed(VectorClassifier):
         def forward(self, x: torch.Tensor, labels: list[int] | None = None) -> Any:
             return super().forward(x, torch.tensor(labels))
 
-    def with_listed_labels(rows: list[Any]) -> dict[str, Any]:
+    def collate_with_listed_labels(rows: list[Any]) -> dict[str, Any]:
         return {"x": torch.stack([row["x"] for row in rows]), "labels": [row["labels"] for row in rows]}
 
     rows = vector_rows(7, seed=1)
     listed = quiet_trainer(tmp_path, Listed(), eval_loss_weighting="labels")
     listed.compute_metrics = None
-    whole = loss_of_one_batch(listed, rows)
-    assert evaluated_in_batches(listed, rows, UNEQUAL, with_listed_labels) == pytest.approx(whole, rel=1e-6)
+    full_loss = compute_full_loss(listed, rows)
+    assert evaluate_in_batches(listed, rows, UNEQUAL, collate_with_listed_labels) == pytest.approx(full_loss, rel=1e-6)

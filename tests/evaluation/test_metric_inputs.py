@@ -16,30 +16,30 @@ SCORES = torch.tensor([[[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]], [[0.6, 0.4], [0.2, 
 CHOSEN = SCORES.argmax(dim=-1)
 LABELS = torch.tensor([[1, 0, -100], [-100, 1, 1]])
 COUNTED = LABELS != -100
-LOGITS, OF_LOGITS = torch.tensor([[2.0, 0.0], [0.5, 0.9], [0.0, 0.0]]), torch.tensor([0, 1, -100])
+LOGITS, LOGIT_LABELS = torch.tensor([[2.0, 0.0], [0.5, 0.9], [0.0, 0.0]]), torch.tensor([0, 1, -100])
 HALF = torch.tensor([[0.5], [1.5]], dtype=torch.bfloat16)
-SEVERAL, HOLD = torch.tensor([[0.2, 0.9], [-3.0, 4.0]]), torch.tensor([[1.0, 0], [0, 1]])
-ONE = torch.tensor([0.2, -3.0, 0.9])
-FOLLOWED = torch.stack([SCORES[0, 0], SCORES[1, 0], SCORES[1, 1]]).unsqueeze(0)
+MULTIPLE, MULTIPLE_LABELS = torch.tensor([[0.2, 0.9], [-3.0, 4.0]]), torch.tensor([[1.0, 0], [0, 1]])
+SINGLE = torch.tensor([0.2, -3.0, 0.9])
+NEXT_SCORES = torch.stack([SCORES[0, 0], SCORES[1, 0], SCORES[1, 1]]).unsqueeze(0)
 
-# Conversion, predictions and labels, and what update is called with.
+# Conversion, predictions, labels, and arguments of update.
 CONVERTED: list[tuple[str, Any, Any, list[Any]]] = [
     ("classification", SCORES, LABELS, [[1, 0, 1, 0], [1, 0, 1, 1]]),
     ("classification", CHOSEN, LABELS, [[1, 0, 1, 0], [1, 0, 1, 1]]),
     ("class_scores", SCORES.half(), LABELS, [SCORES.half().float()[COUNTED], [1, 0, 1, 1]]),
-    ("class_scores", LOGITS, OF_LOGITS, [LOGITS[:2].softmax(-1), [0, 1]]),
-    ("positive_class_scores", LOGITS, OF_LOGITS, [LOGITS[:2].softmax(-1)[:, 1], [0, 1]]),
-    ("positive_class_scores", LOGITS.softmax(-1), OF_LOGITS, [LOGITS[:2].softmax(-1)[:, 1], [0, 1]]),
+    ("class_scores", LOGITS, LOGIT_LABELS, [LOGITS[:2].softmax(-1), [0, 1]]),
+    ("positive_class_scores", LOGITS, LOGIT_LABELS, [LOGITS[:2].softmax(-1)[:, 1], [0, 1]]),
+    ("positive_class_scores", LOGITS.softmax(-1), LOGIT_LABELS, [LOGITS[:2].softmax(-1)[:, 1], [0, 1]]),
     ("language_model", SCORES, LABELS, [[1, 0, 1], [0, 1, 1]]),
     ("language_model", CHOSEN, LABELS, [[1, 0, 1], [0, 1, 1]]),
-    ("language_model_scores", SCORES, LABELS, [FOLLOWED, [[0, 1, 1]]]),
+    ("language_model_scores", SCORES, LABELS, [NEXT_SCORES, [[0, 1, 1]]]),
     ("regression", HALF, torch.tensor([1, 2]), [[0.5, 1.5], [1, 2]]),
     ("regression", HALF, HALF, [HALF.float(), HALF.float()]),
-    ("multi_label", SEVERAL, HOLD, [SEVERAL, [[1, 0], [0, 1]]]),
-    ("multi_label_logits", SEVERAL, HOLD, [SEVERAL.sigmoid(), [[1, 0], [0, 1]]]),
-    ("binary_logits", ONE, torch.tensor([1.0, 0, -100]), [ONE[:2].sigmoid(), [1, 0]]),
-    ("binary_logits", ONE.reshape(3, 1), torch.tensor([1.0, 0, -100]), [ONE[:2].sigmoid(), [1, 0]]),
-    # The first of several outputs holds the logits.
+    ("multi_label", MULTIPLE, MULTIPLE_LABELS, [MULTIPLE, [[1, 0], [0, 1]]]),
+    ("multi_label_logits", MULTIPLE, MULTIPLE_LABELS, [MULTIPLE.sigmoid(), [[1, 0], [0, 1]]]),
+    ("binary_logits", SINGLE, torch.tensor([1.0, 0, -100]), [SINGLE[:2].sigmoid(), [1, 0]]),
+    ("binary_logits", SINGLE.reshape(3, 1), torch.tensor([1.0, 0, -100]), [SINGLE[:2].sigmoid(), [1, 0]]),
+    # The first of several outputs are the logits.
     ("unchanged", (SCORES, torch.zeros(1)), LABELS, [SCORES, LABELS]),
 ]
 
@@ -48,13 +48,13 @@ def batch(logits: Any, labels: Any) -> EvalPrediction:
     return EvalPrediction(logits, labels)
 
 
-@pytest.mark.parametrize(("name", "predictions", "labels", "expected"), CONVERTED, ids=[one[0] for one in CONVERTED])
-def test_a_conversion_makes_of_a_batch_what_update_is_called_with(
+@pytest.mark.parametrize(("name", "predictions", "labels", "expected"), CONVERTED, ids=[case[0] for case in CONVERTED])
+def test_a_conversion_returns_the_arguments_of_update(
     name: str, predictions: Any, labels: Any, expected: list[Any]
 ) -> None:
-    found = convert_batch(batch(predictions, labels), name)
-    for value, wanted in zip(found or (), expected, strict=True):
-        assert torch.equal(value, torch.as_tensor(wanted, dtype=value.dtype))
+    arguments = convert_batch(batch(predictions, labels), name)
+    for value, value_expected in zip(arguments or (), expected, strict=True):
+        assert torch.equal(value, torch.as_tensor(value_expected, dtype=value.dtype))
         assert value.dtype in (torch.float32, torch.int64)
 
 
@@ -68,7 +68,7 @@ def test_a_conversion_makes_of_a_batch_what_update_is_called_with(
         (lambda prediction: None, None),
     ],
 )
-def test_a_function_is_given_both_or_the_whole_prediction(function: Any, expected: Any) -> None:
+def test_a_conversion_function_gets_both_arrays_or_the_prediction(function: Any, expected: Any) -> None:
     assert convert_batch(EvalPrediction(1, 2, inputs=3), function) == expected
 
 
@@ -76,23 +76,23 @@ def ints(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.int64)
 
 
-SEVERAL_LABELS = "multi_label_classification"
-NEXT, OWN, UNKNOWN = TaskFacts(True), TaskFacts(False), TaskFacts(None)
+MULTI_LABEL = "multi_label_classification"
+CAUSAL, NOT_CAUSAL, UNKNOWN = TaskFacts(True), TaskFacts(False), TaskFacts(None)
 GUESSES = {
     "one class each": (torch.rand(4, 3), ints(4), UNKNOWN, "classification"),
     "classes already": (ints(4), ints(4), UNKNOWN, "classification"),
-    "one class a token": (torch.rand(4, 5, 3), ints(4, 5), OWN, "classification"),
-    "the next token": (torch.rand(4, 5, 3), ints(4, 5), NEXT, "language_model"),
-    "the next token already": (ints(4, 5), ints(4, 5), NEXT, "language_model"),
+    "one class a token": (torch.rand(4, 5, 3), ints(4, 5), NOT_CAUSAL, "classification"),
+    "the next token": (torch.rand(4, 5, 3), ints(4, 5), CAUSAL, "language_model"),
+    "the next token already": (ints(4, 5), ints(4, 5), CAUSAL, "language_model"),
     "further outputs": ((torch.rand(4, 3), torch.rand(2)), ints(4), UNKNOWN, "classification"),
     "one number": (torch.rand(4, 1), torch.rand(4), UNKNOWN, "regression"),
     "one number, whole labels": (torch.rand(4, 1), ints(4), UNKNOWN, "regression"),
     "numbers": (torch.rand(4, 2), torch.rand(4, 2), UNKNOWN, "regression"),
-    "several labels": (torch.rand(4, 2), torch.rand(4, 2), TaskFacts(False, SEVERAL_LABELS), "multi_label_logits"),
+    "several labels": (torch.rand(4, 2), torch.rand(4, 2), TaskFacts(False, MULTI_LABEL), "multi_label_logits"),
     "several labels, preprocessed": (
         torch.rand(4, 2),
         torch.rand(4, 2),
-        TaskFacts(False, SEVERAL_LABELS, keeps_scores=False),
+        TaskFacts(False, MULTI_LABEL, has_raw_scores=False),
         "multi_label",
     ),
     "several whole labels": (torch.rand(4, 2), ints(4, 2), UNKNOWN, "multi_label"),
@@ -101,7 +101,7 @@ GUESSES = {
 
 
 @pytest.mark.parametrize(("logits", "labels", "facts", "name"), GUESSES.values(), ids=GUESSES.keys())
-def test_the_conversion_is_told_from_shapes_kinds_of_numbers_and_the_model(
+def test_the_conversion_follows_from_shapes_dtypes_and_model(
     logits: Any, labels: Any, facts: TaskFacts, name: str
 ) -> None:
     prediction = batch(logits, labels)
@@ -109,16 +109,18 @@ def test_the_conversion_is_told_from_shapes_kinds_of_numbers_and_the_model(
     assert len(convert_batch(prediction, name) or ()) == 2
 
 
-UNTOLD = {
+UNKNOWN_CASES = {
     "a model of one's own": (torch.rand(4, 5, 3), ints(4, 5), UNKNOWN, "'language_model'.*is not known"),
-    "two kinds of labels": (torch.rand(4, 5), (ints(4), ints(4)), OWN, "not one tensor each"),
-    "longer predictions": (torch.rand(4, 7, 3), ints(4, 5), NEXT, r"float32 \(4, 7, 3\), labels int64 \(4, 5\)"),
+    "two kinds of labels": (torch.rand(4, 5), (ints(4), ints(4)), NOT_CAUSAL, "not one tensor each"),
+    "longer predictions": (torch.rand(4, 7, 3), ints(4, 5), CAUSAL, r"float32 \(4, 7, 3\), labels int64 \(4, 5\)"),
     "generated tokens": (ints(4, 5), ints(4, 5), TaskFacts(False, generates=True), "predict_with_generate"),
 }
 
 
-@pytest.mark.parametrize(("logits", "labels", "facts", "reason"), UNTOLD.values(), ids=UNTOLD.keys())
-def test_a_conversion_that_cannot_be_told_is_asked_for(logits: Any, labels: Any, facts: TaskFacts, reason: str) -> None:
+@pytest.mark.parametrize(("logits", "labels", "facts", "reason"), UNKNOWN_CASES.values(), ids=UNKNOWN_CASES.keys())
+def test_an_unknown_conversion_is_an_error_with_all_names(
+    logits: Any, labels: Any, facts: TaskFacts, reason: str
+) -> None:
     with pytest.raises(ValueError, match=reason) as caught:
         guess_conversion(batch(logits, labels), facts)
     assert all(name in str(caught.value) for name in CONVERSIONS)
@@ -131,18 +133,17 @@ def task_facts(model: Any, folder: Path, kind: type[Trainer] = Trainer, **given:
     return EvaluationLoop(trainer, loader, "Evaluation", False, None, "eval", has_custom_step).task_facts()
 
 
-def test_what_labels_belong_to_and_the_problem_are_known_of_the_models_of_transformers(tmp_path: Path) -> None:
+def test_task_facts_are_read_from_transformers_models(tmp_path: Path) -> None:
     for new, expected in ((VectorClassifier, None), (tiny_bert_tagger, False), (tiny_llama, True), (tiny_gpt2, True)):
         assert task_facts(new(), tmp_path).is_causal_lm is expected  # type: ignore[operator]
-    model = tiny_bert_classifier(problem_type=SEVERAL_LABELS)
+    model = tiny_bert_classifier(problem_type=MULTI_LABEL)
     facts = task_facts(model, tmp_path)
-    assert facts.problem_type == SEVERAL_LABELS and facts.has_multi_label_logits
+    assert facts.problem_type == MULTI_LABEL and facts.has_multi_label_logits
 
-    class OwnStep(Trainer):
-        def prediction_step(self, *given: Any, **keywords: Any) -> Any:
-            return super().prediction_step(*given, **keywords)
+    class CustomStepTrainer(Trainer):
+        def prediction_step(self, *args: Any, **keywords: Any) -> Any:
+            return super().prediction_step(*args, **keywords)
 
-    # Code of the script may have made probabilities of them.
-    assert not task_facts(model, tmp_path, OwnStep).has_multi_label_logits
+    assert not task_facts(model, tmp_path, CustomStepTrainer).has_multi_label_logits
     facts = task_facts(model, tmp_path, preprocess_logits_for_metrics=lambda logits, labels: logits.sigmoid())
     assert not facts.has_multi_label_logits

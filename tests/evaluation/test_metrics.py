@@ -19,7 +19,7 @@ WITH_CHECKPOINTS: dict[str, Any] = {
 
 
 class MetricError(Exception):
-    """A script's own error, which scripts catch by its type."""
+    """Error of a script."""
 
 
 def notes_of(error: BaseException) -> str:
@@ -29,24 +29,24 @@ def notes_of(error: BaseException) -> str:
 def failing_at_call(number: int) -> Any:
     calls: list[int] = []
 
-    def word_error_rate(prediction: Any) -> dict[str, float]:
+    def compute_error_rate(prediction: Any) -> dict[str, float]:
         calls.append(1)
         if len(calls) == number:
             raise MetricError("division of words")
         return accuracy(prediction)
 
-    return word_error_rate
+    return compute_error_rate
 
 
-def test_an_error_of_the_metric_function_keeps_its_type_and_names_step_and_function(tmp_path: Path) -> None:
+def test_an_error_of_the_metric_function_gets_a_note_with_step_and_function(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, given={"compute_metrics": failing_at_call(2)}, **WITH_CHECKPOINTS)
     with pytest.raises(MetricError, match="division of words") as caught:
         trainer.train()
     note = notes_of(caught.value)
-    assert "word_error_rate" in note and "optimizer step 4 of 6" in note and "resume_from_checkpoint=True" in note
+    assert "compute_error_rate" in note and "optimizer step 4 of 6" in note and "resume_from_checkpoint=True" in note
 
 
-def test_outside_of_training_the_note_speaks_of_no_step(tmp_path: Path) -> None:
+def test_outside_of_training_the_note_has_no_step(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, given={"compute_metrics": failing_at_call(1)})
     with pytest.raises(MetricError) as caught:
         trainer.evaluate()
@@ -55,7 +55,7 @@ def test_outside_of_training_the_note_speaks_of_no_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("returned", [None, 0.5, [("accuracy", 0.5)], (0.5,), "0.5"])
-def test_metrics_that_are_no_dict_are_refused_with_what_they_are(tmp_path: Path, returned: Any) -> None:
+def test_metrics_that_are_no_dict_are_refused_with_their_type(tmp_path: Path, returned: Any) -> None:
     def half(_: Any) -> Any:
         return returned
 
@@ -72,7 +72,7 @@ def test_a_metric_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [np.arange(3), {1, 2}], ids=lambda value: type(value).__name__)
-def test_a_metric_that_no_checkpoint_can_hold_is_refused_at_the_evaluation(tmp_path: Path, value: Any) -> None:
+def test_a_metric_that_is_not_json_is_refused_at_the_evaluation(tmp_path: Path, value: Any) -> None:
     def report(_: Any) -> dict[str, Any]:
         return {"accuracy": 0.5, "by_class": value}
 

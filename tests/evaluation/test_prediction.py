@@ -14,9 +14,9 @@ from tests.scenarios.trainers import quiet_trainer
 ROWS = 3
 
 
-@pytest.mark.parametrize("asked", [None, False])
-def test_a_model_that_returns_a_loss_without_labels_is_asked_for_it_unless_the_batch_declines(
-    tmp_path: Path, asked: bool | None
+@pytest.mark.parametrize("return_loss", [None, False])
+def test_a_loss_without_labels_is_computed_unless_the_batch_sets_return_loss(
+    tmp_path: Path, return_loss: bool | None
 ) -> None:
     class Contrastive(nn.Module):
         def __init__(self) -> None:
@@ -28,17 +28,17 @@ def test_a_model_that_returns_a_loss_without_labels_is_asked_for_it_unless_the_b
             return {"loss": logits.mean(), "logits": logits} if return_loss else {"logits": logits}
 
     inputs: dict[str, Any] = {"x": torch.ones(ROWS, FEATURES)}
-    if asked is not None:
-        inputs["return_loss"] = asked
+    if return_loss is not None:
+        inputs["return_loss"] = return_loss
     trainer = quiet_trainer(tmp_path, Contrastive())
     loss, logits, labels = trainer.prediction_step(trainer.model, inputs, False)
-    assert (loss is None) is (asked is False)
+    assert (loss is None) is (return_loss is False)
     assert logits.shape == (ROWS, 2)
-    assert labels == (() if asked is None else None)
+    assert labels == (() if return_loss is None else None)
 
 
 class Reducing(nn.Module):
-    """Returns what a function makes of its logits."""
+    """Model that returns a function of its logits."""
 
     def __init__(self, reduce: Any) -> None:
         super().__init__()
@@ -49,12 +49,12 @@ class Reducing(nn.Module):
         return {"loss": self.head(x).sum(), **self.reduce(self.head(x))}
 
 
-def measured(folder: Path, model: nn.Module, **given: Any) -> Any:
+def evaluate_model(folder: Path, model: nn.Module, **given: Any) -> Any:
     trainer = quiet_trainer(folder, model, given={"compute_metrics": lambda prediction: {}, **given})
     return trainer.evaluate()
 
 
-# What the model returns -> what is said of it; None if that is enough.
+# Outputs -> pattern of the error, or None.
 REDUCED: dict[str, tuple[Any, str | None]] = {
     "mean over the batch": (lambda logits: {"logits": logits.mean(dim=0)}, r"logits of shape \(2,\)"),
     "first row": (lambda logits: {"logits": logits[:1]}, r"logits of shape \(1, 2\)"),
@@ -66,13 +66,13 @@ REDUCED: dict[str, tuple[Any, str | None]] = {
 
 
 @pytest.mark.parametrize("kind", REDUCED)
-def test_predictions_that_lose_the_batch_are_named_with_their_shape(tmp_path: Path, kind: str) -> None:
-    reduce, told = REDUCED[kind]
-    if told is None:
-        assert "eval_loss" in measured(tmp_path, Reducing(reduce))
+def test_predictions_without_batch_dimension_are_refused_with_their_shape(tmp_path: Path, kind: str) -> None:
+    reduce, pattern = REDUCED[kind]
+    if pattern is None:
+        assert "eval_loss" in evaluate_model(tmp_path, Reducing(reduce))
     else:
-        with pytest.raises(ValueError, match=rf"{told}.*'labels' have 3 rows.*first dimension"):
-            measured(tmp_path, Reducing(reduce))
+        with pytest.raises(ValueError, match=rf"{pattern}.*'labels' have 3 rows.*first dimension"):
+            evaluate_model(tmp_path, Reducing(reduce))
 
 
 def test_labels_of_another_length_than_the_predictions_are_refused(tmp_path: Path) -> None:
@@ -81,24 +81,24 @@ def test_labels_of_another_length_than_the_predictions_are_refused(tmp_path: Pat
         return {"x": x, "labels": torch.zeros(len(samples) + 2, dtype=torch.long)}
 
     with pytest.raises(ValueError, match=r"logits of shape \(3, 2\).*'labels' have 5 rows.*data collator"):
-        measured(tmp_path, Reducing(lambda logits: {"logits": logits}), data_collator=too_many_labels)
+        evaluate_model(tmp_path, Reducing(lambda logits: {"logits": logits}), data_collator=too_many_labels)
 
 
-def test_predictions_may_have_any_shape_if_the_script_shapes_them_or_measures_nothing(tmp_path: Path) -> None:
+def test_predictions_may_have_any_shape_with_preprocessing_or_without_metrics(tmp_path: Path) -> None:
     def shapes(prediction: Any) -> dict[str, Any]:
         return {"shapes": [part.shape for part in prediction.predictions]}
 
-    # Parts of the loss come as one number for each batch.
+    # Parts of the loss are numbers.
     parts = Reducing(lambda logits: {"cross_entropy": logits.mean(), "penalty": logits.abs().mean()})
-    assert measured(tmp_path, parts, compute_metrics=shapes)["eval_shapes"] == [(3,), (3,)]
+    assert evaluate_model(tmp_path, parts, compute_metrics=shapes)["eval_shapes"] == [(3,), (3,)]
     model = Reducing(lambda logits: {"logits": logits.mean()})
-    assert "eval_loss" in measured(tmp_path, model, preprocess_logits_for_metrics=lambda logits, labels: logits)
-    assert "eval_loss" in measured(tmp_path, model, compute_metrics=None)
+    assert "eval_loss" in evaluate_model(tmp_path, model, preprocess_logits_for_metrics=lambda logits, labels: logits)
+    assert "eval_loss" in evaluate_model(tmp_path, model, compute_metrics=None)
     output = quiet_trainer(tmp_path, model).predict(Rows(vector_rows(7)))
     assert output.predictions.shape == (3,)
 
 
-def test_a_bare_tensor_keeps_its_rows_also_for_a_batch_of_one_sample(tmp_path: Path) -> None:
+def test_a_bare_tensor_of_a_single_row_is_not_unpacked(tmp_path: Path) -> None:
     model = nn.Linear(FEATURES, 2)
     model.forward = lambda x: nn.Linear.forward(model, x)  # type: ignore[method-assign]
     rows = [{"x": row["x"]} for row in vector_rows(7)]

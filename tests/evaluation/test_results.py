@@ -32,7 +32,7 @@ def test_a_prediction_unpacks_and_indexes_as_in_transformers(extras: dict[str, A
 
 
 @pytest.mark.parametrize("amounts", [{"num_samples": 10, "num_steps": 3, "num_tokens": 700}, {"num_steps": 0}])
-# The last is what a clock that was set back gives.
+# The last is of a clock that was set back.
 @pytest.mark.parametrize("seconds", [0.0, 1.23456789, 4000.0, -1.0])
 def test_speeds_have_the_names_and_digits_of_transformers(
     monkeypatch: pytest.MonkeyPatch, amounts: dict[str, float], seconds: float
@@ -42,7 +42,7 @@ def test_speeds_have_the_names_and_digits_of_transformers(
     assert ours.speed_metrics("eval", 1000.0, **amounts) == expected
 
 
-def test_metrics_become_numbers_that_json_knows() -> None:
+def test_metrics_are_converted_to_numbers_for_json() -> None:
     metrics = {
         "array number": np.float32(0.5),
         "whole": np.int64(3),

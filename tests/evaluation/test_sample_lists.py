@@ -1,4 +1,4 @@
-"""Labels and predictions that are lists with an entry for each sample, as in object detection."""
+"""Lists with an entry for each sample as labels and predictions, as in object detection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.scenarios.trainers import quiet_trainer
 
 
 class Detector(nn.Module):
-    """Returns boxes for each sample, or features for each of four layers."""
+    """Model that returns boxes for each sample, or features for each of four layers."""
 
     def __init__(self, returns_layers: bool = False) -> None:
         super().__init__()
@@ -24,34 +24,36 @@ class Detector(nn.Module):
         self.returns_layers = returns_layers
 
     def forward(self, x: torch.Tensor, labels: Any = None) -> Any:
-        found = [{"boxes": label["boxes"] * self.scale} for label in labels]
+        detections = [{"boxes": label["boxes"] * self.scale} for label in labels]
         layers = [x * self.scale + number for number in range(4)]
-        return {"loss": x.mean() * self.scale.sum(), "found": layers if self.returns_layers else found}
+        return {"loss": x.mean() * self.scale.sum(), "outputs": layers if self.returns_layers else detections}
 
 
 def detections(number: int) -> list[Any]:
-    # A sample has between no box and two.
     return [
         {"x": torch.full((2,), float(n)), "labels": {"boxes": torch.full((n % 3, 4), float(n))}} for n in range(number)
     ]
 
 
-def listed(rows: list[Any]) -> Any:
+def collate_lists(rows: list[Any]) -> Any:
     return {"x": torch.stack([row["x"] for row in rows]), "labels": [row["labels"] for row in rows]}
 
 
-def detecting(folder: Path, model: Any, **changes: Any) -> Trainer:
+def make_trainer(folder: Path, model: Any, **changes: Any) -> Trainer:
     settings = {"per_device_eval_batch_size": 4, "remove_unused_columns": False, **changes}
-    given = {"data_collator": listed, "compute_metrics": lambda found: {"labels": len(found.label_ids)}}
-    return quiet_trainer(folder, model, given=given, **settings)
+    keywords = {
+        "data_collator": collate_lists,
+        "compute_metrics": lambda prediction: {"labels": len(prediction.label_ids)},
+    }
+    return quiet_trainer(folder, model, given=keywords, **settings)
 
 
 @pytest.mark.parametrize("number", [3, 8, 9, 10])
-def test_lists_of_samples_follow_each_other(tmp_path: Path, number: int) -> None:
+def test_lists_of_samples_are_concatenated(tmp_path: Path, number: int) -> None:
     rows = detections(number)
-    trainer = detecting(tmp_path, Detector())
-    found: Any = trainer.predict(Rows(rows))
-    for entries in (found.label_ids, found.predictions):
+    trainer = make_trainer(tmp_path, Detector())
+    output: Any = trainer.predict(Rows(rows))
+    for entries in (output.label_ids, output.predictions):
         assert [len(entry["boxes"]) for entry in entries] == [n % 3 for n in range(number)]
         assert all((entry["boxes"] == n).all() for n, entry in enumerate(entries))
         assert isinstance(entries[0]["boxes"], np.ndarray)
@@ -59,21 +61,21 @@ def test_lists_of_samples_follow_each_other(tmp_path: Path, number: int) -> None
 
 
 def test_a_list_with_an_entry_for_each_layer_is_joined_along_the_rows(tmp_path: Path) -> None:
-    found: Any = detecting(tmp_path, Detector(returns_layers=True)).predict(Rows(detections(9)))
-    assert [layer.tolist() for layer in found.predictions] == [[[n + k] * 2 for n in range(9)] for k in range(4)]
-    assert len(found.label_ids) == 9
+    output: Any = make_trainer(tmp_path, Detector(returns_layers=True)).predict(Rows(detections(9)))
+    assert [layer.tolist() for layer in output.predictions] == [[[n + k] * 2 for n in range(9)] for k in range(4)]
+    assert len(output.label_ids) == 9
 
 
 class Uneven(Detector):
-    """Returns something else for a short batch."""
+    """Model with other outputs for a short batch."""
 
     def forward(self, x: torch.Tensor, labels: Any = None) -> Any:
-        found = super().forward(x, labels)
+        loss = super().forward(x, labels)["loss"]
         parts: Any = (x,) * len(x)
-        return {"loss": found["loss"], "found": {"parts": parts, "names": parts if len(x) == 4 else "text"}}
+        return {"loss": loss, "outputs": {"parts": parts, "names": parts if len(x) == 4 else "text"}}
 
 
-def test_what_cannot_be_joined_is_refused_when_it_comes(tmp_path: Path) -> None:
+def test_outputs_that_cannot_be_joined_are_refused_immediately(tmp_path: Path) -> None:
     steps: list[int] = []
 
     class Counting(Uneven):
@@ -81,9 +83,9 @@ def test_what_cannot_be_joined_is_refused_when_it_comes(tmp_path: Path) -> None:
             steps.append(len(x))
             return super().forward(x, labels)
 
-    trainer = detecting(tmp_path, Counting())
+    trainer = make_trainer(tmp_path, Counting())
     with pytest.raises(ValueError, match=r"tuple with the entries 4, and with 1.*eval_do_concat_batches=False"):
         trainer.predict(Rows(detections(5)))
     assert steps == [4, 1]
-    separate: Any = detecting(tmp_path, Uneven(), eval_do_concat_batches=False).predict(Rows(detections(5)))
+    separate: Any = make_trainer(tmp_path, Uneven(), eval_do_concat_batches=False).predict(Rows(detections(5)))
     assert len(separate.predictions) == 2

@@ -34,7 +34,7 @@ class TwoLabels(nn.Module):
     def forward(self, label_a: Any, x: Any, my_labels: Any = None, start_positions: Any = None) -> None: ...
 
 
-class OwnQuestionAnswering(nn.Module):
+class CustomQuestionAnswering(nn.Module):
     def forward(self, x: Any, start_positions: Any = None, end_positions: Any = None) -> None: ...
 
 
@@ -42,7 +42,7 @@ class Contrastive(nn.Module):
     def forward(self, x: Any, return_loss: bool = True) -> None: ...
 
 
-class ContrastiveWhereAsked(nn.Module):
+class OptionallyContrastive(nn.Module):
     def forward(self, x: Any, return_loss: bool = False) -> None: ...
 
 
@@ -64,9 +64,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "declining": DecliningClassifier,
     "claiming": ClaimingClassifier,
     "two labels": TwoLabels,
-    "own question answering": OwnQuestionAnswering,
+    "custom question answering": CustomQuestionAnswering,
     "contrastive": Contrastive,
-    "contrastive where asked": ContrastiveWhereAsked,
+    "optionally contrastive": OptionallyContrastive,
     "bert classifier": tiny_bert_classifier,
     "bert masked": tiny_bert_for_masked_tokens,
     "bert questions": lambda: transformers.BertForQuestionAnswering(tiny_bert_config()),
@@ -77,7 +77,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys())
-def test_facts_are_those_that_transformers_trainer_reads(tmp_path: Path, build: Callable[[], nn.Module]) -> None:
+def test_facts_equal_those_of_transformers_trainer(tmp_path: Path, build: Callable[[], nn.Module]) -> None:
     model = build()
     args = quiet_arguments(tmp_path, transformers.TrainingArguments)
     theirs = transformers.Trainer(model=model, args=args)
@@ -88,13 +88,13 @@ def test_facts_are_those_that_transformers_trainer_reads(tmp_path: Path, build: 
     assert facts.shifts_labels == theirs._loss_shifts_labels
 
 
-def test_an_adapter_is_looked_through() -> None:
+def test_an_adapter_is_unwrapped() -> None:
     adapted = tiny_lora_tagger()
     assert base_model(adapted) is adapted.base_model.model and base_model(base_model(adapted)) is base_model(adapted)
     assert read_model_facts(adapted) == read_model_facts(base_model(adapted))
 
 
-def test_parameters_that_deepspeed_has_sharded_count_in_whole() -> None:
+def test_parameters_sharded_by_deepspeed_are_counted_in_full() -> None:
     model: Any = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 4))
     model.num_parameters = lambda exclude_embeddings: 12
     assert count_parameters_without_embeddings(model) == 12

@@ -21,24 +21,24 @@ TEXT_LABELS = (
 )
 
 DataCollator = Callable[[list[Any]], dict[str, Any]]
-"""What turns a list of samples into a batch, for annotations."""
+"""Type of a function that collates a list of samples."""
 
 
 def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -> dict[str, Any]:
-    """Stack samples that are already of equal length.
+    """Stack samples of equal length.
 
-    `label` (one number a sample) and `label_ids` (a list of them) become `labels`; other strings and None are left out.
+    `label` (a number) and `label_ids` (a list of numbers) become `labels`; other strings and None are dropped.
 
     Parameters:
-        features: samples, mappings or objects with attributes; the first one decides which keys there are.
+        features: mappings, or objects with attributes; the first sample defines the keys.
         return_tensors: `"pt"` for torch tensors, `"np"` for NumPy arrays.
 
     Returns:
         an array of shape `(samples, ...)` for each key.
 
     Raises:
-        ValueError: samples of different length, which need a collator that pads; labels that are text.
-        TypeError: a sample without named values, as a text or a tuple is.
+        ValueError: samples differ in length and need padding, or labels are text.
+        TypeError: a sample, such as a text or a tuple, has no named values.
     """
     if return_tensors not in _STACKERS:
         raise ValueError(f"return_tensors={return_tensors!r} is not known; use 'pt' or 'np'.")
@@ -55,9 +55,9 @@ def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -
     for name, source in sources.items():
         if isinstance(first[source], str) and source not in LABEL_NAMES:
             continue
-        whole = _labels_are_whole(source, first[source]) if source in LABEL_NAMES else None
+        is_integer = _is_integer_label(source, first[source]) if source in LABEL_NAMES else None
         try:
-            batch[name] = stack([sample[source] for sample in samples], whole)
+            batch[name] = stack([sample[source] for sample in samples], is_integer)
         except (ValueError, TypeError, RuntimeError) as error:
             text = next(filter(None, (find_text(sample[source]) for sample in samples)), None)
             if name == "labels" and text is not None:
@@ -70,7 +70,7 @@ def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -
 
 
 def find_text(value: Any) -> str | None:
-    """Return the beginning of a text, or of the first text of a list; None if there is none."""
+    """Return the beginning of a text, or of a list's first text; None for other values."""
     first = value[0] if isinstance(value, (list, tuple)) and value else value
     return first[:40] if isinstance(first, str) else None
 
@@ -85,29 +85,29 @@ def _describe_unnamed(features: Sequence[Any]) -> str:
     )
 
 
-def _labels_are_whole(name: str, first: Any) -> bool:
-    # A `label` that is a list of numbers stays a float, for it is several yes-or-no labels; `label_ids` are classes.
+def _is_integer_label(name: str, first: Any) -> bool:
+    # Lists are multi-label targets (float) as `label`, and class ids as `label_ids`.
     value = first[0] if name == "label_ids" else first
     if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim == 0:
         value = value.item()
     return isinstance(value, (int, np.integer))
 
 
-def _stack_torch(values: list[Any], whole: bool | None) -> torch.Tensor:
+def _stack_torch(values: list[Any], is_integer: bool | None) -> torch.Tensor:
     first = values[0]
-    if isinstance(first, torch.Tensor) and (whole is None or first.dim() > 0):
+    if isinstance(first, torch.Tensor) and (is_integer is None or first.dim() > 0):
         return torch.stack(values)
-    if whole is not None:
-        return torch.tensor(values, dtype=torch.long if whole else torch.float)
+    if is_integer is not None:
+        return torch.tensor(values, dtype=torch.long if is_integer else torch.float)
     return torch.from_numpy(np.stack(values)) if isinstance(first, np.ndarray) else torch.tensor(values)
 
 
-def _stack_numpy(values: list[Any], whole: bool | None) -> np.ndarray:
+def _stack_numpy(values: list[Any], is_integer: bool | None) -> np.ndarray:
     first = values[0]
-    if isinstance(first, np.ndarray) and (whole is None or first.ndim > 0):
+    if isinstance(first, np.ndarray) and (is_integer is None or first.ndim > 0):
         return np.stack(values)
-    if whole is not None:
-        return np.array(values, dtype=np.int64 if whole else np.float32)
+    if is_integer is not None:
+        return np.array(values, dtype=np.int64 if is_integer else np.float32)
     return np.array(values)
 
 
@@ -116,7 +116,7 @@ _STACKERS: dict[str, Callable[[list[Any], bool | None], Any]] = {"pt": _stack_to
 
 @dataclass
 class DefaultDataCollator:
-    """`default_data_collator` as an object, with a kind of tensor.
+    """Collator object that calls `default_data_collator`.
 
     Parameters:
         return_tensors: `"pt"` for torch tensors, `"np"` for NumPy arrays.
@@ -125,26 +125,25 @@ class DefaultDataCollator:
     return_tensors: str = "pt"
 
     def __call__(self, features: Sequence[Any], return_tensors: str | None = None) -> Any:
-        """Stack samples that are of equal length."""
+        """Stack samples of equal length."""
         return default_data_collator(features, self.return_tensors if return_tensors is None else return_tensors)
 
 
 def get_default_collator(processing_class: Any) -> Callable[[list[Any]], Any]:
-    """Return the default collator: it pads if the processing class can, else it stacks."""
+    """Return a collator that pads if the processing class can pad, else `default_data_collator`."""
     if processing_class is not None and is_a(processing_class, "padding class"):
-        # It is of transformers' own classes, so that transformers is loaded.
         return importlib.import_module("transformers.data.data_collator").DataCollatorWithPadding(processing_class)
     return default_data_collator
 
 
 class RemoveColumnsCollator:
-    """A collator around another collator, which drops the columns that the model's forward does not take.
+    """Collator that drops the columns which the model's forward does not accept, and calls another collator.
 
     Parameters:
-        data_collator: the collator that is called with the remaining columns.
-        signature_columns: the names to keep.
-        logger: gets one message that names the columns which were dropped.
-        model_name, description: named in that message.
+        data_collator: collator of the remaining columns.
+        signature_columns: names to keep.
+        logger: logger of a single message with the dropped columns.
+        model_name, description: names for that message.
     """
 
     def __init__(
@@ -158,29 +157,29 @@ class RemoveColumnsCollator:
         self.data_collator, self.signature_columns = data_collator, signature_columns
         self.logger, self.model_name, self.description = logger, model_name, description
         self.message_logged = False
-        # An ordered set.
+        # Ordered set.
         self.dropped: dict[str, None] = {}
 
     def __call__(self, features: Sequence[Any]) -> Any:
         """Drop the columns and collate."""
-        kept, rows = frozenset(self.signature_columns), []
+        columns, rows = frozenset(self.signature_columns), []
         for feature in features:
-            if isinstance(feature, dict) and feature.keys() <= kept:
-                # A copy, since collators take entries out of their samples. A call for each sample would be slow.
+            if isinstance(feature, dict) and feature.keys() <= columns:
+                # A copy, since collators pop entries. Inline, since a call for each sample would be slow.
                 rows.append(dict(feature))
             else:
-                rows.append(self._remove_columns(feature, kept))
+                rows.append(self._remove_columns(feature, columns))
         return self.data_collator(rows)
 
-    def _remove_columns(self, feature: Any, kept: frozenset[str]) -> Any:
+    def _remove_columns(self, feature: Any, columns: frozenset[str]) -> Any:
         if not isinstance(feature, dict):
             return feature
-        if not feature.keys() <= kept | self.dropped.keys():
-            self.note_extra_columns(feature)
-        return {name: value for name, value in feature.items() if name in kept}
+        if not feature.keys() <= columns | self.dropped.keys():
+            self.record_extra_columns(feature)
+        return {name: value for name, value in feature.items() if name in columns}
 
-    def note_extra_columns(self, feature: Any) -> None:
-        """Record the columns of a sample that are dropped, and log those of the first sample that has any."""
+    def record_extra_columns(self, feature: Any) -> None:
+        """Record the extra columns of a sample, and log the first extra columns."""
         if not isinstance(feature, dict):
             return
         extra = [name for name in feature if name not in self.signature_columns]
@@ -191,9 +190,9 @@ class RemoveColumnsCollator:
 
 
 def dropped_columns_message(dropped: Sequence[str], description: str | None, model_name: str | None) -> str:
-    """Return a sentence that names the columns which are not passed to the model, and how to keep them."""
-    where = f" of the {description} set" if description else ""
+    """Return a message that names dropped columns and how to keep them."""
+    location = f" of the {description} set" if description else ""
     return (
-        f"Columns{where} that {model_name}.forward does not take are left out: {', '.join(dropped)}. "
+        f"Columns{location} that {model_name}.forward does not take are left out: {', '.join(dropped)}. "
         "Set remove_unused_columns=False to pass them to the collator."
     )

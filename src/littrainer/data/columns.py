@@ -1,4 +1,4 @@
-"""The columns of a dataset that the model takes, and notes on errors that miss the others."""
+"""Dataset columns that the model accepts, and error notes about dropped columns."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from littrainer.runtime.notes import add_note, kind_of
 
 logger = logging.getLogger(__name__)
 
-# Messages of Python for a missing name; also in the text of an error from a loader's worker process.
+# Python's messages for missing names, also within the traceback text of a worker's error.
 MISSING_KEY = re.compile(r"^KeyError: ['\"](.+)['\"]$", re.MULTILINE)
 MISSING_ARGUMENTS = re.compile(r"missing \d+ required [\w-]+ arguments?: (.+)")
-# Columns that tokenizers and maps add to a sample.
+# Columns that tokenizers and `map` add.
 ADDED_COLUMNS = (
     *("attention_mask", "token_type_ids", "special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping"),
     *("length", "id", "idx"),
@@ -27,13 +27,13 @@ MISSING_ATTRIBUTE = re.compile(r"has no attribute '(\w+)'")
 
 
 class DroppedColumns(NamedTuple):
-    """The columns that `remove_unused_columns` has left out of a dataset.
+    """Columns of a dataset that `remove_unused_columns` dropped.
 
     Parameters:
-        names: the columns; the collator that drops them may add some later.
-        description: the dataset, such as "Training".
+        names: the columns; a collator may add names later.
+        description: name of the dataset, such as "Training".
         model_name: class of the model.
-        accepted: the names that are kept: the arguments of forward and the names of labels.
+        accepted: names that were kept: arguments of forward and label names.
     """
 
     names: Collection[str]
@@ -43,22 +43,22 @@ class DroppedColumns(NamedTuple):
 
 
 def find_accepted_columns(model: Any, label_names: Sequence[str]) -> list[str]:
-    """Return the columns that are kept: the arguments of the (unwrapped) model's forward, and names of labels."""
+    """Return the column names to keep: arguments of the unwrapped model's forward, and label names."""
     arguments = inspect.signature(base_model(model).forward).parameters
     return list(dict.fromkeys([*arguments, *label_names, "label", "label_ids"]))
 
 
 def make_unnamed_batch_error(batch: Any, model: Any, override: str = "compute_loss") -> TypeError:
-    """Return the error for a batch that is no mapping, so that only an overridden method can call the model."""
-    given = "None" if batch is None else kind_of(batch)
+    """Return the error for a batch that is no mapping."""
+    kind = "None" if batch is None else kind_of(batch)
     return TypeError(
-        f"The batch is {given}, and {type(model).__name__} is called with its entries as keywords: let "
+        f"The batch is {kind}, and {type(model).__name__} is called with its entries as keywords: let "
         f"data_collator return a dict such as {{'input_ids': ..., 'labels': ...}}, or override {override}."
     )
 
 
 def read_first_sample(source: Any, evaluates: bool) -> dict[str, Any]:
-    """Return the first sample of a Trainer's data, with columns that are dropped; empty if it cannot be read."""
+    """Return the first sample of a Trainer's data, with dropped columns; empty if it cannot be read."""
     data: list[Any] = [getattr(source, name, None) for name in ("train_dataset", "eval_dataset")]
     for dataset in reversed(data) if evaluates else data:
         with suppress(Exception):
@@ -66,28 +66,28 @@ def read_first_sample(source: Any, evaluates: bool) -> dict[str, Any]:
     return {}
 
 
-def suggest_renaming(wanted: str, sample: Mapping[str, Any], model: Any) -> str | None:
-    """Return half a sentence for data that has an argument of forward under another name; else None."""
-    # A forward may be a callable without a signature, and the first error is to be raised.
+def suggest_renaming(argument: str, sample: Mapping[str, Any], model: Any) -> str | None:
+    """Return advice to rename a column to an argument of forward; None if no column is left over."""
+    # A forward without signature must not replace the error that is being explained.
     with suppress(AttributeError, TypeError, ValueError):
         accepted = find_accepted_columns(model, [])
-        known = {*accepted, *ADDED_COLUMNS}
-        others = [name for name, value in sample.items() if name not in known and find_text(value) is None]
-        if others:
+        unused = [name for name in sample if name not in {*accepted, *ADDED_COLUMNS}]
+        unused = [name for name in unused if find_text(sample[name]) is None]
+        if unused:
             return (
                 f"{type(base_model(model)).__name__}.forward takes {', '.join(accepted)}, and the data has "
-                f"{', '.join(sample)}: rename its columns, such as dataset.rename_column({others[0]!r}, {wanted!r})"
+                f"{', '.join(sample)}: rename its columns, such as dataset.rename_column({unused[0]!r}, {argument!r})"
             )
     return None
 
 
 def drop_extra_columns(dataset: Any, accepted: list[str], model_name: str, description: str | None) -> Any:
-    """Return a `datasets.Dataset` without columns that forward does not take; raise a ValueError if none is left."""
+    """Return a `datasets.Dataset` without columns that forward does not accept; raise a ValueError if none is left."""
     dropped = [name for name in dataset.column_names if name not in accepted]
     if dropped and len(dropped) == len(dataset.column_names):
-        where = f" of the {description.lower()} set" if description else ""
+        location = f" of the {description.lower()} set" if description else ""
         raise ValueError(
-            f"No column{where} is an argument of {model_name}.forward: the data has {', '.join(dropped)}, the model "
+            f"No column{location} is an argument of {model_name}.forward: the data has {', '.join(dropped)}, the model "
             f"takes {', '.join(accepted)}. Tokenize or rename the columns, or set remove_unused_columns=False to hand "
             "them to your data_collator."
         )
@@ -99,7 +99,7 @@ def drop_extra_columns(dataset: Any, accepted: list[str], model_name: str, descr
 
 @contextmanager
 def explain_dropped_columns(source: Any) -> Iterator[None]:
-    """A block of work with a Trainer's data, in which an error that misses a dropped column gets a note."""
+    """Add notes to errors of the block that miss a column which a Trainer has dropped."""
     try:
         yield
     except Exception as error:
@@ -109,45 +109,43 @@ def explain_dropped_columns(source: Any) -> Iterator[None]:
 
 
 def explain_missing_columns(
-    error: BaseException, left_out: Iterable[DroppedColumns], loaders: Iterable[Any], model: Any
+    error: BaseException, dropped_columns: Iterable[DroppedColumns], loaders: Iterable[Any], model: Any
 ) -> None:
     """Add a note to an error that misses a column which datasets or the collators of loaders have dropped."""
-    missing = _missing_names(error)
+    missing = _find_missing_names(error)
     if not missing:
         return
     for loader in loaders:
-        _look_for_columns(loader)
-    for dropped in left_out:
+        _record_worker_columns(loader)
+    for dropped in dropped_columns:
         if missing.intersection(dropped.names):
-            add_note(error, _explanation(sorted(missing.intersection(dropped.names)), dropped, model))
+            add_note(error, _make_note(sorted(missing.intersection(dropped.names)), dropped, model))
 
 
-def _explanation(missing: list[str], dropped: DroppedColumns, model: Any) -> str:
+def _make_note(missing: list[str], dropped: DroppedColumns, model: Any) -> str:
     catch_all = None
-    # A forward may be a callable without a signature, and the first error is to be raised.
     with suppress(AttributeError, TypeError, ValueError):
-        # The name of further keywords is no argument.
         catch_all = None if model is None else find_catch_all_name(model)
-    where = f"the {dropped.description.lower()} set" if dropped.description else "the data"
+    location = f"the {dropped.description.lower()} set" if dropped.description else "the data"
     names = ", ".join(map(repr, missing))
     arguments = ", ".join(name for name in dropped.accepted if name != catch_all)
     return (
-        f"remove_unused_columns has left {names} out of {where}: {dropped.model_name}.forward takes "
+        f"remove_unused_columns has left {names} out of {location}: {dropped.model_name}.forward takes "
         f"{arguments}, and the other columns were dropped ({', '.join(sorted(dropped.names))}). Set "
         f"remove_unused_columns=False to keep them all, or make {names} an argument of forward."
     )
 
 
-def _missing_names(error: BaseException | None) -> set[str]:
+def _find_missing_names(error: BaseException | None) -> set[str]:
     missing: set[str] = set()
-    # An error from a generator may be among its own causes.
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    # An error from a generator may be a cause of itself.
+    visited: set[int] = set()
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         text = str(error)
         if isinstance(error, KeyError):
             missing.update(argument for argument in error.args[:1] if type(argument) is str)
-            # A worker's error has its whole traceback as argument.
+            # A worker's error has the traceback text as argument.
             text = str(error.args[0]) if error.args else ""
         missing.update(MISSING_KEY.findall(text), MISSING_ATTRIBUTE.findall(text))
         for names in MISSING_ARGUMENTS.findall(text):
@@ -156,9 +154,9 @@ def _missing_names(error: BaseException | None) -> set[str]:
     return missing
 
 
-def _look_for_columns(loader: Any) -> None:
-    # A collator in a worker process drops columns of which its copy here has no record.
+def _record_worker_columns(loader: Any) -> None:
+    # Collators in worker processes record dropped columns in copies.
     collate = getattr(loader, "collate_fn", None)
     if isinstance(collate, RemoveColumnsCollator) and not collate.dropped and loader.num_workers:
         with suppress(Exception):
-            collate.note_extra_columns(loader.dataset[0])
+            collate.record_extra_columns(loader.dataset[0])

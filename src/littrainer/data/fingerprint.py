@@ -1,7 +1,7 @@
-"""Descriptions of a dataset or a model: class, size, and a fingerprint of the content.
+"""Fingerprints of datasets and models: class, size, and a hash of the content.
 
-No row is read, since that may draw random numbers, download, or decode an image. The content of an object is the
-content of its attributes, lists, arrays, tensors and Arrow tables; of much data a sample.
+No row is read, since `__getitem__` may draw random numbers, download or decode. The content of an object is that of
+its attributes, lists, arrays, tensors and Arrow tables; large content is sampled.
 """
 
 from __future__ import annotations
@@ -23,92 +23,98 @@ from torch.utils.data import IterableDataset
 from littrainer.data.loaders import get_length
 from littrainer.runtime.lazy_isinstance import is_a
 
-# Rows, or items of one list, table or dict; numbers of one tensor or array: evenly spread.
-MOST_ITEMS, MOST_NUMBERS = 1000, 65_536
-# Objects at one depth; items, numbers and letters of all of them, so that a run begins without delay; and depths.
-MOST_OBJECTS, MOST_AT_A_DEPTH, DEPTHS = 50_000, 4_000_000, 8
+# Evenly spaced rows of a table, items of a container, and numbers of a tensor or array.
+MAX_ITEMS = 1000
+MAX_NUMBERS = 65_536
+# Objects at each depth, and all their items, numbers and characters, so that a run starts without delay.
+MAX_OBJECTS = 50_000
+MAX_SIZE_PER_DEPTH = 4_000_000
+MAX_DEPTH = 8
 PLAIN = {type(None), bool, int, float, complex}
 ATTRIBUTES = (*PLAIN, str, bytes)
 
 
 def fingerprint_dataset(dataset: Any) -> dict[str, Any]:
-    """Return a dataset's class and rows, fingerprints of up to 1,000 and of attributes; of a stream the class alone."""
+    """Return a dataset's class, length, and fingerprints of content and attributes; for a stream the class only."""
     is_stream = isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__getitem__")
-    rows, rows_held, attributes = (None,) * 3 if is_stream else (get_length(dataset), *fingerprints(dataset))
-    return {"class": type(dataset).__name__, "rows": rows, "fingerprint": rows_held, "attributes": attributes}
+    rows, content, attributes = (None,) * 3 if is_stream else (get_length(dataset), *compute_fingerprints(dataset))
+    return {"class": type(dataset).__name__, "rows": rows, "fingerprint": content, "attributes": attributes}
 
 
 def fingerprint_model(model: torch.nn.Module) -> dict[str, Any]:
-    """Return a model's class, how many parameters it has, and a fingerprint of some numbers of them."""
+    """Return a model's class, number of parameters, and a fingerprint of sampled weights."""
     parameters = dict(model.named_parameters())
     count = sum(parameter.numel() for parameter in parameters.values() if not is_lazy(parameter))
-    return {"class": type(model).__name__, "parameters": count, "fingerprint": fingerprints(parameters)[0]}
+    return {"class": type(model).__name__, "parameters": count, "fingerprint": compute_fingerprints(parameters)[0]}
 
 
-def fingerprints(value: Any) -> tuple[str, str]:
-    """Return twelve letters that stand for what an object holds, and for texts and numbers in attributes."""
-    digests, objects = [hashlib.blake2b(digest_size=6) for _ in range(2)], [value]
-    for _ in range(DEPTHS):
-        if len(objects) > MOST_OBJECTS:
-            # Every so many-th could be the same column of each row.
-            objects = random.Random(0).sample(objects, MOST_OBJECTS)
-        *contents, objects = _content(objects)
+def compute_fingerprints(value: Any) -> tuple[str, str]:
+    """Return hashes, of twelve letters each, of an object's content and of its short plain attributes."""
+    digests = [hashlib.blake2b(digest_size=6) for _ in range(2)]
+    objects = [value]
+    for _ in range(MAX_DEPTH):
+        if len(objects) > MAX_OBJECTS:
+            # Random, since evenly spaced objects could be the same column of each row.
+            objects = random.Random(0).sample(objects, MAX_OBJECTS)
+        *contents, objects = _extract_content(objects)
         for digest, content in zip(digests, contents, strict=True):
             digest.update(repr(content).encode("utf-8", "backslashreplace"))
     return digests[0].hexdigest(), digests[1].hexdigest()
 
 
-def _content(objects: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Return what stands for the objects of one depth, their plain attributes, and the objects in them."""
+def _extract_content(objects: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return the hashable content of objects, their plain attributes, and the nested objects."""
     attributes: list[Any] = []
     content: list[Any] = []
     inner: list[Any] = []
-    share = 1 + MOST_AT_A_DEPTH // (len(objects) or 1)
-    # Every second is read of more than this number, every third of more than twice the number.
-    many_items, many_numbers = 1 + min(MOST_ITEMS, share), 1 + min(MOST_NUMBERS, share)
+    max_size = 1 + MAX_SIZE_PER_DEPTH // (len(objects) or 1)
+    max_items, max_numbers = 1 + min(MAX_ITEMS, max_size), 1 + min(MAX_NUMBERS, max_size)
     for value in objects:
         kind = type(value)
-        own: Any = None
+        summary: Any = None
         items: list[Any] = []
         if kind in PLAIN:
-            own = value
+            summary = value
         elif isinstance(value, (str, bytes)):
-            own = len(value), value[:share]
+            summary = len(value), value[:max_size]
         elif isinstance(value, torch.Tensor):
-            own = ()
-            # It may be on the meta device, sparse, lazy or quantized.
+            summary = ()
+            # Meta, sparse, lazy and quantized tensors have no readable numbers.
             with suppress(RuntimeError, ValueError):
-                # A tensor that is split between processes has another class.
                 local: Any = value.to_local() if hasattr(value, "to_local") else value
-                numbers = local.detach().reshape(-1)[:: 1 + local.numel() // many_numbers].cpu().contiguous()
-                own = str(value.dtype), tuple(value.shape), numbers.view(torch.uint8).numpy().tobytes()
+                numbers = local.detach().reshape(-1)[:: 1 + local.numel() // max_numbers].cpu().contiguous()
+                summary = str(value.dtype), tuple(value.shape), numbers.view(torch.uint8).numpy().tobytes()
         elif isinstance(value, (np.ndarray, np.generic)):
-            sample = np.asarray(value).reshape(-1)[:: 1 + value.size // many_numbers]
-            own = str(value.dtype), value.shape, b"" if value.dtype.hasobject else sample.tobytes()
+            sample = np.asarray(value).reshape(-1)[:: 1 + value.size // max_numbers]
+            summary = str(value.dtype), value.shape, b"" if value.dtype.hasobject else sample.tobytes()
             items = sample.tolist() if value.dtype.hasobject else []
         elif isinstance(value, (list, tuple)):
-            # Not by a method of a subclass.
+            # A subclass may override these methods.
             base: Any = list if isinstance(value, list) else tuple
-            own = base.__len__(value)
-            items = [*base.__getitem__(value, slice(None, None, 1 + own // many_items))]
+            summary = base.__len__(value)
+            items = [*base.__getitem__(value, slice(None, None, 1 + summary // max_items))]
         elif isinstance(value, dict):
             pairs = [*dict.items(value)]
-            own, items = len(pairs), [*itertools.chain(*pairs[:: 1 + len(pairs) // many_items])]
+            summary = len(pairs)
+            items = [*itertools.chain(*pairs[:: 1 + len(pairs) // max_items])]
         elif is_a(value, "datasets.Dataset"):
             from datasets.formatting import query_table
 
-            # From the table nothing is decoded and no transform runs.
-            rows = range(0, len(value), 1 + len(value) // many_items)
+            # Reading the table decodes nothing and runs no transform.
+            rows = range(0, len(value), 1 + len(value) // max_items)
             items = [query_table(value.data, rows, indices=value._indices).to_pydict()]
         elif not isinstance(value, (type, ModuleType, FunctionType)):
-            # What a class, a module or a function holds is no data.
-            held = getattr(value, "__dict__", {}).items()
-            # A time or a temporary folder changes no row; a long text is data.
-            plain = {name: v for name, v in held if isinstance(v, ATTRIBUTES) and getsizeof(v) < MOST_ITEMS}
+            entries = getattr(value, "__dict__", {}).items()
+            # Short attributes, such as a time or a temporary folder, are no data; a long text is.
+            plain = {name: entry for name, entry in entries if isinstance(entry, ATTRIBUTES) and _is_short(entry)}
             attributes += plain.items()
-            items = [{name: inside for name, inside in held if name not in plain}]
+            items = [{name: entry for name, entry in entries if name not in plain}]
         if PLAIN.issuperset(map(type, items)):
-            own, items = (own, items), []
-        content.append((kind.__qualname__, own))
+            summary, items = (summary, items), []
+        content.append((kind.__qualname__, summary))
         inner += items
     return content, attributes, inner
+
+
+def _is_short(attribute: Any) -> bool:
+    return getsizeof(attribute) < MAX_ITEMS

@@ -1,4 +1,4 @@
-"""The DataLoader that a Trainer builds from a dataset; it hands out batches on the accelerator."""
+"""DataLoader of a Trainer, which prefetches batches and moves them to the accelerator."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ logger = logging.getLogger(__name__)
 
 
 def move_batch(value: Any, device: torch.device, non_blocking: bool) -> Any:
-    """Return a nested batch on a device; with `non_blocking` the host does not wait for copies of pinned memory."""
+    """Return a nested batch on a device; with `non_blocking` copies from pinned memory are asynchronous."""
     if callable(getattr(value, "to", None)):
         try:
             return value.to(device, non_blocking=non_blocking)
         except TypeError:
-            # The method of a script's object need not take more than the device.
+            # A script's class may accept the device only.
             return value.to(device)
     if isinstance(value, Mapping):
         return type(value)({name: move_batch(item, device, non_blocking) for name, item in value.items()})  # type: ignore[call-arg]
@@ -45,55 +45,50 @@ def move_batch(value: Any, device: torch.device, non_blocking: bool) -> Any:
 
 
 def is_pinned(value: Any) -> bool:
-    """Return whether a batch holds a tensor in pinned memory."""
     if isinstance(value, (Mapping, list, tuple)):
         return any(map(is_pinned, value.values() if isinstance(value, Mapping) else value))
     return isinstance(value, torch.Tensor) and value.is_pinned()
 
 
-# Stack of the loaders that are being iterated, except that of a training, innermost last.
+# Stack of loaders being iterated (training loader excluded), innermost last.
 _active_loaders: list[Any] = []
 
 
 def current_loader() -> Any:
-    """Return the innermost loader that is being iterated, except that of a training; None if there is none."""
+    """Return the innermost loader being iterated (training loader excluded), or None."""
     return _active_loaders[-1] if _active_loaders else None
 
 
 def has_length(dataset: Any) -> TypeGuard[Sized]:
-    """Return whether `len()` of a dataset or loader is known."""
     return get_length(dataset) is not None
 
 
 class PrefetchLoader(DataLoader):
-    """A DataLoader that prefetches one batch; collators draw random numbers in the order of accelerate's loader.
+    """DataLoader that prefetches a batch, so that collators draw random numbers in accelerate's order."""
 
-    When it gives the last batch, `end_of_dataloader` is true.
-    """
-
-    # Class attributes, since DataLoader's constructor watches assignments.
+    # Class attributes, since DataLoader's constructor checks assignments.
     epoch = 0
     end_of_dataloader = False
-    # Processes that share the data: each has every n-th batch of it, or its part of each batch.
+    # Number of shards; each process reads every n-th batch, or with `splits_batches` its part of each batch.
     processes = 1
     splits_batches = False
     # Set if the first process reads for all.
     dispatch: Dispatch | None = None
-    # The generator whose state rank 0 broadcasts when an epoch begins.
+    # Generator whose state rank 0 broadcasts at epoch start.
     synchronized_generator: torch.Generator | None = None
-    # Set if the processes exchange at each batch whether their streams have ended.
+    # Set if the processes compare at each batch whether their streams have ended.
     stream_end_sync: StreamEndSync | None = None
-    # The kind of sharing between processes, which a resume compares; None in one process.
+    # Mode of sharding, which a resume compares; None in one process.
     sharing: str | None = None
     _has_drawn_seed = False
     rows_in_last_batch = -1
-    # Rows that an epoch which was resumed with other batches leaves out.
+    # Rows skipped by a resume with another batch size.
     rows_skipped = 0
-    # The accelerator to which batches are moved; None leaves them on the host.
+    # Accelerator to which batches are moved; None leaves batches on the host.
     destination: torch.device | None = None
     blocking_copies = True
-    # Whether batches are checked for pinned memory of the collator, which may write there again; and the last result.
-    _looks_for_pinned = _is_collators_memory = False
+    # Check batches for memory that the collator has pinned, and may reuse; and the last result.
+    _should_check_pinned = _is_collators_memory = False
     # Profiler hook; `id` is a no-op that costs no Python call.
     enter_section: Callable[[str], Any] = id
     # Attributes of accelerate's loaders that scripts read.
@@ -101,29 +96,28 @@ class PrefetchLoader(DataLoader):
     gradient_state: Any = None
     use_stateful_dataloader = False
     skip_batches = 0
-    # Streams are dispatched under accelerate by default, and only then their last batch is counted.
+    # As in accelerate, the last batch of a stream is counted only if streams are dispatched.
     dispatches_streams = True
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration's order, also of sampler and dataset."""
         self.epoch = epoch
         set_epoch_on(epoch, self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.dataset)
 
     def set_destination(self, device: torch.device, settings: Any) -> None:
-        """Move batches to a device, unless it is the CPU.
+        """Move batches to a device other than the CPU.
 
         Parameters:
-            settings: of the accelerator; with `non_blocking` the host waits for no copy. It never waits for a copy of
-                memory that this loader has pinned on CUDA, which is not used again before it has been read.
+            settings: the accelerator's; without `non_blocking`, only copies of memory that this loader has pinned on
+                CUDA are asynchronous.
         """
         self.destination = None if device.type == "cpu" else device
         has_pinned, non_blocking = self.pin_memory and device.type == "cuda", getattr(settings, "non_blocking", False)
         self.blocking_copies = not (has_pinned or non_blocking)
-        self._looks_for_pinned = has_pinned and not (non_blocking or self.num_workers)
+        self._should_check_pinned = has_pinned and not (non_blocking or self.num_workers)
 
     @property
     def total_batch_size(self) -> int:
-        """Samples in one batch of all processes together, as in accelerate's loaders."""
+        """Samples in a global batch, as in accelerate's loaders."""
         if isinstance(self.dataset, SharedStream):
             return self.dataset.global_batch_size
         for source in (self, self.batch_sampler, self.sampler):
@@ -134,20 +128,20 @@ class PrefetchLoader(DataLoader):
 
     @property
     def total_dataset_length(self) -> int:
-        """Samples in the dataset of all processes together."""
+        """Samples in the full dataset."""
         return len(get_full_dataset(self))
 
     def __len__(self) -> int:
         length = super().__len__()
-        return length if self.dispatch is None else self.dispatch.length(length)
+        return length if self.dispatch is None else self.dispatch.count_global_batches(length)
 
     def samples_in_last_batch(self) -> int | None:
-        """Return the samples in the last batch of all processes together, if it is incomplete."""
+        """Return the samples in the last global batch if it is incomplete, else None."""
         return self.remainder if self.remainder > 0 else None
 
     @property
     def remainder(self) -> int:
-        """Samples in the last batch of all processes together; 0 if it is full, -1 if unknown (yet)."""
+        """Samples in the last global batch; 0 if it is full, -1 if unknown."""
         if self.dispatch is not None or (isinstance(self.dataset, IterableDataset) and self.dispatches_streams):
             return self.rows_in_last_batch
         if isinstance(self.dataset, SharedStream):
@@ -155,22 +149,21 @@ class PrefetchLoader(DataLoader):
         if (groups := find_length_groups(self)) is not None:
             return groups.last_global_batch_size
         batch_size = self.batch_size or getattr(self.batch_sampler, "batch_size", None)
-        leaves_out = self.drop_last or getattr(self.batch_sampler, "drop_last", False)
-        if batch_size is None or leaves_out or not has_length(self.dataset):
+        drops_last = self.drop_last or getattr(self.batch_sampler, "drop_last", False)
+        if batch_size is None or drops_last or not has_length(self.dataset):
             return -1
-        rows_of_all = batch_size if self.splits_batches else batch_size * self.processes
-        return (len(self.dataset) - self.rows_skipped) % rows_of_all
+        return (len(self.dataset) - self.rows_skipped) % (batch_size * (1 if self.splits_batches else self.processes))
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         _active_loaders.append(self)
         try:
             yield from self.read(None)
         finally:
-            # Iterators may end in another order than they began, and loaders are compared by identity.
+            # Not `pop()`, since iterators may end in any order.
             del _active_loaders[[id(loader) for loader in _active_loaders].index(id(self))]
 
     def read(self, progress: Any) -> Iterator[Any]:
-        """Yield the batches of the epoch; the `DataProgress` of a training follows each prefetch."""
+        """Yield the batches of the epoch; the `DataProgress` of a training records each prefetch."""
         self.end_of_dataloader = False
         self.rows_in_last_batch = -1
         self.rows_skipped = 0
@@ -179,24 +172,24 @@ class PrefetchLoader(DataLoader):
         if self.synchronized_generator is not None:
             self.synchronized_generator.set_state(broadcast_object(self.synchronized_generator.get_state()))
         self.set_epoch(self.epoch)
-        batches = remove_reports(self._read_here()) if progress is None else progress.begin(self, self._read_here)
+        batches = remove_reports(self._iterate()) if progress is None else progress.begin(self, self._iterate)
         if self.dispatch is not None:
-            batches = self.dispatch.rounds(batches)
+            batches = self.dispatch.global_batches(batches)
         current: Any = next(batches, NO_BATCH)
         if self.dispatch is not None:
             current = self.dispatch.begin(current)
-        if self._ends(current is NO_BATCH, progress):
+        if self._has_ended(current is NO_BATCH, progress):
             return
         while current is not NO_BATCH:
-            # A collator may write the next batch into the memory of this one.
+            # Moved or copied before the prefetch, since the collator may reuse its memory.
             if self.dispatch is None and self.destination is not None:
                 current = self._move(current, self.destination)
             elif self.dispatch is not None and self.dispatch.reads:
                 current = map_nested(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, current)
             following = next(batches, NO_BATCH) if progress is None else progress.prefetch(batches)
             if self.dispatch is not None:
-                current, following = self.dispatch.hand_out(current, following)
-            if self.stream_end_sync is not None and self._ends(following is NO_BATCH, progress):
+                current, following = self.dispatch.scatter(current, following)
+            if self.stream_end_sync is not None and self._has_ended(following is NO_BATCH, progress):
                 following = NO_BATCH
             self.end_of_dataloader = following is NO_BATCH
             if progress is not None:
@@ -216,28 +209,25 @@ class PrefetchLoader(DataLoader):
         self.enter_section("data")
         return batch
 
-    def _ends(self, ends_here: bool, progress: Any) -> bool:
-        return (
-            ends_here
-            if self.stream_end_sync is None
-            else self.stream_end_sync.any_rank_exhausted(ends_here, progress is not None)
-        )
+    def _has_ended(self, has_local_ended: bool, progress: Any) -> bool:
+        sync = self.stream_end_sync
+        return has_local_ended if sync is None else sync.any_rank_exhausted(has_local_ended, progress is not None)
 
-    def _read_here(self) -> Iterator[Any]:
+    def _iterate(self) -> Iterator[Any]:
         if self.dispatch is None or self.dispatch.reads:
-            return iterate_batches(self, self._batches_here)
+            return iterate_batches(self, self._make_torch_iterator)
         if not self.num_workers:
-            # An iterator draws a number when it is made, and generators have the same states in all processes.
+            # Draw the iterator's seed here too, which keeps the generators of all processes in the same state.
             super().__iter__()
         elif not (self.persistent_workers and self._has_drawn_seed):
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
             self._has_drawn_seed = True
         return iter(())
 
-    def _batches_here(self) -> Iterator[Any]:
+    def _make_torch_iterator(self) -> Iterator[Any]:
         batches: Any = super().__iter__()
-        if self._looks_for_pinned:
-            # The iterator pins nothing that is pinned already.
+        if self._should_check_pinned:
+            # Checked before torch's iterator pins the batch itself.
             fetcher = batches._dataset_fetcher
             fetcher.collate_fn = partial(self._collate_and_check, fetcher.collate_fn)
         return batches
@@ -249,11 +239,11 @@ class PrefetchLoader(DataLoader):
 
 
 def warn_about_ignored_batching(args: TrainingArguments, loader: Any) -> None:
-    """Warn of arguments for batches that a loader of the script does not form."""
+    """Warn of batching arguments that the script's own loader ignores."""
     for name in ("max_tokens_per_batch", "pack_to_length"):
         if getattr(args, name) is not None and not isinstance(loader, PrefetchLoader):
-            made = type(loader).__name__
-            logger.warning("%s has no effect in training: get_train_dataloader returns a %s.", name, made)
+            kind = type(loader).__name__
+            logger.warning("%s has no effect in training: get_train_dataloader returns a %s.", name, kind)
 
 
 def build_loader(
@@ -266,19 +256,18 @@ def build_loader(
     is_training: bool,
     settings: Any = None,
 ) -> PrefetchLoader:
-    """Return the loader for this process's part of a dataset, as the `dataloader_*` arguments describe it.
+    """Return the loader for this process's shard of a dataset, by the `dataloader_*` arguments.
 
     Parameters:
-        batch_size: samples of a micro-batch on one device.
-        sampler: the order of a map-style dataset, or its batches; None for the dataset's own order.
-        is_training: training loaders seed their workers.
-        settings: the sharing between processes; by default `accelerator_config` of the arguments.
+        sampler: sampler or batch sampler; None for the dataset's order.
+        is_training: seed the workers.
+        settings: `accelerator_config` of the arguments by default.
     """
     keywords: dict[str, Any] = {
         "batch_size": batch_size,
         "collate_fn": collate,
         "num_workers": args.dataloader_num_workers,
-        # Pinned memory only speeds up copies to an accelerator; without one torch warns at every loader.
+        # Without an accelerator torch warns of pinned memory at every loader.
         "pin_memory": args.dataloader_pin_memory and args.device.type != "cpu",
         "persistent_workers": args.dataloader_persistent_workers,
         "multiprocessing_context": args.dataloader_multiprocessing_context,
@@ -302,8 +291,8 @@ def build_loader(
     return loader
 
 
-# Settings of a DataLoader in addition to dataset and order of samples.
-SETTINGS = (
+# DataLoader attributes other than dataset and samplers.
+LOADER_SETTINGS = (
     "num_workers",
     "collate_fn",
     "pin_memory",
@@ -320,44 +309,43 @@ SETTINGS = (
 def prepare_loader(
     args: TrainingArguments, loader: DataLoader, settings: Any = None, cut: Callable[..., Any] | None = None
 ) -> DataLoader:
-    """Return a PrefetchLoader over this process's part of a loader's data, as accelerate prepares loaders.
+    """Return a PrefetchLoader over this process's shard of a loader's data, as accelerate does.
 
-    The random order is seeded by epoch if the settings have it so. A PrefetchLoader is returned unchanged, and so is
-    a loader of another class in one process; with several, its dataset and batches are shared out.
+    A PrefetchLoader is returned unchanged, and without sharding a loader of another class as well.
 
     Parameters:
-        settings: the sharing between processes; by default `accelerator_config` of the arguments.
-        cut: cuts a process's part out of a batch that the first process has read, as `Dispatch` calls it.
+        settings: `accelerator_config` of the arguments by default.
+        cut: as in `Dispatch`.
     """
     settings = args.accelerator_config if settings is None else settings
-    share, dispatches = find_shard(args, settings), getattr(settings, "dispatch_batches", None)
-    if isinstance(loader, PrefetchLoader) or (type(loader) is not DataLoader and share is None):
+    shard, dispatches = find_shard(args, settings), getattr(settings, "dispatch_batches", None)
+    if isinstance(loader, PrefetchLoader) or (type(loader) is not DataLoader and shard is None):
         return loader
     dataset, is_stream = loader.dataset, isinstance(loader.dataset, IterableDataset)
-    keywords = {name: getattr(loader, name) for name in SETTINGS} | _batching(args, loader, settings)
-    if share is None:
+    keywords = {name: getattr(loader, name) for name in LOADER_SETTINGS} | _get_batching(args, loader, settings)
+    if shard is None:
         prepared = PrefetchLoader(dataset, **keywords)
     elif is_stream if dispatches is None else dispatches:
         batches = keywords.get("batch_sampler")
-        share.check_divides(keywords.get("batch_size", getattr(batches, "batch_size", None)))
+        shard.check_divides(keywords.get("batch_size", getattr(batches, "batch_size", None)))
         prepared = PrefetchLoader(dataset, **{**keywords, "generator": None})
-        prepared.dispatch = Dispatch(share, args.process_index == 0, keywords.get("drop_last", False), cut)
+        prepared.dispatch = Dispatch(shard, args.process_index == 0, keywords.get("drop_last", False), cut)
         prepared.sharing = "dispatched"
     elif is_stream:
-        prepared = _share_stream(dataset, keywords, share)
+        prepared = _shard_stream(dataset, keywords, shard)
         prepared.sharing = "read by each"
     else:
-        prepared = _share_batches(dataset, keywords, share, settings)
+        prepared = _shard_batches(dataset, keywords, shard, settings)
         prepared.sharing = "by index"
-    if share is not None:
-        prepared.processes, prepared.splits_batches = share.count, share.split_batches
+    if shard is not None:
+        prepared.processes, prepared.splits_batches = shard.count, shard.split_batches
     prepared.dispatches_streams = dispatches is not False
     prepared.device = args.device
     return prepared
 
 
-def _batching(args: TrainingArguments, loader: DataLoader, settings: Any) -> dict[str, Any]:
-    """Return the keywords for a DataLoader that forms the batches of a loader, in an order that is seeded by epoch."""
+def _get_batching(args: TrainingArguments, loader: DataLoader, settings: Any) -> dict[str, Any]:
+    """Return keywords for a DataLoader with the batches of a loader; a random order is seeded by epoch."""
     batches: Any = loader.batch_sampler
     if isinstance(loader.dataset, IterableDataset):
         return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
@@ -365,53 +353,50 @@ def _batching(args: TrainingArguments, loader: DataLoader, settings: Any) -> dic
         return {"batch_size": None, "sampler": loader.sampler}
     sampler: Any = getattr(batches, "sampler", None)
     is_random = isinstance(sampler, RandomSampler) and not isinstance(sampler, EpochSeededSampler)
-    is_to_be_seeded = is_random and getattr(settings, "use_seedable_sampler", True)
-    if is_to_be_seeded:
-        sampler = EpochSeededSampler.replacing(sampler, args.data_seed)
+    should_seed = is_random and getattr(settings, "use_seedable_sampler", True)
+    if should_seed:
+        sampler = EpochSeededSampler.replace(sampler, args.data_seed)
     if type(batches) is BatchSampler:
         return {"batch_size": batches.batch_size, "drop_last": batches.drop_last, "sampler": sampler}
-    if is_to_be_seeded:
-        # A batch sampler of another class may hold a random order of samples.
+    if should_seed:
         batches.sampler = sampler
     return {"batch_sampler": batches}
 
 
-def _share_stream(dataset: Any, keywords: dict[str, Any], share: ShardSpec) -> PrefetchLoader:
+def _shard_stream(dataset: Any, keywords: dict[str, Any], shard: ShardSpec) -> PrefetchLoader:
     batch_size = keywords["batch_size"]
     if batch_size is None:
         raise ValueError(
             "A stream whose DataLoader has batch_size=None gives whole batches, and these are not shared out between "
             "processes. Set dispatch_batches=True in accelerator_config, or give the DataLoader a batch_size."
         )
-    if is_a(dataset, "datasets.IterableDataset") and not share.split_batches and dataset.n_shards >= share.count:
-        # Each process opens its own files.
-        part: Any = dataset.shard(num_shards=share.count, index=share.index)
+    if is_a(dataset, "datasets.IterableDataset") and not shard.split_batches and dataset.n_shards >= shard.count:
+        local: Any = dataset.shard(num_shards=shard.count, index=shard.index)
     else:
-        part = SharedStream(dataset, batch_size, share, keywords["drop_last"])
-    loader = PrefetchLoader(part, **{**keywords, "batch_size": share.local_batch_size(batch_size)})
-    loader.stream_end_sync = None if has_length(part) else StreamEndSync()
+        local = SharedStream(dataset, batch_size, shard, keywords["drop_last"])
+    loader = PrefetchLoader(local, **{**keywords, "batch_size": shard.local_batch_size(batch_size)})
+    loader.stream_end_sync = None if has_length(local) else StreamEndSync()
     generator = getattr(dataset, "generator", None)
-    if isinstance(part, SharedStream) and isinstance(generator, torch.Generator):
+    if isinstance(local, SharedStream) and isinstance(generator, torch.Generator):
         loader.synchronized_generator = generator
     return loader
 
 
-def _share_batches(dataset: Any, keywords: dict[str, Any], share: ShardSpec, settings: Any) -> PrefetchLoader:
+def _shard_batches(dataset: Any, keywords: dict[str, Any], shard: ShardSpec, settings: Any) -> PrefetchLoader:
     if is_a(keywords.get("batch_sampler"), "rebalancing sampler"):
-        # The sampler gives the batches of this process.
         return PrefetchLoader(dataset, **keywords)
     if "batch_size" in keywords and keywords["batch_size"] is None:
-        # The dataset is asked for whole batches.
+        # The dataset itself returns batches.
         if not isinstance(keywords["sampler"], BatchSampler):
             raise ValueError(
                 "A DataLoader with batch_size=None and no batch sampler cannot be shared out between processes: give "
                 "it a batch_size, or a BatchSampler as its sampler."
             )
-        return PrefetchLoader(dataset, **{**keywords, "sampler": SharedBatches(keywords["sampler"], share)})
+        return PrefetchLoader(dataset, **{**keywords, "sampler": SharedBatches(keywords["sampler"], shard)})
     batches = keywords.get("batch_sampler")
     if batches is None:
         batches = BatchSampler(*(keywords.pop(name) for name in ("sampler", "batch_size", "drop_last")))
-    keywords["batch_sampler"] = SharedBatches(batches, share)
+    keywords["batch_sampler"] = SharedBatches(batches, shard)
     sampler: Any = getattr(batches, "sampler", None)
     generator: torch.Generator | None = None
     if hasattr(sampler, "generator") and not isinstance(sampler, EpochSeededSampler):
@@ -425,12 +410,12 @@ def _share_batches(dataset: Any, keywords: dict[str, Any], share: ShardSpec, set
 
 
 def get_full_dataset(loader: Any) -> Any:
-    """Return the dataset of a loader, all of it if the loader reads one process's part; None if there is none."""
+    """Return the unsharded dataset of a loader; None if it has no dataset."""
     dataset = getattr(loader, "dataset", None)
     return dataset.dataset if isinstance(dataset, SharedStream) else dataset
 
 
 def count_examples(loader: Any, batch_size: int) -> int:
-    """Return the length of a loader's dataset, or else an estimate from its length in batches."""
+    """Return the length of a loader's dataset, or an estimate from its number of batches."""
     dataset = get_full_dataset(loader)
     return len(dataset) if has_length(dataset) else len(loader) * batch_size

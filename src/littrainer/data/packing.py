@@ -1,7 +1,7 @@
-"""Several documents in one row, for causal language models: no padding between them, and no attention across them.
+"""Packing of several documents into a row, for causal language models.
 
-Position ids begin again with each document. From these, transformers' models make attention masks that keep documents
-apart; flash attention takes the beginnings of the documents.
+Position ids restart with each document. transformers' models derive from them attention masks that separate the
+documents; flash attention gets the documents' beginnings.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from littrainer.distributed.layout import data_parallel_size
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
-# A document of one token has nothing to predict.
+# The first token of a document has no label.
 MIN_TOKENS = 2
-# Rows' worth of documents of a stream that are packed together.
-ROWS_PACKED_TOGETHER = 64
+ROWS_PER_PACKING = 64
 
 
 def pack_documents(
@@ -39,22 +38,22 @@ def pack_documents(
     processing_class: Any,
     attention: str | None,
 ) -> tuple[Any, Any, PackedCollator]:
-    """Return dataset, sampler and collator that read training data in rows of up to `pack_to_length` tokens.
+    """Return dataset, sampler and collator for training rows of up to `pack_to_length` tokens.
 
     Parameters:
-        datasets: the dataset with its column of lengths if it has one, and as it is read.
-        sampler: the order that the dataset would be read in; None for a stream.
-        collate: makes the batch of one document.
-        attention: the name of the model's attention implementation.
+        datasets: the dataset with all columns, and without unused columns.
+        sampler: sampler without packing.
+        collate: collator of a batch with one document.
+        attention: the model's attention implementation.
 
     Raises:
-        ValueError: documents that do not fit, or a process that reads for all with flash attention.
+        ValueError: documents are too long, or batches are dispatched with flash attention.
     """
-    whole, dataset = datasets
+    full_dataset, dataset = datasets
     size, is_stream = args.pack_to_length, isinstance(dataset, IterableDataset)
     assert size is not None
     dispatches = getattr(args.accelerator_config, "dispatch_batches", None)
-    # Rows that one process reads for all are put together, and cut apart.
+    # Dispatched batches are joined and split, which requires rows of equal length.
     fills = data_parallel_size(args) > 1 and (is_stream if dispatches is None else dispatches)
     flattens = "flash" in (attention or "")
     if fills and flattens:
@@ -66,7 +65,7 @@ def pack_documents(
     collator = PackedCollator(collate, size, padding, flattens=flattens, fills=bool(fills))
     if is_stream:
         return PackedStream(dataset, size), None, collator
-    lengths = measure_lengths(args, whole, processing_class, "pack_to_length")
+    lengths = measure_lengths(args, full_dataset, processing_class, "pack_to_length")
     check_fit(lengths, size, "pack_to_length", "documents")
     documents = np.flatnonzero(lengths >= MIN_TOKENS)
     if not len(documents):
@@ -78,36 +77,37 @@ def pack_documents(
 
 
 def pack_best_fit(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Return rows of documents: each document stands in the row that has the least space left among those it fits in.
+    """Return rows of document indices by best fit: each document is added to the fullest row with enough space.
 
     Parameters:
-        lengths: of the documents in tokens, from the longest down, none above the `size` of a row.
+        lengths: tokens of the documents in descending order, at most `size`.
+        size: tokens of a row.
     """
     rows: list[list[int]] = []
-    # Rows by the space left in them; the bits of a number say which spaces there are.
-    with_space: list[list[int]] = [[] for _ in range(size + 1)]
+    # Rows by free space; bit n of `spaces` is set if any row has n tokens free.
+    rows_by_space: list[list[int]] = [[] for _ in range(size + 1)]
     spaces = 0
     for document, length in enumerate(lengths):
         if fitting := spaces >> length:
             space = length + (fitting & -fitting).bit_length() - 1
-            row = with_space[space].pop()
-            if not with_space[space]:
+            row = rows_by_space[space].pop()
+            if not rows_by_space[space]:
                 spaces ^= 1 << space
         else:
             space, row = size, len(rows)
             rows.append([])
         rows[row].append(document)
         if space > length:
-            with_space[space - length].append(row)
+            rows_by_space[space - length].append(row)
             spaces |= 1 << (space - length)
     return rows
 
 
 class PackedDocuments(Dataset[list[Any]]):
-    """The documents of a map-style dataset, by rows.
+    """Rows of documents of a map-style dataset.
 
     Parameters:
-        documents: indices in the dataset of the documents that are packed.
+        documents: dataset indices.
         rows: number of rows.
     """
 
@@ -125,9 +125,9 @@ class PackedDocuments(Dataset[list[Any]]):
 
 
 class PackedStream(IterableDataset[list[Any]]):
-    """The documents of a stream, by rows of up to `size` tokens.
+    """Rows of documents of a stream, with up to `size` tokens each.
 
-    As many documents as would fill 64 rows are prefetched and packed best-fit. It has a state if the stream has one.
+    Documents for 64 rows are prefetched and packed together. The rows have a `state_dict` if the stream has one.
     """
 
     def __init__(self, dataset: Any, size: int):
@@ -137,11 +137,11 @@ class PackedStream(IterableDataset[list[Any]]):
         self._stream_state: Any = None
         self._has_state = callable(getattr(dataset, "state_dict", None)) and not has_shuffle_buffer(dataset)
         if self._has_state:
-            # Their presence says that the stream need not be read again.
-            self.state_dict, self.load_state_dict = self._state, self._load_state
+            # A resume checks for these methods.
+            self.state_dict = self._state
+            self.load_state_dict = self._load_state
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the stream is read in."""
         set_epoch_on(epoch, self.dataset)
 
     def _state(self) -> dict[str, Any]:
@@ -155,7 +155,6 @@ class PackedStream(IterableDataset[list[Any]]):
     def __iter__(self) -> Iterator[list[Any]]:
         documents = iter(self.dataset)
         while True:
-            # Before the documents that are packed together.
             self._stream_state = copy.deepcopy(self.dataset.state_dict()) if self._has_state else None
             self._rows_done, self._rows_to_skip = self._rows_to_skip, 0
             rows = self._pack_rows(documents)
@@ -182,7 +181,7 @@ class PackedStream(IterableDataset[list[Any]]):
             if length >= MIN_TOKENS:
                 documents.append((length, document))
                 tokens += length
-            if tokens >= ROWS_PACKED_TOGETHER * self.size:
+            if tokens >= ROWS_PER_PACKING * self.size:
                 break
         documents.sort(key=lambda pair: -pair[0])
         rows = pack_best_fit([length for length, _ in documents], self.size)
@@ -190,16 +189,14 @@ class PackedStream(IterableDataset[list[Any]]):
 
 
 class PackedCollator:
-    """Joins the documents of rows to a batch.
+    """Collator of rows of documents.
 
     Parameters:
-        collate: makes the batch of one document, labels included; without labels its tokens are.
-        size: tokens that a row may have.
-        padding: token that fills a row up.
-        flattens: joins all rows to one without padding, with the beginnings of documents for flash attention.
-        fills: fills each row up to `size`; else to the longest row.
+        collate: collator of a batch with one document; its tokens are the labels if it has none.
+        flattens: join all rows without padding, for flash attention.
+        fills: pad rows to `size`; else to the longest row.
 
-    The label of each document's first token is -100, since the token before it belongs to another document. Position
+    The label of each document's first token is -100, since the previous token belongs to another document. Position
     ids count from 0 in each document, and are 0 for padding.
     """
 
@@ -216,13 +213,12 @@ class PackedCollator:
         self.flattens, self.fills = flattens, fills
 
     def __call__(self, rows: list[list[Any]]) -> dict[str, Any]:
-        """Return the batch of rows of documents."""
-        packed_rows = [[self._document(sample) for sample in row] for row in rows]
+        packed_rows = [[self._collate_document(sample) for sample in row] for row in rows]
         tokens = [sum(len(document["input_ids"]) for document in row) for row in packed_rows]
         if max(tokens) > self.size:
             raise ValueError(
-                f"pack_to_length={self.size}: documents with {max(tokens)} tokens stand in a row: they are longer than "
-                "their lengths in the dataset say. Correct these, or leave out what data_collator adds."
+                f"pack_to_length={self.size}: a row has {max(tokens)} tokens: its documents are longer than their "
+                "lengths in the dataset. Correct the lengths, or leave out what data_collator adds."
             )
         if self.flattens:
             packed_rows, tokens = [list(chain.from_iterable(packed_rows))], [sum(tokens)]
@@ -242,22 +238,22 @@ class PackedCollator:
             )
         return batch
 
-    def _document(self, sample: Any) -> dict[str, torch.Tensor]:
+    def _collate_document(self, sample: Any) -> dict[str, torch.Tensor]:
         batch = self.collate([sample])
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
         if ids is None:
             raise ValueError("pack_to_length packs `input_ids`, and the batch of data_collator has none: add them.")
         entries = {name: value for name, value in batch.items() if name not in ("attention_mask", "position_ids")}
         entries.setdefault("labels", ids)
-        others = [name for name, value in entries.items() if getattr(value, "shape", None) != ids.shape]
-        if others:
+        mismatched = [name for name, value in entries.items() if getattr(value, "shape", None) != ids.shape]
+        if mismatched:
             raise ValueError(
-                f"pack_to_length joins what has one entry for each token, which {', '.join(others)} of the batch does "
-                "not have: leave it out of the dataset, or out of what data_collator returns."
+                f"pack_to_length joins what has one entry for each token, which {', '.join(mismatched)} of the batch "
+                "does not have: leave it out of the dataset, or out of what data_collator returns."
             )
         mask = batch.get("attention_mask")
-        kept = slice(None) if mask is None else mask[0].bool()
-        document = {name: value[0][kept] for name, value in entries.items()}
+        is_token = slice(None) if mask is None else mask[0].bool()
+        document = {name: value[0][is_token] for name, value in entries.items()}
         document["labels"] = document["labels"].clone()
         document["labels"][:1] = IGNORED_LABEL
         document["position_ids"] = torch.arange(len(document["input_ids"]))
@@ -265,6 +261,6 @@ class PackedCollator:
 
 
 def count_document_tokens(position_ids: torch.Tensor) -> torch.Tensor:
-    """Return the tokens in packed rows that are no padding: of positions above 0, and the ones before a position 1."""
+    """Return the number of tokens in packed rows, without padding."""
     begins = (position_ids[:, :-1] == 0) & (position_ids[:, 1:] == 1)
     return (position_ids > 0).sum() + begins.sum()

@@ -1,4 +1,4 @@
-"""Samplers, and the choice of one by the arguments."""
+"""Samplers, and their selection by the arguments."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Batches that are sorted by length together; fewer if the data would make fewer than the minimum of groups.
-MAX_BATCHES_SORTED_TOGETHER = 50
+# Batches that are sorted by length together; fewer if the data would give less than `MIN_SORTED_GROUPS`.
+MAX_BATCHES_PER_SORTED_GROUP = 50
 MIN_SORTED_GROUPS = 4
 
 
 class EpochSeededSampler(RandomSampler):
-    """A random sampler whose order of epoch `e` is that of a generator seeded with `data_seed + e`, as accelerate's.
+    """Random sampler that seeds epoch `e` with `data_seed + e`, as accelerate's.
 
     Parameters:
-        data_seed: the seed; None takes the seed torch's global generator was last given.
+        data_seed: by default the initial seed of torch's global generator.
     """
 
     def __init__(self, *args: Any, data_seed: int | None = None, **kwargs: Any):
@@ -42,8 +42,7 @@ class EpochSeededSampler(RandomSampler):
         self.epoch = 0
 
     @classmethod
-    def replacing(cls, sampler: RandomSampler, data_seed: int | None) -> EpochSeededSampler:
-        """Return a sampler that draws as another random sampler, but seeded by epoch."""
+    def replace(cls, sampler: RandomSampler, data_seed: int | None) -> EpochSeededSampler:
         return cls(
             sampler.data_source,
             replacement=sampler.replacement,
@@ -53,14 +52,13 @@ class EpochSeededSampler(RandomSampler):
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order the next iteration has."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
-        return chain.from_iterable(self._orders())
+        return chain.from_iterable(self._draw_order())
 
-    def _orders(self) -> Iterator[Iterator[int]]:
-        # Seeded when the first sample is asked for: until then others may draw from the generator.
+    def _draw_order(self) -> Iterator[Iterator[int]]:
+        # Seeded lazily, since the generator may be used until the first sample is drawn.
         if self.generator is None:
             self.generator = torch.Generator()
         self.generator.manual_seed(self.epoch + self.initial_seed)
@@ -76,17 +74,17 @@ def get_length_grouped_indices(
 ) -> list[int]:
     """Return a random order with samples of similar length together.
 
-    The longest sample comes first, so that running out of memory happens at once and not after hours.
+    The longest sample is first, so that memory runs out in the first step if at all.
 
     Parameters:
-        lengths: the length of each sample, in tokens.
+        lengths: tokens of each sample.
         batch_size: samples of a batch.
-        mega_batch_mult: batches that are shuffled into a group and sorted there; by default 50, or fewer so that a
-            small dataset has four groups.
-        generator: draws the order; torch's global one by default.
+        mega_batch_mult: batches of a group that is sorted by length; by default 50, or fewer so that a small dataset
+            has four groups.
+        generator: generator of the order; torch's global generator by default.
     """
     if mega_batch_mult is None:
-        mega_batch_mult = max(1, min(MAX_BATCHES_SORTED_TOGETHER, len(lengths) // (batch_size * MIN_SORTED_GROUPS)))
+        mega_batch_mult = max(1, min(MAX_BATCHES_PER_SORTED_GROUP, len(lengths) // (batch_size * MIN_SORTED_GROUPS)))
     shuffled = torch.randperm(len(lengths), generator=generator).tolist()
     group_size = mega_batch_mult * batch_size
     groups = [
@@ -101,14 +99,14 @@ def get_length_grouped_indices(
 
 
 class LengthGroupedSampler(Sampler[int]):
-    """A random order with samples of similar length together, so that batches need less padding.
+    """Random order with samples of similar length together, which need less padding.
 
     Parameters:
         batch_size: samples of a batch, or of all micro-batches of an optimizer step.
-        dataset: measured if `lengths` is None.
-        lengths: the length of each sample, in tokens.
-        model_input_name: the key of the samples that is measured; `"input_ids"` by default.
-        generator: draws the order; torch's global one by default.
+        dataset: dataset to measure if `lengths` is None.
+        lengths: tokens of each sample.
+        model_input_name: key of the samples to measure; `"input_ids"` by default.
+        generator: generator of the order; torch's global generator by default.
 
     Raises:
         ValueError: neither dataset nor lengths is given, or the dataset cannot be measured.
@@ -135,143 +133,137 @@ class LengthGroupedSampler(Sampler[int]):
         return iter(get_length_grouped_indices(self.lengths, self.batch_size, generator=self.generator))
 
 
-# Formats of a `datasets.Dataset` in which a list of `n` values is something of length `n`.
-FORMATS = (None, "numpy", "torch")
+# Formats of a `datasets.Dataset` that keep the length of a list.
+LENGTH_KEEPING_FORMATS = (None, "numpy", "torch")
 ROWS_READ_AT_ONCE = 10_000
 MASK = "attention_mask"
 
 
 def get_sample_length(sample: Any, name: str, without_padding: bool) -> int:
-    """Return the length of a sample's entry; without padding, the number of tokens that its attention mask shows."""
+    """Return the length of a sample's entry; without padding, the sum of the attention mask."""
     return int(np.sum(sample[MASK])) if without_padding and MASK in sample else len(sample[name])
 
 
 def compute_sample_lengths(
     dataset: Any, model_input_name: str | None = None, without_padding: bool = False
 ) -> list[int]:
-    """Return the length of each sample's main input.
+    """Return the length of each sample's main input, without decoding a `datasets.Dataset` if possible.
 
     Parameters:
-        dataset: map-style, with mappings as samples; those of a `datasets.Dataset` are measured in its table if
-            possible, since decoding all samples takes as long as an epoch of reading them.
-        model_input_name: the key whose value is measured; `"input_ids"` by default.
-        without_padding: count only what the samples' attention masks show, if they have any.
+        model_input_name: key to measure; `"input_ids"` by default.
+        without_padding: use the samples' attention masks, if they have any.
 
     Raises:
         ValueError: samples are no mappings, or have no such key.
     """
     name = "input_ids" if model_input_name is None else model_input_name
     is_masked = without_padding and MASK in getattr(dataset, "column_names", ())
-    in_table = _lengths_in_table(dataset, MASK if is_masked else name)
+    in_table = _get_table_lengths(dataset, MASK if is_masked else name)
     if in_table is not None:
         return in_table
-    # Read twice, as transformers does, so that a dataset that draws random numbers in reading stays in step with it.
+    # Read twice, as transformers does, since reading may draw random numbers.
     first = dataset[0]
     if not isinstance(first, Mapping) or name not in dataset[0]:
-        found = f"the keys {', '.join(map(str, first))}" if isinstance(first, Mapping) else f"a {type(first).__name__}"
+        content = (
+            f"the keys {', '.join(map(str, first))}" if isinstance(first, Mapping) else f"a {type(first).__name__}"
+        )
         raise ValueError(
-            f"Samples are ordered by the length of their {name!r}, and the first one is {found}. Add {name!r} to the "
+            f"Samples are ordered by the length of their {name!r}, and the first one is {content}. Add {name!r} to the "
             "samples, name a column of lengths in length_column_name (a datasets.Dataset), or choose another "
             "train_sampling_strategy."
         )
-    # One by one, also where batches of samples could be fetched: samples may be padded to the others of their batch.
+    # Without `__getitems__`, which may pad samples to the longest of a batch.
     samples = dataset if hasattr(type(dataset), "__iter__") else (dataset[index] for index in range(len(dataset)))
     return [get_sample_length(sample, name, without_padding) for sample in samples]
 
 
-def _lengths_in_table(dataset: Any, name: str) -> list[int] | None:
-    # A subclass may read other rows than those of its table.
+def _get_table_lengths(dataset: Any, name: str) -> list[int] | None:
+    # Subclasses may return other rows than their table.
     if type(dataset) not in loaded_classes("datasets.Dataset") or not len(dataset):
         return None
-    shown = dataset.format
-    if shown["type"] not in FORMATS or name not in dataset.column_names:
+    output = dataset.format
+    if output["type"] not in LENGTH_KEEPING_FORMATS or name not in dataset.column_names:
         return None
-    if name not in shown["columns"] and not shown["output_all_columns"]:
+    if name not in output["columns"] and not output["output_all_columns"]:
         return None
     from pyarrow import ArrowNotImplementedError, compute
 
     lengths: list[Any] = []
     for rows in dataset.with_format("arrow", columns=[name]).iter(ROWS_READ_AT_ONCE):
         try:
-            found = compute.list_value_length(rows[name]).to_pylist()
-            if name == MASK and None not in found:
-                seen = np.insert(np.cumsum(compute.list_flatten(rows[name])), 0, 0)
-                found = np.diff(seen[np.insert(np.cumsum(found), 0, 0)]).tolist()
-            lengths += found
+            chunk = compute.list_value_length(rows[name]).to_pylist()
+            if name == MASK and None not in chunk:
+                totals = np.insert(np.cumsum(compute.list_flatten(rows[name])), 0, 0)
+                chunk = np.diff(totals[np.insert(np.cumsum(chunk), 0, 0)]).tolist()
+            lengths += chunk
         except ArrowNotImplementedError:
-            # No column of lists.
             return None
     return None if None in lengths else lengths
 
 
-# Datasets that have been measured, with the names that were read; evaluations need the lengths again and again.
-_measured: WeakKeyDictionary[Any, tuple[tuple[str, str | None, bool], np.ndarray]] = WeakKeyDictionary()
+# Dataset -> names that were read, and lengths.
+_lengths_cache: WeakKeyDictionary[Any, tuple[tuple[str, str | None, bool], np.ndarray]] = WeakKeyDictionary()
 
 
 def measure_lengths(args: TrainingArguments, dataset: Any, processing_class: Any, argument: str) -> np.ndarray:
-    """Return the length of each sample in tokens; a dataset is measured once.
-
-    The lengths are those of the column `length_column_name`, of an attribute `lengths`, or of the main input.
+    """Return the cached tokens of each sample, from `length_column_name`, an attribute `lengths`, or the main input.
 
     Parameters:
-        argument: the argument that needs them, for errors; `pack_to_length` needs them without padding.
+        argument: argument that needs the lengths; `pack_to_length` excludes padding.
 
     Raises:
-        ValueError: the samples have no length, or `lengths` has another number of them.
+        ValueError: the samples have no length, or `lengths` has another length than the dataset.
     """
-    names = args.length_column_name, _main_input_name(processing_class), argument == "pack_to_length"
-    # A list cannot be a key, and is measured fast.
+    names = args.length_column_name, _get_main_input_name(processing_class), argument == "pack_to_length"
+    # Unhashable datasets, such as lists, are not cached.
     with suppress(TypeError):
-        known = _measured.get(dataset)
-        if known is not None and known[0] == names and len(known[1]) == len(dataset):
-            return known[1]
-    lengths = _length_column(args, dataset)
+        cached = _lengths_cache.get(dataset)
+        if cached is not None and cached[0] == names and len(cached[1]) == len(dataset):
+            return cached[1]
+    lengths = _get_length_column(args, dataset)
     if lengths is None and not callable(getattr(dataset, "lengths", None)):
         lengths = getattr(dataset, "lengths", None)
     try:
-        found = compute_sample_lengths(dataset, *names[1:]) if lengths is None else list_lengths(lengths)
+        lengths = compute_sample_lengths(dataset, *names[1:]) if lengths is None else list_lengths(lengths)
     except ValueError as error:
         raise ValueError(
             f"{argument}={getattr(args, argument)} needs the length of each sample: add `input_ids` to the samples, or "
             f"a column of lengths that length_column_name names, or an attribute `lengths` to the dataset. {error}"
         ) from error
-    if len(found) != len(dataset):
-        raise ValueError(f"The dataset has {len(dataset)} samples, and {len(found)} `lengths`: give one for each.")
-    measured = np.ceil(np.asarray(found)).astype(np.int64)
+    if len(lengths) != len(dataset):
+        raise ValueError(f"The dataset has {len(dataset)} samples, and {len(lengths)} `lengths`: give one for each.")
+    rounded = np.ceil(np.asarray(lengths)).astype(np.int64)
     with suppress(TypeError):
-        _measured[dataset] = names, measured
-    return measured
+        _lengths_cache[dataset] = names, rounded
+    return rounded
 
 
 def list_lengths(lengths: Any) -> list[int]:
-    """Return the lengths of a column, tensor or array as a list, whose numbers are compared fast."""
-    # The column of a `datasets.Dataset` decodes each value for itself, unless all are read at once.
+    """Return the lengths of a column, tensor or array as a list, which is sorted faster."""
+    # Read at once, since a `datasets` column decodes each value separately.
     lengths = lengths[:]
     return lengths.tolist() if hasattr(lengths, "tolist") else list(lengths)
 
 
-ORDERED_BY_LENGTH = ("group_by_length", "batch_rebalance")
+LENGTH_STRATEGIES = ("group_by_length", "batch_rebalance")
 
 
 def make_train_sampler(args: TrainingArguments, dataset: Any, processing_class: Any) -> Sampler[Any]:
     """Return the sampler of a map-style training dataset for `train_sampling_strategy` or `sortish_sampler`.
 
-    Parameters:
-        processing_class: its main input's name is the key whose length counts.
-
     Raises:
         ValueError: the strategy needs lengths, and the samples have none.
     """
-    strategy, samples_of_step = _strategy(args), args.train_batch_size * args.gradient_accumulation_steps
+    strategy, samples_per_step = _get_strategy(args), args.train_batch_size * args.gradient_accumulation_steps
     if strategy == "group_by_length":
-        return _group_by_length(args, dataset, processing_class, samples_of_step)
+        return _group_by_length(args, dataset, processing_class, samples_per_step)
     if strategy == "batch_rebalance":
-        lengths = _length_column(args, dataset)
+        lengths = _get_length_column(args, dataset)
         if lengths is None:
-            lengths = compute_sample_lengths(dataset, _main_input_name(processing_class))
-        return _rebalance_sampler_class()(
+            lengths = compute_sample_lengths(dataset, _get_main_input_name(processing_class))
+        return _import_rebalance_sampler()(
             list_lengths(lengths),
-            effective_batch_size=samples_of_step * data_parallel_size(args),
+            effective_batch_size=samples_per_step * data_parallel_size(args),
             dp_size=data_parallel_size(args),
             grad_accum=args.gradient_accumulation_steps,
             rank=data_parallel_rank(args),
@@ -280,7 +272,7 @@ def make_train_sampler(args: TrainingArguments, dataset: Any, processing_class: 
     return SequentialSampler(dataset) if strategy == "sequential" else RandomSampler(dataset)
 
 
-def _rebalance_sampler_class() -> Any:
+def _import_rebalance_sampler() -> Any:
     try:
         return importlib.import_module("transformers.trainer_pt_utils").BatchRebalanceSampler
     except (ImportError, AttributeError) as error:
@@ -290,12 +282,12 @@ def _rebalance_sampler_class() -> Any:
         ) from error
 
 
-def _strategy(args: TrainingArguments) -> str:
+def _get_strategy(args: TrainingArguments) -> str:
     return "group_by_length" if getattr(args, "sortish_sampler", False) else args.train_sampling_strategy
 
 
 def make_evaluation_sampler(args: TrainingArguments, dataset: Any, processing_class: Any) -> Sampler[int] | None:
-    """Return the sampler of an evaluation dataset: its own order (None with several processes), or by length."""
+    """Return the sampler of an evaluation dataset: sequential (None with several processes), or grouped by length."""
     if args.train_sampling_strategy != "group_by_length":
         return SequentialSampler(dataset) if args.world_size <= 1 else None
     seed = args.seed if args.data_seed is None else args.data_seed
@@ -307,24 +299,24 @@ def make_evaluation_sampler(args: TrainingArguments, dataset: Any, processing_cl
 def _group_by_length(
     args: TrainingArguments, dataset: Any, processing_class: Any, batch_size: int, generator: Any = None
 ) -> LengthGroupedSampler:
-    lengths, name = _length_column(args, dataset), _main_input_name(processing_class)
+    lengths, name = _get_length_column(args, dataset), _get_main_input_name(processing_class)
     return LengthGroupedSampler(batch_size, dataset, lengths, name, generator)
 
 
 def warn_about_stream_order(args: TrainingArguments) -> None:
-    """Warn that a strategy which needs lengths has no effect on training data that is read in its own order."""
-    if _strategy(args) in ORDERED_BY_LENGTH:
+    """Warn that a length-based strategy has no effect on a stream."""
+    if _get_strategy(args) in LENGTH_STRATEGIES:
         logger.warning(
             "train_sampling_strategy=%r has no effect: the training data is a stream or has no length, and is read "
             "in its own order.",
-            _strategy(args),
+            _get_strategy(args),
         )
 
 
-def warn_about_dropped_lengths(args: TrainingArguments, whole: Any, kept: Any) -> None:
-    """Warn if the column of lengths was among the unused columns of a `datasets.Dataset`, which are dropped before."""
+def warn_about_dropped_lengths(args: TrainingArguments, before: Any, after: Any) -> None:
+    """Warn if a `datasets.Dataset` has lost its length column with the unused columns."""
     name = args.length_column_name
-    if _strategy(args) in ORDERED_BY_LENGTH and name in whole.column_names and name not in kept.column_names:
+    if _get_strategy(args) in LENGTH_STRATEGIES and name in before.column_names and name not in after.column_names:
         warnings.warn(
             f"length_column_name={name!r} is not read: the column is dropped, since the model does not take it, and "
             "samples are measured by their main input. Set remove_unused_columns=False to have it read.",
@@ -332,12 +324,12 @@ def warn_about_dropped_lengths(args: TrainingArguments, whole: Any, kept: Any) -
         )
 
 
-def _length_column(args: TrainingArguments, dataset: Any) -> Any:
+def _get_length_column(args: TrainingArguments, dataset: Any) -> Any:
     if is_a(dataset, "datasets.Dataset") and args.length_column_name in dataset.column_names:
         return dataset[args.length_column_name]
     return None
 
 
-def _main_input_name(processing_class: Any) -> str | None:
+def _get_main_input_name(processing_class: Any) -> str | None:
     names = getattr(processing_class, "model_input_names", None)
     return names[0] if names else None

@@ -1,7 +1,7 @@
-"""The part of the data that each process reads, as under accelerate.
+"""Shards of the data for the processes, as under accelerate.
 
-Either the processes take turns with whole batches (rounds of as many batches as there are processes), or each batch is
-split between them. An incomplete last round is filled up with the first samples.
+A global batch is either one batch for each process, or one batch that is split between the processes. An incomplete
+last global batch is padded with the first samples.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ Element = TypeVar("Element")
 
 @dataclass(frozen=True)
 class ShardSpec:
-    """One of the parts into which the data is divided.
+    """Specification of a process's shard of the data.
 
     Parameters:
-        index: the index of the part.
-        count: parts in all; processes that compute a layer together have the same part.
-        split_batches: the batches of a loader are split; else the processes take turns with whole batches.
-        even_batches: the last round is filled up with the first samples, so that all parts are equal.
+        count: number of shards; tensor-parallel processes share a shard.
+        split_batches: split each batch; else the processes take turns with batches.
+        even_batches: pad the last global batch.
     """
 
     index: int
@@ -39,15 +38,13 @@ class ShardSpec:
     even_batches: bool = True
 
     def global_batch_size(self, batch_size: int) -> int:
-        """Return the samples of a round in all parts together, for a batch size of the loader."""
         return batch_size if self.split_batches else batch_size * self.count
 
     def local_batch_size(self, batch_size: int) -> int:
-        """Return the samples of a round in one part."""
         return batch_size // self.count if self.split_batches else batch_size
 
     def check_divides(self, batch_size: int | None) -> None:
-        """Raise a ValueError if batches are to be split that cannot be split into equal parts."""
+        """Raise a ValueError if `split_batches` cannot split batches of this size equally."""
         if self.split_batches and (batch_size is None or batch_size % self.count):
             size = "a batch size that is not known" if batch_size is None else f"a batch size of {batch_size}"
             raise ValueError(
@@ -57,20 +54,20 @@ class ShardSpec:
 
 
 def find_shard(args: TrainingArguments, settings: Any) -> ShardSpec | None:
-    """Return the part of this process, by the `split_batches` and `even_batches` of settings; None if it reads all."""
-    parts = data_parallel_size(args)
-    if parts == 1:
+    """Return this process's shard by the `split_batches` and `even_batches` of settings; None if it reads all data."""
+    count = data_parallel_size(args)
+    if count == 1:
         return None
     return ShardSpec(
         index=data_parallel_rank(args),
-        count=parts,
+        count=count,
         split_batches=bool(getattr(settings, "split_batches", False)),
         even_batches=bool(getattr(settings, "even_batches", True)),
     )
 
 
 def get_length(sized: Any) -> int | None:
-    """Return the `len()` of a dataset or loader; None if it is unknown."""
+    """Return the `len()` of an object, or None."""
     try:
         return len(sized)
     except (TypeError, AttributeError, NotImplementedError):
@@ -78,130 +75,118 @@ def get_length(sized: Any) -> int | None:
 
 
 def set_epoch_on(epoch: int, *candidates: Any) -> None:
-    """Set the epoch of samplers and datasets that have `set_epoch`."""
     for candidate in candidates:
         if callable(getattr(candidate, "set_epoch", None)):
             candidate.set_epoch(epoch)
 
 
 class SharedBatches(Sampler[list[int]]):
-    """The batches of a batch sampler that one process reads.
-
-    A batch sampler without a `batch_size` may give batches of any size; batches of the first round fill up the last.
-    With `drop_last` an incomplete last round is left out.
+    """Batch sampler of one process's shard.
 
     Parameters:
-        batch_sampler: gives the batches of all processes, the same in each of them.
+        batch_sampler: batches of all processes, in equal order. Without a `batch_size` the last global batch is padded
+            with complete batches.
 
     Raises:
-        ValueError: batches are to be split that cannot be.
+        ValueError: `split_batches` cannot split the batches equally.
     """
 
-    def __init__(self, batch_sampler: Any, share: ShardSpec):
+    def __init__(self, batch_sampler: Any, shard: ShardSpec):
         self.batch_sampler = batch_sampler
-        self.share = share
+        self.shard = shard
         self.batch_size: int | None = getattr(batch_sampler, "batch_size", None)
         self.drop_last: bool = getattr(batch_sampler, "drop_last", False)
-        share.check_divides(self.batch_size)
+        shard.check_divides(self.batch_size)
 
     @property
     def sampler(self) -> Any:
-        """The order of samples that the batches follow; None if there is none."""
         return getattr(self.batch_sampler, "sampler", None)
 
     @property
     def even_batches(self) -> bool:
-        """Whether all processes get equally many batches; writable."""
-        return self.share.even_batches
+        return self.shard.even_batches
 
     @even_batches.setter
     def even_batches(self, value: bool) -> None:
-        self.share = replace(self.share, even_batches=value)
+        self.shard = replace(self.shard, even_batches=value)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the order."""
         set_epoch_on(epoch, self.batch_sampler, self.sampler)
 
     def __len__(self) -> int:
-        whole, share = len(self.batch_sampler), self.share
-        if not share.split_batches:
-            rounds, left_over = divmod(whole, share.count)
-            is_in_last_round = left_over and not self.drop_last and (share.even_batches or share.index < left_over)
-            return rounds + bool(is_in_last_round)
-        if share.even_batches or self.drop_last or self.batch_size is None or not hasattr(self.sampler, "__len__"):
-            return whole
-        # This process may have nothing of the last batch.
+        total, shard = len(self.batch_sampler), self.shard
+        if not shard.split_batches:
+            complete, remainder = divmod(total, shard.count)
+            has_last = remainder and not self.drop_last and (shard.even_batches or shard.index < remainder)
+            return complete + bool(has_last)
+        if shard.even_batches or self.drop_last or self.batch_size is None or not hasattr(self.sampler, "__len__"):
+            return total
+        # The last batch may have no rows for this process.
         rows = len(self.sampler) % self.batch_size
-        return whole - (0 < rows <= share.index * share.local_batch_size(self.batch_size))
+        return total - (0 < rows <= shard.index * shard.local_batch_size(self.batch_size))
 
     def __iter__(self) -> Iterator[list[int]]:
-        share, size = self.share, self.batch_size
-        rounds: Iterable[list[list[int]]] = iterate_chunks(self.batch_sampler, share.count)
-        if share.split_batches and size is not None:
-            size = part = share.local_batch_size(size)
-            rounds = (list(iterate_chunks(batch, part)) for batch in self.batch_sampler)
-        first_round: list[list[int]] = []
-        left_over: list[list[int]] = []
-        for batches in rounds:
-            first_round = first_round or batches
-            # No process gets a batch of a round before it is certain that all processes get one.
-            is_complete = len(batches) == share.count and size in (None, len(batches[-1]))
-            left_over = [] if is_complete else batches
+        shard, size = self.shard, self.batch_size
+        global_batches: Iterable[list[list[int]]] = iterate_chunks(self.batch_sampler, shard.count)
+        if shard.split_batches and size is not None:
+            size = local_size = shard.local_batch_size(size)
+            global_batches = (list(iterate_chunks(batch, local_size)) for batch in self.batch_sampler)
+        first: list[list[int]] = []
+        incomplete: list[list[int]] = []
+        for batches in global_batches:
+            first = first or batches
+            # Yield only if every process gets a batch.
+            is_complete = len(batches) == shard.count and size in (None, len(batches[-1]))
+            incomplete = [] if is_complete else batches
             if is_complete:
-                yield batches[share.index]
-        if left_over and not self.drop_last:
-            if share.even_batches:
-                left_over = self._fill_up(left_over, first_round, size)
-            yield from left_over[share.index : share.index + 1]
+                yield batches[shard.index]
+        if incomplete and not self.drop_last:
+            if shard.even_batches:
+                incomplete = self._pad(incomplete, first, size)
+            yield from incomplete[shard.index : shard.index + 1]
 
-    def _fill_up(self, batches: list[list[int]], first_round: list[list[int]], size: int | None) -> list[list[int]]:
-        # With samples of the first round, or with whole batches if these have any size.
-        missing = self.share.count - len(batches)
+    def _pad(self, batches: list[list[int]], first: list[list[int]], size: int | None) -> list[list[int]]:
+        missing = self.shard.count - len(batches)
         if size is None:
-            return [*batches, *islice(cycle(first_round), missing)]
-        filling = cycle(chain.from_iterable(first_round))
-        return [[*batch, *islice(filling, size - len(batch))] for batch in [*batches, *([] for _ in range(missing))]]
+            return [*batches, *islice(cycle(first), missing)]
+        samples = cycle(chain.from_iterable(first))
+        return [[*batch, *islice(samples, size - len(batch))] for batch in [*batches, *([] for _ in range(missing))]]
 
 
 class SharedStream(IterableDataset[Any]):
-    """One process's samples of a stream, which each process reads to its end.
+    """Shard of a stream that each process reads completely.
 
     Parameters:
-        dataset: the same stream in each process.
-        batch_size: samples of one batch of the loader.
-        drop_last: leave out an incomplete last round; else it is filled up with the first samples.
+        drop_last: drop an incomplete last global batch; else pad it.
 
     Raises:
-        ValueError: batches are to be split that cannot be.
+        ValueError: `split_batches` cannot split the batches equally.
     """
 
-    def __init__(self, dataset: Any, batch_size: int, share: ShardSpec, drop_last: bool = False):
-        share.check_divides(batch_size)
+    def __init__(self, dataset: Any, batch_size: int, shard: ShardSpec, drop_last: bool = False):
+        shard.check_divides(batch_size)
         self.dataset = dataset
         self.batch_size = batch_size
-        self.share = share
+        self.shard = shard
         self.drop_last = drop_last
         self.epoch = 0
-        # Samples of the last round that are not repeated; None until the stream has been read to its end here.
+        # Samples of the last global batch without padding; None until this process has read the stream to its end.
         self.last_global_batch_size: int | None = None
 
     @property
     def global_batch_size(self) -> int:
-        """Samples of a round in all processes together."""
-        return self.share.global_batch_size(self.batch_size)
+        return self.shard.global_batch_size(self.batch_size)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the stream."""
         self.epoch = epoch
         set_epoch_on(epoch, self.dataset)
 
     def __len__(self) -> int:
-        complete, left_over = divmod(len(self.dataset), self.global_batch_size)
-        rounds = complete + (left_over > 0 and not self.drop_last)
-        return rounds * self.share.local_batch_size(self.batch_size)
+        complete, remainder = divmod(len(self.dataset), self.global_batch_size)
+        return (complete + (remainder > 0 and not self.drop_last)) * self.shard.local_batch_size(self.batch_size)
 
     def incomplete_global_batch_size(self) -> int:
-        """Return the samples of the last round that are not repeated; 0 if it is full, -1 if unknown."""
+        """Return the samples of the last global batch without padding; 0 if it is full, -1 if unknown."""
         samples = self.last_global_batch_size
         if samples is None:
             # Workers count in their copies.
@@ -209,30 +194,31 @@ class SharedStream(IterableDataset[Any]):
         return -1 if samples is None or self.drop_last else samples % self.global_batch_size
 
     def __iter__(self) -> Iterator[Any]:
-        # A generator that depends on no epoch would give another order in each process.
+        # Seeded by epoch, so that all processes draw the same order.
         generator = getattr(self.dataset, "generator", None)
         if isinstance(generator, torch.Generator) and not hasattr(self.dataset, "set_epoch"):
             generator.manual_seed(self.epoch)
-        part = self.share.local_batch_size(self.batch_size)
-        own = slice(self.share.index * part, (self.share.index + 1) * part)
+        local_size, global_size = self.shard.local_batch_size(self.batch_size), self.global_batch_size
+        local_rows = slice(self.shard.index * local_size, (self.shard.index + 1) * local_size)
         self.last_global_batch_size = None
         first: list[Any] = []
         length = 0
-        for samples in iterate_chunks(self.dataset, self.global_batch_size):
-            first, length = first or samples, len(samples)
-            if length == self.global_batch_size:
-                yield from samples[own]
+        for samples in iterate_chunks(self.dataset, global_size):
+            first = first or samples
+            length = len(samples)
+            if length == global_size:
+                yield from samples[local_rows]
             elif not self.drop_last:
                 self.last_global_batch_size = length
-                yield from [*samples, *islice(cycle(first), self.global_batch_size - length)][own]
-        if length == self.global_batch_size:
+                yield from [*samples, *islice(cycle(first), global_size - length)][local_rows]
+        if length == global_size:
             self.last_global_batch_size = length
 
 
 def iterate_chunks(elements: Iterable[Element], size: int) -> Iterator[list[Element]]:
-    """Yield elements in lists of a size, the last of which may be shorter; none is drawn in advance."""
+    """Yield elements in lists of a size, without prefetch; the last list may be shorter."""
     iterator = iter(elements)
-    while taken := list(islice(iterator, size)):
-        yield taken
-        if len(taken) < size:
+    while chunk := list(islice(iterator, size)):
+        yield chunk
+        if len(chunk) < size:
             return

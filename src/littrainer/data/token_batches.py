@@ -1,7 +1,7 @@
-"""Groups of samples by tokens: batches up to a number of tokens, and rows into which documents are packed.
+"""Groups of samples by tokens: batches with a maximum of tokens, and rows of packed documents.
 
-Groups are formed of positions in the order by length. The samples of one length are distributed over their positions
-again for each epoch, so that the number of groups, and of optimizer steps, is the same in all epochs.
+A group contains positions in the order by length. Each epoch shuffles samples of equal length among their positions, so
+that the number of groups and of optimizer steps is the same in all epochs.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from littrainer.distributed.layout import data_parallel_size
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
-# Lengths are rounded up to so many binary digits, by 3 % at most: samples of one rounded length are mixed in batches.
+# Significant bits of rounded lengths (an increase of 3 % at most); samples of equal rounded length are shuffled.
 LEADING_BITS = 6
 
 
 class LengthGroups(Sampler[list[int]]):
-    """Groups of samples, the longest first.
+    """Batch sampler of groups in descending length.
 
     Parameters:
-        widths: the length of each sample in tokens, rounded up.
-        groups: positions in the order by width, from the largest down.
-        last_global_batch_size: samples of the last groups that processes read at a time; further ones repeat others.
+        widths: tokens of each sample, rounded up.
+        groups: positions in the order by descending width.
+        last_global_batch_size: samples of the last global batch without padding; -1 if unknown.
     """
 
     def __init__(self, widths: np.ndarray, groups: list[np.ndarray], last_global_batch_size: int = -1):
@@ -39,11 +39,10 @@ class LengthGroups(Sampler[list[int]]):
 
     @property
     def order(self) -> np.ndarray:
-        """The samples in the order in which they are read."""
-        return self.by_width(np.arange(len(self.widths)))
+        return self.sort_by_width(np.arange(len(self.widths)))
 
-    def by_width(self, order: np.ndarray) -> np.ndarray:
-        """Return samples sorted by width, those of one width in the order given."""
+    def sort_by_width(self, order: np.ndarray) -> np.ndarray:
+        """Return samples sorted stably by descending width."""
         return np.asarray(order[np.argsort(-self.widths[order], kind="stable")])
 
     def __len__(self) -> int:
@@ -55,7 +54,7 @@ class LengthGroups(Sampler[list[int]]):
 
 
 class ShuffledGroups(EpochSeededSampler):
-    """The groups in random order, each of samples that are drawn among those of the same width."""
+    """Random order of groups, whose samples are shuffled among samples of equal width."""
 
     def __init__(self, groups: LengthGroups, data_seed: int | None):
         super().__init__(groups.widths, data_seed=data_seed)
@@ -63,26 +62,26 @@ class ShuffledGroups(EpochSeededSampler):
 
     @property
     def sampler(self) -> ShuffledGroups:
-        """Return itself, which has the order of the batches of a batch sampler."""
+        """Sampler of this batch sampler, which is the object itself."""
         return self
 
     def __len__(self) -> int:
         return len(self.groups)
 
-    def _orders(self) -> Iterator[Iterator[Any]]:
+    def _draw_order(self) -> Iterator[Iterator[Any]]:
         self.generator = generator = self.generator or torch.Generator()
         generator.manual_seed(self.epoch + self.initial_seed)
-        order = self.groups.by_width(torch.randperm(len(self.groups.widths), generator=generator).numpy())
+        order = self.groups.sort_by_width(torch.randperm(len(self.groups.widths), generator=generator).numpy())
         numbers = torch.randperm(len(self.groups), generator=generator).tolist()
         yield (order[self.groups.groups[number]].tolist() for number in numbers)
         self.epoch += 1
 
 
 def follow_sampler(args: TrainingArguments, groups: LengthGroups, sampler: Any, argument: str) -> Any:
-    """Return groups in the kind of order of a sampler: random, or the same in each epoch.
+    """Return groups in random order for a random sampler, or in fixed order for a sequential sampler.
 
     Raises:
-        ValueError: groups cannot follow the draws of a sampler of the script; the error names the argument.
+        ValueError: the sampler is of another kind; the error names the argument.
     """
     is_random = type(sampler) is RandomSampler and not sampler.replacement
     if is_random and sampler.num_samples == len(sampler.data_source):
@@ -98,15 +97,14 @@ def follow_sampler(args: TrainingArguments, groups: LengthGroups, sampler: Any, 
 def make_token_batch_sampler(
     args: TrainingArguments, dataset: Any, sampler: Any, processing_class: Any, collator: Any, is_training: bool
 ) -> Any:
-    """Return the batch sampler of `max_tokens_per_batch`; None for a stream to evaluate, read in fixed batches.
+    """Return the batch sampler of `max_tokens_per_batch`; None for an evaluation stream, which has fixed batches.
 
     Parameters:
-        dataset: map-style, with its column of lengths if it has one.
-        sampler: the order that the dataset would be read in.
-        collator: pads each batch to its longest sample, and to its `pad_to_multiple_of` if it has one.
+        sampler: sampler without `max_tokens_per_batch`.
+        collator: collator that pads to the longest sample, and to its `pad_to_multiple_of`.
 
     Raises:
-        ValueError: training data without lengths, or a sample that is longer than a batch may be.
+        ValueError: the training data has no length, or a sample is longer than the limit.
     """
     limit = args.max_tokens_per_batch
     assert limit is not None
@@ -124,16 +122,17 @@ def make_token_batch_sampler(
     check_fit(padded, limit, "max_tokens_per_batch", "samples")
     step = 2 ** np.maximum(np.frexp(widths)[1] - LEADING_BITS, 0)
     widths = np.minimum(-(-(-(-widths // step) * step) // multiple) * multiple, limit)
-    parts = data_parallel_size(args)
-    from_longest = np.sort(widths)[::-1]
-    formed = (
-        (form_groups(from_longest, limit, parts),) if is_training else form_equal_groups(from_longest, limit, parts)
-    )
-    return follow_sampler(args, LengthGroups(widths, *formed), sampler, "max_tokens_per_batch")
+    processes = data_parallel_size(args)
+    sorted_widths = np.sort(widths)[::-1]
+    if is_training:
+        groups = LengthGroups(widths, form_groups(sorted_widths, limit, processes))
+    else:
+        groups = LengthGroups(widths, *form_equal_groups(sorted_widths, limit, processes))
+    return follow_sampler(args, groups, sampler, "max_tokens_per_batch")
 
 
 def collate_up_to(limit: int, collate: Callable[[list[Any]], Any], samples: list[Any]) -> Any:
-    """Return the batch of samples, refused if it has more tokens than that with padding."""
+    """Collate samples; raise a ValueError if the padded batch has more tokens than the limit."""
     batch = collate(samples)
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
     if isinstance(ids, torch.Tensor) and ids.numel() > limit:
@@ -146,7 +145,6 @@ def collate_up_to(limit: int, collate: Callable[[list[Any]], Any], samples: list
 
 
 def check_fit(lengths: np.ndarray, limit: int, argument: str, what: str) -> None:
-    """Raise a ValueError if samples are longer than a limit."""
     if longer := int((lengths > limit).sum()):
         raise ValueError(
             f"{argument}={limit}: {longer} of {len(lengths)} {what} are longer, the longest has {lengths.max()} "
@@ -155,11 +153,11 @@ def check_fit(lengths: np.ndarray, limit: int, argument: str, what: str) -> None
 
 
 def form_groups(widths: np.ndarray, limit: int, parts: int = 1) -> list[np.ndarray]:
-    """Return groups of positions, each up to a limit of tokens with padding.
+    """Return groups of positions with at most `limit` tokens each, including padding.
 
     Parameters:
-        widths: of the samples, from the largest down.
-        parts: processes; their number divides that of the groups, unless each sample is a group by itself.
+        widths: tokens of the samples in descending order.
+        parts: number of processes, which divides the number of groups unless each group has one sample.
     """
     groups, start = [], 0
     while start < len(widths):
@@ -175,19 +173,19 @@ def form_groups(widths: np.ndarray, limit: int, parts: int = 1) -> list[np.ndarr
 
 
 def form_equal_groups(widths: np.ndarray, limit: int, parts: int) -> tuple[list[np.ndarray], int]:
-    """Return groups of which the processes read equally large ones at a time, and the samples of the last round."""
+    """Return groups that are equally large in all processes at a time, and the size of the last global batch."""
     groups: list[np.ndarray] = []
     start = last = 0
     while start < len(widths):
         last = min(max(1, limit // int(widths[start])) * parts, len(widths) - start)
-        # Samples of an incomplete round are repeated.
+        # `resize` repeats samples.
         groups += np.split(np.resize(np.arange(start, start + last), -(-last // parts) * parts), parts)
         start += last
     return groups, last
 
 
 def find_length_groups(loader: Any) -> LengthGroups | None:
-    """Return the groups in whose order a loader reads its dataset; None if it reads otherwise, or draws them."""
+    """Return the groups if a loader reads them in fixed order, else None."""
     batches = getattr(loader, "batch_sampler", None)
     while batches is not None and not isinstance(batches, LengthGroups):
         batches = getattr(batches, "batch_sampler", None)

@@ -1,4 +1,4 @@
-"""A collator under its earlier name, which newer releases of transformers do not have."""
+"""Collators that newer releases of transformers have removed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers.data.data_collator import DataCollatorForLanguageModeling
 
 
 class DataCollatorForWholeWordMask(DataCollatorForLanguageModeling):
-    """Hide all tokens of a word or none; an earlier name, which newer releases of transformers do not have.
+    """Masking of whole words, under a name that newer releases of transformers have removed.
 
     Parameters:
         args, kwargs: those of `DataCollatorForLanguageModeling`.

@@ -1,7 +1,7 @@
-"""Windows: the micro-batches of one optimizer step, which are drawn and counted together.
+"""Windows: the micro-batches of one optimizer step.
 
-The loss of a micro-batch is normalised by the whole window (its label tokens, or its number of micro-batches), so the
-window has to be drawn before its first forward pass.
+Losses are normalised by the window's label tokens or number of micro-batches, so a window is drawn before its first
+forward pass.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ IGNORED_LABEL = -100
 
 @dataclass(slots=True)
 class MicroBatch:
-    """One micro-batch and its position in the window of its optimizer step.
+    """Micro-batch with its position in the window of an optimizer step.
 
     Parameters:
-        inputs: the batch, on the accelerator if the loader moves batches.
-        opens_window: it is the first of its optimizer step.
-        closes_window: it is the last, and the optimizer steps after its backward pass.
-        window_size: micro-batches that were drawn together: those of the step, unless a script draws more or fewer.
+        inputs: result of the collator.
+        opens_window: the micro-batch is the first of its optimizer step.
+        closes_window: the optimizer steps after this micro-batch.
+        window_size: micro-batches drawn together; a script may draw more or fewer than those of a step.
         num_items_in_window: label tokens in the window, if the loss is divided by them.
-        epoch_fraction: share of the epoch that is done after it.
-        position: its index in the window.
+        epoch_fraction: completed fraction of the epoch.
+        position: index in the window.
     """
 
     inputs: Any
@@ -43,21 +43,19 @@ class MicroBatch:
 
     @property
     def is_last_drawn(self) -> bool:
-        """Whether no other of its window follows; if the data ends within a window, it does not close the window."""
+        """True for the window's last drawn micro-batch, also if the data ends before the window is full."""
         return self.position + 1 == self.window_size
 
 
 class WindowLoader:
-    """The iterable of fit: micro-batches, drawn from a DataLoader in windows.
+    """Training loader for `lightning.Trainer.fit`, which draws micro-batches from a DataLoader in windows.
 
     Parameters:
-        loader: the training DataLoader.
-        accumulation: micro-batches in a full window; may be changed between epochs.
-        micro_batches_per_epoch: length of an epoch; its last window may be shorter.
-        draw_window: takes an iterator and a number, returns the micro-batches drawn and their label tokens.
+        accumulation: micro-batches in a full window; may change between epochs.
+        draw_window: function of an iterator and a number that returns micro-batches and their label tokens.
         should_stop: called after each micro-batch; the epoch ends early if it returns true.
-        left_out: windows that are drawn and skipped, each as its epoch and the number of its first micro-batch.
-        is_length_of_training: the micro-batches of an epoch are all of the training, and the data may have more.
+        left_out: (epoch, first micro-batch) of windows that are drawn and skipped.
+        is_length_of_training: `micro_batches_per_epoch` covers the whole training, and the data may have more.
     """
 
     def __init__(
@@ -73,7 +71,6 @@ class WindowLoader:
     ):
         self.loader = loader
         self.accumulation = accumulation
-        # The optimizer steps of an epoch are fixed, also if a smaller accumulation leaves a part of its data unread.
         self.set_epoch_length(micro_batches_per_epoch)
         self.draw_window = draw_window
         self.should_stop = should_stop
@@ -85,52 +82,48 @@ class WindowLoader:
         self.micro_batches_read = 0
         self.micro_batches_done = 0
         self._micro_batches_drawn = 0
-        self._data_has_ended = False
+        self._is_exhausted = False
 
     def __len__(self) -> int:
-        # Also for a stream of unknown length: without a length Lightning would prefetch a batch before training starts,
-        # and the order of random draws would change.
+        # Without a length Lightning prefetches a batch before training starts, which changes the random draws.
         return self.micro_batches_per_epoch
 
     def set_epoch_length(self, micro_batches_per_epoch: int) -> None:
-        """Set the length of an epoch, before any epoch has begun."""
         self.micro_batches_per_epoch = micro_batches_per_epoch
+        # Fixed, even if accumulation is lowered later and leaves data unread.
         self._windows_per_epoch = -(-micro_batches_per_epoch // self.accumulation)
 
     def start_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration."""
         self.epoch = self.progress.epoch = epoch
         self.micro_batches_read = self.micro_batches_done = 0
-        self._data_has_ended = self.progress.is_exhausted = False
+        self._is_exhausted = self.progress.is_exhausted = False
 
     def find_rows(self, epoch: int, micro_batch: int) -> list[int] | None:
-        """Return the indices in the dataset of the rows of a micro-batch that was read; None if unknown."""
+        """Return the dataset indices of a micro-batch's rows; None if unknown."""
         return self.progress.find_batch_rows(epoch, micro_batch)
 
     def count_optimizer_step(self) -> None:
-        """Note that the optimizer has stepped with the micro-batches so far."""
+        """Record that the optimizer has stepped with all micro-batches read so far."""
         self.micro_batches_done = self.micro_batches_read
 
     @property
     def is_epoch_complete(self) -> bool:
-        """Whether the optimizer has stepped with the last micro-batch of the epoch."""
-        is_at_its_length = self.micro_batches_done >= self.micro_batches_per_epoch and not self.is_length_of_training
-        if is_at_its_length or self._data_has_ended:
-            return True
-        # A loader that prefetches detects the end of a stream with its last batch.
-        return self.progress.is_exhausted and self.micro_batches_done == self._micro_batches_drawn
+        """True once the optimizer has stepped with the last micro-batch of the epoch."""
+        is_at_length = self.micro_batches_done >= self.micro_batches_per_epoch and not self.is_length_of_training
+        # A prefetching loader detects the end of a stream with its last batch.
+        is_at_end = self.progress.is_exhausted and self.micro_batches_done == self._micro_batches_drawn
+        return is_at_length or self._is_exhausted or is_at_end
 
     def __iter__(self) -> Iterator[MicroBatch]:
         progress = self.progress
         position = progress.position or DataPosition(self.epoch)
-        seen, change = position.micro_batches, position.layout_change
-        self.micro_batches_read = self.micro_batches_done = seen
-        self._data_has_ended = False
+        count, change = position.micro_batches, position.layout_change
+        self.micro_batches_read = self.micro_batches_done = count
+        self._is_exhausted = False
         loader = self.loader
         if hasattr(loader, "set_epoch"):
             set_epoch_on(self.epoch, loader)
         else:
-            # The plain DataLoader of a script has no `set_epoch`.
             batches = getattr(loader, "batch_sampler", None)
             batches = loader if batches is None else batches
             set_epoch_on(self.epoch, batches, getattr(batches, "sampler", None), getattr(loader, "dataset", None))
@@ -140,60 +133,60 @@ class WindowLoader:
         accumulation = self.accumulation
         last_window = self.micro_batches_per_epoch % accumulation or accumulation
         length = min(self.micro_batches_per_epoch, (self._windows_per_epoch - 1) * accumulation + last_window)
-        # Windows are counted from the epoch's beginning, whatever `draw_window` returns of them, or from the position
-        # at which it was resumed with another layout.
-        first, left, length_of_epoch = 0, 0.0, self.micro_batches_per_epoch
+        # Windows are counted from `offset` regardless of how many micro-batches `draw_window` returns: from the epoch's
+        # beginning, or from the position at which the layout changed.
+        offset, fraction, epoch_length = 0, 0.0, self.micro_batches_per_epoch
         if change is not None:
-            first, length = change.window, length_of_epoch
-            # The rows that were trained before need not make whole micro-batches.
-            left = (1 - change.share) / max(length - change.batches, 1) if change.rows else 0.0
-        resumed_at, behind_in_window = seen, (seen - first) % accumulation
-        for beginning in range(seen - behind_in_window, length, accumulation):
-            wanted = min(accumulation, length - beginning) - behind_in_window
-            behind_in_window = 0
-            window, num_items = self.draw_window(batches, wanted)
+            offset, length = change.window, epoch_length
+            # Epoch fraction of a micro-batch: the rows trained before may not fill micro-batches of the new size.
+            fraction = (1 - change.share) / max(length - change.batches, 1) if change.rows else 0.0
+        resumed_at = count
+        done_in_window = (count - offset) % accumulation
+        for start in range(count - done_in_window, length, accumulation):
+            num_missing = min(accumulation, length - start) - done_in_window
+            done_in_window = 0
+            window, num_items = self.draw_window(batches, num_missing)
             if progress.position is not None:
                 progress.finish_resuming()
-            self._micro_batches_drawn = seen + len(window)
+            self._micro_batches_drawn = count + len(window)
             if not window:
                 break
-            if (self.epoch, seen) in self.left_out:
-                seen += len(window)
-                self.micro_batches_read = seen
+            if (self.epoch, count) in self.left_out:
+                count += len(window)
+                self.micro_batches_read = count
                 continue
-            for number, inputs in enumerate(window):
-                opens_window = (seen - first) % accumulation == 0 or seen == resumed_at
-                seen += 1
-                self.micro_batches_read = seen
+            for index, inputs in enumerate(window):
+                opens_window = (count - offset) % accumulation == 0 or count == resumed_at
+                count += 1
+                self.micro_batches_read = count
                 yield MicroBatch(
                     inputs=inputs,
                     opens_window=opens_window,
-                    closes_window=(seen - first) % accumulation == 0 or seen == self.micro_batches_per_epoch,
+                    closes_window=(count - offset) % accumulation == 0 or count == self.micro_batches_per_epoch,
                     window_size=len(window),
                     num_items_in_window=num_items,
-                    epoch_fraction=1 - left * (length_of_epoch - seen) if left else seen / length_of_epoch,
-                    position=number,
+                    epoch_fraction=1 - fraction * (epoch_length - count) if fraction else count / epoch_length,
+                    position=index,
                 )
                 if self.should_stop():
                     return
-        self._data_has_ended = seen < length or not self.is_length_of_training
+        self._is_exhausted = count < length or not self.is_length_of_training
 
 
 def count_label_tokens(window: list[Any], labels_are_shifted: bool) -> torch.Tensor | int | None:
-    """Return the labels of a window that count in the loss (all except -100); None if there are no countable labels.
+    """Return the number of a window's labels other than -100; None if there are no countable labels.
 
     Parameters:
-        labels_are_shifted: the loss predicts each position from the position before, so the first label of a row is no
-            target.
+        labels_are_shifted: the loss predicts the next token, so the first label of a row is no target.
     """
     try:
-        return sum(_targets(batch, labels_are_shifted).ne(IGNORED_LABEL).sum() for batch in window)
+        return sum(_get_targets(batch, labels_are_shifted).ne(IGNORED_LABEL).sum() for batch in window)
     except (TypeError, AttributeError, KeyError):
-        # No labels, or no tensors, as in object detection: such losses are averaged per micro-batch.
+        # Without tensors of labels (as in object detection) losses are averaged per micro-batch.
         return None
 
 
-def _targets(batch: Any, labels_are_shifted: bool) -> torch.Tensor:
+def _get_targets(batch: Any, labels_are_shifted: bool) -> torch.Tensor:
     if "shift_labels" in batch:
         return batch["shift_labels"]
     return batch["labels"][..., 1:] if labels_are_shifted else batch["labels"]

@@ -94,7 +94,7 @@ class Failure:
     """The failure that ended processes that were started together.
 
     Parameters:
-        message: one line about the process that failed first.
+        words: one line about the process that failed first.
         status: exit status for the command.
         rank: of that process; None if it did not respond.
         was_killed: it ended by a signal, or because it did not respond.
@@ -103,7 +103,7 @@ class Failure:
         stacks: stacks of the threads of the processes, as far as they have written them.
     """
 
-    message: str
+    words: str
     status: int
     rank: int | None = None
     was_killed: bool = False

@@ -1,4 +1,4 @@
-"""The loop over an evaluation or test set: what is done with each batch, and what is computed of all at the end."""
+"""Evaluation loop: prediction and collection of batches, and metrics at the end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class BatchOutputs(NamedTuple):
-    """What there is of a batch, or of all of them; None if it is not there or not asked for."""
+    """Outputs of a batch or of all batches; missing or unused entries are None."""
 
     losses: Any = None
     predictions: Any = None
@@ -39,18 +39,20 @@ class BatchOutputs(NamedTuple):
     inputs: Any = None
 
     def first_rows(self, number: int) -> BatchOutputs:
-        """Return the same with no more than so many samples."""
         return BatchOutputs(*(None if value is None else truncate_nested(value, number) for value in self))
 
-    def for_metrics(self, wanted: Sequence[str]) -> EvalPrediction:
-        """Return what a metric function is given, with what `include_for_metrics` wants."""
-        losses, inputs = self.losses if "loss" in wanted else None, self.inputs if "inputs" in wanted else None
-        return EvalPrediction(predictions=self.predictions, label_ids=self.labels, losses=losses, inputs=inputs)
+    def make_prediction(self, include_for_metrics: Sequence[str]) -> EvalPrediction:
+        return EvalPrediction(
+            predictions=self.predictions,
+            label_ids=self.labels,
+            losses=self.losses if "loss" in include_for_metrics else None,
+            inputs=self.inputs if "inputs" in include_for_metrics else None,
+        )
 
 
-def select_main_input(model: Any, wanted: Sequence[str], inputs: Any) -> Any:
-    """Return the model's main input among a batch, if `include_for_metrics` wants it."""
-    if "inputs" not in wanted:
+def select_main_input(model: Any, include_for_metrics: Sequence[str], inputs: Any) -> Any:
+    """Return the model's main input of a batch, if `include_for_metrics` has "inputs"."""
+    if "inputs" not in include_for_metrics:
         return None
     name = getattr(model, "main_input_name", "input_ids")
     if name not in inputs:
@@ -62,30 +64,29 @@ def select_main_input(model: Any, wanted: Sequence[str], inputs: Any) -> Any:
 
 
 class CollectedOutputs:
-    """Outputs of the batches of an evaluation, and the metrics and the mean loss that are computed of them.
+    """Collected outputs of an evaluation, with metrics and mean loss.
 
     Parameters:
-        place: the Trainer, or whatever else has the metric functions.
-        args: training arguments.
-        rows: how many there will be, if that is known.
-        streaming: metrics that are updated batch by batch; None if `compute_metrics` is a function or absent.
-        shifts_labels: the loss compares each label with the prediction one position before.
-        gather: puts rows of all processes together.
+        context: the Trainer, or another owner of metric functions.
+        rows: number of rows if known.
+        streaming: None if `compute_metrics` is a function or absent.
+        shifts_labels: the loss compares each label with the prediction at the previous position.
+        gather: function that concatenates rows of all processes.
     """
 
-    # Places in the dataset of the samples, in the order in which they are read; None if that is the dataset's own.
+    # Dataset indices in the order of reading; None for the dataset's order.
     order: np.ndarray | None = None
 
     def __init__(
         self,
-        place: MetricContext,
+        context: MetricContext,
         args: Any,
         rows: int | None,
         streaming: StreamingMetrics | None,
         shifts_labels: bool,
         gather: Callable[[Any], Any],
     ):
-        self.place = place
+        self.context = context
         self.args = args
         self.streaming = streaming
         self.collected = BatchOutputs(
@@ -95,11 +96,11 @@ class CollectedOutputs:
         self.exact_loss: ExactLossMean | None = None
         if args.eval_loss_weighting != "batches":
             self.exact_loss = ExactLossMean(args, shifts_labels, gather)
-        self.examples_seen = 0
+        self.samples_read = 0
         self.batches_done = 0
 
     def get_batch_weight(self, inputs: Any) -> Any:
-        """Return a batch's weight in the mean loss, to be read before a step, which may take labels out of it."""
+        """Return a batch's weight in the mean loss; call before a step, which may remove labels."""
         return None if self.exact_loss is None else self.exact_loss.get_batch_weight(inputs)
 
     def make_outputs(
@@ -112,96 +113,90 @@ class CollectedOutputs:
         labels: Any,
         inputs: Any,
     ) -> BatchOutputs:
-        """Return the outputs of a batch in this process, as long as the longest ones of all processes.
+        """Return the outputs of a batch in this process, padded to the longest of all processes.
 
         Parameters:
-            samples: number of samples that the loss stands for. With each counted, the mean weighs batches by size.
-            weight: the batch's weight in the mean loss.
-            inputs: the model's main input, if metrics are computed with it.
+            samples: number of repetitions of the loss, which is the batch's weight in a mean over samples.
+            weight: the batch's weight in the exact mean loss.
         """
         if self.exact_loss is not None and loss is not None:
             self.exact_loss.add(loss, weight)
-        rows, marks = find_batch_size(batch), self.sample_lists
-        predictions = _align(predictions, marks.predictions, rows)
-        labels, inputs = _align(labels, marks.labels, rows), _align(inputs, marks.inputs, rows)
-        if predictions is not None and self.place.preprocess_logits_for_metrics is not None:
-            with explain_metric_errors(self.place, (predictions, labels), "preprocess_logits_for_metrics"):
-                predictions = self.place.preprocess_logits_for_metrics(predictions, labels)
+        rows, lists = find_batch_size(batch), self.sample_lists
+        predictions = _pad_to_longest(predictions, lists.predictions, rows)
+        labels, inputs = _pad_to_longest(labels, lists.labels, rows), _pad_to_longest(inputs, lists.inputs, rows)
+        if predictions is not None and self.context.preprocess_logits_for_metrics is not None:
+            with explain_metric_errors(self.context, (predictions, labels), "preprocess_logits_for_metrics"):
+                predictions = self.context.preprocess_logits_for_metrics(predictions, labels)
         return BatchOutputs(None if loss is None else loss.repeat(samples), predictions, labels, inputs)
 
     def collect(self, batch: BatchOutputs) -> None:
-        """Keep the outputs of a batch."""
         for collection, value in zip(self.collected, batch, strict=True):
             if value is not None:
                 collection.add(value)
 
     def move_to_host_if_due(self) -> None:
-        """Free the device's memory every `eval_accumulation_steps` batches."""
+        """Move collected outputs to the host every `eval_accumulation_steps` batches."""
         every = self.args.eval_accumulation_steps
         if every and self.batches_done % every == 0:
             for collection in self.collected:
                 collection.move_to_host()
 
-    def update_streaming(self, own: BatchOutputs, rows: int | None) -> None:
-        """Update the streaming metrics with a batch, without the samples that only fill up the last one.
+    def update_streaming(self, outputs: BatchOutputs, rows: int | None) -> None:
+        """Update the streaming metrics with a batch, without padding samples.
 
         Parameters:
-            rows: samples of the last batch in all processes; None for any other batch.
+            rows: samples in the last global batch; None for other batches.
         """
         assert self.streaming is not None
-        if own.predictions is None or own.labels is None:
+        if outputs.predictions is None or outputs.labels is None:
             return
         if tensor_parallel_rank(self.args) > 0:
-            # Another process has predicted the same samples.
-            own = own.first_rows(0)
+            # Tensor-parallel processes predict the same samples.
+            outputs = outputs.first_rows(0)
         elif rows is not None:
-            # The samples of the last batch go to the processes one after the other, to each as many.
-            size = find_batch_size(own.predictions) or 0
-            own = own.first_rows(min(max(rows - data_parallel_rank(self.args) * size, 0), size))
-        with explain_metric_errors(self.place):
-            self.streaming.update(own.for_metrics(self.args.include_for_metrics))
+            size = find_batch_size(outputs.predictions) or 0
+            outputs = outputs.first_rows(min(max(rows - data_parallel_rank(self.args) * size, 0), size))
+        with explain_metric_errors(self.context):
+            self.streaming.update(outputs.make_prediction(self.args.include_for_metrics))
 
     def results(self, batch_metrics: Any = None) -> tuple[BatchOutputs, dict[str, Any], float | None]:
-        """Return all outputs, and the metrics and the mean loss of them; the latter are the same in all processes.
+        """Return all outputs, and the metrics and mean loss, which are equal in all processes.
 
         Parameters:
-            batch_metrics: the metrics, if a function was called with each batch.
+            batch_metrics: metrics of a function that was called with each batch.
         """
-        everything = BatchOutputs(*(collection.arrays() for collection in self.collected))
+        outputs = BatchOutputs(*(collection.arrays() for collection in self.collected))
         if self.order is not None:
-            rows_read = self.examples_seen * data_parallel_size(self.args)
-            everything = restore_dataset_order(everything, self.order[:rows_read])
+            outputs = restore_dataset_order(outputs, self.order[: self.samples_read * data_parallel_size(self.args)])
         metrics: Any = batch_metrics or {}
         if self.streaming is not None:
-            with explain_metric_errors(self.place):
+            with explain_metric_errors(self.context):
                 metrics = self.streaming.compute() if self.streaming.batches else {}
-        # A function may fail in one process alone, and the others would wait for it.
         with raise_on_all_ranks("computing the metrics of an evaluation"):
-            is_complete = everything.predictions is not None and everything.labels is not None
-            is_due = self.place.compute_metrics is not None and self.streaming is None and batch_metrics is None
+            is_complete = outputs.predictions is not None and outputs.labels is not None
+            is_due = self.context.compute_metrics is not None and self.streaming is None and batch_metrics is None
             if is_due and is_complete:
-                metrics = call_metric_function(self.place, everything.for_metrics(self.args.include_for_metrics))
-            metrics = check_metrics(self.place, metrics)
-        # Which checkpoint is the best, and what a schedule follows, must be the same everywhere.
+                metrics = call_metric_function(self.context, outputs.make_prediction(self.args.include_for_metrics))
+            metrics = check_metrics(self.context, metrics)
+        # The best checkpoint and the schedule depend on metrics, and must not differ between processes.
         metrics = broadcast_object(metrics)
         if self.exact_loss is not None:
-            return everything, metrics, self.exact_loss.value()
-        return everything, metrics, compute_sample_mean(everything.losses, self.args.logging_nan_inf_filter)
+            return outputs, metrics, self.exact_loss.value()
+        return outputs, metrics, compute_sample_mean(outputs.losses, self.args.logging_nan_inf_filter)
 
 
-def _align(value: Any, sample_lists: SampleLists, rows: int | None) -> Any:
-    """Return outputs of a batch with their lists of samples marked, as long as the longest ones of all processes."""
-    return None if value is None else pad_across_processes(sample_lists.marked(value, rows), dim=1, fill=PADDING)
+def _pad_to_longest(value: Any, sample_lists: SampleLists, rows: int | None) -> Any:
+    return None if value is None else pad_across_processes(sample_lists.mark(value, rows), dim=1, fill=PADDING)
 
 
-def restore_dataset_order(everything: BatchOutputs, order: np.ndarray) -> BatchOutputs:
-    """Return the same in the dataset's order, of samples that were read in the order given.
+def restore_dataset_order(outputs: BatchOutputs, order: np.ndarray) -> BatchOutputs:
+    """Return outputs that were read in `order` in the dataset's order.
 
     Raises:
-        ValueError: something does not have one row for each sample.
+        ValueError: an output does not have a row for each sample.
     """
 
-    def sorted_rows(rows: Any) -> Any:
+    def sort_rows(rows: Any) -> Any:
         if np.ndim(rows) and len(rows) != len(order):
             raise ValueError(
                 f"max_tokens_per_batch reads samples by length, and outputs with {len(rows)} rows cannot be put in the "
@@ -209,20 +204,16 @@ def restore_dataset_order(everything: BatchOutputs, order: np.ndarray) -> BatchO
             )
         return rows[np.argsort(order)] if np.ndim(rows) else rows
 
-    return BatchOutputs(*(map_nested(sorted_rows, value) for value in everything))
+    return BatchOutputs(*(map_nested(sort_rows, value) for value in outputs))
 
 
 class EvaluationLoop(CollectedOutputs):
-    """The loop of `evaluate()` and `predict()` over an evaluation or test set.
+    """Loop of `evaluate()` and `predict()`.
 
     Parameters:
-        trainer: the Trainer whose model and metrics are used.
-        dataloader: the batches.
         description: "Evaluation" or "Prediction"; a prediction keeps its outputs even with `batch_eval_metrics`.
-        prediction_loss_only: collect nothing but the loss.
-        ignore_keys: model outputs to leave out of the predictions.
-        metric_key_prefix: prefix of the metrics' names.
-        has_custom_step: the Trainer is of a class with its own `prediction_step`.
+        ignore_keys: model outputs to exclude from the predictions.
+        has_custom_step: the Trainer's class overrides `prediction_step`.
     """
 
     def __init__(
@@ -252,13 +243,13 @@ class EvaluationLoop(CollectedOutputs):
         groups = find_length_groups(dataloader)
         self.order = None if groups is None else groups.order
         self.model: Any = None
-        # The batch that is being predicted, for errors.
+        # The current batch, for error messages.
         self.batch: Any = None
         self._batch_metrics: dict[str, Any] = {}
         self._output: EvalLoopOutput | None = None
 
     def begin(self, model: Any) -> None:
-        """Put model and optimizer into evaluation mode."""
+        """Set model and optimizer to evaluation mode, and check the data."""
         trainer, self.model = self.trainer, model
         if callable(getattr(trainer.model, "eval", None)):
             trainer.model.eval()
@@ -276,43 +267,37 @@ class EvaluationLoop(CollectedOutputs):
             self.streaming.begin(trainer.args.device, self.task_facts)
 
     def task_facts(self) -> TaskFacts:
-        """Return the facts about the model's task."""
         trainer = self.trainer
-        # A script's own step may return probabilities, and their sigmoid would be above one half throughout.
-        keeps_scores = trainer.preprocess_logits_for_metrics is None and not self.has_custom_step
-        return find_task_facts(trainer.model, self.loss_shifts_labels, keeps_scores, self.generates)
+        # A script's step may return probabilities, whose sigmoid would exceed 0.5.
+        has_raw_scores = trainer.preprocess_logits_for_metrics is None and not self.has_custom_step
+        return find_task_facts(trainer.model, self.loss_shifts_labels, has_raw_scores, self.generates)
 
     def run(self) -> None:
-        """Predict all batches."""
         with torch.no_grad():
             for batch in self.batches():
                 self.step(batch)
 
     def batches(self) -> Iterator[Any]:
-        """Yield the batches of the loader, which is first asked for an iterator when the first batch is due."""
-        reads_itself = isinstance(self.dataloader, PrefetchLoader)
-        batches = iter(self.dataloader) if reads_itself else iterate_batches(self.dataloader)
+        """Yield the batches of the loader, whose iterator is created with the first batch."""
+        is_ours = isinstance(self.dataloader, PrefetchLoader)
+        batches = iter(self.dataloader) if is_ours else iterate_batches(self.dataloader)
         yield from batches if self.max_batches is None else limit_batches(batches, self.max_batches)
 
     @property
     def num_batches(self) -> float:
-        """Batches that the loop reads; infinity if that is not known."""
+        """Number of batches to read; infinity if unknown."""
         number = get_length(self.dataloader) if self.max_batches is None else self.max_batches
         return float("inf") if number is None else number
 
     def step(self, batch: Any) -> BatchOutputs:
-        """Predict a batch, gather its outputs from all processes and keep what is needed of them.
-
-        Returns:
-            the outputs of this process.
-        """
+        """Predict a batch, gather and collect its outputs, and return the outputs of this process."""
         trainer, args = self.trainer, self.trainer.args
         trainer.preemption.raise_if_preempted()
         self.batch = batch
         samples = find_batch_size(batch)
-        self.examples_seen += samples or 0
+        self.samples_read += samples or 0
         is_end = isinstance(self.dataloader, PrefetchLoader) and self.dataloader.end_of_dataloader
-        # Further rows of a last batch only fill it up; `gather_for_metrics` leaves them out.
+        # `gather_for_metrics` drops the padding rows of the last batch.
         rows = self.dataloader.samples_in_last_batch() if is_end else None
         trainer.accelerator.samples_in_last_batch = rows
         try:
@@ -323,59 +308,53 @@ class EvaluationLoop(CollectedOutputs):
             inputs = select_main_input(trainer.model, args.include_for_metrics, batch)
             inputs = None if inputs is None else trainer._prepare_input(inputs)
             loss_rows = args.eval_batch_size if self.order is None else samples or 0
-            own = self.make_outputs(batch, loss_rows, loss, weight, logits, labels, inputs)
-            everywhere = self._gather(own, rows)
+            outputs = self.make_outputs(batch, loss_rows, loss, weight, logits, labels, inputs)
+            gathered = self._gather(outputs, rows)
         finally:
             trainer.accelerator.samples_in_last_batch = None
         if self.streaming is not None:
-            self.update_streaming(own, rows)
-        keeps_losses_only = args.batch_eval_metrics and not self.is_prediction
-        self.collect(BatchOutputs(losses=everywhere.losses) if keeps_losses_only else everywhere)
+            self.update_streaming(outputs, rows)
+        has_losses_only = args.batch_eval_metrics and not self.is_prediction
+        self.collect(BatchOutputs(losses=gathered.losses) if has_losses_only else gathered)
         trainer.control = trainer.callback_handler.on_prediction_step(args, trainer.state, trainer.control)
         self.batches_done += 1
         if args.batch_eval_metrics and self.streaming is None:
-            self._update_batch_metrics(
-                everywhere._replace(inputs=batch), is_end or self.batches_done == self.max_batches
-            )
+            self._update_batch_metrics(gathered._replace(inputs=batch), is_end or self.batches_done == self.max_batches)
         else:
             self.move_to_host_if_due()
         self.batch = None
-        return own
+        return outputs
 
-    def _gather(self, own: BatchOutputs, rows: int | None) -> BatchOutputs:
+    def _gather(self, outputs: BatchOutputs, rows: int | None) -> BatchOutputs:
         if self.streaming is not None and not self.is_prediction:
-            # Nothing is kept of a batch but its loss, so nothing else has to travel.
-            own = BatchOutputs(losses=own.losses)
+            outputs = BatchOutputs(losses=outputs.losses)
         gather = self.trainer.gather_function
-        found = BatchOutputs(*(None if value is None else gather(value) for value in own))
+        gathered = BatchOutputs(*(None if value is None else gather(value) for value in outputs))
         if rows is None or self.args.world_size == 1:
-            return found
-        # A gather function such as Seq2SeqTrainer's keeps samples that only fill the batch up, which its loss counts.
-        return found.first_rows(rows)._replace(losses=found.losses)
+            return gathered
+        # Seq2SeqTrainer's gather function keeps padding samples; its loss includes them.
+        return gathered.first_rows(rows)._replace(losses=gathered.losses)
 
     def _update_batch_metrics(self, batch: BatchOutputs, is_last: bool) -> None:
         if self.trainer.compute_metrics is not None and batch.predictions is not None and batch.labels is not None:
-            prediction = batch.for_metrics(self.args.include_for_metrics)
+            prediction = batch.make_prediction(self.args.include_for_metrics)
             self._batch_metrics = call_metric_function(self.trainer, prediction, compute_result=is_last)
 
     def find_sample_indices(self, batch: Any) -> list[int] | None:
-        """Return places in the dataset of the samples in the batch that was predicted last.
-
-        None if they are not known: the samples are in another order, or several processes share them.
-        """
+        """Return the dataset indices of the last batch; None if shuffled or with several processes."""
         sampler = getattr(self.dataloader, "sampler", None)
         if not isinstance(sampler, SequentialSampler) or self.trainer.args.world_size > 1:
             return None
-        places = range(self.examples_seen - (find_batch_size(batch) or 0), self.examples_seen)
-        return list(places) if self.order is None else [int(self.order[place]) for place in places]
+        positions = range(self.samples_read - (find_batch_size(batch) or 0), self.samples_read)
+        return list(positions) if self.order is None else [int(self.order[position]) for position in positions]
 
     def finish(self) -> EvalLoopOutput:
-        """Compute the metrics over all batches and name them; once, however often it is called."""
+        """Compute the metrics over all batches, and return the cached result in later calls."""
         if self._output is not None:
             return self._output
         trainer, prefix = self.trainer, f"{self.prefix}_"
         if trainer.is_fsdp_enabled:
-            # What forward passes have gathered takes memory, and hides from scripts that the model is sharded.
+            # Forward passes leave all-gathered parameters, which use memory and are visible to scripts.
             reshard_gathered(trainer.model)
         if self.batches_done == 0 and isinstance(getattr(self.dataloader, "dataset", None), IterableDataset):
             name = "test" if self.is_prediction else "evaluation"
@@ -383,23 +362,23 @@ class EvaluationLoop(CollectedOutputs):
                 f"The {name} set is a stream that gave no batch. Check how it was filtered; a generator can be read "
                 "only once, and dataloader_drop_last=True leaves out a short last batch."
             )
-        everything, metrics, mean_loss = self.results(self._batch_metrics if self.args.batch_eval_metrics else None)
+        outputs, metrics, mean_loss = self.results(self._batch_metrics if self.args.batch_eval_metrics else None)
         if mean_loss is not None:
             metrics[prefix + "loss"] = mean_loss
         if trainer.model_preparation_time is not None:
             metrics[prefix + "model_preparation_time"] = trainer.model_preparation_time
-        named = {name: value for name, value in metrics.items() if name.startswith(prefix)}
-        named |= {prefix + name: value for name, value in metrics.items() if not name.startswith(prefix)}
-        self._output = EvalLoopOutput(everything.predictions, everything.labels, named, self._num_samples())
+        prefixed = {name: value for name, value in metrics.items() if name.startswith(prefix)}
+        prefixed |= {prefix + name: value for name, value in metrics.items() if not name.startswith(prefix)}
+        self._output = EvalLoopOutput(outputs.predictions, outputs.labels, prefixed, self._count_samples())
         return self._output
 
-    def _num_samples(self) -> int:
-        of_dataset = get_length(get_full_dataset(self.dataloader))
+    def _count_samples(self) -> int:
+        length = get_length(get_full_dataset(self.dataloader))
         if self.max_batches is not None:
-            read = self.examples_seen * data_parallel_size(self.args)
-            number = read if of_dataset is None else min(read, of_dataset)
-        elif of_dataset is not None:
-            number = of_dataset
+            count = self.samples_read * data_parallel_size(self.args)
+            count = count if length is None else min(count, length)
+        elif length is not None:
+            count = length
         else:
-            number = self.trainer.num_examples(self.dataloader) if has_length(self.dataloader) else 0
-        return number or self.examples_seen
+            count = self.trainer.num_examples(self.dataloader) if has_length(self.dataloader) else 0
+        return count or self.samples_read

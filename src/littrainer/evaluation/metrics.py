@@ -1,4 +1,4 @@
-"""Calling a script's metric function, and what is wrong with what it is given or returns."""
+"""Calls of a script's metric function, with notes on its errors and checks of its result."""
 
 from __future__ import annotations
 
@@ -14,84 +14,83 @@ from littrainer.runtime.notes import add_note, kind_of
 
 
 class MetricContext(Protocol):
-    """What computes metrics; a Trainer is one."""
+    """Attributes of a Trainer that metrics depend on."""
 
     compute_metrics: Any
     preprocess_logits_for_metrics: Any
     is_in_train: bool
-    # `save_strategy` of it says whether checkpoints hold the metrics.
     args: Any
-    # `global_step` and `max_steps` of it say how far a training is.
     state: Any
 
 
-def call_metric_function(place: MetricContext, prediction: EvalPrediction, **keywords: Any) -> Any:
-    """Return what `compute_metrics` returns; its errors get a note that says where they happened."""
-    assert place.compute_metrics is not None
-    with explain_metric_errors(place, (prediction.predictions, prediction.label_ids)):
-        return place.compute_metrics(prediction, **keywords)
+def call_metric_function(context: MetricContext, prediction: EvalPrediction, **keywords: Any) -> Any:
+    """Call `compute_metrics`, and add a note to its errors."""
+    assert context.compute_metrics is not None
+    with explain_metric_errors(context, (prediction.predictions, prediction.label_ids)):
+        return context.compute_metrics(prediction, **keywords)
 
 
 @contextmanager
 def explain_metric_errors(
-    place: MetricContext, given: tuple[Any, Any] | None = None, function: str | None = None
+    context: MetricContext, inputs: tuple[Any, Any] | None = None, function: str | None = None
 ) -> Iterator[None]:
-    """Give errors of metrics in the block a note that says where they happened.
+    """Add a note with step, inputs and advice to errors of metrics in the block.
 
     Parameters:
-        given: predictions and labels that the function was called with, for their kinds and shapes.
-        function: its name, if it is not `compute_metrics`.
+        inputs: predictions and labels of the function call.
+        function: name of the function if it is not `compute_metrics`.
     """
     try:
         yield
     except Exception as error:
-        note = f"{function or _name_of(place.compute_metrics)} raised this {_where(place)}."
-        if given is not None:
-            predictions, labels = map(describe, given)
+        note = f"{function or _name_function(context.compute_metrics)} raised this {_describe_step(context)}."
+        if inputs is not None:
+            predictions, labels = map(describe, inputs)
             note += f" It was given predictions {predictions}, labels {labels}."
-        if place.is_in_train and place.args.save_strategy != SaveStrategy.NO:
+        if context.is_in_train and context.args.save_strategy != SaveStrategy.NO:
             note += " Once it is mended, train(resume_from_checkpoint=True) goes on from a checkpoint written before."
         add_note(error, note)
         raise
 
 
-def check_metrics(place: MetricContext, metrics: Any) -> dict[str, Any]:
-    """Return metrics as Python numbers under their names."""
-    function = _name_of(place.compute_metrics)
+def check_metrics(context: MetricContext, metrics: Any) -> dict[str, Any]:
+    """Return metrics as Python numbers; raise a TypeError for other results of `compute_metrics`."""
+    function = _name_function(context.compute_metrics)
+    step = _describe_step(context)
     if not isinstance(metrics, Mapping):
         raise TypeError(
-            f"{function} returned {_shortened(metrics)} {_where(place)}. It has to return a dict of names and "
-            "numbers, such as {'accuracy': 0.5}."
+            f"{function} returned {_shorten(metrics)} {step}. It has to return a dict of names and numbers, such as "
+            "{'accuracy': 0.5}."
         )
     for name in metrics:
         if not isinstance(name, str):
             raise TypeError(
-                f"{function} returned a dict with the name {_shortened(name)} {_where(place)}. Names of metrics are "
-                "texts; write str(...) around it."
+                f"{function} returned a dict with the name {_shorten(name)} {step}. Names of metrics are texts; write "
+                "str(...) around it."
             )
     plain = denumpify_detensorize(dict(metrics))
-    if place.is_in_train and place.args.save_strategy != SaveStrategy.NO:
+    if context.is_in_train and context.args.save_strategy != SaveStrategy.NO:
         for name, value in plain.items():
             try:
                 json.dumps(value)
             except (TypeError, ValueError):
                 raise TypeError(
-                    f"{function} returned {name!r}: {_shortened(value)} {_where(place)}, and the checkpoints of this "
-                    "training hold metrics as JSON. Return a number; an array of them as a list (.tolist())."
+                    f"{function} returned {name!r}: {_shorten(value)} {step}, and the checkpoints of this training "
+                    "hold metrics as JSON. Return a number; an array of them as a list (.tolist())."
                 ) from None
     return plain
 
 
-def _name_of(function: Any) -> str:
+def _name_function(function: Any) -> str:
     return f"compute_metrics ({getattr(function, '__qualname__', type(function).__name__)})"
 
 
-def _where(place: MetricContext) -> str:
-    if not place.is_in_train:
+def _describe_step(context: MetricContext) -> str:
+    if not context.is_in_train:
         return "in an evaluation outside of training"
-    return f"in the evaluation at optimizer step {place.state.global_step} of {place.state.max_steps}"
+    return f"in the evaluation at optimizer step {context.state.global_step} of {context.state.max_steps}"
 
 
-def _shortened(value: Any, longest: int = 80) -> str:
+def _shorten(value: Any, max_length: int = 80) -> str:
     text = " ".join(repr(value).split())
-    return f"{text if len(text) <= longest else text[:longest] + '...'} ({kind_of(value)})"
+    return f"{text if len(text) <= max_length else text[:max_length] + '...'} ({kind_of(value)})"

@@ -1,4 +1,4 @@
-"""What training, evaluation and prediction return."""
+"""Results of training, evaluation and prediction."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 
 class TrainOutput(NamedTuple):
-    """What `train()` returns.
+    """Result of `train()`.
 
     Parameters:
-        global_step: optimizer steps done, those before a resume included.
-        training_loss: the mean loss over the steps of this call.
+        global_step: optimizer steps, including steps before a resume.
+        training_loss: mean loss over the steps of this call.
         metrics: `train_runtime` in seconds, `train_samples_per_second`, `train_steps_per_second`, `total_flos`,
             `train_loss` and `epoch`.
     """
@@ -26,13 +26,13 @@ class TrainOutput(NamedTuple):
 
 
 class EvalLoopOutput(NamedTuple):
-    """What `evaluation_loop()` returns.
+    """Result of `evaluation_loop()`.
 
     Parameters:
-        predictions: NumPy arrays of shape `(samples, ...)`, possibly nested; None if only the loss was wanted.
-        label_ids: the labels in the same way; None if there are none.
-        metrics: numbers by name, each name with the prefix.
-        num_samples: samples that were evaluated.
+        predictions: NumPy arrays of shape `(samples, ...)`, possibly nested; None with `prediction_loss_only`.
+        label_ids: labels in the same form; None without labels.
+        metrics: numbers by prefixed name.
+        num_samples: number of evaluated samples.
     """
 
     predictions: Any
@@ -42,13 +42,13 @@ class EvalLoopOutput(NamedTuple):
 
 
 class PredictionOutput(NamedTuple):
-    """What `predict()` returns.
+    """Result of `predict()`.
 
     Parameters:
         predictions: NumPy arrays of shape `(samples, ...)`, possibly nested, padded with -100 if batches differ in
             length.
-        label_ids: the labels in the same way; None if there are none.
-        metrics: numbers by name, each name with the prefix.
+        label_ids: labels in the same form; None without labels.
+        metrics: numbers by prefixed name.
     """
 
     predictions: Any
@@ -57,13 +57,13 @@ class PredictionOutput(NamedTuple):
 
 
 class EvalPrediction:
-    """What `compute_metrics` is given; it unpacks as a tuple of what there is, predictions and labels first.
+    """Argument of `compute_metrics`, which unpacks as predictions, labels and the other entries that are not None.
 
     Parameters:
-        predictions: the model's outputs without the loss, one array of shape `(samples, ...)` or a tuple of them.
-        label_ids: the labels, one array of shape `(samples, ...)` or a tuple of them.
+        predictions: the model's outputs without the loss: an array of shape `(samples, ...)` or a tuple of arrays.
+        label_ids: the labels: an array of shape `(samples, ...)` or a tuple of arrays.
         inputs: the model's main input, with `include_for_metrics=["inputs"]`.
-        losses: the loss for each sample's batch, with `include_for_metrics=["loss"]`.
+        losses: loss of each sample's batch, with `include_for_metrics=["loss"]`.
     """
 
     def __init__(self, predictions: Any, label_ids: Any, inputs: Any = None, losses: Any = None):
@@ -71,7 +71,7 @@ class EvalPrediction:
         self.label_ids = label_ids
         self.inputs = inputs
         self.losses = losses
-        self.elements = (predictions, label_ids, *(extra for extra in (inputs, losses) if extra is not None))
+        self.elements = (predictions, label_ids, *(entry for entry in (inputs, losses) if entry is not None))
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.elements)
@@ -89,12 +89,12 @@ def speed_metrics(
     num_steps: float | None = None,
     num_tokens: float | None = None,
 ) -> dict[str, float]:
-    """Return seconds since `start_time`, and samples, steps and tokens per second, as `{split}_runtime` and so on.
+    """Return `{split}_runtime` in seconds, and `{split}_samples_per_second`, `..._steps_...` and `..._tokens_...`.
 
     Parameters:
         split: prefix of the names, such as `train` or `eval`.
-        start_time: `time.time()` when the work began.
-        num_samples, num_steps, num_tokens: what was done since; a rate is given for each that is not None.
+        start_time: `time.time()` at the beginning.
+        num_samples, num_steps, num_tokens: amounts since; None leaves out the rate.
     """
     seconds = time.time() - start_time
     metrics = {f"{split}_runtime": round(seconds, 4)}
@@ -107,7 +107,7 @@ def speed_metrics(
 
 
 def denumpify_detensorize(metrics: Any) -> Any:
-    """Return the same nested metrics with NumPy numbers and one-element tensors as Python numbers, ready for JSON."""
+    """Return nested metrics with NumPy numbers and one-element tensors as Python numbers."""
     if isinstance(metrics, dict):
         return type(metrics)({name: denumpify_detensorize(value) for name, value in metrics.items()})
     if isinstance(metrics, (list, tuple)):

@@ -13,9 +13,9 @@ from torch import nn
 from littrainer.runtime.lazy_isinstance import is_a
 
 QUESTION_ANSWERING_LABELS = ("start_positions", "end_positions")
-# The loss that predicts each token from those before it; several `loss_type`s name it.
+# Several `loss_type`s name this loss, which predicts the next token.
 CAUSAL_LOSS_FUNCTION = "ForCausalLMLoss"
-# Packages whose classes wrap a model that they hold as `module`.
+# Packages with wrappers that have the model as `module`.
 WRAPPERS = ("torch", "deepspeed")
 
 
@@ -25,10 +25,10 @@ class ModelFacts:
 
     Parameters:
         forward_arguments: names of forward's parameters, in order.
-        accepts_loss_kwargs: forward takes `num_items_in_batch` and divides its loss by it.
-        label_names: the forward parameters that are labels.
+        accepts_loss_kwargs: forward divides its loss by `num_items_in_batch`.
+        label_names: parameters of forward that are labels.
         can_return_loss: forward returns a loss without labels (`return_loss=True` by default).
-        shifts_labels: the loss compares each label with the prediction one position before.
+        shifts_labels: the loss compares each label with the prediction at the previous position.
     """
 
     forward_arguments: tuple[str, ...]
@@ -39,25 +39,24 @@ class ModelFacts:
 
 
 def read_model_facts(model: nn.Module) -> ModelFacts:
-    """Read the facts about a model; an adapter around a model is looked through."""
+    """Read the facts about a model, or about the model inside an adapter."""
     base = base_model(model)
     parameters = inspect.signature(base.forward).parameters
     declared = getattr(base, "accepts_loss_kwargs", None)
-    takes_any_keyword = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    has_kwargs = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     class_parameters = inspect.signature(type(base).forward).parameters
+    return_loss = class_parameters.get("return_loss")
     return ModelFacts(
         forward_arguments=tuple(parameters),
-        accepts_loss_kwargs=takes_any_keyword if declared is None else declared,
-        label_names=_label_names(type(base), list(class_parameters)),
-        can_return_loss=any(
-            name == "return_loss" and parameter.default is True for name, parameter in class_parameters.items()
-        ),
-        shifts_labels=_shifts_labels(base),
+        accepts_loss_kwargs=has_kwargs if declared is None else declared,
+        label_names=_find_label_names(type(base), list(class_parameters)),
+        can_return_loss=return_loss is not None and return_loss.default is True,
+        shifts_labels=_has_shifted_labels(base),
     )
 
 
 def base_model(model: Any) -> Any:
-    """Return the model inside a PEFT adapter or a compiled module; any other model is returned as it is."""
+    """Return the model inside a PEFT adapter or compiled module, or the model itself."""
     model = getattr(model, "_orig_mod", model)
     if not is_a(model, "peft model"):
         return model
@@ -78,14 +77,13 @@ def unwrap_user_model(model: Any) -> Any:
 
 
 def find_catch_all_name(model: Any) -> str | None:
-    """Return the name under which the model's forward takes further keywords, such as `kwargs`; None if it does not."""
+    """Return the name of the `**kwargs` of the model's forward, or None."""
     parameters = inspect.signature(base_model(model).forward).parameters.values()
     return next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD), None)
 
 
 def is_causal_lm(model: Any) -> bool:
-    """Return whether the model's class is one that transformers lists as a causal language model."""
-    # A script's own model may have the name of a class in the table, and then counts as that class.
+    """Return whether transformers lists the name of the model's class as a causal language model."""
     if "transformers" not in sys.modules:
         return False
     model = base_model(model) if is_a(model, "peft model") else model
@@ -93,25 +91,23 @@ def is_causal_lm(model: Any) -> bool:
     return type(model).__name__ in names.values()
 
 
-def _label_names(model_class: type, parameters: list[str]) -> list[str]:
-    is_question_answering = "QuestionAnswering" in model_class.__name__
-    return [
-        name for name in parameters if "label" in name or (is_question_answering and name in QUESTION_ANSWERING_LABELS)
-    ]
+def _find_label_names(model_class: type, parameters: list[str]) -> list[str]:
+    labels = QUESTION_ANSWERING_LABELS if "QuestionAnswering" in model_class.__name__ else ()
+    return [name for name in parameters if "label" in name or name in labels]
 
 
-def _shifts_labels(model: Any) -> bool:
+def _has_shifted_labels(model: Any) -> bool:
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return False
-    # The table is loaded wherever a model that has a `loss_type` is defined.
+    # Any model with a `loss_type` has imported the table.
     losses = getattr(sys.modules.get("transformers.loss.loss_utils"), "LOSS_MAPPING", {})
     return getattr(losses.get(getattr(model, "loss_type", None)), "__name__", None) == CAUSAL_LOSS_FUNCTION
 
 
 def count_parameters_without_embeddings(model: Any) -> int:
-    """Return how many numbers a model has that counts them itself (`num_parameters`), outside of embeddings."""
+    """Return the number of weights, without embeddings, of a model with `num_parameters`."""
     if not any(hasattr(parameter, "ds_numel") for parameter in model.parameters()):
         return model.num_parameters(exclude_embeddings=True)
-    # The model would count the shard that DeepSpeed has left in this process.
+    # `num_parameters` would count DeepSpeed's local shard.
     embeddings = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
     return sum(parameter.ds_numel for name, parameter in model.named_parameters() if name not in embeddings)

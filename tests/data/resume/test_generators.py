@@ -12,7 +12,7 @@ from littrainer.data.resume.rng import (
 )
 
 
-def test_states_lie_on_the_host_whatever_device_new_tensors_are_made_on() -> None:
+def test_states_are_on_the_host_regardless_of_the_default_device() -> None:
     torch.set_default_device("meta")
     try:
         before = get_rng_states(gpu=False)

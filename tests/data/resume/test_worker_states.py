@@ -13,7 +13,7 @@ from tests.data.test_loaders import Numbers
 
 
 class Noisy(Numbers):
-    """To whose samples workers add what `worker_init_fn` has set; `dataset` is what many wrappers call theirs."""
+    """Numbers plus a value that `worker_init_fn` sets; wrappers often have an attribute `dataset`."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
@@ -21,7 +21,7 @@ class Noisy(Numbers):
         self.dataset = None
 
     def __getitems__(self, indices: list[int]) -> list[int]:
-        assert indices, "asked for nothing"
+        assert indices, "an empty batch was fetched"
         return [index + self.noise for index in indices]
 
 
@@ -30,7 +30,7 @@ def set_noise(worker: int) -> None:
 
 
 @pytest.mark.parametrize("states", [{}, {1: encode_rng_states(get_rng_states(gpu=False))}])
-def test_what_the_scripts_function_sets_on_a_workers_dataset_counts_where_batches_are_left_out(states: Any) -> None:
+def test_worker_init_fn_can_change_the_dataset_of_a_resumed_worker(states: Any) -> None:
     loader = PrefetchLoader(Noisy(6), 1, collate_fn=list, num_workers=2, worker_init_fn=set_noise)
     progress = DataProgress(loader)
     progress.resume_at(DataPosition(0, 3, data={"num_workers": 2, "workers": states}), lambda: None)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-# Sizes of data and optimizer step. A number of micro-batches means the same rows only if they are unchanged.
+# A number of micro-batches means the same rows only while these sizes are unchanged.
 SIZES = {
     "micro_batch": "samples per micro-batch",
     "accumulation": "micro-batches per optimizer step",
@@ -18,13 +18,13 @@ SIZES = {
 
 @dataclass(frozen=True)
 class LayoutChange:
-    """The part of an epoch that was trained with other batches, optimizer steps or processes than the rest.
+    """Epoch part trained with other batch sizes, accumulation or processes than the rest.
 
     Parameters:
-        rows: rows trained before, for each of the `count_stream_shards`; empty if only the accumulation changed.
-        batches: micro-batches of the new size that these rows count as.
-        window: the micro-batch, counted from the epoch's beginning, at which the first optimizer step begins.
-        share: share of the epoch that was trained before.
+        rows: rows trained before, by stream shard; empty if only the accumulation changed.
+        batches: the same rows in micro-batches of the new size.
+        window: first micro-batch of the first optimizer step after the change, counted in the epoch.
+        share: fraction of the epoch trained before.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -35,18 +35,18 @@ class LayoutChange:
 
 @dataclass(frozen=True)
 class DataPosition:
-    """The position in the training data at which a process continues.
+    """Position in the training data at which a process resumes.
 
     Parameters:
-        epoch: the epoch, counted from 0.
-        micro_batches: micro-batches of the epoch that have been trained.
-        epoch_end_is_due: the epoch is complete, and the work at its end is still to be done.
-        data: what `DataProgress.state()` returned; None if only the number of micro-batches is known.
-        sizes: values of `SIZES` for which `micro_batches` counts; None if unknown.
-        random: states of all random number generators, in portable form; None leaves the generators alone.
-        order_seed: seed that gives the order of each epoch; None if the order is drawn in another way.
-        surplus_steps: optimizer steps taken in excess of the steps that today's sizes would have needed.
-        description: the position in words, if the sizes have changed; else None.
+        epoch: counted from 0.
+        micro_batches: trained micro-batches of the epoch.
+        epoch_end_is_due: all batches of the epoch are trained, but its end is not yet handled.
+        data: result of `DataProgress.state()`; None if only the number of micro-batches is known.
+        sizes: `SIZES` by which `micro_batches` counts; None if unknown.
+        random: encoded states of all random number generators; None leaves the generators alone.
+        order_seed: seed of the order of each epoch; None if no seed defines the order.
+        surplus_steps: optimizer steps taken in excess of those that the current sizes need.
+        description: text of the position if the sizes have changed; else None.
     """
 
     epoch: int
@@ -60,17 +60,17 @@ class DataPosition:
     description: str | None = None
 
     @classmethod
-    def load_fields(cls, saved: Mapping[str, Any]) -> DataPosition:
-        """Return a position from a checkpoint; entries of other versions are left out."""
-        return cls(**{part.name: saved[part.name] for part in fields(cls) if part.name in saved})
+    def load_fields(cls, record: Mapping[str, Any]) -> DataPosition:
+        """Return the position in a checkpoint's record, without entries of other releases."""
+        return cls(**{entry.name: record[entry.name] for entry in fields(cls) if entry.name in record})
 
     def dump_fields(self, *names: str) -> dict[str, Any]:
-        """Return these fields for a checkpoint."""
+        """Return some fields as a record for a checkpoint."""
         return {name: getattr(self, name) for name in names}
 
     @property
     def layout_change(self) -> LayoutChange | None:
-        """The epoch's part with another layout, if the training was resumed with one now or before."""
+        """Part of the epoch with another layout, if any resume changed the layout."""
         change = (self.data or {}).get("layout_change")
         return None if change is None else LayoutChange(**change)
 
@@ -81,11 +81,11 @@ class DataPosition:
 
 
 def find_changed_sizes(now: Mapping[str, Any], then: Mapping[str, Any], ignored: Collection[str]) -> list[str]:
-    """Return the `SIZES` that are known now and then, and differ."""
+    """Return the names of known `SIZES` that have changed."""
     names = [name for name in SIZES if name not in ignored and None not in (now.get(name), then.get(name))]
     return [name for name in names if now[name] != then[name]]
 
 
 def describe_sizes(now: Mapping[str, Any], then: Mapping[str, Any], names: Collection[str]) -> str:
-    """Return changed sizes in words, with their earlier values in brackets."""
+    """Return a text of changed sizes, with their earlier values in brackets."""
     return ", ".join(f"{now[name]} {SIZES[name]} ({then[name]})" for name in names)

@@ -1,8 +1,7 @@
-"""Reading of the training data, exact enough to continue in another process.
+"""Progress of the training data, with the states from which another process resumes it exactly.
 
-The order of an epoch, and the draws of workers, follow from the states of the random number generators at its
-beginning. The prefetched batch was made before a checkpoint and is trained after it, so the states before that batch
-are stored too. If batches are formed otherwise than when the epoch began, it continues by the rows that were trained.
+The order of an epoch and the draws of workers follow from the generator states at its beginning. The states before the
+prefetched batch, which is not trained yet, are stored as well. If batch sizes have changed, trained rows are skipped.
 """
 
 from __future__ import annotations
@@ -48,19 +47,19 @@ from littrainer.distributed.collectives import is_distributed
 
 logger = logging.getLogger(__name__)
 
-# Shuffle buffers: their states lack the samples in the buffer. NESTED are the attributes to descend into.
+# Class in `datasets` whose state lacks the samples in the buffer, and the attributes in which it is nested.
 SHUFFLE_BUFFER = "BufferShuffledExamplesIterable"
-NESTED = ("_ex_iterable", "ex_iterable", "ex_iterables")
-# Attributes on which the order of a sampler depends, in addition to generators: batches are sorted by length within.
+NESTED_ITERABLES = ("_ex_iterable", "ex_iterable", "ex_iterables")
+# Sampler attributes, other than generators, that determine the order.
 ORDER_ATTRIBUTES = ("initial_seed", "batch_size")
-# Batches during which all generators are read, to find those that the data draws from.
+# Batches during which all generators are compared, to find those that reading draws from.
 NUM_WATCHED_BATCHES = 4
 
 
-def find_exact_stream(loader: Any) -> Any:
-    """Return a loader's dataset if its `state_dict` is complete; None if the data has to be read again.
+def find_stateful_stream(loader: Any) -> Any:
+    """Return a loader's dataset if its `state_dict` is complete, else None.
 
-    Workers read copies of the dataset, whose states do not come back; a shuffle buffer's state lacks its samples.
+    Workers read copies of the dataset, whose states are not returned; a shuffle buffer's state lacks its samples.
     """
     dataset = getattr(loader, "dataset", None)
     is_read_here = isinstance(loader, DataLoader) and isinstance(dataset, IterableDataset) and not loader.num_workers
@@ -68,37 +67,36 @@ def find_exact_stream(loader: Any) -> Any:
 
 
 def is_stateful(source: Any) -> bool:
-    """Whether a stream, or a loader of the script as torchdata's StatefulDataLoader, continues from its state."""
+    """Return whether a stream or loader (such as torchdata's StatefulDataLoader) can load its state."""
     return callable(getattr(source, "state_dict", None)) and callable(getattr(source, "load_state_dict", None))
 
 
 def can_be_stored(value: Any) -> bool:
-    """Whether a value can be stored and loaded without running code."""
-    stored = io.BytesIO()
-    # Pickling and loading run code of the value, which may raise any error.
+    """Return whether `torch.load(weights_only=True)` can load a saved value."""
+    buffer = io.BytesIO()
+    # Pickling runs code of the value, which may raise any error.
     with suppress(Exception):
-        torch.save(value, stored)
-        stored.seek(0)
-        torch.load(stored, weights_only=True)
+        torch.save(value, buffer)
+        buffer.seek(0)
+        torch.load(buffer, weights_only=True)
         return True
     return False
 
 
 def has_shuffle_buffer(dataset: Any) -> bool:
-    """Whether a `datasets.IterableDataset` shuffles in a buffer."""
     if type(dataset).__name__ == SHUFFLE_BUFFER:
         return True
-    nested = [vars(dataset).get(name) for name in NESTED] if hasattr(dataset, "__dict__") else []
+    nested = [vars(dataset).get(name) for name in NESTED_ITERABLES] if hasattr(dataset, "__dict__") else []
     parts = [part for value in nested for part in (value if isinstance(value, list) else [value]) if part is not None]
     return any(has_shuffle_buffer(part) for part in parts)
 
 
 class DataProgress:
-    """Follows the reading of a training loader, and continues where an interrupted training stopped."""
+    """Record of the batches that a training loader has read, from which a training resumes."""
 
     def __init__(self, loader: Any = None) -> None:
         self.epoch = 0
-        # Set until the first window of a resumed epoch has been drawn.
+        # None once the first window of a resumed epoch has been drawn.
         self.position: DataPosition | None = None
         self.workers = WorkerStates()
         self.batches_skipped = 0
@@ -111,47 +109,42 @@ class DataProgress:
         self._epoch_start: dict[str, Any] | None = None
         self._generators_at_start: dict[str, torch.Tensor] = {}
         self._workers_at_start: StatesByWorker = {}
-        # States before the prefetched batch.
         self._before_prefetch: dict[str, Any] | None = None
         self._stream_before_prefetch: Any = None
         self._workers_before_prefetch: StatesByWorker = {}
         self._stream_end_sync = StreamEndSync()
         self._batches_watched = 0
         self._batches_drawn = 0
-        # Generators that reading has drawn from, and those whose states are read before a batch is prefetched.
+        # Generators that reading has drawn from, and generators whose states are read before each prefetch.
         self._advanced: set[str] = set()
         self._followed = {*GENERATORS}
-        # Whether the order follows the seed of the training that wrote the checkpoint, and not of this training.
-        self._order_is_kept = False
+        # True if the order follows the checkpoint's seed instead of this training's.
+        self._has_checkpoint_order = False
         self._change: LayoutChange | None = None
-        # The sampler's order attributes, and the generators, without those of the checkpoint.
-        self._own_order: dict[str, Any] = {}
-        self._before_order: dict[str, Any] | None = None
+        # Order attributes and generator states before those of the checkpoint replaced them.
+        self._initial_order: dict[str, Any] = {}
+        self._initial_rng_states: dict[str, Any] | None = None
 
     def resume_at(self, position: DataPosition, restore_random_states: Callable[[], None]) -> None:
-        """Let the next epoch begin at a position.
-
-        Parameters:
-            restore_random_states: restores the generators of the checkpoint, once the epoch has reached the position.
-        """
+        """Set the position of the next epoch, and a function to call there."""
         self.position = position
         self._restore_random_states = restore_random_states
 
     # ---- State -------------------------------------------------------------------------------------------------------
 
     def state(self, batches_done: int, epoch_is_over: bool) -> dict[str, Any]:
-        """Return the `DataPosition.data` of this moment, in tensors, numbers, texts and containers of them.
+        """Return the current `DataPosition.data`: tensors, numbers, texts and containers of them.
 
         Parameters:
             batches_done: trained batches of the epoch.
-            epoch_is_over: the training continues with the first batch of the next epoch.
+            epoch_is_over: the training continues with the next epoch.
         """
         loader = self._loader
         common: dict[str, Any] = {"num_workers": getattr(loader, "num_workers", 0)}
         sampler = find_epoch_seeded_sampler(loader)
         if sampler is not None:
             common["order_seed"] = sampler.initial_seed
-        if self._order_is_kept:
+        if self._has_checkpoint_order:
             common["order_is_kept"] = True
         if epoch_is_over:
             is_persistent = getattr(loader, "persistent_workers", False)
@@ -160,51 +153,47 @@ class DataProgress:
                 "generators": get_generator_states(loader),
                 "workers_at_start": dict(self.workers.latest) if is_persistent else {},
             }
-        # After an interrupt within a step, more batches have been read than trained.
+        # An interrupt within a step leaves batches that are read but not trained.
         is_at_step_end = batches_done == self._batches_drawn
         dispatch, stream = self._dispatch, self._stream if is_at_step_end else None
         if self._change is not None:
             common["layout_change"] = asdict(self._change)
         if is_at_step_end and is_stateful(loader):
-            common["loader"] = self._storable(loader, loader.state_dict())
+            common["loader"] = self._drop_unstorable(loader, loader.state_dict())
         before = self._before_prefetch if is_at_step_end else None
         return {
             **common,
-            "rows": self._rows_trained(batches_done),
-            "order": order_attributes(loader),
+            "rows": self._count_trained_rows(batches_done),
+            "order": get_order_attributes(loader),
             "epoch_start": None if self._epoch_start is None else encode_rng_states(self._epoch_start),
             "generators": self._generators_at_start,
             "workers_at_start": self._workers_at_start,
-            # Generators that were not read have not advanced in the batches watched, so their current state is taken.
+            # Generators outside `_followed` did not advance while reading, so their current states are stored.
             "before_ahead": None if before is None else encode_rng_states({**get_rng_states(gpu=False), **before}),
-            "stream": None if stream is None else self._storable(stream, self._stream_before_prefetch),
+            "stream": None if stream is None else self._drop_unstorable(stream, self._stream_before_prefetch),
             "workers": self._workers_before_prefetch if is_at_step_end else {},
             "dispatch": None if dispatch is None else dispatch.first_rows,
             "sharing": getattr(loader, "sharing", None),
         }
 
-    def _storable(self, source: Any, state: Any) -> Any:
+    def _drop_unstorable(self, source: Any, state: Any) -> Any:
         if can_be_stored(state):
             return state
         if not self._has_warned_of_states:
             self._has_warned_of_states = True
             logger.warning(
-                "%s.state_dict() holds objects that no checkpoint stores: resuming will read the data again up to "
-                "where it stood. Return tensors, numbers, texts and containers of them to avoid that.",
+                "%s.state_dict() holds objects that no checkpoint stores: a resume will read the data again from its "
+                "beginning. Return tensors, numbers, texts and containers of them to avoid that.",
                 type(source).__name__,
             )
         return None
 
     def find_batch_rows(self, epoch: int, number: int) -> list[int] | None:
-        """Return the indices of a batch's rows; None for streams, and for batches that were read long ago.
-
-        Parameters:
-            epoch, number: counted from 0.
-        """
+        """Return the row indices of a batch, counted from 0; None for streams and for batches read long ago."""
         return None if self._dispatch is not None else self._remaining.find_rows(epoch, number)
 
-    def _rows_trained(self, batches_done: int) -> list[int] | None:
-        """Return the rows that all processes have trained, for each shard of a stream; None if unknown."""
+    def _count_trained_rows(self, batches_done: int) -> list[int] | None:
+        """Return the rows that all processes have trained, by stream shard; None if unknown."""
         change, loader, dispatch = self._change or LayoutChange(), self._loader, self._dispatch
         size, shards = global_batch_size(loader), range(count_stream_shards(loader))
         if size is None:
@@ -212,8 +201,8 @@ class DataProgress:
         units = 1 if dispatch is None else dispatch.batches_per_global_batch
         batches = (batches_done - change.batches) * units
         rows = [len(range(shard, batches, len(shards))) * size // units for shard in shards]
-        if len(shards) > 1 and workers_report(loader) and self._is_reader:
-            # A worker that has read all of its shard leaves its turns to the others.
+        if len(shards) > 1 and has_reporting_workers(loader) and self._is_reader:
+            # Workers whose shards end early give fewer batches than the others.
             received = self.workers.received[: 2 * batches]
             pairs = [*zip(received[::2], received[1::2], strict=True)]
             readers = loader.processes if dispatch is None else 1
@@ -231,13 +220,13 @@ class DataProgress:
     # ---- Reading -----------------------------------------------------------------------------------------------------
 
     def batches(self, loader: Any) -> Iterator[Any]:
-        """Return the batches of an epoch, from the position at which it is resumed."""
+        """Return the batches of an epoch, from the resume position if it is set."""
         position = self.position
         if position is not None and position.data is None and not position.micro_batches:
             self.finish_resuming()
-        return loader.read(self) if isinstance(loader, PrefetchLoader) else self._without_prefetch(loader)
+        return loader.read(self) if isinstance(loader, PrefetchLoader) else self._iterate_unprefetched(loader)
 
-    def _without_prefetch(self, loader: Any) -> Iterator[Any]:
+    def _iterate_unprefetched(self, loader: Any) -> Iterator[Any]:
         batches = self.begin(loader, lambda: iterate_batches(loader))
         self._reach_checkpoint()
         end = self._stream_end_sync if is_distributed() and not has_length(loader) else None
@@ -253,9 +242,9 @@ class DataProgress:
             end.any_rank_exhausted(True, is_training=True)
 
     def begin(self, loader: Any, make_iterator: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Begin an epoch: return an iterator over its batches, or over those that are left of it."""
+        """Begin an epoch and return an iterator over its remaining batches."""
         self._loader = loader
-        position, data = self.position, self._data_for(loader)
+        position, data = self.position, self._get_data(loader)
         num_to_skip = 0 if position is None else position.batches_to_skip
         is_by_index = can_skip_by_index(loader)
         self._restore_order(data)
@@ -274,86 +263,82 @@ class DataProgress:
         self._before_prefetch = self._stream_before_prefetch = None
         self.is_exhausted = False
         self._batches_drawn = position.micro_batches if position is not None else 0
-        # A batch of each later epoch shows whether the generators that are drawn from have changed.
+        # Watch one batch of each later epoch, since data may start to draw from another generator.
         self._batches_watched = min(self._batches_watched, NUM_WATCHED_BATCHES - 1)
         self._followed = {*GENERATORS}
-        parts = self._skip_rows(loader, data)
-        self._load_states(loader, data, skips_rows=bool(parts))
+        attributes = self._skip_rows(loader, data)
+        self._load_states(loader, data, skips_rows=bool(attributes))
         if is_by_index:
             self._remaining.begin(
-                parts.get("batch_sampler", loader.batch_sampler),
+                attributes.get("batch_sampler", loader.batch_sampler),
                 epoch=self.epoch,
                 position=self._batches_drawn,
                 num_to_skip=num_to_skip * (1 if self._dispatch is None else self._dispatch.batches_per_global_batch),
-                num_workers=loader.num_workers if workers_report(loader) else 0,
+                num_workers=loader.num_workers if has_reporting_workers(loader) else 0,
             )
-            parts["batch_sampler"] = self._remaining
-        parts |= self._continue_workers(loader, data, started_workers)
-        with replace_attributes(loader, parts):
+            attributes["batch_sampler"] = self._remaining
+        attributes |= self._continue_workers(loader, data, started_workers)
+        with replace_attributes(loader, attributes):
             batches = make_iterator()
-        if workers_report(loader):
+        if has_reporting_workers(loader):
             batches = self.workers.batches(batches)
         if position is not None:
             self._reach_position(batches, num_to_skip, data)
         return batches
 
-    def _data_for(self, loader: Any) -> dict[str, Any]:
+    def _get_data(self, loader: Any) -> dict[str, Any]:
         data = (self.position.data if self.position is not None else None) or {}
         if data.get("sharing") == getattr(loader, "sharing", None):
             return data
-        # This process reads other batches than then, so the data has to be read again.
+        # The process has read other batches before, so their states do not apply.
         return {**data, **dict.fromkeys(("stream", "dispatch", "num_workers"))}
 
     def _restore_order(self, data: dict[str, Any]) -> None:
         loader = self._loader
         if data.get("order_is_kept") and (sampler := find_epoch_seeded_sampler(loader)) is not None:
-            sampler.initial_seed, self._order_is_kept = data["order_seed"], True
-        set_order_attributes(loader, self._own_order)
-        self._own_order = {}
+            sampler.initial_seed, self._has_checkpoint_order = data["order_seed"], True
+        set_order_attributes(loader, self._initial_order)
+        self._initial_order = {}
         self._change = None if self.position is None else self.position.layout_change
         if self._change is not None:
-            self._own_order, self._before_order = order_attributes(loader), get_rng_states(gpu=False)
+            self._initial_order, self._initial_rng_states = get_order_attributes(loader), get_rng_states(gpu=False)
             set_order_attributes(loader, data.get("order", {}))
 
     def _skip_rows(self, loader: Any, data: dict[str, Any]) -> dict[str, Any]:
-        """Return the parts of a loader that skip the rows that were trained with another layout."""
-        if self._change is None or not self._change.rows or _continues_from_state(loader, data):
+        if self._change is None or not self._change.rows or _can_load_state(loader, data):
             return {}
         if isinstance(loader, PrefetchLoader):
             loader.rows_skipped = sum(self._change.rows)
         return build_skipping_attributes(loader, self._change.rows) or {}
 
     def _load_states(self, loader: Any, data: dict[str, Any], skips_rows: bool) -> None:
-        self._stream = find_exact_stream(loader) if self._is_reader and not skips_rows else None
+        self._stream = find_stateful_stream(loader) if self._is_reader and not skips_rows else None
         if self._stream is not None and data.get("stream") is not None:
             self._stream.load_state_dict(data["stream"])
         if self._dispatch is not None and self.position is not None:
             self._dispatch.resume(data.get("dispatch"))
-        if data.get("loader") is not None and _continues_from_state(loader, data):
+        if data.get("loader") is not None and _can_load_state(loader, data):
             loader.load_state_dict(data["loader"])
 
     def _continue_workers(self, loader: Any, data: dict[str, Any], states: StatesByWorker) -> dict[str, Any]:
-        """Return the parts of a loader whose workers report, and continue from states."""
-        parts: dict[str, Any] = {}
-        if workers_report(loader):
-            parts["collate_fn"] = ReportingCollator(loader.collate_fn)
+        attributes: dict[str, Any] = {}
+        if has_reporting_workers(loader):
+            attributes["collate_fn"] = ReportingCollator(loader.collate_fn)
             has_empty_batches = self._remaining.padding > 0
             if states or has_empty_batches:
-                parts["worker_init_fn"] = ResumedWorkerInit(loader.worker_init_fn, states, has_empty_batches)
+                attributes["worker_init_fn"] = ResumedWorkerInit(loader.worker_init_fn, states, has_empty_batches)
         if self.position is not None and getattr(loader, "persistent_workers", False):
-            # Workers that were started before have other states.
             shut_down_workers(loader)
             if loader.generator is None and data.get("workers_at_start"):
-                # The workers were started in an earlier epoch, so no draw of this epoch went to their seed.
-                parts["generator"] = torch.Generator()
-        return parts
+                # Persistent workers drew no worker seed in this epoch.
+                attributes["generator"] = torch.Generator()
+        return attributes
 
     def _reach_position(self, batches: Iterator[Any], number: int, data: dict[str, Any]) -> None:
         if can_skip_by_index(self._loader):
-            # An order is drawn where it is read.
             if self._is_reader:
                 self._remaining.skip()
-        elif not _continues_from_state(self._loader, data):
+        elif not _can_load_state(self._loader, data):
             batches = self._count_skipped(batches)
             if self._dispatch is not None:
                 self._dispatch.skip(batches, number)
@@ -367,7 +352,7 @@ class DataProgress:
             yield batch
 
     def prefetch(self, batches: Iterator[Any]) -> Any:
-        """Return the batch after the one that was drawn last, or `NO_BATCH`, and note the states before it."""
+        """Return the next batch or `NO_BATCH`, and record the states before it."""
         if self.position is not None:
             self._reach_checkpoint()
         self._batches_drawn += 1
@@ -377,7 +362,7 @@ class DataProgress:
             return next(batches, NO_BATCH)
         self._before_prefetch = get_rng_states(gpu=False, names=self._followed)
         if self._stream is not None:
-            # A stream may change the state that it returned.
+            # A stream may modify the state that it returned.
             self._stream_before_prefetch = copy.deepcopy(self._stream.state_dict())
         batch = next(batches, NO_BATCH)
         if self._batches_watched < NUM_WATCHED_BATCHES:
@@ -388,41 +373,39 @@ class DataProgress:
         return batch
 
     def _reach_checkpoint(self) -> None:
-        # Each later draw comes after the checkpoint.
         if self.position is not None and self.position.data is not None:
             self.finish_resuming()
 
     def finish_resuming(self) -> None:
-        """Restore the generators of the checkpoint, if the first window of a resumed epoch has just been drawn."""
+        """Restore the checkpoint's generators after the first window of a resumed epoch."""
         if self.position is None:
             return
-        if self._before_order is not None:
-            # The checkpoint has no states for a further process.
-            set_rng_states(self._before_order)
-            self._before_order = None
+        if self._initial_rng_states is not None:
+            # Overridden below, unless the checkpoint has no states for an added process.
+            set_rng_states(self._initial_rng_states)
+            self._initial_rng_states = None
         self._restore_random_states()
         self.position = None
-        # A method of the training would keep it alive.
+        # The bound method would keep the training alive.
         self._restore_random_states = _restore_nothing
 
 
 def _restore_nothing() -> None:
-    """Stand for the function that restores the generators of a checkpoint, where there is none."""
+    pass
 
 
-def _continues_from_state(loader: Any, data: dict[str, Any]) -> bool:
-    """Whether the state of a stream, or of a loader of the script, replaces reading again."""
+def _can_load_state(loader: Any, data: dict[str, Any]) -> bool:
+    """Return whether a stored stream or loader state makes skipping unnecessary."""
     if data.get("loader") is not None and data.get("num_workers") == getattr(loader, "num_workers", 0):
         return is_stateful(loader)
-    return data.get("stream") is not None and find_exact_stream(loader) is not None
+    return data.get("stream") is not None and find_stateful_stream(loader) is not None
 
 
-def workers_report(loader: Any) -> bool:
-    """Whether the workers of a training loader report the states of their generators."""
+def has_reporting_workers(loader: Any) -> bool:
     return isinstance(loader, PrefetchLoader) and loader.num_workers > 0 and loader.batch_sampler is not None
 
 
-def _owners_of_generators(loader: Any) -> dict[str, Any]:
+def _find_generator_owners(loader: Any) -> dict[str, Any]:
     batch_sampler = getattr(loader, "batch_sampler", None)
     while isinstance(batch_sampler, SharedBatches):
         batch_sampler = batch_sampler.batch_sampler
@@ -431,37 +414,34 @@ def _owners_of_generators(loader: Any) -> dict[str, Any]:
 
 
 def find_epoch_seeded_sampler(loader: Any) -> EpochSeededSampler | None:
-    """Return the sampler of a loader if its order follows from a seed and the epoch; else None."""
-    sampler = _owners_of_generators(loader)["sampler"]
+    """Return a loader's sampler if a seed and the epoch define its order; else None."""
+    sampler = _find_generator_owners(loader)["sampler"]
     return sampler if isinstance(sampler, EpochSeededSampler) else None
 
 
-def _generators(loader: Any) -> dict[str, torch.Generator]:
-    owners = _owners_of_generators(loader).items()
+def _find_generators(loader: Any) -> dict[str, torch.Generator]:
+    owners = _find_generator_owners(loader).items()
     generators = {name: getattr(owner, "generator", None) for name, owner in owners}
     return {name: value for name, value in generators.items() if isinstance(value, torch.Generator)}
 
 
 def get_generator_states(loader: Any) -> dict[str, torch.Tensor]:
-    """Return the states of a loader's own torch generators, which continue from epoch to epoch, by their owner."""
-    return {name: generator.get_state() for name, generator in _generators(loader).items()}
+    """Return the states of a loader's torch generators by their owner."""
+    return {name: generator.get_state() for name, generator in _find_generators(loader).items()}
 
 
 def set_generator_states(loader: Any, states: dict[str, torch.Tensor]) -> None:
-    """Restore a loader's own generators from `get_generator_states`."""
-    for name, generator in _generators(loader).items():
+    for name, generator in _find_generators(loader).items():
         if name in states:
             generator.set_state(states[name])
 
 
-def order_attributes(loader: Any) -> dict[str, int]:
-    """Return the attributes, other than generators, on which the order of a loader's sampler depends."""
-    sampler = _owners_of_generators(loader)["sampler"]
+def get_order_attributes(loader: Any) -> dict[str, int]:
+    sampler = _find_generator_owners(loader)["sampler"]
     values = {name: getattr(sampler, name, None) for name in ORDER_ATTRIBUTES}
     return {name: value for name, value in values.items() if isinstance(value, int)}
 
 
 def set_order_attributes(loader: Any, values: dict[str, int]) -> None:
-    """Restore the order of a loader's sampler from `order_attributes`."""
-    for name in values.keys() & order_attributes(loader).keys():
-        setattr(_owners_of_generators(loader)["sampler"], name, values[name])
+    for name in values.keys() & get_order_attributes(loader).keys():
+        setattr(_find_generator_owners(loader)["sampler"], name, values[name])

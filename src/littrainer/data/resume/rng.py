@@ -9,36 +9,34 @@ from typing import Any
 import numpy as np
 import torch
 
-# Generator's name, as in transformers' rng_state.pth -> the functions that read and restore its state.
+# Name as in transformers' rng_state.pth -> functions that read and restore the state.
 GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "python": (random.getstate, random.setstate),
-    # torch imports NumPy, which imports its generators when they are first used.
+    # Lambdas, since NumPy imports its generators lazily.
     "numpy": (lambda: np.random.get_state(), lambda state: np.random.set_state(state)),
     "cpu": (torch.random.get_rng_state, torch.random.set_rng_state),
 }
 
 
 def get_rng_states(gpu: bool = True, names: Iterable[str] = GENERATORS) -> dict[str, Any]:
-    """Return the states of Python's, NumPy's and torch's generators, and of the current GPU's if there is one.
+    """Return the states of Python's, NumPy's, torch's and the current GPU's generators.
 
     Parameters:
-        names: the generators to read; Python's and NumPy's take fifty times as long as torch's.
+        names: generators to read; Python's and NumPy's take fifty times as long as torch's.
     """
-    states = {}
-    for name in names:
-        states[name] = GENERATORS[name][0]()
+    states = {name: GENERATORS[name][0]() for name in names}
     if gpu and torch.cuda.is_available():
         states["cuda"] = torch.cuda.random.get_rng_state()
     return states
 
 
 def set_rng_states(states: Mapping[str, Any]) -> None:
-    """Restore states from `get_rng_states`; generators that it did not read are left alone."""
+    """Restore states from `get_rng_states`."""
     for name, (_, restore) in GENERATORS.items():
         if name in states:
             restore(states[name])
     if "cuda" in states and torch.cuda.is_available():
-        # Several processes keep the states of all GPUs of their node.
+        # With several processes, transformers stores a list with the states of all GPUs of the node.
         if isinstance(states["cuda"], list):
             torch.cuda.random.set_rng_state_all(states["cuda"][: torch.cuda.device_count()])
         else:
@@ -46,12 +44,12 @@ def set_rng_states(states: Mapping[str, Any]) -> None:
 
 
 def encode_rng_states(states: Mapping[str, Any]) -> dict[str, Any]:
-    """Return states in tensors, numbers, texts and tuples only, so that they can be saved and loaded safely."""
+    """Return states as tensors, numbers, texts and tuples, which `torch.load(weights_only=True)` accepts."""
     version, keys, gauss = states["python"]
     kind, numpy_keys, position, has_gauss, numpy_gauss = states["numpy"]
     return {
         "torch": states["cpu"],
-        # A tensor, since 625 numbers stored singly take longer to save than a small model.
+        # Pickling 625 single numbers would take longer than a small model.
         "python": (version, torch.from_numpy(np.array(keys)), gauss),
         "numpy": (
             str(kind),
@@ -65,8 +63,8 @@ def encode_rng_states(states: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decode_rng_states(portable: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the states from which `encode_rng_states` made its result."""
-    # Earlier checkpoints have a tuple of keys. A checkpoint may have been loaded to a GPU.
+    """Return the states that `encode_rng_states` encoded."""
+    # Earlier checkpoints have a tuple of keys; tensors may have been loaded to a GPU.
     version, keys, gauss = portable["python"]
     keys = keys.cpu() if isinstance(keys, torch.Tensor) else keys
     kind, numpy_keys, *rest = portable["numpy"]
@@ -82,13 +80,13 @@ def decode_rng_states(portable: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_advanced_generators(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
-    """Return the generators, of those in both states, that something has drawn from in between."""
+    """Return the names of generators whose states differ; only generators in both are compared."""
     advanced: set[str] = set()
     for name in before.keys() & after.keys():
         earlier, later = before[name], after[name]
         for old, new in zip(earlier, later, strict=True) if isinstance(earlier, tuple) else ((earlier, later),):
             if isinstance(old, torch.Tensor):
-                # Comparing tensors would look like a read of the device.
+                # Comparing tensors would count as a device synchronization.
                 old, new = old.numpy(), new.numpy()
             is_array = isinstance(old, np.ndarray)
             if old.tobytes() != new.tobytes() if is_array else old != new:

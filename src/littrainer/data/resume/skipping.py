@@ -1,6 +1,6 @@
-"""The part of an epoch that is left to be read after a resume, without reading the part before it if possible.
+"""Skipping of trained data in a resumed epoch, without reading the data if possible.
 
-A loader is made to read it by replacing its parts while its iterator is made, which keeps them.
+Attributes of the loader are replaced while its iterator is created, which keeps them.
 """
 
 from __future__ import annotations
@@ -17,42 +17,44 @@ from littrainer.data.loaders import PrefetchLoader, get_full_dataset
 from littrainer.data.sharding import SharedBatches, SharedStream
 from littrainer.distributed.collectives import is_distributed
 
-# Batches whose rows are remembered, for the messages that name these.
+# Batches whose rows are kept for error messages.
 MAX_REMEMBERED_BATCHES = 4096
 
 
 @contextmanager
-def replace_attributes(loader: Any, parts: dict[str, Any]) -> Iterator[None]:
-    """A block in which attributes of a loader are replaced; an iterator that is made in it keeps them."""
-    # A DataLoader refuses another sampler or dataset once it is built.
-    attributes = vars(loader) if parts else {}
-    own = {name: attributes[name] for name in parts}
-    attributes.update(parts)
+def replace_attributes(loader: Any, replacements: dict[str, Any]) -> Iterator[None]:
+    """Replace attributes of a loader within the block; an iterator created there keeps the replacements."""
+    # `setattr` would fail: a DataLoader rejects another sampler or dataset after construction.
+    attributes = vars(loader) if replacements else {}
+    originals = {name: attributes[name] for name in replacements}
+    attributes.update(replacements)
     try:
         yield
     finally:
-        attributes.update(own)
+        attributes.update(originals)
 
 
 def can_skip_by_index(loader: Any) -> bool:
-    """Whether the first batches of a loader can be skipped unread: the batches are those of its batch sampler."""
+    """Return whether batches of a loader can be skipped unread, by its batch sampler."""
     return (
-        _reads_as_torch(loader) and not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler is not None
+        _has_torch_iterator(loader)
+        and not isinstance(loader.dataset, IterableDataset)
+        and loader.batch_sampler is not None
     )
 
 
-def _reads_as_torch(loader: Any) -> TypeGuard[DataLoader]:
+def _has_torch_iterator(loader: Any) -> TypeGuard[DataLoader]:
     return isinstance(loader, DataLoader) and type(loader).__iter__ in (DataLoader.__iter__, PrefetchLoader.__iter__)
 
 
 class RemainingBatches(Sampler[list[int]]):
-    """The batches of a batch sampler that are left of an epoch, whose rows it records.
+    """Batch sampler over the remaining batches of an epoch, which records their rows.
 
-    An iterator with persistent workers keeps it for later epochs, each of which begins with `begin`.
+    Persistent workers keep it for later epochs; `begin` starts each epoch.
     """
 
     def __init__(self) -> None:
-        # Number of a batch in the epoch -> its rows.
+        # Batch number in the epoch -> rows.
         self.rows: dict[int, list[int]] = {}
         self.padding = 0
         self._batch_sampler: Any = ()
@@ -61,19 +63,18 @@ class RemainingBatches(Sampler[list[int]]):
         self._running: Iterator[list[int]] = iter(())
 
     def __getstate__(self) -> dict[str, Any]:
-        # A generator cannot be copied with the lightning.Trainer that leads here.
+        # Generators cannot be copied, and copies of a lightning.Trainer include this object.
         return {**vars(self), "_running": iter(())}
 
     def begin(self, batch_sampler: Any, epoch: int, position: int, num_to_skip: int, num_workers: int) -> None:
         """Begin an epoch.
 
         Parameters:
-            position: number of the first batch that is given, counted from 0.
-            num_to_skip: batches of the sampler before it; where a process reads for several, those of all of them.
-            num_workers: workers that take turns. Empty batches come first then, so that each batch goes to the worker
-                that it would have gone to; they are neither fetched nor collated.
+            position: index of the first remaining batch.
+            num_to_skip: batches of the sampler before `position`, of all processes if one process reads for all.
+            num_workers: workers that take turns; empty batches are prepended, so that each batch goes to the worker
+                that would have read it.
         """
-        # Whole epochs are forgotten, the oldest first.
         while len(self._rows_by_epoch) > 1 and sum(map(len, self._rows_by_epoch.values())) > MAX_REMEMBERED_BATCHES:
             del self._rows_by_epoch[next(iter(self._rows_by_epoch))]
         self._batch_sampler, self._epoch, self._position = batch_sampler, epoch, position
@@ -81,60 +82,58 @@ class RemainingBatches(Sampler[list[int]]):
         self.padding = num_to_skip % num_workers if num_workers else 0
 
     def find_rows(self, epoch: int, number: int) -> list[int] | None:
-        """Return the rows of a batch, by its number in the epoch; None if it was not given, or long ago."""
+        """Return the rows of a batch by its number in the epoch; None if they are not recorded any more."""
         return self._rows_by_epoch.get(epoch, {}).get(number)
 
     def __iter__(self) -> Iterator[list[int]]:
         self.rows = self._rows_by_epoch[self._epoch] = {}
         self._running = iter(self._batch_sampler)
-        # Each batch is recorded without a call of a Python function.
+        # Recording by `map` costs no Python call for each batch.
         recorded = map(self.rows.setdefault, count(self._position), self._running)
-        return chain(self._begin_after_skipped(), recorded)
+        return chain(self._skip_and_pad(), recorded)
 
-    def _begin_after_skipped(self) -> Iterator[list[int]]:
+    def _skip_and_pad(self) -> Iterator[list[int]]:
         self.skip()
         padding, self.padding = self.padding, 0
         yield from ([] for _ in range(padding))
 
     def skip(self) -> None:
-        """Skip the first batches now, since a sampler draws its order with its first batch."""
+        """Skip the first batches now, which makes the sampler draw its order."""
         number, self._num_to_skip = self._num_to_skip, 0
         next(islice(self._running, number, number), None)
 
 
 def global_batch_size(loader: Any) -> int | None:
-    """Rows that all processes together train while each takes one batch; None if unknown."""
+    """Return the rows in one batch of all processes together; None if unknown."""
     size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     if isinstance(loader, PrefetchLoader):
-        # Each process may have opened its own files of a stream.
-        has_files = loader.sharing == "read by each" and not isinstance(loader.dataset, SharedStream)
-        size = None if size is None or has_files else loader.total_batch_size
+        reads_separate_files = loader.sharing == "read by each" and not isinstance(loader.dataset, SharedStream)
+        size = None if size is None or reads_separate_files else loader.total_batch_size
     elif is_distributed():
-        # The batches of other processes are unknown with a loader of the script's own.
+        # The script's own loader may give other processes batches of another size.
         return None
     return size if isinstance(size, int) else None
 
 
 def count_stream_shards(loader: Any) -> int:
-    """Parts of a stream that worker processes read in parallel; 1 for other data."""
+    """Return the number of stream shards that workers read in parallel; 1 for other data."""
     dataset = get_full_dataset(loader)
     if not isinstance(dataset, IterableDataset):
         return 1
-    # Workers of a `datasets.IterableDataset` beyond its files read nothing.
+    # A `datasets.IterableDataset` gives nothing to workers in excess of its files.
     return max(1, min(loader.num_workers, getattr(dataset, "n_shards", loader.num_workers)))
 
 
 def build_skipping_attributes(loader: Any, rows: list[int]) -> dict[str, Any] | None:
-    """Return the parts with which a loader reads the batches that are formed of the rows after the first ones.
+    """Return replacements for attributes of a loader, with which it forms batches after the first rows.
 
     Parameters:
-        rows: trained rows for each of the `count_stream_shards`, also with other batches or another number of
-            processes.
+        rows: trained rows by stream shard, regardless of earlier batch sizes and numbers of processes.
 
     Returns:
-        None if the batches are not formed of rows in an order, or a stream is read in another number of parts.
+        None if batches do not follow an order of rows, or the number of stream shards has changed.
     """
-    if not _reads_as_torch(loader) or len(rows) != count_stream_shards(loader):
+    if not _has_torch_iterator(loader) or len(rows) != count_stream_shards(loader):
         return None
     dataset: Any = loader.dataset
     if isinstance(dataset, SharedStream):
@@ -153,25 +152,19 @@ def build_skipping_attributes(loader: Any, rows: list[int]) -> dict[str, Any] | 
     return {"batch_sampler": batch_sampler}
 
 
-def copy_with_attributes(loader: DataLoader, parts: dict[str, Any]) -> DataLoader:
-    """Return a copy of a loader with other parts, whose length is to be known."""
+def copy_with_attributes(loader: DataLoader, replacements: dict[str, Any]) -> DataLoader:
     copied = copy.copy(loader)
-    vars(copied).update(parts)
+    vars(copied).update(replacements)
     return copied
 
 
 class SkipFirstRows(IterableDataset[Any]):
-    """A stream, or the order of a sampler, from a row on in the next iteration; in later ones all.
-
-    Parameters:
-        dataset: the stream, or the sampler.
-        rows: rows to skip, for each worker that reads a stream.
-    """
+    """Stream or sampler whose next iteration, and no later iteration, skips the first rows (by stream worker)."""
 
     def __init__(self, dataset: Any, rows: list[int]):
         self.dataset = dataset
         self.rows = rows
-        # A stream with `set_epoch` has the order of the epoch.
+        # The order of a stream with `set_epoch` follows the epoch, and needs no restored generator.
         self.generator = None if hasattr(dataset, "set_epoch") else getattr(dataset, "generator", None)
 
     def __iter__(self) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""The random number generators of a DataLoader's workers, which report their states with their batches."""
+"""Random number generator states of DataLoader workers, which report them with their batches."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from littrainer.data.resume.rng import (
     set_rng_states,
 )
 
-# A worker's index -> the states of its generators, in portable form.
+# Worker index -> encoded generator states.
 StatesByWorker = dict[int, dict[str, Any]]
 
 
 class WorkerReport(NamedTuple):
-    """The record that a worker sends with a batch.
+    """Record that a worker sends with a batch.
 
     Parameters:
-        worker: the worker's index.
-        states: its generators after the batch, pickled: torch would send each tensor in its own shared memory. None if
-            they are as at its last report.
-        is_padding: there is no batch; the turn goes to the next worker.
-        rows: samples of the batch.
+        states: pickled generator states after the batch; None if unchanged since the last report. torch would send
+            tensors in separate shared memory.
+        is_padding: the batch is empty.
+        rows: samples in the batch.
     """
 
     worker: int
@@ -40,11 +39,7 @@ class WorkerReport(NamedTuple):
 
 
 class ReportingCollator:
-    """A collator that adds the worker's report to each batch.
-
-    Parameters:
-        collate: the loader's own; it is not called without samples.
-    """
+    """Collator that returns each batch with a worker report."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]):
         self.collate = collate
@@ -64,45 +59,45 @@ class ReportingCollator:
 
 
 class ResumedWorkerInit:
-    """A `worker_init_fn` that restores the generators of a worker from an earlier training.
+    """Function for `worker_init_fn` that restores a worker's generators from an earlier training.
 
     Parameters:
-        own: the loader's own function, called first.
-        states: the states by worker; a worker without any keeps those of a new one.
-        has_empty_batches: the worker gets empty batches, for which nothing must be fetched.
+        init_fn: the loader's `worker_init_fn`, called first.
+        states: states by worker; a worker without states keeps the initial states.
+        has_empty_batches: the worker also gets empty batches, for which the dataset is not called.
     """
 
-    def __init__(self, own: Callable[[int], None] | None, states: StatesByWorker, has_empty_batches: bool):
-        self.own = own
+    def __init__(self, init_fn: Callable[[int], None] | None, states: StatesByWorker, has_empty_batches: bool):
+        self.init_fn = init_fn
         self.states = states
         self.has_empty_batches = has_empty_batches
 
     def __call__(self, worker: int) -> None:
-        if self.own is not None:
-            self.own(worker)
+        if self.init_fn is not None:
+            self.init_fn(worker)
         if worker in self.states:
             set_rng_states(decode_rng_states(self.states[worker]))
         dataset: Any = getattr(get_worker_info(), "dataset", None)
         fetch = getattr(dataset, "__getitems__", None)
         if fetch is not None and self.has_empty_batches:
-            # Neither a transform nor `torch.stack` need accept an empty list.
+            # Transforms and `torch.stack` may reject an empty list.
             vars(dataset)["__getitems__"] = lambda indices: fetch(indices) if indices else []
 
 
 @dataclass
 class WorkerStates:
-    """The reports of a loader's workers so far.
+    """Latest reports of a loader's workers.
 
     Parameters:
-        latest: each worker's generators after its last batch; nothing for a worker that drew from none.
-        received: the worker and the number of samples of each batch since the iteration began, in turn.
+        latest: last reported states by worker.
+        received: flat pairs (worker, samples) of all batches since the iteration began.
     """
 
     latest: StatesByWorker = field(default_factory=dict)
     received: array[int] = field(default_factory=lambda: array("I"))
 
     def batches(self, reporting: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches of a loader whose workers report, without their reports."""
+        """Yield the batches of a reporting loader, and record the reports."""
         self.received = array("I")
         for item in reporting:
             is_pair = isinstance(item, (tuple, list)) and len(item) == 2
@@ -118,5 +113,5 @@ class WorkerStates:
 
 
 def remove_reports(items: Iterator[Any]) -> Iterator[Any]:
-    """Return the batches of a loader, also if its workers were started to report."""
+    """Return the batches of a loader whose persistent workers may still report."""
     return WorkerStates().batches(items)
