@@ -474,7 +474,7 @@ class OverridePoints:
     def _evaluate(
         self: Any, trial: Any, ignore_keys_for_eval: Sequence[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
-        with run_lightning.validation_round(self):
+        with run_lightning.group_validations(self):
             metrics = log_eval_save.evaluate_in_training(self, ignore_keys_for_eval)
         self._report_to_hp_search(trial, self.state.global_step, metrics)
         if is_metric_driven(self.lr_scheduler) and not skip_scheduler:
@@ -521,7 +521,7 @@ class OverridePoints:
         **gen_kwargs: Any,
     ) -> dict[str, float]:
         metrics: dict[str, float] = {}
-        with run_lightning.validation_round(self):
+        with run_lightning.group_validations(self):
             for name, dataset in datasets.items():
                 one = name if are_named else dataset
                 metrics.update(
@@ -572,7 +572,7 @@ class OverridePoints:
         run_dir = self._get_output_dir(trial=self._trial) if run_dir is None else run_dir
         callbacks = [*self.callback_handler.callbacks, self.control]
         record = None if self.training_run is None else self.training_run.resume_record
-        weights = partial(run_lightning.weights_to, "save", self.lightning_module)
+        weights = partial(run_lightning.swap_in_weights_for, "save", self.lightning_module)
         when_complete = self._after_background_save
         return SavedTraining(self, self.args, self.state, run_dir, callbacks, record, weights, when_complete)
 

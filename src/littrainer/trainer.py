@@ -37,7 +37,7 @@ from littrainer.hooks import NO_CONTEXT, OverridePoints
 from littrainer.hub.model_card import Texts, badges_of, write_card
 from littrainer.hub.push_to_hub import END_OF_TRAINING, push_model, pushes_of
 from littrainer.hub.repository import make_repository
-from littrainer.lightning.conversion import checkpoint_of_trainer
+from littrainer.lightning.conversion import convert_lightning_checkpoint
 from littrainer.lightning.lightning_extras import LightningExtras
 from littrainer.lightning_adapter import run_lightning
 from littrainer.loop import checks, loss, reports
@@ -381,7 +381,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         with (
             ShortTraceback(),
             naming_dropped_columns(self),
-            checkpoint_of_trainer(self, resume_from_checkpoint) as checkpoint,
+            convert_lightning_checkpoint(self, resume_from_checkpoint) as checkpoint,
         ):
             return session.train(self, checkpoint, trial, ignore_keys_for_eval)
 
@@ -529,7 +529,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         with (
             ShortTraceback(),
             part_of_training(EVALUATION),
-            run_lightning.validation_round(self),
+            run_lightning.group_validations(self),
             naming_dropped_columns(self),
             self.session.memory.measuring("eval"),
         ):
@@ -606,7 +606,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             has_own_step=bool(self._own_methods("prediction_step")),
         )
         with (
-            run_lightning.validation_round(self),
+            run_lightning.group_validations(self),
             self.accelerator.evaluating(dataloader),
             self.session.tracked.paused(),
         ):
@@ -656,7 +656,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         # A push saves to output_dir by an internal call too, and wants the model whole.
         is_of_checkpoint = _internal_call and output_dir is not None
         write = storage.save_model_of_checkpoint if is_of_checkpoint else storage.save_model
-        with part_of_training(SAVE), run_lightning.weights_to("save", self.lightning_module):
+        with part_of_training(SAVE), run_lightning.swap_in_weights_for("save", self.lightning_module):
             folder = self.args.output_dir if output_dir is None else output_dir
             folder = folder if is_of_checkpoint else local_folder(os.fspath(folder))
             write(folder)

@@ -15,8 +15,8 @@ from littrainer.arguments.specifications import SPECS
 from littrainer.cli import main
 from littrainer.commands.explain import (
     _small_trainer,
-    changed_arguments,
     explanation,
+    get_changed_arguments,
     program,
 )
 from littrainer.commands.output_dirs import remove_output_dirs
@@ -126,7 +126,7 @@ def test_keywords_have_their_reasons_and_changed_arguments_the_place_they_went_t
     assert "weight_decay" not in arguments and "secret" not in report and line_of(arguments, "output_dir='runs/one'")
     assert list(tmp_path.iterdir()) == []
     usual = TrainingArguments(disable_tqdm=TrainingArguments().disable_tqdm)
-    assert changed_arguments(usual) == {"output_dir": "trainer_output"}
+    assert get_changed_arguments(usual) == {"output_dir": "trainer_output"}
 
 
 def test_the_parts_of_the_training_are_named() -> None:

@@ -125,7 +125,7 @@ def test_each_part_has_the_time_that_it_took_in_both_loops(
     tmp_path: Path, now: Now, monkeypatch: pytest.MonkeyPatch, kind: Any, is_fast: bool, accumulation: int
 ) -> None:
     if not is_fast:
-        monkeypatch.setattr(fast_training_loop, "KNOWN_RELEASES", frozenset())
+        monkeypatch.setattr(fast_training_loop, "SUPPORTED_RELEASES", frozenset())
     output, callback = train(
         *(tmp_path, now, kind),
         gradient_accumulation_steps=accumulation,

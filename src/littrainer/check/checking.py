@@ -49,7 +49,7 @@ TRAINING_DATA = "train_dataset"
 # A trial evaluates and saves at its first optimizer steps: twice, since the first time takes longer.
 STEPS_WITH_EVENTS = 2
 # Arguments for the length of a trial; `TrialSteps` starts evaluations and saves.
-ARGUMENTS_OF_TRIAL: dict[str, Any] = {
+TRIAL_ARGUMENTS: dict[str, Any] = {
     **dict.fromkeys(("save_total_limit", "max_minutes", "save_minutes", "eval_minutes", "hang_timeout")),
     **dict.fromkeys(("disable_tqdm", "skip_memory_metrics"), True),
     "push_to_hub": False,
@@ -240,7 +240,7 @@ class TrainingCheck:
             ):
                 vars(trainer).update({"eval_dataset": self._few_rows()} if rows is None else {TRAINING_DATA: rows})
                 folders = {"output_dir": self.folder, "logging_dir": f"{self.folder}/runs"}
-                arguments = ARGUMENTS_OF_TRIAL | folders | changed
+                arguments = TRIAL_ARGUMENTS | folders | changed
                 strip_to_bare_training(self.args, trainer.lightning_keywords, **arguments)
                 if self.limits_evaluation:
                     trainer.lightning_keywords["limit_val_batches"] = MAX_BATCHES

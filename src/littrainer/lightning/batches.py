@@ -26,9 +26,9 @@ from littrainer.data.resume.rng import (
 from littrainer.data.windows import MicroBatch, WindowLoader
 from littrainer.distributed.collectives import broadcast_object
 from littrainer.lightning_adapter.lightning_internals import (
-    begin_next_epoch,
-    end_epoch_with_this_batch,
-    read_nothing_ahead,
+    disable_prefetch,
+    end_epoch_after_batch,
+    skip_to_next_epoch,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ CountItems = Callable[[list[Any]], Any]
 SAVED_FIELDS = ("epoch", "micro_batches", "sizes", "data", "random", "order_seed")
 
 
-def read_positions(state: dict[str, Any]) -> list[DataPosition]:
+def parse_positions(state: dict[str, Any]) -> list[DataPosition]:
     """Return the positions of all processes, by rank, in the state of a `TrainerDataModule`.
 
     Raises:
@@ -95,7 +95,7 @@ class TrainingBatches:
         self._position: DataPosition | None = None
         self._is_unannounced = False
         # Whether the epoch of a checkpoint has no batch left, by today's sizes.
-        self._nothing_is_left = False
+        self._is_epoch_exhausted = False
         self._windows: WindowLoader | None = None
         # The epoch that is read or was read last; None before the first.
         self._epoch: int | None = None
@@ -206,7 +206,7 @@ class TrainingBatches:
         if not changed:
             return position
         same_processes = "world_size" not in changed
-        micro_batches = self._as_many_samples(position.micro_batches, then)
+        micro_batches = self._rescale_micro_batches(position.micro_batches, then)
         if position.micro_batches or not same_processes:
             logger.warning(
                 "The checkpoint was written with other data: there are now %s. Training goes on behind %d of these "
@@ -220,7 +220,7 @@ class TrainingBatches:
         random = position.random if same_processes else None
         return replace(position, micro_batches=micro_batches, data=None, random=random)
 
-    def _as_many_samples(self, micro_batches: int, then: Mapping[str, int | None]) -> int:
+    def _rescale_micro_batches(self, micro_batches: int, then: Mapping[str, int | None]) -> int:
         # Whole windows, or all of an epoch.
         for name, now in (("micro_batch", self.args.train_batch_size), ("world_size", self.args.world_size)):
             micro_batches = micro_batches * (then.get(name) or now)
@@ -232,7 +232,7 @@ class TrainingBatches:
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch or continue a resumed one, before its hooks are called; `position` counts which one it is."""
         self._epochs_announced += 1
-        self._nothing_is_left = False
+        self._is_epoch_exhausted = False
         position, is_new = self._position_to_resume(), self._is_unannounced
         self._is_unannounced = False
         if position is None or not is_new:
@@ -240,17 +240,17 @@ class TrainingBatches:
         if not position.micro_batches:
             # The order is drawn from the generators of the checkpoint, and so are the draws of callbacks before it.
             _restore_random_states(position)
-        self._let_lightning_count_from(position)
+        self._restore_lightning_progress(position)
         if position.micro_batches >= self._batches_to_read:
             # Lightning ends the epoch, possibly without an iterator.
             _restore_random_states(position)
-            self._position, self._epoch, self._nothing_is_left = None, position.epoch, True
+            self._position, self._epoch, self._is_epoch_exhausted = None, position.epoch, True
 
-    def _let_lightning_count_from(self, position: DataPosition) -> None:
+    def _restore_lightning_progress(self, position: DataPosition) -> None:
         count = self._count
         if not position.micro_batches:
-            if self._is_at_an_end_unknown_to_lightning():
-                begin_next_epoch(self.pl_trainer)
+            if self._has_undetected_end():
+                skip_to_next_epoch(self.pl_trainer)
                 return
             is_sized = has_length(self.loader)
             if not is_sized and count.is_last_batch and self.pl_trainer.fit_loop.restarted_mid_epoch:
@@ -264,7 +264,7 @@ class TrainingBatches:
         if position.micro_batches or is_at_its_beginning or self.pl_trainer.fit_loop.restarted_on_epoch_start:
             count.increment_by(position.micro_batches - count.current.processed)
 
-    def _is_at_an_end_unknown_to_lightning(self) -> bool:
+    def _has_undetected_end(self) -> bool:
         fit_loop, count = self.pl_trainer.fit_loop, self._count
         if has_length(self.loader):
             # With as many micro-batches in an epoch as then Lightning detects the end, unless `max_steps` makes it
@@ -282,11 +282,11 @@ class TrainingBatches:
     def __iter__(self) -> Iterator[Any]:
         if not has_length(self):
             # Lightning would prefetch to detect the end of the data.
-            read_nothing_ahead(self.pl_trainer)
+            disable_prefetch(self.pl_trainer)
         return self._read()
 
     def _read(self) -> Iterator[Any]:
-        if self._nothing_is_left:
+        if self._is_epoch_exhausted:
             return
         position = self._begin_to_read()
         if position is not None and position.micro_batches >= self._batches_to_read:
@@ -307,7 +307,7 @@ class TrainingBatches:
             self.progress.resume_at(position, lambda: _restore_random_states(position) if is_within_epoch else None)
         for micro_batch in windows:
             if not has_length(self) and micro_batch.is_last_drawn and self.progress.data_has_ended:
-                end_epoch_with_this_batch(self.pl_trainer)
+                end_epoch_after_batch(self.pl_trainer)
             if self.count_items is not None:
                 self.handed_out = {windows.micro_batches_seen - 1: replace(micro_batch, inputs=None)}
             yield micro_batch.inputs

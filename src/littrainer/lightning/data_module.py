@@ -27,15 +27,15 @@ from littrainer.data.resume.position import DataPosition
 from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
 from littrainer.data.stream_end import check_equal_lengths
 from littrainer.distributed.collectives import all_gather_object, is_distributed
-from littrainer.lightning.arguments import ArgumentsUnderLightning, arguments_from
+from littrainer.lightning.arguments import ArgumentsUnderLightning, resolve_arguments
 from littrainer.lightning.batches import (
     SAVED_FIELDS,
     CountItems,
     EvaluationBatches,
     TrainingBatches,
-    read_positions,
+    parse_positions,
 )
-from littrainer.lightning_adapter.lightning_internals import SeenBatches
+from littrainer.lightning_adapter.lightning_internals import RecordingBatchSampler
 from littrainer.loop.checks import check_is_dataset, check_not_empty
 from littrainer.loop.plan import why_empty
 from littrainer.model.facts import facts_about
@@ -97,7 +97,7 @@ class TrainerDataModule(pl.LightningDataModule):
         super().__init__()
         self.train_dataset, self.eval_dataset, self.test_dataset = train_dataset, eval_dataset, test_dataset
         self.predict_dataset = predict_dataset
-        self.args: TrainingArguments | None = None if args is None else arguments_from(args)
+        self.args: TrainingArguments | None = None if args is None else resolve_arguments(args)
         self.data_collator, self.processing_class = data_collator, processing_class
         self.model = model
         self.windows = windows
@@ -223,7 +223,7 @@ class TrainerDataModule(pl.LightningDataModule):
         )
         # A batch that one process reads for others is split afterwards.
         if not has_order_of_its_own and loader.dispatch is None and getattr(self.trainer, "predicting", False):
-            vars(loader)["batch_sampler"] = SeenBatches(loader.batch_sampler)  # type: ignore[arg-type]
+            vars(loader)["batch_sampler"] = RecordingBatchSampler(loader.batch_sampler)  # type: ignore[arg-type]
         return loader
 
     def _train_sampler(self, dataset: Any) -> Any:
@@ -301,7 +301,7 @@ class TrainerDataModule(pl.LightningDataModule):
             of_module = self._get_of_module("args")
             if isinstance(of_module, TrainingArguments):
                 return of_module
-            self.args = arguments_from(None)
+            self.args = resolve_arguments(None)
         return self.args
 
     def _arguments(self) -> Any:
@@ -328,13 +328,13 @@ class TrainerDataModule(pl.LightningDataModule):
         """
         # An evaluation of a checkpoint loads the state too, and resumes nothing.
         if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:
-            read_positions(state_dict)
+            parse_positions(state_dict)
             self._loaded_state = state_dict
 
     def _take_position(self) -> DataPosition | None:
         state, self._loaded_state = self._loaded_state, None
         if state is None:
             return None
-        positions, rank = read_positions(state), 0 if self.trainer is None else self.trainer.global_rank
+        positions, rank = parse_positions(state), 0 if self.trainer is None else self.trainer.global_rank
         # A further process continues where the first process does.
         return positions[rank] if rank < len(positions) else replace(positions[0], data=None, random=None)

@@ -124,7 +124,7 @@ class LightningExtras:
             logger.warning("scale_batch_size tries nothing with fast_dev_run: it keeps %d.", self._train_batch_size)
             return self._train_batch_size
         accumulation = min(self.args.gradient_accumulation_steps, MAX_MICRO_BATCHES)
-        largest = min(max_val, _samples_for_one_process(self.train_dataset, self.args))
+        largest = min(max_val, _count_samples_per_process(self.train_dataset, self.args))
 
         fits, fails, size = 0, largest + 1, min(init_val, largest)
         for _ in range(max_trials):
@@ -177,7 +177,7 @@ def _try_batch_size(trainer: Any, size: int, steps: int, accumulation: int) -> N
         take_steps(trainer, steps, accumulation, batch_size=size)
 
 
-def _samples_for_one_process(dataset: Any, args: TrainingArguments) -> int:
+def _count_samples_per_process(dataset: Any, args: TrainingArguments) -> int:
     if not has_length(dataset):
         return sys.maxsize
     samples, processes = len(dataset), data_parallel_size(args)

@@ -22,27 +22,27 @@ from littrainer.distributed.collectives import get_rank
 from littrainer.evaluation import generation
 from littrainer.evaluation.prediction import has_loss_in, is_loss_to_be_had, labels_in, logits_in, outputs_to_ignore
 from littrainer.evaluation.streaming import streaming_metrics
-from littrainer.lightning.arguments import arguments_from
-from littrainer.lightning.evaluation import TEST, VALIDATION, Evaluations, is_watched, with_prefix
+from littrainer.lightning.arguments import resolve_arguments
+from littrainer.lightning.evaluation import TEST, VALIDATION, Evaluations, add_prefix, is_monitored
 from littrainer.lightning.ignored_arguments import warn_of_ignored_arguments
 from littrainer.lightning.model_source import (
     call_model_factory,
     checkpoint_metadata,
     export_model,
-    init_kwargs_of_path,
+    get_displayed_hyper_parameters,
+    read_init_kwargs,
     resolve_model,
-    shown_hyper_parameters,
 )
 from littrainer.lightning.preparation import (
     ModuleLossSettings,
+    count_training_steps,
+    get_model_inputs,
     make_schedule,
-    model_inputs,
-    put_into_training_mode,
-    split_model,
-    steps_of_training,
+    set_training_mode,
+    shard_model,
 )
-from littrainer.lightning_adapter.lightning_internals import upcoming_batches
-from littrainer.lightning_adapter.module import StepsAfterBackward
+from littrainer.lightning_adapter.lightning_internals import peek_batches
+from littrainer.lightning_adapter.module import DeferredClosureModule
 from littrainer.loop import loss as losses
 from littrainer.loop.loss_normalization import EXACT, find_loss_head
 from littrainer.loop.model_preparation import (
@@ -57,7 +57,7 @@ from littrainer.optim.schedules import is_metric_driven
 from littrainer.optim.stepping import clip_by_norm, step_repeating, updates_during_backward
 
 
-class TransformersModule(StepsAfterBackward):
+class TransformersModule(DeferredClosureModule):
     """A model in a `lightning.Trainer`, with a Trainer's optimizer, schedule, loss over a window, metrics and folders.
 
     Parameters:
@@ -99,7 +99,7 @@ class TransformersModule(StepsAfterBackward):
         generation_kwargs: dict[str, Any] | None = None,
     ):
         super().__init__()
-        self.args = arguments_from(args)
+        self.args = resolve_arguments(args)
         # Not as a part of the module: what a metric holds is neither trained nor kept in checkpoints.
         vars(self)["compute_metrics"] = compute_metrics
         self.processing_class = processing_class
@@ -138,7 +138,7 @@ class TransformersModule(StepsAfterBackward):
         self._keep_hyper_parameters()
 
     def _keep_hyper_parameters(self) -> None:
-        self.save_hyperparameters(shown_hyper_parameters(type(self), self.args, self._source_name))
+        self.save_hyperparameters(get_displayed_hyper_parameters(type(self), self.args, self._source_name))
 
     # ---- The model ---------------------------------------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class TransformersModule(StepsAfterBackward):
                 f"{type(self).__name__}.configure_callbacks() leaves out the callback with which TransformersModule "
                 "prepares the model and computes metrics: let it return [*super().configure_callbacks(), ...]."
             )
-        self._tensor_parallel_size = split_model(self.model, getattr(pl_trainer, "strategy", None), self.args)
+        self._tensor_parallel_size = shard_model(self.model, getattr(pl_trainer, "strategy", None), self.args)
         self._loss_settings = None
 
     @property
@@ -310,7 +310,7 @@ class TransformersModule(StepsAfterBackward):
         align_special_tokens(self.model, self.processing_class)
         self._preparations.enter_context(noisy_embeddings(self.model, self.args.neftune_noise_alpha))
         self._window = None
-        put_into_training_mode(self.model)
+        set_training_mode(self.model)
 
     def undo_preparations(self) -> None:
         """Undo what was done to the model for the length of the training."""
@@ -355,14 +355,14 @@ class TransformersModule(StepsAfterBackward):
             return drawn
         # A training may resume in the middle of a window, whose remaining micro-batches then count for themselves.
         others = accumulation - batch_idx % accumulation - 1
-        upcoming = [] if pl_trainer is None else upcoming_batches(pl_trainer, others)
+        upcoming = [] if pl_trainer is None else peek_batches(pl_trainer, others)
         has_names = all(isinstance(batch, Mapping) for batch in upcoming)
         number = self.items_in_window([inputs, *upcoming]) if has_names else None
         return MicroBatch(None, True, not upcoming, 1 + len(upcoming), number, 0.0)
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> torch.Tensor:
         """Forward pass of a micro-batch; logs `train_loss` of the window with which the optimizer steps."""
-        pl_trainer, settings, inputs = self.attached_trainer(), self.loss_settings, model_inputs(batch)
+        pl_trainer, settings, inputs = self.attached_trainer(), self.loss_settings, get_model_inputs(batch)
         accumulation = 1 if pl_trainer is None else pl_trainer.accumulate_grad_batches
         window = self._window
         if window is None or batch_idx % accumulation == 0:
@@ -389,7 +389,7 @@ class TransformersModule(StepsAfterBackward):
             return
         # Processes wait for each other if loggers or callbacks read it; in between, each bar shows its process's loss.
         is_read = (pl_trainer.global_step + 1) % max(pl_trainer.log_every_n_steps, 1) == 0
-        is_read = is_read or is_watched("train_loss", pl_trainer.callbacks)
+        is_read = is_read or is_monitored("train_loss", pl_trainer.callbacks)
         # Lightning reads it from the device after each micro-batch if it is for a bar.
         shown = bool(getattr(pl_trainer.progress_bar_callback, "is_enabled", pl_trainer.progress_bar_callback))
         self.log("train_loss", value, prog_bar=shown, on_step=True, on_epoch=False, sync_dist=is_read, batch_size=1)
@@ -434,10 +434,10 @@ class TransformersModule(StepsAfterBackward):
 
         A schedule that follows a metric steps once in an epoch, with that metric of the validation.
         """
-        optimizer, schedule = self.optimizer_and_schedule(steps_of_training(self.trainer))
+        optimizer, schedule = self.optimizer_and_schedule(count_training_steps(self.trainer))
         config = {"scheduler": schedule, "interval": "step"}
         if is_metric_driven(schedule):
-            metric = with_prefix(VALIDATION, self.args.metric_for_best_model or "loss")
+            metric = add_prefix(VALIDATION, self.args.metric_for_best_model or "loss")
             config.update(interval="epoch", monitor=metric, reduce_on_plateau=True)
         return {"optimizer": optimizer, "lr_scheduler": config}
 
@@ -530,7 +530,7 @@ class TransformersModule(StepsAfterBackward):
         Raises:
             ValueError: the folder is damaged, or the checkpoint does not say how its model is made.
         """
-        kwargs = {**init_kwargs_of_path(checkpoint_path, cls), **kwargs}
+        kwargs = {**read_init_kwargs(checkpoint_path, cls), **kwargs}
         if not isinstance(checkpoint_path, (str, os.PathLike)) or not Path(checkpoint_path).is_dir():
             # Reading a checkpoint runs no code unless that is asked for.
             only = True if weights_only is None else weights_only
@@ -602,7 +602,7 @@ class TransformersModule(StepsAfterBackward):
             batch_idx: its number, from 0.
             dataloader_idx: the number of its loader, from 0.
         """
-        return self.prediction_outputs(model_inputs(batch), wants_loss=False)[1]
+        return self.prediction_outputs(get_model_inputs(batch), wants_loss=False)[1]
 
 
 def _module_hook(act: Callable[..., None]) -> Any:

@@ -30,7 +30,7 @@ UNKNOWN_LENGTH = (
 )
 
 
-def model_inputs(batch: Any) -> dict[str, Any]:
+def get_model_inputs(batch: Any) -> dict[str, Any]:
     """Return the entries of a batch.
 
     Raises:
@@ -80,7 +80,7 @@ class ModuleLossSettings:
         return self.tensor_parallel_size
 
 
-def put_into_training_mode(model: nn.Module, is_whole: bool = True) -> None:
+def set_training_mode(model: nn.Module, is_whole: bool = True) -> None:
     """Put a model into training mode if it is in evaluation mode, and each model of transformers within it.
 
     `from_pretrained` leaves a model in evaluation mode. Other parts in evaluation mode are meant to be in it.
@@ -90,10 +90,10 @@ def put_into_training_mode(model: nn.Module, is_whole: bool = True) -> None:
         model.train()
     elif not is_loaded:
         for part in model.children():
-            put_into_training_mode(part, is_whole=False)
+            set_training_mode(part, is_whole=False)
 
 
-def split_model(model: nn.Module, strategy: Any, args: TrainingArguments) -> int:
+def shard_model(model: nn.Module, strategy: Any, args: TrainingArguments) -> int:
     """Shard a model as a ModelParallelStrategy says, by its tensor parallel plan and by FSDP2, unless it is sharded.
 
     Return the number of processes that compute each layer together.
@@ -123,7 +123,7 @@ def split_model(model: nn.Module, strategy: Any, args: TrainingArguments) -> int
 # ---- The schedule ----------------------------------------------------------------------------------------------------
 
 
-def steps_of_training(pl_trainer: pl.Trainer) -> float:
+def count_training_steps(pl_trainer: pl.Trainer) -> float:
     """Return the optimizer steps of a training, under a changing accumulation too, which Lightning does not count."""
     if pl_trainer.limit_train_batches == 0:
         return 0

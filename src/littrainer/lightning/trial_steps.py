@@ -27,9 +27,9 @@ from littrainer.model.traversal import model_device
 from littrainer.strategies.shards import is_sharded
 
 # Keywords for `lightning.Trainer` whose results belong to the training alone.
-KEYWORDS_OF_TRAINING = ("callbacks", "logger", "max_time", "profiler", DEVELOPMENT_RUN)
+TRAINING_ONLY_KEYWORDS = ("callbacks", "logger", "max_time", "profiler", DEVELOPMENT_RUN)
 # The trial takes steps and does nothing else, and a loss that is not finite is logged as it is.
-ARGUMENTS_OF_TRIAL: dict[str, Any] = {
+TRIAL_ARGUMENTS: dict[str, Any] = {
     "eval_on_start": False,
     "enable_jit_checkpoint": False,
     "logging_nan_inf_filter": False,
@@ -89,9 +89,9 @@ def restore_trainer_after(trainer: Any, callbacks: Iterable[Any] = (), with_mode
 
 def strip_to_bare_training(args: Any, keywords: dict[str, Any], **changed: Any) -> None:
     """Let a training take steps and nothing else, and change further arguments; within `restore_trainer_after`."""
-    lightning = {name: value for name, value in (args.lightning or {}).items() if name not in KEYWORDS_OF_TRAINING}
-    vars(args).update(ARGUMENTS_OF_TRIAL | {"lightning": lightning} | changed)
-    for name in KEYWORDS_OF_TRAINING:
+    lightning = {name: value for name, value in (args.lightning or {}).items() if name not in TRAINING_ONLY_KEYWORDS}
+    vars(args).update(TRIAL_ARGUMENTS | {"lightning": lightning} | changed)
+    for name in TRAINING_ONLY_KEYWORDS:
         keywords.pop(name, None)
 
 

@@ -54,7 +54,7 @@ class LightningState:
     def __del__(self, modules: dict[str, Any] = sys.modules) -> None:
         # Its parts refer to it, so without this nothing but the garbage collector would free it.
         if self.trainer is not None and (internals := modules.get("littrainer.lightning_adapter.lightning_internals")):
-            internals.refer_weakly(self.trainer)
+            internals.weaken_back_references(self.trainer)
 
     def end_without_callbacks(self) -> None:
         """Keep the exception that takes the training out of fit, and is no error, from callbacks."""
@@ -136,21 +136,25 @@ def _has_listeners(trainer: Any) -> bool:
     if running is None:
         # Outside of fit Lightning calls `setup` and `teardown` of callbacks around each evaluation too.
         return bool(trainer.lightning_callbacks)
-    from littrainer.lightning_adapter.fast_training_loop import listens_to
-    from littrainer.lightning_adapter.module import users_callbacks
+    from littrainer.lightning_adapter.fast_training_loop import overrides_hook
+    from littrainer.lightning_adapter.module import get_user_callbacks
 
-    return any(listens_to(callback, hook) for callback in users_callbacks(running.trainer) for hook in VALIDATION_HOOKS)
+    return any(
+        overrides_hook(callback, hook) for callback in get_user_callbacks(running.trainer) for hook in VALIDATION_HOOKS
+    )
 
 
 def _evaluate_inside_fit(trainer: Any, lightning_trainer: pl.Trainer, evaluation: EvaluationLoop) -> None:
     from littrainer.lightning_adapter.lightning_internals import evaluate_inside_fit
 
-    end = evaluate_inside_fit(lightning_trainer, BatchStream(evaluation), lambda: _put_weights_back(lightning_trainer))
+    end = evaluate_inside_fit(
+        lightning_trainer, BatchStream(evaluation), lambda: _restore_trained_weights(lightning_trainer)
+    )
     trainer.validation_rounds.add(end)
 
 
 def _evaluate_with_lightning(trainer: Any, evaluation: EvaluationLoop) -> None:
-    from littrainer.lightning_adapter.lightning_internals import refer_weakly
+    from littrainer.lightning_adapter.lightning_internals import weaken_back_references
     from littrainer.lightning_adapter.lightning_trainer import build_lightning_trainer
     from littrainer.lightning_adapter.module import TrainerModule
 
@@ -169,7 +173,7 @@ def _evaluate_with_lightning(trainer: Any, evaluation: EvaluationLoop) -> None:
     finally:
         # Lightning keeps what it has iterated last.
         batches.evaluation = None
-        refer_weakly(lightning_trainer)
+        weaken_back_references(lightning_trainer)
 
 
 class BatchStream:
@@ -197,7 +201,7 @@ def shard_for_evaluation(trainer: Any) -> None:
     is_running = trainer.session.lightning.module is not None
     if is_running or name not in SHARDING_STRATEGIES or is_sharded(trainer.model_wrapped):
         return
-    from littrainer.lightning_adapter.lightning_internals import refer_weakly
+    from littrainer.lightning_adapter.lightning_internals import weaken_back_references
     from littrainer.lightning_adapter.lightning_trainer import build_lightning_trainer
     from littrainer.lightning_adapter.module import TrainerModule
 
@@ -207,28 +211,28 @@ def shard_for_evaluation(trainer: Any) -> None:
     with quiet_lightning():
         # Lightning sets the strategy up before it finds that there is nothing to evaluate.
         lightning_trainer.validate(TrainerModule(trainer), dataloaders=[], verbose=False)
-    refer_weakly(lightning_trainer)
+    weaken_back_references(lightning_trainer)
 
 
 @contextmanager
-def validation_round(trainer: Any) -> Iterator[None]:
+def group_validations(trainer: Any) -> Iterator[None]:
     """What is evaluated within it is one validation to Lightning callbacks that monitor metrics."""
     with (
         trainer.session.speed.during("evaluation"),
-        trainer.validation_rounds.round(lambda: stop_if_lightning_stops(trainer)),
-        weights_to("evaluate", trainer.session.lightning.module),
+        trainer.validation_rounds.round(lambda: propagate_stop(trainer)),
+        swap_in_weights_for("evaluate", trainer.session.lightning.module),
     ):
         yield
 
 
-def weights_to(use: str, module: Any) -> AbstractContextManager[None]:
+def swap_in_weights_for(use: str, module: Any) -> AbstractContextManager[None]:
     """Within it the model of a module that is fitted, or of None, has the weights to "evaluate" or to "save"."""
     callbacks = [] if module is None else module.trainer.callbacks
-    averaging = next((callback for callback in callbacks if hasattr(callback, "weights_to")), None)
-    return nullcontext() if averaging is None else averaging.weights_to(use, module)
+    averaging = next((callback for callback in callbacks if hasattr(callback, "swap_in_weights_for")), None)
+    return nullcontext() if averaging is None else averaging.swap_in_weights_for(use, module)
 
 
-def stop_if_lightning_stops(trainer: Any) -> None:
+def propagate_stop(trainer: Any) -> None:
     """Let training end where a Lightning callback has asked for it."""
     running = trainer.lightning_module
     if running is not None and running.trainer.should_stop:
@@ -240,9 +244,9 @@ def publish(trainer: Any, logs: dict[str, Any]) -> None:
     running = trainer.lightning_module
     if running is None:
         return
-    from littrainer.lightning_adapter.module import users_callbacks
+    from littrainer.lightning_adapter.module import get_user_callbacks
 
-    if users_callbacks(running.trainer):
+    if get_user_callbacks(running.trainer):
         publish_metrics(running.trainer, logs)
         _add_to_history(running.trainer)
 
@@ -256,7 +260,7 @@ def _add_to_history(lightning_trainer: pl.Trainer) -> None:
             logger.add_to_history()
 
 
-def _put_weights_back(lightning_trainer: pl.Trainer) -> None:
+def _restore_trained_weights(lightning_trainer: pl.Trainer) -> None:
     # Training may go on after an evaluation that was broken off, as when a signal asks for a checkpoint.
     for callback in lightning_trainer.callbacks:  # type: ignore[attr-defined]
         if is_one_of(callback, "WeightAveraging"):

@@ -118,7 +118,7 @@ class ResidentModelParallelStrategy(InPlaceStrategy, ModelParallelStrategy):
         """Average gradients of what is not sharded when the last micro-batch of a window has been seen."""
         super().post_backward(closure_loss)
         module: Any = self.lightning_module
-        if self._replicated and self._groups and module.exchanges_gradients:
+        if self._replicated and self._groups and module.should_sync_gradients:
             for group in self._groups:
                 average_gradients(self._replicated, group)
 

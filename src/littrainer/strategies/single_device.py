@@ -103,7 +103,7 @@ def block_backward_sync(strategy: Any) -> Any:
         strategy: the strategy of which this is a method.
     """
     module = strategy.lightning_module
-    if module is None or module.exchanges_gradients:
+    if module is None or module.should_sync_gradients:
         return nullcontext()
     model = module.owner.model
     return without_gradient_sync(model if is_a(model, "resharding module") else module.owner.model_wrapped)
