@@ -1,4 +1,4 @@
-"""Training arguments in a program in which a `lightning.Trainer` says where, how long and how training runs."""
+"""Training arguments for programs in which a `lightning.Trainer` decides on devices, length and precision."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ if TYPE_CHECKING:
 
 @dataclass
 class ModuleArguments(Seq2SeqTrainingArguments):
-    """Training arguments that leave processes, devices, and when to evaluate and to save, to Lightning."""
+    """Training arguments that leave processes, devices, evaluation times and save times to Lightning."""
 
     decides_the_run: ClassVar[bool] = False
 
 
-def resolve_arguments(given: TrainingArguments | Mapping[str, Any] | None) -> TrainingArguments:
-    """Return training arguments, or make them of their names and values; None means the defaults.
+def resolve_arguments(source: TrainingArguments | Mapping[str, Any] | None) -> TrainingArguments:
+    """Return training arguments, or build them from names and values; None means the defaults.
 
     Raises:
-        TypeError: it is none of these, or a name is unknown.
+        TypeError: the source has another type, or a name is unknown.
         ValueError: a value, or a combination of values, is refused.
     """
-    if isinstance(given, TrainingArguments):
-        return given
-    if given is None:
+    if isinstance(source, TrainingArguments):
+        return source
+    if source is None:
         return ModuleArguments()
-    if not isinstance(given, Mapping):
+    if not isinstance(source, Mapping):
         raise TypeError(
-            f"args is {kind_of(given)}; give TrainingArguments, a dict with names and values of theirs such as "
+            f"args is {kind_of(source)}; give TrainingArguments, a dict with names and values of theirs such as "
             '{"learning_rate": 3e-5}, or None for the defaults.'
         )
-    known = list_argument_names()
-    unknown = [name for name in given if name not in known and name not in EARLIER_NAMES]
+    names = list_argument_names()
+    unknown = [name for name in source if name not in names and name not in EARLIER_NAMES]
     if unknown:
-        raise TypeError(unknown_names_message("args", unknown, known))
-    args = ModuleArguments(**given)
-    earlier = [EARLIER_NAMES[name].replaced_by for name in given if name in EARLIER_NAMES]
-    vars(args)["explicit_names"] = [*given, *earlier]
+        raise TypeError(unknown_names_message("args", unknown, names))
+    args = ModuleArguments(**source)
+    replacements = [EARLIER_NAMES[name].replaced_by for name in source if name in EARLIER_NAMES]
+    vars(args)["explicit_names"] = [*source, *replacements]
     return args
 
 
 def to_trainer_arguments(args: TrainingArguments) -> TrainingArguments:
-    """Copy a module's arguments for a Trainer, as the class that other tools can read."""
+    """Return a copy of a module's arguments in the class of a Trainer's arguments."""
     copied = copy.copy(args)
     if isinstance(copied, ModuleArguments):
         copied.__class__ = Seq2SeqTrainingArguments  # type: ignore[assignment]
@@ -61,13 +61,13 @@ def to_trainer_arguments(args: TrainingArguments) -> TrainingArguments:
 
 
 def get_changed_arguments(args: TrainingArguments) -> dict[str, Any]:
-    """Return the arguments that are not at their default, as plain values; without secrets, and without objects."""
+    """Return the arguments that differ from their defaults, as plain values, without secrets and objects."""
     default = _defaults()
     return {
         name: value
         for name, value in args.to_dict().items()
         if name in default and value != default[name] and is_plain(value) and not holds_a_secret(name)
-        # `to_dict` returns the settings of an object.
+        # `to_dict` turns this object into a dict.
         if not (name == "generation_config" and isinstance(value, dict))
     }
 
@@ -83,7 +83,7 @@ def list_argument_names() -> list[str]:
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether `repr` gives the code of a value."""
+    """Return whether `repr` of a value is code that creates it."""
     if isinstance(value, Mapping):
         return all(isinstance(name, str) and is_plain(entry) for name, entry in value.items())
     if type(value) in (list, tuple):
@@ -92,14 +92,14 @@ def is_plain(value: Any) -> bool:
 
 
 class ArgumentsUnderLightning:
-    """Training arguments under a lightning.Trainer, which decides on processes, device and micro-batches of a step."""
+    """Training arguments with the processes, device and accumulation of a lightning.Trainer."""
 
     def __init__(self, args: TrainingArguments, pl_trainer: pl.Trainer):
         self._args = args
         self._pl_trainer = pl_trainer
 
     def __getattr__(self, name: str) -> Any:
-        # Copying reads attributes before there are any.
+        # `copy` reads attributes before `__init__`.
         if name in ("_args", "_pl_trainer"):
             raise AttributeError(name)
         return getattr(self._args, name)
@@ -126,12 +126,12 @@ class ArgumentsUnderLightning:
 
     @property
     def parallelism_config(self) -> dict[str, int]:
-        """How many processes have different data, and how many compute each layer together."""
+        """Numbers of processes with different data, and of processes that compute each layer together."""
         sampler_kwargs: Any = getattr(self._pl_trainer.strategy, "distributed_sampler_kwargs", None)
         replicas = int(sampler_kwargs["num_replicas"]) if sampler_kwargs else self.world_size
         return {"dp_replicate_size": replicas, "tp_size": self.world_size // replicas}
 
     @property
     def accelerator_config(self) -> AcceleratorConfig:
-        """How processes share the data."""
+        """Settings of the distribution of data among processes."""
         return AcceleratorConfig.from_argument(self._args.accelerator_config)

@@ -1,8 +1,7 @@
-"""What Lightning's loops call: the LightningModule that carries a Trainer's model, and the callbacks around the user's.
+"""The LightningModule around a Trainer's model, and the callbacks before and after the user's callbacks.
 
-Automatic optimization is the engine: it is the mode that spans all strategies. A subclass that overrides
-`training_step` has another contract (forward, backward, return the detached loss), which needs Lightning's manual
-optimization. Both modes share everything but who calls backward and who steps the optimizer.
+Automatic optimization is the default, since it works with all strategies. An overridden `training_step` runs forward
+and backward itself and returns the detached loss, which needs Lightning's manual optimization.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ from littrainer.strategies.model_wrapping import follow_unfrozen_parameters
 
 if TYPE_CHECKING:
     from littrainer.evaluation.loop import EvaluationLoop
+    from littrainer.lightning_adapter.run_lightning import TrainerContext
     from littrainer.loop.run import TrainingRun
 
 
@@ -49,41 +49,41 @@ Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 def convert_stop_iteration(hook: Hook) -> Hook:
-    """Decorates a hook that calls user code."""
+    """Decorate a hook to convert a StopIteration of user code, which Lightning would catch."""
 
     @functools.wraps(hook)
-    def carrying(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
             return hook(*args, **kwargs)
         except StopIteration as error:
             raise StoppedByUserCode from error
 
-    return carrying  # type: ignore[return-value]
+    return wrapper  # type: ignore[return-value]
 
 
 class DeferredClosureModule(pl.LightningModule):
-    """The base of the LightningModules of a Trainer and of Lightning's users: how optimizer and schedule step."""
+    """A LightningModule that runs the closure, forward and backward, before the optimizer's step."""
 
     model: Any
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether loss scaling has left the last optimizer step out."""
+        """Whether loss scaling skipped the last optimizer step."""
         raise NotImplementedError
 
     def step_optimizer(self, optimizer: Any, closure: Callable[[], Any] | None = None, loss: Any = None) -> None:
-        """Step an optimizer whose gradients are there."""
+        """Step an optimizer after its gradients are computed."""
         raise NotImplementedError
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
     ) -> None:
-        """Run forward, backward and step in one, as Lightning does; the step finds gradients in place."""
-        stepped = ClosureFirst(getattr(optimizer, "optimizer", optimizer), self.step_optimizer)
-        self.trainer.strategy.optimizer_step(stepped, optimizer_closure or (lambda: None))
+        """Run forward and backward pass, then the step."""
+        closure_first = ClosureFirst(getattr(optimizer, "optimizer", optimizer), self.step_optimizer)
+        self.trainer.strategy.optimizer_step(closure_first, optimizer_closure or (lambda: None))
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        """Step a schedule with a metric, or with each optimizer step that was not skipped."""
+        """Step a schedule with a metric, or after an optimizer step that was not skipped."""
         if metric is not None:
             scheduler.step(metric)
         elif not self.step_was_skipped and not is_metric_driven(scheduler):
@@ -91,34 +91,33 @@ class DeferredClosureModule(pl.LightningModule):
 
 
 class TrainerModule(DeferredClosureModule):
-    """Carries a Trainer's model, and hands each step to the Trainer's overridable methods.
+    """A module around a Trainer's model that calls the Trainer's overridable methods in each step.
 
     Parameters:
-        trainer: the Trainer.
-        run: the training that fit is to carry out; None for evaluation and prediction.
+        run: the training; None for evaluation and prediction.
     """
 
     owner = held_weakly("_owner")
 
-    def __init__(self, trainer: Any, run: TrainingRun | None = None):
+    def __init__(self, trainer: TrainerContext, run: TrainingRun | None = None):
         super().__init__()
         self.model = trainer.model
         self.owner = trainer
         self.run = run
         self.step: Any = None if run is None else run.step
-        # What steps in this training: looked at again where a script may have put something else in its place.
+        # Compared with the Trainer's later, since a script may replace them.
         self._optimizer: Any = None
         self._updates_during_backward = False
         self._schedule: Any = None
         self._is_scheduler_managed = False
-        # The precision plugin of fp16, which unscales gradients before they are clipped.
+        # The precision plugin under fp16.
         self.scaling: GradScalerMixin | None = None
-        # The one at hand; None before the first one.
+        # The current micro-batch.
         self.micro_batch: MicroBatch | None = None
         self.automatic_optimization = not trainer.overrides_training_step()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainerModule:
-        # Callbacks that average weights copy the module; the Trainer, with its data, is not part of the model.
+        # For callbacks that average weights; the Trainer, with its data, is not copied.
         for shared in (self.run, self.step, self._optimizer, self._schedule, self.micro_batch, self.scaling):
             memo[id(shared)] = shared
         copied = type(self).__new__(type(self))
@@ -128,63 +127,62 @@ class TrainerModule(DeferredClosureModule):
 
     @property
     def backbone(self) -> nn.Module:
-        """The part of the model below its head, which Lightning's `BackboneFinetuning` freezes and unfreezes.
+        """The part of the model below its head, for Lightning's `BackboneFinetuning`.
 
         Raises:
-            AttributeError: the model has no module of that kind.
+            AttributeError: the model has no backbone.
         """
-        found = backbone_of(self.model)
-        if found is None:
+        backbone = backbone_of(self.model)
+        if backbone is None:
             raise AttributeError(f"{type(self.model).__name__} has neither a `backbone` nor a head on a base model.")
-        return found
+        return backbone
 
     @property
     def flops_per_batch(self) -> float | None:
-        """Floating-point operations of the current micro-batch, which Lightning's `ThroughputMonitor` asks for.
+        """Floating-point operations of the current micro-batch, for Lightning's `ThroughputMonitor`.
 
-        None in evaluations, and where the model does not count its parameters.
+        None in evaluations, and for models without `floating_point_ops`.
         """
         if self.micro_batch is None or not self.trainer.training:
             return None
         return float(self.owner.floating_point_ops(self.micro_batch.inputs)) or None
 
     def configure_model(self) -> None:
-        """Let a strategy split the model between the processes, in place; Lightning asks before each run."""
+        """Shard the model in place if the strategy does; Lightning calls this before each run."""
         parallelize = getattr(self.trainer.strategy, "parallelize", None)
         if parallelize is not None:
             parallelize(self.model)
 
     @convert_stop_iteration
     def configure_optimizers(self) -> Any:
-        """The Trainer's optimizer and schedule; the schedule steps with the optimizer."""
+        """Return the Trainer's optimizer, and its schedule if Lightning can step it."""
         optimizer, schedule = self.step.run.optimizer_and_schedule()
         self._optimizer, self._schedule = optimizer, schedule
         self._updates_during_backward = updates_during_backward(optimizer)
         plugin = self.trainer.precision_plugin
         is_scaling = isinstance(plugin, GradScalerMixin) and plugin.scaler is not None
         self.scaling = plugin if is_scaling else None  # type: ignore[assignment]
-        # Lightning takes torch's schedules only; any other object with the same methods is stepped here, and one that
-        # steps with an evaluation's metric in the Trainer.
+        # Lightning steps torch's schedules, this module others, and the Trainer metric-driven schedules.
         self._is_scheduler_managed = isinstance(schedule, LRScheduler) and not is_metric_driven(schedule)
         if not self._is_scheduler_managed:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def sync_replaced_optimizer_and_scheduler(self) -> None:
-        """Go on with the `training_step`, optimizer or schedule that a script has set; called when an epoch begins.
+        """Use a `training_step`, optimizer or schedule that a script has replaced, when an epoch begins.
 
-        Later in the epoch the two last are looked at again at each optimizer step.
+        Optimizer and schedule are compared again at each optimizer step.
         """
-        manual = self.owner.overrides_training_step()
-        if manual is self.automatic_optimization:
-            self.automatic_optimization = not manual
+        is_manual = self.owner.overrides_training_step()
+        if is_manual is self.automatic_optimization:
+            self.automatic_optimization = not is_manual
             set_optimizer_step_count(self.trainer, self.owner.state.global_step)
         self.sync_optimizer()
         self._sync_scheduler()
         follow_unfrozen_parameters(self.owner)
 
     def sync_optimizer(self) -> Any:
-        """The optimizer that steps next, from here on Lightning's too."""
+        """Return the Trainer's optimizer, and set it in Lightning if a script has replaced it."""
         if self.owner.optimizer is not self._optimizer:
             self._optimizer = self.owner.optimizer
             self._updates_during_backward = updates_during_backward(self._optimizer)
@@ -200,14 +198,14 @@ class TrainerModule(DeferredClosureModule):
             self._schedule = schedule
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Leave the batch where it is: the Trainer's overridable `_prepare_inputs` moves it."""
+        """Return the batch unchanged: the Trainer's overridable `_prepare_inputs` moves it."""
         return batch
 
     @convert_stop_iteration
     def training_step(self, micro_batch: MicroBatch, batch_idx: int) -> torch.Tensor:
-        """Forward pass of a micro-batch; in manual optimization also backward and optimizer step."""
+        """Run the forward pass of a micro-batch; in manual optimization also backward and optimizer step."""
         if not self.automatic_optimization:
-            # In automatic optimization Lightning asks its strategy for this context.
+            # In automatic optimization Lightning enters this context.
             with getattr(self.trainer.strategy, "block_backward_sync", nullcontext)():
                 loss = self.step.loss_of(micro_batch, by_training_step=True)
             if micro_batch.closes_window:
@@ -216,23 +214,22 @@ class TrainerModule(DeferredClosureModule):
                 self.step.update(self._step_and_count, self._step_all_schedulers)
             return loss
         loss = self.step.loss_of(micro_batch)
-        # Lightning divides the loss by this number next. The Trainer has divided by the true window already, and
-        # multiplying back would not be exact, so there is nothing left to divide until the backward pass begins.
+        # Lightning divides the loss by this number next, and the Trainer has divided it exactly already.
         self.trainer.accumulate_grad_batches = 1
         return loss
 
     @property
     def should_sync_gradients(self) -> bool:
-        """Whether several processes exchange gradients in the backward pass of the current micro-batch."""
+        """Whether processes exchange gradients in the backward pass of the current micro-batch."""
         micro_batch = self.micro_batch
         if micro_batch is None or micro_batch.is_last_drawn:
             return True
         return bool(self.owner.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False))
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """Backward pass; the optimizer's own where it has one that updates the weights as it goes, as LOMO has."""
+        """Run the backward pass; optimizers that update weights during it, such as LOMO, have their own."""
         if self.step.splitter is not None:
-            # Done together with the forward pass.
+            # The splitter has run the backward pass already.
             return
         if not self.automatic_optimization:
             self.step.speed.enter("backward")
@@ -247,13 +244,13 @@ class TrainerModule(DeferredClosureModule):
             raise
 
     def on_before_backward(self, loss: torch.Tensor) -> None:
-        """The division of the loss is past: whether to step is asked for again after the backward pass."""
+        """Set `accumulate_grad_batches` for the decision to step, after the division of the loss."""
         if self.micro_batch is not None:
             self.set_window(self.micro_batch)
 
     def set_window(self, micro_batch: MicroBatch) -> None:
-        """Let Lightning step the optimizer after this micro-batch exactly if it closes its window."""
-        # Past torch's search among parameters and buffers for what a module is given.
+        """Make Lightning step the optimizer only after a micro-batch that closes its window."""
+        # Faster than torch's `__setattr__`.
         self.__dict__["micro_batch"] = micro_batch
         self.trainer.accumulate_grad_batches = STEP_NOW if micro_batch.closes_window else DO_NOT_STEP
 
@@ -264,7 +261,7 @@ class TrainerModule(DeferredClosureModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip as the Trainer does, which notes the norm and then fires `on_pre_optimizer_step`."""
+        """Clip as the Trainer does, and fire `on_pre_optimizer_step`."""
         self.step.clip()
 
     @convert_stop_iteration
@@ -275,14 +272,14 @@ class TrainerModule(DeferredClosureModule):
         optimizer: Any,
         optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
-        """Run forward, backward and step in one, as Lightning does; then `on_optimizer_step`."""
+        """Run forward and backward pass, then the step, then fire `on_optimizer_step`."""
         self.sync_optimizer()
         super().optimizer_step(epoch, batch_idx, self.optimizers(), optimizer_closure)
         self.step.after_optimizer_step()
         self.step_unmanaged_scheduler()
 
     def step_optimizer(self, *_: Any) -> None:
-        """Step the Trainer's optimizer with gradients that are complete and clipped; weights change nowhere else."""
+        """Step the Trainer's optimizer after clipping; the only place where weights change."""
         optimizer = self.sync_optimizer()
         if self.step.is_refused or self._updates_during_backward:
             note_step(optimizer)
@@ -294,18 +291,18 @@ class TrainerModule(DeferredClosureModule):
             optimizer.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients in a training. Lightning asks for it before an evaluation too; there they stay."""
+        """Clear the gradients in a training, and keep them in an evaluation."""
         if self.run is not None:
             clear_gradients(self.model)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
-        """Do nothing: gradients are cleared after the optimizer step, where callbacks can still see them."""
+        """Do nothing: the Trainer clears gradients after the optimizer step and its callbacks."""
 
     lr_scheduler_step = convert_stop_iteration(DeferredClosureModule.lr_scheduler_step)
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether loss scaling has left the last optimizer step out."""
+        """Whether loss scaling skipped the last optimizer step."""
         return self.owner.accelerator.optimizer_step_was_skipped
 
     def _step_and_count(self) -> None:
@@ -314,7 +311,7 @@ class TrainerModule(DeferredClosureModule):
             super().optimizer_step(0, 0, optimizer)
 
     def _step_all_schedulers(self) -> None:
-        # In manual optimization Lightning leaves it to the module to step schedules, those of callbacks too.
+        # In manual optimization Lightning steps no schedules, not even those of callbacks.
         self._sync_scheduler()
         ends_epoch = self.micro_batch is not None and self.micro_batch.epoch_fraction >= 1
         for interval in ("step", "epoch") if ends_epoch else ("step",):
@@ -324,7 +321,7 @@ class TrainerModule(DeferredClosureModule):
         self.step_unmanaged_scheduler()
 
     def step_unmanaged_scheduler(self) -> None:
-        """Step the schedule unless Lightning does, which takes torch's schedules only."""
+        """Step the schedule if Lightning does not."""
         self._sync_scheduler()
         if not self._is_scheduler_managed:
             self.lr_scheduler_step(self._schedule, None)
@@ -337,25 +334,21 @@ class TrainerModule(DeferredClosureModule):
 
     @convert_stop_iteration
     def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        """Predict a batch of an evaluation that Lightning runs.
-
-        Returns:
-            this process's loss, predictions and labels, for callbacks.
-        """
+        """Return loss, predictions and labels of this process for a batch, for callbacks."""
         outputs = self._evaluation.step(batch)
-        # Each sample has the batch's loss.
+        # The batch's loss, repeated for each sample.
         loss = None if outputs.losses is None else outputs.losses[0]
         return {"loss": loss, "predictions": outputs.predictions, "labels": outputs.labels}
 
     @convert_stop_iteration
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        """Predict a batch of a prediction that Lightning runs, and return this process's predictions for callbacks."""
+        """Return the predictions of this process for a batch, for callbacks."""
         outputs = self._evaluation.step(batch)
         note_places(self.trainer, self._evaluation.places_of(batch))
         return outputs.predictions
 
     def on_validation_start(self) -> None:
-        """Let progress bars show how many batches an evaluation or a prediction has."""
+        """Show the number of batches in progress bars."""
         if get_user_callbacks(self.trainer):
             set_displayed_batch_count(self.trainer, self._evaluation.number_of_batches)
 
@@ -363,7 +356,7 @@ class TrainerModule(DeferredClosureModule):
 
     @convert_stop_iteration
     def on_validation_epoch_end(self) -> None:
-        """Show callbacks the metrics, outside of fit; inside it, their last hook waits until the Trainer has logged."""
+        """Publish the metrics to callbacks outside of fit; inside it, this follows after the Trainer's log."""
         if self.run is None and get_user_callbacks(self.trainer):
             publish(self.trainer, self._evaluation.finish().metrics or {})
 
@@ -371,84 +364,75 @@ class TrainerModule(DeferredClosureModule):
 
 
 class _Events(pl.Callback):
-    # Any, since loop/run.py imports the engine.
-    def __init__(self, run: Any):
+    def __init__(self, run: TrainingRun):
         self.run = run
         self._is_stop_requested = False
 
 
 class BeforeUserCallbacks(_Events):
-    """Calls a training for what Lightning does next, before all other Lightning callbacks.
-
-    Parameters:
-        run: the training.
-    """
+    """The first callback, which announces Lightning's hooks to a training."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Callbacks are set up next; some make ready for evaluations, if there are any."""
+        """Announce evaluations to callbacks, whose setup follows."""
         set_validation_enabled(trainer, pl_module, has_validation=True)
 
     @convert_stop_iteration
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Callbacks are set up."""
+        """Restore the states of callbacks after their setup."""
         set_validation_enabled(trainer, pl_module, has_validation=False)
         self.run.restore_lightning_callbacks()
 
     @convert_stop_iteration
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Model and optimizer are set up."""
+        """Restore model and optimizer after their setup."""
         self.run.restore()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """An evaluation or the end comes next, for which callbacks that average weights put theirs in place."""
+        """Update averages that have not started, before callbacks swap them in."""
         sync_unstarted_average(trainer, pl_module)
 
     on_train_end = on_validation_start
 
     @convert_stop_iteration
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """An epoch comes next."""
+        """Begin an epoch."""
         self.run.begin_epoch(trainer.current_epoch)
 
     @convert_stop_iteration
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: MicroBatch, batch_idx: int) -> None:
-        """A micro-batch comes next."""
+        """Begin a micro-batch."""
         if batch_idx == 0:
             skipped = self.run.pop_skipped_micro_batches()
             if skipped:
-                # A resumed epoch does not draw them again, and Lightning ends an epoch by the number of all.
+                # Lightning ends the epoch by its count of all micro-batches.
                 trainer.fit_loop.epoch_loop.batch_progress.increment_by(skipped)
         pl_module.set_window(batch)
         self.run.step.begin_micro_batch(batch)
 
 
 class AfterUserCallbacks(_Events):
-    """Calls a training for what Lightning has done, after all other Lightning callbacks.
+    """The last callback, which reports Lightning's progress to a training.
 
-    Their state belongs to the same step then, when an evaluation or a checkpoint follows. A stop that either side asks
-    for is passed on to the other.
-
-    Parameters:
-        run: the training.
+    An evaluation or a checkpoint thus sees all callbacks at the same step. A stop request of a Lightning callback is
+    passed to the Trainer, and vice versa.
     """
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Callbacks have the states of a checkpoint. Where one asks to stop now, Lightning would not begin at all."""
+        """Keep a stop request of a restored callback, with which Lightning would not begin at all."""
         self._note_stop(trainer)
 
     @convert_stop_iteration
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The first epoch comes next."""
+        """Begin the training."""
         self.run.begin()
         if self._is_stop_requested:
             self.run.step.trainer.control.should_training_stop = True
-        # What a Trainer callback asks for when training begins is done after the first micro-batch; here ends what a
-        # Lightning callback, or work left over by the checkpoint, has ended.
+        # A stop request of a Trainer callback takes effect after the first micro-batch only.
         if self._is_stop_requested or self.run.evaluation_due is not None or self.run.epoch_end_is_due:
             self._stop_if_requested(trainer)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Callbacks have made their changes for an epoch."""
+        """Use what callbacks have replaced for the epoch."""
         pl_module.sync_replaced_optimizer_and_scheduler()
         if get_user_callbacks(trainer):
             self.run.note_schedule([config.scheduler for config in trainer.lr_scheduler_configs])
@@ -457,7 +441,7 @@ class AfterUserCallbacks(_Events):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: MicroBatch, batch_idx: int
     ) -> None:
-        """A micro-batch is done, the optimizer and its schedule have stepped where it was the last of its window."""
+        """End a micro-batch, after the steps of optimizer and schedule."""
         self._note_stop(trainer)
         if self._is_stop_requested and batch.closes_window:
             self.run.step.trainer.control.should_training_stop = True
@@ -466,7 +450,7 @@ class AfterUserCallbacks(_Events):
 
     @convert_stop_iteration
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """An epoch is done."""
+        """End an epoch."""
         self._note_stop(trainer)
         if self._is_stop_requested:
             self.run.step.trainer.control.should_training_stop = True
@@ -474,7 +458,7 @@ class AfterUserCallbacks(_Events):
         self._stop_if_requested(trainer)
 
     def _note_stop(self, pl_trainer: pl.Trainer) -> None:
-        # Lightning would stop within the window of an optimizer step. The Trainer stops where one is complete.
+        # Lightning would stop within a window, the Trainer stops after the optimizer step.
         if pl_trainer.should_stop:
             self._is_stop_requested = True
             pl_trainer.should_stop = False
@@ -485,5 +469,5 @@ class AfterUserCallbacks(_Events):
 
 
 def get_user_callbacks(pl_trainer: pl.Trainer) -> list[Any]:
-    """Return the Lightning callbacks of the user."""
+    """Return the Lightning callbacks without the Trainer's."""
     return [callback for callback in pl_trainer.callbacks if not isinstance(callback, _Events)]  # type: ignore[attr-defined]

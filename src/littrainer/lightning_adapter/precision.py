@@ -1,4 +1,4 @@
-"""The precision plugins that Lightning needs for a Trainer's mixed precision, one kind for each kind of strategy."""
+"""The precision plugins of Lightning for a Trainer's mixed precision, by kind of strategy."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 
 class _PassThroughPrecision(Precision):
-    """What a Trainer does by itself, and its plugin therefore does not: autocast, and the move of each batch."""
+    """A plugin without autocast and conversion of inputs; the Trainer does both."""
 
     @contextmanager
     def forward_context(self) -> Iterator[None]:
-        """Nothing to enter: the model does so."""
+        """Enter nothing: the model enters autocast."""
         yield
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        """The module in the number formats that its user has given it."""
+        """Return the module in the dtypes that the user chose."""
         return module
 
     def convert_input(self, data: Any) -> Any:
-        """The batch as it is: the Trainer's overridable `_prepare_inputs` makes of it what the model gets."""
+        """Return the batch unchanged: the Trainer's overridable `_prepare_inputs` converts it."""
         return data
 
     def convert_output(self, data: Any) -> Any:
-        """The outputs as they are: the model's forward returns what a Trainer computes with."""
+        """Return the outputs unchanged."""
         return data
 
 
@@ -47,7 +47,7 @@ class _ScaledPrecision(GradScalerMixin, _PassThroughPrecision):
     def optimizer_step(  # type: ignore[override]
         self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any
     ) -> Any:
-        """Backward pass and clipping, then a step, unless the scaler finds gradients that are not finite."""
+        """Run backward pass and clipping, then a step unless a gradient is nonfinite."""
         if self.scaler is None:
             return super().optimizer_step(optimizer, model=model, closure=closure, **kwargs)
         closure()
@@ -58,15 +58,15 @@ class _ScaledPrecision(GradScalerMixin, _PassThroughPrecision):
 
 
 class ForwardMixedPrecision(_ScaledPrecision, MixedPrecision):
-    """Lightning's mixed precision for a model whose forward enters autocast by itself, or computes in half precision.
+    """Lightning's mixed precision for a model whose forward enters autocast or computes in half precision.
 
-    Lightning would run the whole step under autocast, loss and metrics included, where a Trainer runs the model alone.
-    Gradients are unscaled before they are clipped, with any optimizer.
+    Lightning runs the whole step under autocast, with loss and metrics, a Trainer the model alone. Gradients are
+    unscaled before clipping, with any optimizer.
     """
 
 
 class ForwardFSDPPrecision(_ScaledPrecision, FSDPPrecision):
-    """The same for version 1 of FSDP, whose strategy asks its plugin what parameters are gathered in."""
+    """The same plugin for FSDP 1, whose strategy reads the dtype of gathered parameters from it."""
 
     def __init__(self, precision: Any, scaler: torch.amp.GradScaler | None = None):
         FSDPPrecision.__init__(self, precision)
@@ -74,28 +74,28 @@ class ForwardFSDPPrecision(_ScaledPrecision, FSDPPrecision):
 
     @property
     def mixed_precision_config(self) -> Any:
-        """What parameters are gathered and gradients reduced in; None for the model's own number formats."""
+        """The dtypes of gathered parameters and reduced gradients; None for the model's dtypes."""
         return None if self.precision == FULL_PRECISION else super().mixed_precision_config
 
 
 class TrainerDeepSpeedPrecision(_PassThroughPrecision, DeepSpeedPrecision):
-    """Backward pass and step by the Trainer's own engine, which is around the user's model."""
+    """A plugin whose backward pass and step are those of the Trainer's DeepSpeed engine."""
 
-    # The optimizer that has stepped last.
+    # The optimizer of the last step.
     _optimizer: Any = None
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether gradients of fp16 were not finite at the last step."""
+        """Whether gradients of fp16 were nonfinite at the last step."""
         return bool(getattr(self._optimizer, "step_was_skipped", False))
 
     def unscale(self, optimizer: Any) -> None:
-        """Do nothing: the engine has divided its scale out."""
+        """Do nothing: the engine unscales gradients."""
 
     def backward(self, tensor: torch.Tensor, model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        """Backward pass, and with the last micro-batch of a window the step."""
+        """Run the backward pass, and the step with the last micro-batch of a window."""
         if model.automatic_optimization:
-            # The Trainer has divided by the true size of the window.
+            # The Trainer has divided the loss already.
             kwargs["scale_wrt_gas"] = False
         engine, closes_window = model.owner.deepspeed, model.owner.accelerator.sync_gradients
         engine.set_gradient_accumulation_boundary(is_boundary=closes_window)
@@ -104,28 +104,27 @@ class TrainerDeepSpeedPrecision(_PassThroughPrecision, DeepSpeedPrecision):
             engine.step()
 
     def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:  # type: ignore[override]
-        """Do what surrounds the step that the engine has taken within the backward pass."""
+        """Do the work around the step, which the engine took in the backward pass."""
         self._optimizer = optimizer
         result = closure()
         self._after_closure(model, optimizer)
-        # A schedule watches whether its optimizer steps.
+        # Schedules check that their optimizer steps.
         optimizer.step()
         return result
 
 
-def precision_plugin(
+def build_precision_plugin(
     precision: Any, strategy: Any, args: TrainingArguments, scaler: Any, trained_model: nn.Module | None
 ) -> Precision | None:
-    """Return the plugin for one of Lightning's precisions under a strategy; None if Lightning's own choice does.
+    """Return the plugin for a precision of Lightning under a strategy; None for Lightning's default.
 
     Parameters:
-        precision: as `lightning.Trainer` takes it.
         strategy: the strategy, or its name.
-        scaler: the Trainer's gradient scaler, since its scale outlives a training; None if none is needed.
+        scaler: the Trainer's gradient scaler, whose scale outlives a training; None without loss scaling.
         trained_model: the model in a training, else None.
 
     Raises:
-        ValueError: no plugin does both.
+        ValueError: fp16 cannot be combined with the strategy.
     """
     if isinstance(strategy, TrainerDeepSpeedStrategy):
         return TrainerDeepSpeedPrecision(precision)
@@ -133,21 +132,21 @@ def precision_plugin(
         return ForwardFSDPPrecision(precision, scaler)
     if precision == FULL_PRECISION:
         return None
-    beside_split = _describe_mixed_sharding(args, trained_model) if precision == "16-mixed" else None
-    if beside_split is not None:
+    mixed_sharding = _describe_mixed_sharding(args, trained_model) if precision == "16-mixed" else None
+    if mixed_sharding is not None:
         raise ValueError(
-            f"fp16=True does not go with {beside_split}: losses would have to be scaled for gradients that are split "
-            "between processes and for whole ones at once. Set bf16=True."
+            f"fp16=True does not go with {mixed_sharding}: loss scaling does not support sharded and replicated "
+            "gradients at once. Set bf16=True."
         )
     return ForwardMixedPrecision(precision, args.device.type, scaler)
 
 
 def _describe_mixed_sharding(args: TrainingArguments, trained_model: nn.Module | None) -> str | None:
-    """What leaves some gradients whole and splits others between processes; None if nothing does."""
+    """Return the setting that mixes sharded and replicated gradients; None without mix."""
     if tensor_parallel_size(args) > 1:
         return "tensor parallelism (tp_size)"
     plan = sharding_plan(args)
     if plan is None or trained_model is None:
         return None
-    is_trained = any(one.requires_grad for one in ignored_parameters(trained_model, plan.ignored_modules))
+    is_trained = any(parameter.requires_grad for parameter in ignored_parameters(trained_model, plan.ignored_modules))
     return f"ignored_modules={plan.ignored_modules!r} of fsdp_config, which are trained" if is_trained else None
