@@ -101,7 +101,7 @@ def test_training_goes_on_from_the_newest_checkpoint_with_the_same_dropout(
     for name in (f"{PREFIX_CHECKPOINT_DIR}-4", f"{PREFIX_CHECKPOINT_DIR}-6"):
         shutil.rmtree(folder / name)
     resumed = trained(TFTrainer(make_model(), args, pairs))
-    assert "goes on from the newest checkpoint in output_dir (checkpoint-2)" in caplog.text
+    assert "resumes from the newest checkpoint in output_dir (checkpoint-2)" in caplog.text
     assert losses_of(resumed) == losses_of(whole)
     for variable, other in zip(weights_of(resumed.model), weights_of(whole.model), strict=True):
         np.testing.assert_array_equal(variable, other)

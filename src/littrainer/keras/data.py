@@ -48,17 +48,13 @@ def to_pair_dataset(source: Any, name: str) -> PairDataset | None:
         return source
     if is_tensorflow_dataset(source) and source.cardinality() >= 0:
         return PairDataset(list(source.as_numpy_iterator()))
-    is_column_pair = isinstance(source, (tuple, list)) and len(source) == 2 and all(map(_is_array, source))
-    if (
-        is_column_pair
-        or isinstance(source, (str, Mapping))
-        or not (has_length(source) and hasattr(source, "__getitem__"))
-    ):
+    is_pair = isinstance(source, (tuple, list)) and len(source) == 2 and all(map(_is_array, source))
+    if is_pair or isinstance(source, (str, Mapping)) or not (has_length(source) and hasattr(source, "__getitem__")):
         raise TypeError(
-            f"{name} is a {type(source).__name__}{' of two arrays' if is_column_pair else ''}, not a dataset of samples "
+            f"{name} is a {type(source).__name__}{' of two arrays' if is_pair else ''}, not a dataset of samples "
             "with a length. Pass samples (features, labels): a list, a torch dataset such as TensorDataset(features, "
-            "labels), or a tf.data.Dataset of length cardinality. Batches, and what has no length, are what an override "
-            "of get_train_tfdataset or get_eval_tfdataset returns."
+            "labels), or a tf.data.Dataset of known cardinality. Return batches, or data without length, from an "
+            "override of get_train_tfdataset or get_eval_tfdataset."
         )
     return PairDataset(source)
 
@@ -152,7 +148,7 @@ class ScriptBatches(IterableDataset[Sample]):
 
 
 class ScriptLoader(DataLoader[Sample]):
-    """A loader of a script's batches, with the numbers of batches and samples if length."""
+    """A loader of a script's batches, with the numbers of batches and samples if known."""
 
     # Class attributes, since DataLoader's constructor checks assignments.
     steps: int | None = None
@@ -164,7 +160,7 @@ class ScriptLoader(DataLoader[Sample]):
 
     def __len__(self) -> int:
         if self.steps is None:
-            raise TypeError("the number of batches is not length")
+            raise TypeError("the number of batches is not known")
         return self.steps
 
 

@@ -1,9 +1,7 @@
-"""A faster version of Lightning's loop over the micro-batches of an epoch.
+"""Lightning's loop over the micro-batches of an epoch, without calls of empty hooks.
 
-Per micro-batch Lightning calls some twenty hooks of callbacks, module and strategy, most of them empty: 830 of the 1450
-Python calls of an optimizer step of a two-layer model. `FastEpochLoop` does the same work in the same order and skips
-empty hooks; callbacks, loggers and `self.log` behave the same. Lightning's own loop stays in use with profilers and
-debug logs, with FSDP 1 and DeepSpeed, which step differently, and with untested releases (`SUPPORTED_RELEASES`).
+Empty hooks take 830 of the 1450 Python calls of an optimizer step of a two-layer model. Callbacks, loggers and `self.log`
+behave the same. Lightning's own loop stays in use with profilers, debug logs, FSDP 1, DeepSpeed and untested releases.
 """
 
 from __future__ import annotations
@@ -27,17 +25,16 @@ from littrainer.runtime.interruptions import StoppedByUserCode
 from littrainer.strategies.data_parallel import ResidentDDPStrategy
 from littrainer.strategies.single_device import ResidentSingleDeviceStrategy
 
-# Releases whose loop tests/lightning_adapter has compared with `FastEpochLoop`.
+# Compared with Lightning's loop in tests/lightning_adapter.
 SUPPORTED_RELEASES = frozenset(
     {
         *("2.5.0", "2.5.0.post0", "2.5.1", "2.5.1.post0", "2.5.2", "2.5.3", "2.5.4", "2.5.5", "2.5.6"),
         *("2.6.0", "2.6.1", "2.6.4", "2.6.5", "2.6.6"),
     }
 )
-# Strategies and precision plugins without work around a micro-batch.
+# Without work around a micro-batch.
 PLAIN_STRATEGIES = (ResidentSingleDeviceStrategy, ResidentDDPStrategy)
 PLAIN_PRECISIONS = (Precision, ForwardMixedPrecision)
-# Callback hooks of a micro-batch.
 HOOKS = (
     "on_train_batch_start",
     "on_before_zero_grad",
@@ -46,7 +43,7 @@ HOOKS = (
     "on_before_optimizer_step",
     "on_train_batch_end",
 )
-# Hooks that Lightning calls on the module too; setting one on the instance selects Lightning's loop.
+# Lightning calls these on the module too; setting one on the instance selects Lightning's loop.
 MODULE_HOOKS = (
     *HOOKS,
     "on_before_batch_transfer",
@@ -60,33 +57,30 @@ MODULE_HOOKS = (
 
 
 class FastEpochLoop(_TrainingEpochLoop):
-    """A loop over one epoch that decides at the start of each epoch whether it can be fast.
+    """A loop that decides for each epoch whether it can be fast.
 
-    The decision reads profiler, debug log, strategy, precision plugin and loader. Changes of callbacks, their hooks,
-    `max_steps` and `should_stop` take effect immediately, methods set on the module at the next micro-batch.
+    Later changes of callbacks, `max_steps` and `should_stop` take effect at once, methods set on the module at the next
+    micro-batch.
     """
 
     _is_fast = False
     _has_stepped = False
-    # Set during an epoch only, so that no loader with worker processes outlives it.
+    # Only during an epoch, so that no loader with worker processes outlives it.
     _module: Any = None
     _batches: Any = None
     _strategy: Any = None
 
     def run(self, data_fetcher: Any) -> None:
-        """Run one epoch."""
         try:
             super().run(data_fetcher)
         finally:
             self._module = self._batches = self._strategy = None
 
     def on_run_start(self, data_fetcher: Any) -> None:
-        """Choose the loop for an epoch, before its first micro-batch is drawn."""
         super().on_run_start(data_fetcher)
         self._is_fast = self._can_be_fast(data_fetcher)
         if self._is_fast:
             self._module = self.trainer.lightning_module
-            # The loader's iterator, without Lightning's wrappers for several loaders.
             self._batches = data_fetcher.combined_loader._iterator.iterators[0]
             self._strategy = self.trainer.strategy
 
@@ -99,7 +93,7 @@ class FastEpochLoop(_TrainingEpochLoop):
             and vars(pl_trainer.lightning_module).keys().isdisjoint(MODULE_HOOKS)
             and (
                 type(pl_trainer.strategy) in PLAIN_STRATEGIES
-                # An attribute, since importing the sharding strategies takes time.
+                # Not by class, since importing the sharding strategies takes time.
                 or getattr(pl_trainer.strategy, "acts_behind_backward_passes_only", False)
             )
             and getattr(pl_trainer.strategy, "_model_averager", None) is None
@@ -117,14 +111,14 @@ class FastEpochLoop(_TrainingEpochLoop):
         )
 
     def _notify(self, hook: str, *args: Any) -> None:
-        """Call a hook of all callbacks that override it, in Lightning's order, then the module's."""
+        """Call a hook of callbacks, then of the module, in Lightning's order."""
         pl_trainer, module, empty_hook = self.trainer, self._module, getattr(pl.Callback, hook)
-        # Without a copy, so that a callback added by another callback is included.
+        # Without a copy, for callbacks that callbacks add.
         for callback in pl_trainer.callbacks:  # type: ignore[attr-defined]
             method = getattr(callback, hook)
-            # `overrides_hook` inlined, for speed.
+            # `overrides_hook`, inlined for speed.
             if getattr(method, "__func__", method) is not empty_hook and callable(method):
-                # `self.log` reads the name; the next hook overwrites it.
+                # `self.log` reads the name.
                 module.__dict__["_current_fx_name"] = hook
                 method(pl_trainer, module, *args)
         if hook in module.__dict__:
@@ -133,7 +127,6 @@ class FastEpochLoop(_TrainingEpochLoop):
 
     @property
     def done(self) -> bool:
-        """Whether the epoch has ended."""
         if not self._is_fast or self.trainer.should_stop or self.max_steps != -1:
             return super().done
         return self._is_end_of_epoch()
@@ -143,15 +136,13 @@ class FastEpochLoop(_TrainingEpochLoop):
         return progress.is_last_batch or progress.current.ready == self.trainer.fit_loop.max_batches
 
     def on_iteration_done(self) -> None:
-        """Clear the restart state after the first micro-batch."""
         is_resuming = getattr(self, "_resuming_from_checkpoint", False)
         if not self._is_fast or self._restarting or self._loaded_from_state_dict or is_resuming:
             super().on_iteration_done()
 
     def advance(self, data_fetcher: Any) -> None:
-        """Train on one micro-batch."""
         if self._is_fast and not self._module.__dict__.keys().isdisjoint(MODULE_HOOKS):
-            # Switch within the epoch: both loops share the iterator and the counters.
+            # Both loops share the iterator and the counters.
             self._is_fast = False
         if not self._is_fast:
             super().advance(data_fetcher)
@@ -172,7 +163,7 @@ class FastEpochLoop(_TrainingEpochLoop):
         current.ready += 1
         connector = pl_trainer._logger_connector
         connector._first_loop_iter = connector._first_loop_iter is None
-        # `self.log` extracts the batch size from the batch.
+        # `self.log` reads the batch size from the batch.
         results.batch, results.batch_size, results.dataloader_idx = batch, None, None
         self._notify("on_train_batch_start", batch, batch_idx)
         total.started += 1
@@ -186,7 +177,7 @@ class FastEpochLoop(_TrainingEpochLoop):
             else:
                 outputs = self.manual_optimization.run(OrderedDict(batch=batch, batch_idx=batch_idx))
         except StopIteration as error:
-            # Lightning's outer loop would interpret it as the end of the data.
+            # Lightning would take it for the end of the data.
             raise StoppedByUserCode from error
         total.processed += 1
         current.processed += 1
@@ -206,7 +197,6 @@ class FastEpochLoop(_TrainingEpochLoop):
             connector.update_train_step_metrics()
 
     def on_advance_end(self, data_fetcher: Any) -> None:
-        """Step metric-driven schedulers and save logs after a micro-batch."""
         if not self._is_fast:
             super().on_advance_end(data_fetcher)
             return
@@ -216,13 +206,11 @@ class FastEpochLoop(_TrainingEpochLoop):
                 if config.reduce_on_plateau:
                     self.update_lr_schedulers("step", update_plateau_schedulers=True)
                     break
-            # Lightning's step for logging.
             self._batches_that_stepped += 1
         if pl_trainer.should_stop:
             self._save_loggers_on_train_batch_end()
 
     def _optimize(self, batch: Any, batch_idx: int, should_step: bool) -> dict[str, Any]:
-        """Run forward and backward pass, and the optimizer step if the micro-batch closes its window."""
         if not torch.is_grad_enabled():
             with torch.enable_grad():
                 return self._optimize(batch, batch_idx, should_step)
@@ -261,7 +249,7 @@ class FastEpochLoop(_TrainingEpochLoop):
         module.backward(scaled)
         self._notify("on_after_backward")
         self._strategy.post_backward(scaled)
-        # The two callbacks of the Trainer itself ignore the outputs.
+        # The Trainer's two callbacks ignore the outputs.
         return {"loss": loss.detach().clone()} if len(self.trainer.callbacks) > 2 else {}  # type: ignore[attr-defined]
 
     def _notify_zero_grad(self) -> None:
@@ -291,14 +279,14 @@ class FastEpochLoop(_TrainingEpochLoop):
 
 
 def overrides_hook(callback: Any, hook: str) -> bool:
-    """Return whether a Lightning callback has a hook that is not empty."""
-    # Looked up on the instance, since a callback may create hooks in `__getattr__`.
+    """Return whether a Lightning callback has a non-empty hook."""
+    # On the instance, which may create hooks in `__getattr__`.
     method = getattr(callback, hook)
     return callable(method) and getattr(method, "__func__", method) is not getattr(pl.Callback, hook)
 
 
 def use_fast_loop(lightning_trainer: pl.Trainer) -> None:
-    """Install `FastEpochLoop` before a training if Lightning's release is supported."""
+    """Use `FastEpochLoop` if Lightning's release is supported."""
     fit_loop: Any = lightning_trainer.fit_loop
     if pl.__version__ in SUPPORTED_RELEASES and type(fit_loop.epoch_loop) is _TrainingEpochLoop:
         epoch_loop = fit_loop.epoch_loop

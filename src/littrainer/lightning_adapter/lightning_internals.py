@@ -1,7 +1,4 @@
-"""The protected names of Lightning that this package uses, each with its reason.
-
-test_lightning_internals.py and test_known_releases.py fail if a release of Lightning changes any of them.
-"""
+"""Uses of protected names of Lightning; tests/lightning_adapter fails if a release changes one of them."""
 
 from __future__ import annotations
 
@@ -21,17 +18,17 @@ from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.trainer.call import _call_callback_hooks
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
-# Calls `on_validation_end` of the callbacks that monitor metrics (True), or of the other callbacks (False).
+# Calls `on_validation_end` of callbacks that monitor metrics (True), or of the others (False).
 EndOfValidation = Callable[[bool], None]
 
-# Larger than any limit_val_batches of a user.
+# Above any user's limit_val_batches.
 MAX_BATCH_LIMIT = 2**32
 
 
 class _ValidationInsideFit(_EvaluationLoop):
     """Lightning's evaluation loop, without its last hook."""
 
-    # Whether the epoch-start hooks have run and the epoch-end hooks have not.
+    # Between the epoch-start and the epoch-end hooks.
     is_open = False
 
     def on_run_start(self) -> None:
@@ -43,29 +40,27 @@ class _ValidationInsideFit(_EvaluationLoop):
         self.is_open = False
 
     def _on_evaluation_end(self, *args: Any, **kwargs: Any) -> None:
-        # Callbacks read metrics in the skipped hook, and metrics are computed after the loop.
+        # Skips the hook in which callbacks read metrics, which are computed later.
         self.trainer._logger_connector.reset_results()
 
 
 def evaluate_inside_fit(
     lightning_trainer: pl.Trainer, batches: Iterable[Any], on_interrupt: Callable[[], None] = lambda: None
 ) -> EndOfValidation:
-    """Run Lightning's evaluation loop from within a hook of fit.
+    """Run Lightning's evaluation loop within a hook of fit.
 
     Parameters:
-        batches: batches for the module's `validation_step`.
         on_interrupt: called if an error ends the loop between the epoch-start and the epoch-end hooks.
 
     Returns:
         the caller of the last hook, `on_validation_end`, for when the metrics are computed.
 
-    Inside fit Lightning validates at intervals of micro-batches, on loaders passed to fit. A Trainer evaluates at
-    optimizer steps, epoch ends and requests of callbacks, on any dataset. So a new loop replaces fit's for one run.
+    Lightning validates inside fit only at intervals of micro-batches, on loaders passed to fit. So a new loop replaces
+    fit's for one run.
     """
     loop = _ValidationInsideFit(
         lightning_trainer, TrainerFn.FITTING, RunningStage.VALIDATING, verbose=False, inference_mode=False
     )
-    # The loop reads its loaders from here.
     loop._data_source.instance = batches
     with _replace_val_loop(loop):
         try:
@@ -75,7 +70,7 @@ def evaluate_inside_fit(
                 on_interrupt()
             raise
         finally:
-            # The fetcher holds methods of the loop, which holds the `lightning.Trainer`.
+            # Its methods refer to the loop, and so to the `lightning.Trainer`.
             loop._data_fetcher = None
 
     def end(is_monitoring: bool) -> None:
@@ -89,7 +84,7 @@ def evaluate_inside_fit(
 def _replace_val_loop(loop: _EvaluationLoop) -> Iterator[None]:
     pl_trainer = loop.trainer
     epoch_loop = pl_trainer.fit_loop.epoch_loop
-    # The validation must not change the logging state of the training, which Lightning asserts.
+    # Lightning asserts that a validation leaves the logging state unchanged.
     connector = pl_trainer._logger_connector
     first_loop_iteration, was_validating = connector._first_loop_iter, pl_trainer.validating
     fit_val_loop, epoch_loop.val_loop = epoch_loop.val_loop, loop
@@ -104,32 +99,30 @@ def _replace_val_loop(loop: _EvaluationLoop) -> Iterator[None]:
 
 
 def weaken_back_references(lightning_trainer: pl.Trainer) -> None:
-    """Replace the references of a finished `lightning.Trainer`'s parts to it by weak references.
+    """Make the parts of a finished `lightning.Trainer` refer to it weakly, so that it is freed with its last user.
 
-    Its references are cycles. Without them it is freed with its last user, and model and optimizer with it. Callbacks
-    of other packages keep their references.
+    Callbacks of other packages keep their references.
     """
     weak, visited = weakref.proxy(lightning_trainer), set()
-    # A user's callback keeps its reference, since the user may hold nothing but the callback.
     owned_parts = [lightning_trainer.strategy._lightning_module, lightning_trainer.progress_bar_callback]
     parts: list[Any] = [*vars(lightning_trainer).values(), *owned_parts]
     while parts:
         part = parts.pop()
-        # `type`, since `isinstance` would dereference a dead proxy.
+        # `isinstance` would dereference a dead proxy.
         package = type(part).__module__.partition(".")[0]
         if id(part) in visited or package not in ("lightning", "littrainer") or not hasattr(part, "__dict__"):
             continue
         visited.add(id(part))
         for name, value in [*vars(part).items()]:
             if value is lightning_trainer:
-                # A callback receives its `lightning.Trainer` in `setup`, and may be pickled before.
+                # Set again in `setup`; a proxy could not be pickled.
                 setattr(part, name, None if isinstance(part, pl.Callback) else weak)
             elif isinstance(part, _Loop) and issubclass(type(value), _Loop):
                 parts.append(value)
 
 
 def sync_unstarted_average(lightning_trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """Copy the trained weights into averages that have no update yet."""
+    """Copy the trained weights into averages without updates."""
     for callback in lightning_trainer.callbacks:  # type: ignore[attr-defined]
         average = getattr(callback, "_average_model", None)
         if average is not None and not getattr(average, "n_averaged", True):
@@ -139,22 +132,15 @@ def sync_unstarted_average(lightning_trainer: pl.Trainer, module: pl.LightningMo
 
 
 def set_validation_enabled(lightning_trainer: pl.Trainer, module: pl.LightningModule, has_validation: bool) -> None:
-    """Set Lightning's `enable_validation`: true while callbacks are set up, then false.
-
-    Otherwise Lightning would validate in addition to the Trainer.
-    """
+    """Set Lightning's `enable_validation`, which is true only during the setup of callbacks."""
     source = lightning_trainer.fit_loop.epoch_loop.val_loop._data_source
     source.instance = () if has_validation else module
 
 
 def set_displayed_batch_count(lightning_trainer: pl.Trainer, number: float) -> None:
-    """Set the number of batches that progress bars show for the current evaluation or prediction.
+    """Set the number of batches, or infinity, that progress bars show for an evaluation or prediction.
 
-    Parameters:
-        number: batches; infinity if unknown.
-
-    Call this after the loop's data setup, which fixes the limit of the loop: a loader may have more batches than its
-    length.
+    Call this after the loop's data setup, which fixes where the loop ends.
     """
     loop: Any
     if lightning_trainer.predicting:
@@ -164,12 +150,12 @@ def set_displayed_batch_count(lightning_trainer: pl.Trainer, number: float) -> N
     else:
         loop, name = lightning_trainer.validate_loop, "_max_batches"
     limits = getattr(loop, name)
-    # A new list, since the loop stops by the old list.
+    # The loop keeps the old list as its limit.
     setattr(loop, name, [number if limit > MAX_BATCH_LIMIT else min(limit, number) for limit in limits])
 
 
 class RecordingBatchSampler(_IndexBatchSamplerWrapper):
-    """A batch sampler that records the sample indices of each batch for Lightning's prediction writers."""
+    """A batch sampler that records sample indices for Lightning's prediction writers."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "_batch_sampler":
@@ -179,11 +165,10 @@ class RecordingBatchSampler(_IndexBatchSamplerWrapper):
 
 @contextmanager
 def log_for_dataloader(lightning_trainer: pl.Trainer, index: int, position: int) -> Iterator[None]:
-    """Attribute metrics that are logged in the block, at the end of a validation or test, to a single loader.
+    """Attribute metrics that are logged in the block to a single loader, where Lightning attributes them to all.
 
     Parameters:
-        index: number of the loader; Lightning attributes metrics of epoch ends to all loaders.
-        position: position among the loaders with a batch, counted from the last, -1.
+        position: position among the loaders with a batch, counted from -1 for the last.
     """
     loop: Any = lightning_trainer._evaluation_loop
     loop._results.dataloader_idx = index if loop.num_dataloaders > 1 else None
@@ -195,12 +180,7 @@ def log_for_dataloader(lightning_trainer: pl.Trainer, index: int, position: int)
 
 
 def restore_progress(lightning_trainer: pl.Trainer, *, epochs: int, optimizer_steps: int) -> None:
-    """Set Lightning's counters to a checkpoint's, before fit.
-
-    Parameters:
-        epochs: complete epochs.
-        optimizer_steps: complete optimizer steps.
-    """
+    """Set Lightning's counters of complete epochs and optimizer steps."""
     fit_loop = lightning_trainer.fit_loop
     for progress in (fit_loop.epoch_progress.total, fit_loop.epoch_progress.current):
         progress.ready = progress.completed = epochs
@@ -209,7 +189,6 @@ def restore_progress(lightning_trainer: pl.Trainer, *, epochs: int, optimizer_st
 
 
 def set_optimizer_step_count(lightning_trainer: pl.Trainer, optimizer_steps: int) -> None:
-    """Set the step counters of automatic and manual optimization."""
     epoch_loop = lightning_trainer.fit_loop.epoch_loop
     for steps in (
         epoch_loop.automatic_optimization.optim_progress.optimizer.step,
@@ -221,10 +200,10 @@ def set_optimizer_step_count(lightning_trainer: pl.Trainer, optimizer_steps: int
 
 
 def skip_to_next_epoch(lightning_trainer: pl.Trainer) -> None:
-    """Start the next epoch if the checkpoint is from the end of an epoch, which Lightning would continue.
+    """Start the next epoch after a checkpoint from the end of an epoch, when Lightning announces an epoch to the
+    loader.
 
-    Lightning misses the end if the loader has no length, or another length than at the checkpoint. Call this when
-    Lightning announces the epoch to the loader.
+    Lightning misses the end if the length of the loader is unknown or has changed.
     """
     fit_loop = lightning_trainer.fit_loop
     epochs, epoch_loop = fit_loop.epoch_progress, fit_loop.epoch_loop
@@ -235,16 +214,13 @@ def skip_to_next_epoch(lightning_trainer: pl.Trainer) -> None:
         epochs.increment_completed()
     if not epoch_loop.restarted_on_last:
         epoch_loop._batches_that_stepped += 1
-    # Restarts the count of micro-batches at 0.
+    # Restarts the count of micro-batches.
     epoch_loop.restarting = False
     fit_loop.reset_restart_stage()
 
 
 def replace_optimizer(lightning_trainer: pl.Trainer, optimizer: torch.optim.Optimizer) -> None:
-    """Replace the optimizer, also within a micro-batch of manual optimization.
-
-    In manual optimization Lightning counts steps by functions that it sets on its wrapper when a micro-batch begins.
-    """
+    """Replace the optimizer, and its functions that count steps in manual optimization."""
     strategy = lightning_trainer.strategy
     old_wrapper = strategy._lightning_optimizers[0]
     lightning_trainer.optimizers = [optimizer]
@@ -255,7 +231,6 @@ def replace_optimizer(lightning_trainer: pl.Trainer, optimizer: torch.optim.Opti
 
 @contextmanager
 def record_optimizer_step(lightning_trainer: pl.Trainer) -> Iterator[Any]:
-    """Yield Lightning's optimizer wrapper, and count a step if the block raises no error."""
     optimizer = lightning_trainer.strategy._lightning_optimizers[0]
     optimizer._on_before_step()
     yield optimizer
@@ -265,7 +240,7 @@ def record_optimizer_step(lightning_trainer: pl.Trainer) -> Iterator[Any]:
 def disable_auto_resume(lightning_trainer: pl.Trainer) -> None:
     """Stop Lightning from resuming a checkpoint of OnExceptionCheckpoint or of a cluster's signal."""
     connector = lightning_trainer._checkpoint_connector
-    # As set by `lightning_trainer.ckpt_path`, which accepts no None.
+    # The `ckpt_path` setter accepts no None.
     connector._user_managed = True
     connector._ckpt_path = None
 
@@ -277,17 +252,16 @@ def _cached_entry_points(group: str) -> tuple[EntryPoint, ...]:
 
 @contextmanager
 def cached_entry_points() -> Iterator[None]:
-    """Cache the entry points of installed packages for each `lightning.Trainer` that is built in the block.
+    """Cache the entry points of packages for each `lightning.Trainer` that is built in the block.
 
-    Lightning reads the metadata of every package for each Trainer: with 175 packages, 10,400 of the 12,000 Python
-    calls of building a Trainer.
+    Reading them takes 10,400 of the 12,000 Python calls of building a Trainer with 175 packages.
     """
     entry_points_before = registry.entry_points
     registry.entry_points = _cached_entry_points  # type: ignore[assignment]
     try:
         yield
     finally:
-        # A thread that entered before restores the function on its exit.
+        # Otherwise the thread that entered before restores the function.
         if entry_points_before is not _cached_entry_points:
             registry.entry_points = entry_points_before
 
@@ -295,33 +269,29 @@ def cached_entry_points() -> Iterator[None]:
 def disable_signal_handling(lightning_trainer: pl.Trainer) -> None:
     """Stop Lightning from handling signals.
 
-    On SIGTERM Lightning exits with status 0 after the micro-batch. At a cluster's signal before the end of a job it
-    writes its own checkpoint, which the next run would load.
+    On SIGTERM it would exit with status 0; at a cluster's signal it would write a checkpoint that the next run loads.
     """
     connector: Any = lightning_trainer._signal_connector
     connector.register_signal_handlers = lambda: None
-    # Otherwise a broadcast from rank 0 blocks each micro-batch.
+    # Saves a broadcast in each micro-batch.
     epoch_loop: Any = lightning_trainer.fit_loop.epoch_loop
     epoch_loop._broadcast_sigterm_tensor = lambda: None
 
 
 def disable_prefetch(lightning_trainer: pl.Trainer) -> None:
-    """Disable prefetching from a loader without length; call this when fit requests an iterator."""
+    """Disable prefetching from a loader without length, when fit requests an iterator."""
     fetcher: Any = lightning_trainer.fit_loop._data_fetcher
-    # The first request, without a fetcher, only checks that there is an iterator.
     if fetcher is not None:
         fetcher.prefetch_batches = 0
 
 
 def end_epoch_after_batch(lightning_trainer: pl.Trainer) -> None:
-    """Make fit step, validate and end the epoch after the current batch of a loader without length."""
+    """End the epoch after the current batch of a loader without length."""
     fetcher: Any = lightning_trainer.fit_loop._data_fetcher
     fetcher.done = True
 
 
 class _PeekableIterator(Iterator[Any]):
-    """An iterator whose next items can be read in advance."""
-
     def __init__(self, iterator: Iterator[Any]):
         self._iterator = iterator
         self._pending: list[Any] = []
@@ -330,8 +300,7 @@ class _PeekableIterator(Iterator[Any]):
         return self._pending.pop(0) if self._pending else next(self._iterator)
 
     def peek(self, number: int) -> list[Any]:
-        """Return up to `number` next items without consuming them."""
-        # Without `iter`, which restarts Lightning's iterators.
+        # `iter` would restart Lightning's iterators.
         with suppress(StopIteration):
             while len(self._pending) < number:
                 self._pending.append(next(self._iterator))
@@ -339,7 +308,7 @@ class _PeekableIterator(Iterator[Any]):
 
 
 def peek_batches(lightning_trainer: pl.Trainer, number: int) -> list[Any]:
-    """Return up to `number` next training batches of the epoch, as the loader returns them."""
+    """Return up to `number` next training batches of the epoch."""
     fit_loop, fetcher = lightning_trainer.fit_loop, lightning_trainer.fit_loop._data_fetcher
     remaining = fit_loop.max_batches - fit_loop.epoch_loop.batch_progress.current.ready
     prefetched: Any = getattr(fetcher, "batches", [])

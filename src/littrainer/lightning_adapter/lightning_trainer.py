@@ -1,4 +1,4 @@
-"""The builder of `lightning.Trainer` from training arguments, and the logger from its callbacks to the history."""
+"""The builder of `lightning.Trainer`, and the logger that adds values of its callbacks to the history."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Keywords of lightning.Trainer that are the same for each training -> value and reason.
+# Keyword of lightning.Trainer -> fixed value and reason.
 FIXED_KEYWORDS: dict[str, tuple[Any, str]] = {
     "max_steps": (-1, "the Trainer's own flow callback stops at max_steps"),
     "logger": (False, "it gets the loggers of the trackers that the Trainer reports to"),
@@ -65,7 +65,7 @@ FIXED_KEYWORDS: dict[str, tuple[Any, str]] = {
     "inference_mode": (False, "predictions may be used in later computations with gradients"),
     "log_every_n_steps": (1, "what a Lightning callback logs is due at each step"),
 }
-# Keywords that follow from the launcher -> value and reason.
+# Keyword that follows from the launcher -> value and reason.
 LAUNCHER_KEYWORDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "devices": (lambda args: args.visible_device_count, "each process of this node trains on one device"),
     "num_nodes": (
@@ -73,7 +73,7 @@ LAUNCHER_KEYWORDS: dict[str, tuple[Callable[[Any], Any], str]] = {
         "as many nodes as the launcher has started processes on",
     ),
 }
-# Keywords of lightning.Trainer that training arguments decide -> advice.
+# Keyword that training arguments decide -> advice.
 DECIDED_BY_ARGUMENTS: dict[str, str] = {
     "max_epochs": "set num_train_epochs",
     "min_epochs": "set num_train_epochs",
@@ -93,9 +93,9 @@ DECIDED_BY_ARGUMENTS: dict[str, str] = {
     "reload_dataloaders_every_n_epochs": "override get_train_dataloader",
     "inference_mode": "evaluation runs under no_grad",
 }
-# A check_val_every_n_epoch without validations by Lightning, which makes callbacks read metrics after evaluations.
+# A check_val_every_n_epoch that never validates, but lets callbacks read metrics after evaluations.
 NEVER_VALIDATE = 2**62
-# Lightning's max_epochs for streams, whose number of epochs is about sys.maxsize.
+# For streams, whose number of epochs is about sys.maxsize.
 NO_EPOCH_LIMIT = -1
 
 
@@ -128,15 +128,15 @@ def build_lightning_trainer(trainer: TrainerContext, run: TrainingRun | None) ->
         TypeError: a keyword is unknown to Lightning.
         ValueError: Lightning refuses the value of a keyword.
     """
-    # Lightning reads torch's older setting; a script may have set the newer setting alone.
+    # Lightning reads torch's older setting.
     if (precision := matmul_precision()) in ("tf32", "ieee"):
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     keywords = lightning_keywords(trainer.args, trainer.lightning_keywords)
     keywords["strategy"] = fitted_strategy(keywords.get("strategy", "auto"), trainer)
-    # The default folder of callbacks.
+    # For callbacks.
     keywords.setdefault("default_root_dir", trainer.args.output_dir if run is None else run.folder)
     if trainer.overrides_training_step():
-        # Lightning accepts no other number in manual optimization.
+        # The only number that Lightning accepts in manual optimization.
         keywords["accumulate_grad_batches"] = 1
     callbacks = _collect_callbacks(trainer.lightning_callbacks, keywords)
     adopt_loggers(trainer, trainer.callback_handler)
@@ -153,7 +153,7 @@ def build_lightning_trainer(trainer: TrainerContext, run: TrainingRun | None) ->
         keywords["plugins"] = with_checkpoint_io(
             plugins, trainer.model, checkpoints, lambda: run.trainer._saved_training()
         )
-    # Lightning requires these for a progress bar or a Checkpoint among the callbacks.
+    # Lightning requires these for such callbacks.
     for name, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):
         if any(isinstance(callback, kind) for callback in callbacks):
             keywords[name] = True
@@ -161,7 +161,6 @@ def build_lightning_trainer(trainer: TrainerContext, run: TrainingRun | None) ->
     scaler = trainer.accelerator.scaler
     plugin = build_precision_plugin(keywords["precision"], keywords["strategy"], trainer.args, scaler, trained_model)
     if plugin is not None:
-        # The plugin replaces Lightning's plugin for the precision.
         del keywords["precision"]
         keywords["plugins"] = [*to_list(keywords.get("plugins")), plugin]
     lightning_trainer = _construct(callbacks, keywords)
@@ -173,19 +172,18 @@ def build_lightning_trainer(trainer: TrainerContext, run: TrainingRun | None) ->
 
 
 def _collect_callbacks(trainer_callbacks: list[Callback], keywords: dict[str, Any]) -> list[Callback]:
-    """Return the user's Lightning callbacks; remove those of the keywords from the keywords."""
+    """Return the user's callbacks, and remove those of the keywords."""
     callbacks = [*trainer_callbacks, *to_list(keywords.pop("callbacks", None))]
     for callback in callbacks:
         reject_unsupported_callback(callback)
     max_time = keywords.pop("max_time", None)
     if max_time is not None:
-        # Lightning would add the timer after the Trainer's callbacks, which must complete the optimizer step.
+        # Before the Trainer's last callback, which completes the optimizer step.
         callbacks.append(Timer(max_time))
     return callbacks
 
 
 def _prepare_callbacks(callbacks: list[Callback], run: TrainingRun, keywords: dict[str, Any]) -> list[Callback]:
-    """Set the length of the run in the keywords, and return the callbacks between the Trainer's."""
     if run.checkpoint is not None:
         check_can_resume(callbacks)
     check_average_begins(callbacks, run.plan.max_steps, run.plan.num_train_epochs)
@@ -232,7 +230,6 @@ def _get_keywords(cls: type) -> frozenset[str]:
 
 
 def to_list(value: Any) -> list[Any]:
-    """Return a value, several values or None as a list."""
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]
@@ -251,46 +248,39 @@ class _DiscardingExperiment(DummyExperiment):
 
 
 class HistoryLogger(Logger):
-    """A logger that adds the values of Lightning's callbacks to `state.log_history`.
+    """A logger that adds values of Lightning's callbacks to `state.log_history`.
 
-    Callbacks may log at every micro-batch, so the history gets only the newest values, when the Trainer logs. The
-    logger prints nothing and fires no event.
-
-    Parameters:
-        state: returns the Trainer's state.
+    Callbacks may log at every micro-batch; only the newest values are added, when the Trainer logs.
     """
 
     def __init__(self, state: Callable[[], TrainerState]):
         super().__init__()
         self._state = state
-        # Name -> the last optimizer step with a value, and the value.
+        # Name -> optimizer step and value.
         self._newest: dict[str, tuple[int, float]] = {}
         self._experiment = _DiscardingExperiment()
 
     @property
     def name(self) -> str:
-        """Empty, so that callbacks that save create no folder for it."""
+        """Empty, so that callbacks create no folder for it."""
         return ""
 
     @property
     def version(self) -> str:
-        """Empty, as the name."""
         return ""
 
     @property
     def experiment(self) -> Any:
-        """A substitute for a service's object that discards all that callbacks write, with one warning."""
+        """A substitute for a service's object, which discards all values with one warning."""
         return self._experiment
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Store the newest value of each name until the Trainer logs."""
-        # Not Lightning's step, which may count batches.
+        # Lightning's step may count batches.
         current_step = self._state().global_step
         numbers = {name: value for name, value in metrics.items() if is_number(value) and name not in COUNTS}
         self._newest.update((name, (current_step, float(value))) for name, value in numbers.items())
 
     def add_to_history(self) -> None:
-        """Add the new values to the history, with one entry for each optimizer step."""
         for step in sorted({step for step, _ in self._newest.values()}):
             values = {name: value for name, (value_step, value) in self._newest.items() if value_step == step}
             self._state().log_history.append({**values, "step": step})

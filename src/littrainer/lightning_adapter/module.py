@@ -1,7 +1,7 @@
 """The LightningModule around a Trainer's model, and the callbacks before and after the user's callbacks.
 
-Automatic optimization is the default, since it works with all strategies. An overridden `training_step` runs forward
-and backward itself and returns the detached loss, which needs Lightning's manual optimization.
+Automatic optimization works with all strategies. An overridden `training_step` runs backward itself, in manual
+optimization.
 """
 
 from __future__ import annotations
@@ -42,14 +42,13 @@ if TYPE_CHECKING:
     from littrainer.loop.run import TrainingRun
 
 
-# Values of `accumulate_grad_batches`: step after this micro-batch, and never.
 STEP_NOW = 1
 DO_NOT_STEP = 2**62
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 def convert_stop_iteration(hook: Hook) -> Hook:
-    """Decorate a hook to convert a StopIteration of user code, which Lightning would catch."""
+    """Convert a StopIteration of user code, which Lightning would catch."""
 
     @functools.wraps(hook)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -62,7 +61,7 @@ def convert_stop_iteration(hook: Hook) -> Hook:
 
 
 class DeferredClosureModule(pl.LightningModule):
-    """A LightningModule that runs the closure, forward and backward, before the optimizer's step."""
+    """A LightningModule that runs forward and backward before the optimizer's step."""
 
     model: Any
 
@@ -72,13 +71,11 @@ class DeferredClosureModule(pl.LightningModule):
         raise NotImplementedError
 
     def step_optimizer(self, optimizer: Any, closure: Callable[[], Any] | None = None, loss: Any = None) -> None:
-        """Step an optimizer after its gradients are computed."""
         raise NotImplementedError
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
     ) -> None:
-        """Run forward and backward pass, then the step."""
         closure_first = ClosureFirst(getattr(optimizer, "optimizer", optimizer), self.step_optimizer)
         self.trainer.strategy.optimizer_step(closure_first, optimizer_closure or (lambda: None))
 
@@ -91,7 +88,7 @@ class DeferredClosureModule(pl.LightningModule):
 
 
 class TrainerModule(DeferredClosureModule):
-    """A module around a Trainer's model that calls the Trainer's overridable methods in each step.
+    """A module that calls the overridable methods of a Trainer in each step.
 
     Parameters:
         run: the training; None for evaluation and prediction.
@@ -105,19 +102,18 @@ class TrainerModule(DeferredClosureModule):
         self.owner = trainer
         self.run = run
         self.step: Any = None if run is None else run.step
-        # Compared with the Trainer's later, since a script may replace them.
+        # A script may replace the Trainer's.
         self._optimizer: Any = None
         self._updates_during_backward = False
         self._schedule: Any = None
         self._is_scheduler_managed = False
         # The precision plugin under fp16.
         self.scaling: GradScalerMixin | None = None
-        # The current micro-batch.
         self.micro_batch: MicroBatch | None = None
         self.automatic_optimization = not trainer.overrides_training_step()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainerModule:
-        # For callbacks that average weights; the Trainer, with its data, is not copied.
+        # For averages of weights; the Trainer is not copied.
         for shared in (self.run, self.step, self._optimizer, self._schedule, self.micro_batch, self.scaling):
             memo[id(shared)] = shared
         copied = type(self).__new__(type(self))
@@ -127,10 +123,8 @@ class TrainerModule(DeferredClosureModule):
 
     @property
     def backbone(self) -> nn.Module:
-        """The part of the model below its head, for Lightning's `BackboneFinetuning`.
-
-        Raises:
-            AttributeError: the model has no backbone.
+        """The part of the model below its head, for Lightning's `BackboneFinetuning`; an AttributeError without
+        backbone.
         """
         backbone = backbone_of(self.model)
         if backbone is None:
@@ -139,23 +133,19 @@ class TrainerModule(DeferredClosureModule):
 
     @property
     def flops_per_batch(self) -> float | None:
-        """Floating-point operations of the current micro-batch, for Lightning's `ThroughputMonitor`.
-
-        None in evaluations, and for models without `floating_point_ops`.
-        """
+        """Floating-point operations of a micro-batch, for Lightning's `ThroughputMonitor`; None if unknown."""
         if self.micro_batch is None or not self.trainer.training:
             return None
         return float(self.owner.floating_point_ops(self.micro_batch.inputs)) or None
 
     def configure_model(self) -> None:
-        """Shard the model in place if the strategy does; Lightning calls this before each run."""
+        """Shard the model in place if the strategy does."""
         parallelize = getattr(self.trainer.strategy, "parallelize", None)
         if parallelize is not None:
             parallelize(self.model)
 
     @convert_stop_iteration
     def configure_optimizers(self) -> Any:
-        """Return the Trainer's optimizer, and its schedule if Lightning can step it."""
         optimizer, schedule = self.step.run.optimizer_and_schedule()
         self._optimizer, self._schedule = optimizer, schedule
         self._updates_during_backward = updates_during_backward(optimizer)
@@ -169,10 +159,7 @@ class TrainerModule(DeferredClosureModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def sync_replaced_optimizer_and_scheduler(self) -> None:
-        """Use a `training_step`, optimizer or schedule that a script has replaced, when an epoch begins.
-
-        Optimizer and schedule are compared again at each optimizer step.
-        """
+        """Use a `training_step`, optimizer or schedule that a script has replaced."""
         is_manual = self.owner.overrides_training_step()
         if is_manual is self.automatic_optimization:
             self.automatic_optimization = not is_manual
@@ -182,7 +169,6 @@ class TrainerModule(DeferredClosureModule):
         follow_unfrozen_parameters(self.owner)
 
     def sync_optimizer(self) -> Any:
-        """Return the Trainer's optimizer, and set it in Lightning if a script has replaced it."""
         if self.owner.optimizer is not self._optimizer:
             self._optimizer = self.owner.optimizer
             self._updates_during_backward = updates_during_backward(self._optimizer)
@@ -198,14 +184,13 @@ class TrainerModule(DeferredClosureModule):
             self._schedule = schedule
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Return the batch unchanged: the Trainer's overridable `_prepare_inputs` moves it."""
+        """Do nothing: the Trainer's `_prepare_inputs` moves the batch."""
         return batch
 
     @convert_stop_iteration
     def training_step(self, micro_batch: MicroBatch, batch_idx: int) -> torch.Tensor:
-        """Run the forward pass of a micro-batch; in manual optimization also backward and optimizer step."""
         if not self.automatic_optimization:
-            # In automatic optimization Lightning enters this context.
+            # Lightning enters this context in automatic optimization.
             with getattr(self.trainer.strategy, "block_backward_sync", nullcontext)():
                 loss = self.step.loss_of(micro_batch, by_training_step=True)
             if micro_batch.closes_window:
@@ -214,22 +199,20 @@ class TrainerModule(DeferredClosureModule):
                 self.step.update(self._step_and_count, self._step_all_schedulers)
             return loss
         loss = self.step.loss_of(micro_batch)
-        # Lightning divides the loss by this number next, and the Trainer has divided it exactly already.
+        # Lightning's divisor of the loss, which the Trainer has divided already.
         self.trainer.accumulate_grad_batches = 1
         return loss
 
     @property
     def should_sync_gradients(self) -> bool:
-        """Whether processes exchange gradients in the backward pass of the current micro-batch."""
         micro_batch = self.micro_batch
         if micro_batch is None or micro_batch.is_last_drawn:
             return True
         return bool(self.owner.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False))
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """Run the backward pass; optimizers that update weights during it, such as LOMO, have their own."""
         if self.step.splitter is not None:
-            # The splitter has run the backward pass already.
+            # The splitter ran backward with the forward pass.
             return
         if not self.automatic_optimization:
             self.step.speed.enter("backward")
@@ -244,12 +227,11 @@ class TrainerModule(DeferredClosureModule):
             raise
 
     def on_before_backward(self, loss: torch.Tensor) -> None:
-        """Set `accumulate_grad_batches` for the decision to step, after the division of the loss."""
+        """Decide on the step, after Lightning's division of the loss."""
         if self.micro_batch is not None:
             self.set_window(self.micro_batch)
 
     def set_window(self, micro_batch: MicroBatch) -> None:
-        """Make Lightning step the optimizer only after a micro-batch that closes its window."""
         # Faster than torch's `__setattr__`.
         self.__dict__["micro_batch"] = micro_batch
         self.trainer.accumulate_grad_batches = STEP_NOW if micro_batch.closes_window else DO_NOT_STEP
@@ -261,7 +243,6 @@ class TrainerModule(DeferredClosureModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip as the Trainer does, and fire `on_pre_optimizer_step`."""
         self.step.clip()
 
     @convert_stop_iteration
@@ -272,14 +253,13 @@ class TrainerModule(DeferredClosureModule):
         optimizer: Any,
         optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
-        """Run forward and backward pass, then the step, then fire `on_optimizer_step`."""
         self.sync_optimizer()
         super().optimizer_step(epoch, batch_idx, self.optimizers(), optimizer_closure)
         self.step.after_optimizer_step()
         self.step_unmanaged_scheduler()
 
     def step_optimizer(self, *_: Any) -> None:
-        """Step the Trainer's optimizer after clipping; the only place where weights change."""
+        """Step the optimizer after clipping; weights change only here."""
         optimizer = self.sync_optimizer()
         if self.step.is_refused or self._updates_during_backward:
             note_step(optimizer)
@@ -291,18 +271,16 @@ class TrainerModule(DeferredClosureModule):
             optimizer.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients in a training, and keep them in an evaluation."""
         if self.run is not None:
             clear_gradients(self.model)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
-        """Do nothing: the Trainer clears gradients after the optimizer step and its callbacks."""
+        """Do nothing: the Trainer clears gradients after its callbacks."""
 
     lr_scheduler_step = convert_stop_iteration(DeferredClosureModule.lr_scheduler_step)
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether loss scaling skipped the last optimizer step."""
         return self.owner.accelerator.optimizer_step_was_skipped
 
     def _step_and_count(self) -> None:
@@ -311,7 +289,7 @@ class TrainerModule(DeferredClosureModule):
             super().optimizer_step(0, 0, optimizer)
 
     def _step_all_schedulers(self) -> None:
-        # In manual optimization Lightning steps no schedules, not even those of callbacks.
+        # Lightning steps no schedules in manual optimization, not even those of callbacks.
         self._sync_scheduler()
         ends_epoch = self.micro_batch is not None and self.micro_batch.epoch_fraction >= 1
         for interval in ("step", "epoch") if ends_epoch else ("step",):
@@ -321,7 +299,6 @@ class TrainerModule(DeferredClosureModule):
         self.step_unmanaged_scheduler()
 
     def step_unmanaged_scheduler(self) -> None:
-        """Step the schedule if Lightning does not."""
         self._sync_scheduler()
         if not self._is_scheduler_managed:
             self.lr_scheduler_step(self._schedule, None)
@@ -334,7 +311,6 @@ class TrainerModule(DeferredClosureModule):
 
     @convert_stop_iteration
     def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        """Return loss, predictions and labels of this process for a batch, for callbacks."""
         outputs = self._evaluation.step(batch)
         # The batch's loss, repeated for each sample.
         loss = None if outputs.losses is None else outputs.losses[0]
@@ -342,13 +318,11 @@ class TrainerModule(DeferredClosureModule):
 
     @convert_stop_iteration
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        """Return the predictions of this process for a batch, for callbacks."""
         outputs = self._evaluation.step(batch)
         note_places(self.trainer, self._evaluation.places_of(batch))
         return outputs.predictions
 
     def on_validation_start(self) -> None:
-        """Show the number of batches in progress bars."""
         if get_user_callbacks(self.trainer):
             set_displayed_batch_count(self.trainer, self._evaluation.number_of_batches)
 
@@ -356,7 +330,7 @@ class TrainerModule(DeferredClosureModule):
 
     @convert_stop_iteration
     def on_validation_epoch_end(self) -> None:
-        """Publish the metrics to callbacks outside of fit; inside it, this follows after the Trainer's log."""
+        """Publish metrics outside of fit; inside it the Trainer publishes its logs."""
         if self.run is None and get_user_callbacks(self.trainer):
             publish(self.trainer, self._evaluation.finish().metrics or {})
 
@@ -370,69 +344,61 @@ class _Events(pl.Callback):
 
 
 class BeforeUserCallbacks(_Events):
-    """The first callback, which announces Lightning's hooks to a training."""
+    """The first callback, which begins each part of a training."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Announce evaluations to callbacks, whose setup follows."""
         set_validation_enabled(trainer, pl_module, has_validation=True)
 
     @convert_stop_iteration
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Restore the states of callbacks after their setup."""
         set_validation_enabled(trainer, pl_module, has_validation=False)
         self.run.restore_lightning_callbacks()
 
     @convert_stop_iteration
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Restore model and optimizer after their setup."""
         self.run.restore()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Update averages that have not started, before callbacks swap them in."""
+        """Update unstarted averages, before callbacks swap them in."""
         sync_unstarted_average(trainer, pl_module)
 
     on_train_end = on_validation_start
 
     @convert_stop_iteration
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin an epoch."""
         self.run.begin_epoch(trainer.current_epoch)
 
     @convert_stop_iteration
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: MicroBatch, batch_idx: int) -> None:
-        """Begin a micro-batch."""
         if batch_idx == 0:
             skipped = self.run.pop_skipped_micro_batches()
             if skipped:
-                # Lightning ends the epoch by its count of all micro-batches.
+                # Lightning counts skipped micro-batches too.
                 trainer.fit_loop.epoch_loop.batch_progress.increment_by(skipped)
         pl_module.set_window(batch)
         self.run.step.begin_micro_batch(batch)
 
 
 class AfterUserCallbacks(_Events):
-    """The last callback, which reports Lightning's progress to a training.
+    """The last callback, which ends each part of a training, so that checkpoints see all callbacks at the same step.
 
-    An evaluation or a checkpoint thus sees all callbacks at the same step. A stop request of a Lightning callback is
-    passed to the Trainer, and vice versa.
+    Stop requests are exchanged between Lightning and the Trainer.
     """
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep a stop request of a restored callback, with which Lightning would not begin at all."""
+        """Keep a stop request of a checkpoint, with which Lightning would not begin."""
         self._note_stop(trainer)
 
     @convert_stop_iteration
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin the training."""
         self.run.begin()
         if self._is_stop_requested:
             self.run.step.trainer.control.should_training_stop = True
-        # A stop request of a Trainer callback takes effect after the first micro-batch only.
+        # A Trainer callback's request takes effect after the first micro-batch.
         if self._is_stop_requested or self.run.evaluation_due is not None or self.run.epoch_end_is_due:
             self._stop_if_requested(trainer)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Use what callbacks have replaced for the epoch."""
         pl_module.sync_replaced_optimizer_and_scheduler()
         if get_user_callbacks(trainer):
             self.run.note_schedule([config.scheduler for config in trainer.lr_scheduler_configs])
@@ -441,7 +407,6 @@ class AfterUserCallbacks(_Events):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: MicroBatch, batch_idx: int
     ) -> None:
-        """End a micro-batch, after the steps of optimizer and schedule."""
         self._note_stop(trainer)
         if self._is_stop_requested and batch.closes_window:
             self.run.step.trainer.control.should_training_stop = True
@@ -450,7 +415,6 @@ class AfterUserCallbacks(_Events):
 
     @convert_stop_iteration
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """End an epoch."""
         self._note_stop(trainer)
         if self._is_stop_requested:
             self.run.step.trainer.control.should_training_stop = True
@@ -458,7 +422,7 @@ class AfterUserCallbacks(_Events):
         self._stop_if_requested(trainer)
 
     def _note_stop(self, pl_trainer: pl.Trainer) -> None:
-        # Lightning would stop within a window, the Trainer stops after the optimizer step.
+        # Lightning would stop within the window.
         if pl_trainer.should_stop:
             self._is_stop_requested = True
             pl_trainer.should_stop = False
@@ -469,5 +433,4 @@ class AfterUserCallbacks(_Events):
 
 
 def get_user_callbacks(pl_trainer: pl.Trainer) -> list[Any]:
-    """Return the Lightning callbacks without the Trainer's."""
     return [callback for callback in pl_trainer.callbacks if not isinstance(callback, _Events)]  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The precision plugins of Lightning for a Trainer's mixed precision, by kind of strategy."""
+"""Precision plugins of Lightning for a Trainer's mixed precision."""
 
 from __future__ import annotations
 
@@ -23,23 +23,19 @@ if TYPE_CHECKING:
 
 
 class _PassThroughPrecision(Precision):
-    """A plugin without autocast and conversion of inputs; the Trainer does both."""
+    """A plugin without autocast and conversion; the Trainer does both."""
 
     @contextmanager
     def forward_context(self) -> Iterator[None]:
-        """Enter nothing: the model enters autocast."""
         yield
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        """Return the module in the dtypes that the user chose."""
         return module
 
     def convert_input(self, data: Any) -> Any:
-        """Return the batch unchanged: the Trainer's overridable `_prepare_inputs` converts it."""
         return data
 
     def convert_output(self, data: Any) -> Any:
-        """Return the outputs unchanged."""
         return data
 
 
@@ -47,7 +43,6 @@ class _ScaledPrecision(GradScalerMixin, _PassThroughPrecision):
     def optimizer_step(  # type: ignore[override]
         self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any
     ) -> Any:
-        """Run backward pass and clipping, then a step unless a gradient is nonfinite."""
         if self.scaler is None:
             return super().optimizer_step(optimizer, model=model, closure=closure, **kwargs)
         closure()
@@ -58,15 +53,13 @@ class _ScaledPrecision(GradScalerMixin, _PassThroughPrecision):
 
 
 class ForwardMixedPrecision(_ScaledPrecision, MixedPrecision):
-    """Lightning's mixed precision for a model whose forward enters autocast or computes in half precision.
-
-    Lightning runs the whole step under autocast, with loss and metrics, a Trainer the model alone. Gradients are
-    unscaled before clipping, with any optimizer.
+    """Lightning's mixed precision with autocast around the model's forward only, and gradients unscaled before
+    clipping.
     """
 
 
 class ForwardFSDPPrecision(_ScaledPrecision, FSDPPrecision):
-    """The same plugin for FSDP 1, whose strategy reads the dtype of gathered parameters from it."""
+    """The same for FSDP 1, whose strategy reads the dtype of gathered parameters here."""
 
     def __init__(self, precision: Any, scaler: torch.amp.GradScaler | None = None):
         FSDPPrecision.__init__(self, precision)
@@ -74,28 +67,24 @@ class ForwardFSDPPrecision(_ScaledPrecision, FSDPPrecision):
 
     @property
     def mixed_precision_config(self) -> Any:
-        """The dtypes of gathered parameters and reduced gradients; None for the model's dtypes."""
         return None if self.precision == FULL_PRECISION else super().mixed_precision_config
 
 
 class TrainerDeepSpeedPrecision(_PassThroughPrecision, DeepSpeedPrecision):
-    """A plugin whose backward pass and step are those of the Trainer's DeepSpeed engine."""
+    """A plugin with the backward pass and step of the Trainer's DeepSpeed engine."""
 
-    # The optimizer of the last step.
     _optimizer: Any = None
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether gradients of fp16 were nonfinite at the last step."""
         return bool(getattr(self._optimizer, "step_was_skipped", False))
 
     def unscale(self, optimizer: Any) -> None:
-        """Do nothing: the engine unscales gradients."""
+        """Do nothing: the engine unscales."""
 
     def backward(self, tensor: torch.Tensor, model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        """Run the backward pass, and the step with the last micro-batch of a window."""
         if model.automatic_optimization:
-            # The Trainer has divided the loss already.
+            # The Trainer has divided the loss.
             kwargs["scale_wrt_gas"] = False
         engine, closes_window = model.owner.deepspeed, model.owner.accelerator.sync_gradients
         engine.set_gradient_accumulation_boundary(is_boundary=closes_window)
@@ -104,7 +93,7 @@ class TrainerDeepSpeedPrecision(_PassThroughPrecision, DeepSpeedPrecision):
             engine.step()
 
     def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:  # type: ignore[override]
-        """Do the work around the step, which the engine took in the backward pass."""
+        """Run the closure, in which the engine steps."""
         self._optimizer = optimizer
         result = closure()
         self._after_closure(model, optimizer)
@@ -116,11 +105,10 @@ class TrainerDeepSpeedPrecision(_PassThroughPrecision, DeepSpeedPrecision):
 def build_precision_plugin(
     precision: Any, strategy: Any, args: TrainingArguments, scaler: Any, trained_model: nn.Module | None
 ) -> Precision | None:
-    """Return the plugin for a precision of Lightning under a strategy; None for Lightning's default.
+    """Return the plugin for a precision and a strategy, or its name; None for Lightning's default.
 
     Parameters:
-        strategy: the strategy, or its name.
-        scaler: the Trainer's gradient scaler, whose scale outlives a training; None without loss scaling.
+        scaler: the Trainer's gradient scaler, whose scale outlives a training.
         trained_model: the model in a training, else None.
 
     Raises:
@@ -142,7 +130,7 @@ def build_precision_plugin(
 
 
 def _describe_mixed_sharding(args: TrainingArguments, trained_model: nn.Module | None) -> str | None:
-    """Return the setting that mixes sharded and replicated gradients; None without mix."""
+    """Return the setting that mixes sharded and replicated gradients."""
     if tensor_parallel_size(args) > 1:
         return "tensor parallelism (tp_size)"
     plan = sharding_plan(args)

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from littrainer.evaluation.loop import EvaluationLoop
     from littrainer.loop.run import TrainingRun
 
-# Callback hooks of an evaluation inside fit.
 VALIDATION_HOOKS = tuple(
     f"on_validation_{moment}" for moment in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")
 )
@@ -64,10 +63,10 @@ class LightningState:
     """The Lightning objects of trainings and evaluations.
 
     Attributes:
-        trainer: the `lightning.Trainer` of the last training, or of an earlier evaluation.
-        module: the module that is fitted; None outside of training.
+        trainer: of the last training, or of an earlier evaluation.
+        module: fitted at present; None outside of training.
         evaluation: the innermost running evaluation or prediction.
-        validation_rounds: groups evaluations into validations for Lightning callbacks.
+        validation_rounds: evaluations that are one validation for Lightning callbacks.
     """
 
     trainer: pl.Trainer | None = None
@@ -76,18 +75,18 @@ class LightningState:
     validation_rounds: ValidationRounds = field(default_factory=ValidationRounds)
 
     def __del__(self, modules: dict[str, Any] = sys.modules) -> None:
-        # Breaks reference cycles, which only the garbage collector would free.
+        # Only the garbage collector would free its reference cycles.
         if self.trainer is not None and (internals := modules.get("littrainer.lightning_adapter.lightning_internals")):
             internals.weaken_back_references(self.trainer)
 
     def end_without_callbacks(self) -> None:
-        """Remove the callbacks, so that they do not receive the exception that ends fit without an error."""
+        """Hide the exception that ends fit without an error from callbacks."""
         lightning_trainer: Any = self.trainer
         lightning_trainer.callbacks = []
 
 
 def import_lightning() -> None:
-    """Import all of Lightning that a training needs, before seeding: the imports draw random numbers."""
+    """Import Lightning before seeding, since imports draw random numbers."""
     if "littrainer.lightning_adapter.lightning_trainer" not in sys.modules:
         without_callers_frames(_import_all)
 
@@ -98,7 +97,6 @@ def _import_all() -> None:
 
 
 def fit(trainer: TrainerContext, run: TrainingRun) -> None:
-    """Run a training with Lightning; the model stays on its device."""
     from littrainer.lightning_adapter.lightning_trainer import build_lightning_trainer
     from littrainer.lightning_adapter.module import TrainerModule
 
@@ -123,7 +121,7 @@ def fit(trainer: TrainerContext, run: TrainingRun) -> None:
 
 
 def evaluate(trainer: TrainerContext, evaluation: EvaluationLoop) -> None:
-    """Run an evaluation or prediction, with Lightning's loops only if its callbacks or keywords need them."""
+    """Run an evaluation, with Lightning's loops only if callbacks or keywords need them."""
     state = trainer.session.lightning
     running = state.module
     outer, state.evaluation = state.evaluation, evaluation
@@ -135,7 +133,7 @@ def evaluate(trainer: TrainerContext, evaluation: EvaluationLoop) -> None:
                 with name_failed_process("the evaluation"):
                     evaluation.run()
                 if running is not None:
-                    # An empty end of a validation, for `group_validations`.
+                    # Ends the validation, without callbacks.
                     trainer.validation_rounds.add(lambda is_monitoring: None)
             elif running is None:
                 _evaluate_with_lightning(trainer, evaluation)
@@ -146,12 +144,11 @@ def evaluate(trainer: TrainerContext, evaluation: EvaluationLoop) -> None:
 
 
 def _has_listeners(trainer: TrainerContext) -> bool:
-    """Return whether Lightning's callbacks have hooks of an evaluation, or keywords affect its loops."""
     running = trainer.session.lightning.module
     if further_keywords(trainer):
         return True
     if running is None:
-        # Outside of fit each evaluation calls `setup` and `teardown` of callbacks.
+        # Each evaluation calls `setup` and `teardown`.
         return bool(trainer.lightning_callbacks)
     from littrainer.lightning_adapter.fast_training_loop import overrides_hook
     from littrainer.lightning_adapter.module import get_user_callbacks
@@ -194,10 +191,10 @@ def _evaluate_with_lightning(trainer: TrainerContext, evaluation: EvaluationLoop
 
 
 class BatchStream:
-    """The batches of an evaluation for Lightning's loops.
+    """The batches of an evaluation for Lightning's loops, with an unreachable length.
 
-    Its length is unreachable: without length Lightning prefetches a batch, which changes the order of random draws,
-    and at the loader's length it stops, even if the loader has more batches.
+    Without length Lightning prefetches, which changes the order of random draws; at the loader's length it stops, even
+    if there are more batches.
     """
 
     UNREACHABLE_LENGTH = 2**40
@@ -213,7 +210,7 @@ class BatchStream:
 
 
 def shard_for_evaluation(trainer: TrainerContext) -> None:
-    """Shard the model outside of training if the strategy does and the model is not sharded; a collective call."""
+    """Shard an unsharded model outside of training, in a collective call."""
     name = strategy_name(trainer.args)
     is_running = trainer.session.lightning.module is not None
     if is_running or name not in SHARDING_STRATEGIES or is_sharded(trainer.model_wrapped):
@@ -223,7 +220,6 @@ def shard_for_evaluation(trainer: TrainerContext) -> None:
     from littrainer.lightning_adapter.module import TrainerModule
 
     lightning_trainer = build_lightning_trainer(trainer, run=None)
-    # The evaluation calls their `setup` and `teardown`.
     lightning_trainer.callbacks = []  # type: ignore[attr-defined]
     with quiet_lightning():
         # Sets up the strategy; there is nothing to evaluate.
@@ -233,7 +229,7 @@ def shard_for_evaluation(trainer: TrainerContext) -> None:
 
 @contextmanager
 def group_validations(trainer: TrainerContext) -> Iterator[None]:
-    """Group the evaluations in the block into one validation for Lightning callbacks that monitor metrics."""
+    """Group evaluations into one validation for callbacks that monitor metrics."""
     with (
         trainer.session.speed.during("evaluation"),
         trainer.validation_rounds.round(lambda: propagate_stop(trainer)),
@@ -243,21 +239,20 @@ def group_validations(trainer: TrainerContext) -> Iterator[None]:
 
 
 def swap_in_weights_for(purpose: str, module: Any) -> AbstractContextManager[None]:
-    """Give the model of a fitted module the weights to "evaluate" or to "save" in the block; None changes nothing."""
+    """Give a fitted model the weights to "evaluate" or to "save" in the block."""
     callbacks = [] if module is None else module.trainer.callbacks
     averaging = next((callback for callback in callbacks if hasattr(callback, "swap_in_weights_for")), None)
     return nullcontext() if averaging is None else averaging.swap_in_weights_for(purpose, module)
 
 
 def propagate_stop(trainer: TrainerContext) -> None:
-    """Stop the training if a Lightning callback requests it."""
     running = trainer.lightning_module
     if running is not None and running.trainer.should_stop:
         trainer.control.should_training_stop = True
 
 
 def publish(trainer: TrainerContext, logs: dict[str, Any]) -> None:
-    """Publish the logs of a training to Lightning callbacks, before they are in the history."""
+    """Publish logs to Lightning callbacks, before they are in the history."""
     running = trainer.lightning_module
     if running is None:
         return
@@ -278,13 +273,12 @@ def _add_to_history(lightning_trainer: pl.Trainer) -> None:
 
 
 def _restore_trained_weights(lightning_trainer: pl.Trainer) -> None:
-    # Training may continue after an interrupted evaluation, as when a signal requests a checkpoint.
+    # Training may continue after a signal.
     for callback in lightning_trainer.callbacks:  # type: ignore[attr-defined]
         if is_one_of(callback, "WeightAveraging"):
             callback.on_validation_epoch_end(lightning_trainer, lightning_trainer.lightning_module)
 
 
 def is_lightning_callback(callback: Any) -> bool:
-    """Return whether a callback, or a class of callbacks, is Lightning's."""
     classes = known_classes("lightning callback")
     return isinstance(callback, classes) or (isinstance(callback, type) and issubclass(callback, classes))

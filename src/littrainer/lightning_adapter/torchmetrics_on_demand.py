@@ -1,9 +1,8 @@
-"""An import of Lightning that loads torchmetrics' base classes without its metrics.
+"""An import of Lightning without torchmetrics' metrics.
 
-Lightning needs two base classes of torchmetrics. Their package imports all metrics, and for some of them scipy and the
-models of transformers, which takes more CPU time than `import torch`. So a placeholder package is in `sys.modules`
-while Lightning is imported, and is removed afterwards. A later `import torchmetrics` then runs the package as usual, in
-the same module object, which keeps the loaded parts.
+Lightning needs two base classes of torchmetrics, whose package also imports scipy and models of transformers, slower
+than `import torch`. So a placeholder is in `sys.modules` while Lightning is imported. A later `import torchmetrics`
+runs the package in the same module object.
 """
 
 from __future__ import annotations
@@ -21,15 +20,14 @@ from types import ModuleType
 from typing import Any
 
 PACKAGE = "torchmetrics"
-# The base class and its utilities import each other, which works if the utilities are imported first.
+# Imported first, since the base class and its utilities import each other.
 IMPORT_FIRST = "torchmetrics.utilities"
-# Names that Lightning imports from the package -> their modules.
+# Name -> module.
 NEEDED_BY_LIGHTNING = {
     "Metric": "torchmetrics.metric",
     "MetricCollection": "torchmetrics.collections",
     "__version__": "torchmetrics.__about__",
 }
-# Name of the logger that these modules import from the package.
 LOGGER = "_logger"
 
 # Never held during an import.
@@ -38,9 +36,9 @@ _removal_lock = threading.Lock()
 
 @contextlib.contextmanager
 def torchmetrics_on_demand() -> Iterator[None]:
-    """Import Lightning in the block without all of torchmetrics, unless torchmetrics is loaded already."""
+    """Import Lightning in the block without all of torchmetrics."""
     package = None if PACKAGE in sys.modules else _make_placeholder()
-    # Another thread may have begun to import the package.
+    # Another thread may import the package.
     if package is None or sys.modules.setdefault(PACKAGE, package) is not package:
         yield
         return
@@ -70,7 +68,7 @@ def _remove(package: ModuleType) -> None:
 
 
 class _Placeholder(ModuleType):
-    """The package during the import of Lightning, which loads each requested name alone."""
+    """The package during the import of Lightning."""
 
     def __getattr__(self, name: str) -> Any:
         if type(self) is not ModuleType and not _load_name(name, self):
@@ -83,7 +81,7 @@ class _Placeholder(ModuleType):
 
 
 class _PlaceholderFinder:
-    """A finder and loader that runs the package in the placeholder's module object."""
+    """A finder and loader that runs the package in the placeholder."""
 
     def __init__(self, package: ModuleType) -> None:
         assert package.__spec__ is not None, f"{PACKAGE} was made from its spec"
@@ -91,7 +89,6 @@ class _PlaceholderFinder:
         self.spec = package.__spec__
 
     def __getattr__(self, name: str) -> Any:
-        # Optional methods of the package's loader.
         return getattr(self.spec.loader, name)
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -124,6 +121,6 @@ def _load_name(name: str, package: ModuleType) -> bool:
         importlib.import_module(IMPORT_FIRST)
         package.__dict__[name] = getattr(importlib.import_module(NEEDED_BY_LIGHTNING[name]), name)
     except (ImportError, AttributeError):
-        # A release with another layout; the whole package is loaded instead.
+        # Another layout: load the whole package.
         return False
     return True

@@ -1,4 +1,4 @@
-"""The callback of `ema_decay`: averaged weights, and their use in evaluations and checkpoints (`ema_use`)."""
+"""The callback of `ema_decay` and `ema_use`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ except ImportError as error:
 
 
 class AveragedWeights(WeightAveraging):
-    """A callback that averages weights and buffers exponentially, and swaps the average in for evaluations and saves.
+    """A callback that averages weights and buffers exponentially, for evaluations and checkpoints.
 
-    The model's file of a checkpoint has the weights to save, the resume record the other weights.
+    A checkpoint has the weights to save in the model's file, the others in the resume record.
 
     Parameters:
         decay: weight of the old average at each optimizer step.
-        use: "evaluate", "save" or "both", as `ema_use`.
+        use: "evaluate", "save" or "both".
     """
 
     def __init__(self, decay: float, use: str):
@@ -43,24 +43,21 @@ class AveragedWeights(WeightAveraging):
         self._is_exchanged = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Copy the model."""
         super().setup(trainer, pl_module, stage)
         if self._average_model is not None:
-            # Read at each step; on the device that would synchronize.
+            # Read at each step, which would synchronize the device.
             self._average_model.n_averaged = self._average_model.n_averaged.cpu()
 
-    # The Trainer's evaluation swaps, which may be a subclass's, and not Lightning's validation within it.
+    # The Trainer's evaluation swaps, around Lightning's validation.
     on_validation_epoch_start = pl.Callback.on_validation_epoch_start
     on_validation_epoch_end = pl.Callback.on_validation_epoch_end
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Swap the average in if it is saved."""
         if "save" in self._uses:
             super().on_train_end(trainer, pl_module)
 
     @contextmanager
     def swap_in_weights_for(self, purpose: str, pl_module: pl.LightningModule) -> Iterator[None]:
-        """Swap in the weights to "evaluate" or to "save", unless the model has them."""
         uses_average = purpose in self._uses
         if self._average_model is None or uses_average is self._is_exchanged:
             yield
@@ -76,12 +73,10 @@ class AveragedWeights(WeightAveraging):
         self._is_exchanged = not self._is_exchanged
 
     def on_save_checkpoint(self, pl_trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Add the weights that the model does not have at this moment."""
         super().on_save_checkpoint(pl_trainer, pl_module, checkpoint)
         checkpoint[IS_EXCHANGED] = self._is_exchanged
 
     def on_load_checkpoint(self, pl_trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Restore the weights of model and average."""
         super().on_load_checkpoint(pl_trainer, pl_module, checkpoint)
         if checkpoint.get(IS_EXCHANGED):
             self._swap_models(pl_module)
