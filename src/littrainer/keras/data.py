@@ -18,7 +18,6 @@ Sample = Mapping[str, Any]
 
 
 def split_sample(sample: Any) -> dict[str, Any]:
-    """Return a pair (features, labels), or features alone, as a dict."""
     if not isinstance(sample, (tuple, list)):
         return {FEATURES: sample}
     if len(sample) != 2:
@@ -30,7 +29,7 @@ def split_sample(sample: Any) -> dict[str, Any]:
 
 
 class PairDataset(Dataset[Sample]):
-    """A map-style dataset of pairs (features, labels), as dicts."""
+    """A dataset of pairs (features, labels) as dicts."""
 
     def __init__(self, source: Any):
         self.source = source
@@ -43,7 +42,7 @@ class PairDataset(Dataset[Sample]):
 
 
 def to_pair_dataset(source: Any, name: str) -> PairDataset | None:
-    """Convert a sequence, a torch dataset or an unbatched tf.data.Dataset; None stays None."""
+    """Convert a sequence, a torch dataset or an unbatched tf.data.Dataset."""
     if source is None or isinstance(source, PairDataset):
         return source
     if is_tensorflow_dataset(source) and source.cardinality() >= 0:
@@ -64,7 +63,7 @@ def _is_array(value: Any) -> bool:
 
 
 def is_tensorflow_dataset(source: Any) -> bool:
-    """Return whether an object is a tf.data.Dataset, without importing TensorFlow."""
+    """Return whether a dataset is a tf.data.Dataset, without an import."""
     packages = {base.__module__.partition(".")[0] for base in type(source).__mro__}
     return "tensorflow" in packages and hasattr(source, "as_numpy_iterator")
 
@@ -73,7 +72,7 @@ def is_tensorflow_dataset(source: Any) -> bool:
 
 
 def collate_pairs(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Stack samples into a batch of tensors, with `labels` if all samples have labels."""
+    """Stack samples, with `labels` if all have labels."""
     has_labels = all(sample.get(LABELS) is not None for sample in samples)
     names = (FEATURES, LABELS) if has_labels else (FEATURES,)
     return {name: _stack([to_tensors(sample[name], name) for sample in samples], name) for name in names}
@@ -101,7 +100,7 @@ def _shape(value: Any) -> Any:
 
 
 def to_tensors(value: Any, name: str) -> Any:
-    """Convert numbers and arrays, in dicts and tuples, to tensors, and float64 to float32."""
+    """Convert numbers and arrays to tensors, and float64 to float32."""
     if isinstance(value, Mapping):
         return {key: to_tensors(part, f"{name}[{key!r}]") for key, part in value.items()}
     if isinstance(value, tuple) and not all(isinstance(part, (int, float, np.generic)) for part in value):
@@ -117,13 +116,13 @@ def to_tensors(value: Any, name: str) -> Any:
                 f"The {name} hold {value!r:.80}, and a Keras model on torch takes numbers: encode or drop it in the "
                 "dataset."
             )
-        # torch shares memory with arrays, and warns of read-only arrays.
+        # torch shares memory, and warns of read-only arrays.
         array = torch.from_numpy(array if array.flags.writeable and array.flags.c_contiguous else array.copy())
     return array.float() if array.dtype == torch.float64 else array
 
 
 class BatchedPairs:
-    """A Trainer's loader with batches (features, labels), as in the first edition."""
+    """A Trainer's loader with batches (features, labels)."""
 
     def __init__(self, loader: Any):
         self.loader = loader
@@ -136,7 +135,7 @@ class BatchedPairs:
 
 
 class ScriptBatches(IterableDataset[Sample]):
-    """A dataset of a script's batches, read from the start in each epoch, up to a number of steps."""
+    """A dataset of a script's batches, up to a number of steps in each epoch."""
 
     def __init__(self, source: Any, steps: int | None):
         self.source, self.steps = source, steps
@@ -148,9 +147,9 @@ class ScriptBatches(IterableDataset[Sample]):
 
 
 class ScriptLoader(DataLoader[Sample]):
-    """A loader of a script's batches, with the numbers of batches and samples if known."""
+    """A loader of a script's batches, with counts if known."""
 
-    # Class attributes, since DataLoader's constructor checks assignments.
+    # DataLoader's constructor checks assignments.
     steps: int | None = None
     num_examples: int | None = None
 
@@ -165,7 +164,7 @@ class ScriptLoader(DataLoader[Sample]):
 
 
 def make_loader(returned: Any, name: str, has_counts: bool = False) -> Any:
-    """Return a loader for the result of a `get_*_tfdataset` method, a tuple with counts if `has_counts`."""
+    """Return a loader of a `get_*_tfdataset` result, a tuple if `has_counts`."""
     batches, steps, num_examples = returned, None, None
     if has_counts:
         if not isinstance(returned, tuple) or len(returned) != 3:

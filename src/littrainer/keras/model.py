@@ -1,4 +1,4 @@
-"""The check of a Keras model, and its nn.Module that returns loss and logits."""
+"""A check of Keras models, and their nn.Module."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from torch import nn
 
 from littrainer.runtime.nested_values import PADDING
 
-# Layers of a class are "dense", "dense_1" and so on, counted over all models of a process.
+# Keras counts layers over all models of a process: "dense", "dense_1".
 COUNT_SUFFIX = re.compile(r"_\d+$")
-# Variables without weight decay.
 WITHOUT_DECAY = re.compile(r"bias|norm|/(gamma|beta)$", re.IGNORECASE)
-# Package of a base class -> framework of the model.
+# Package of a base class -> framework.
 OTHER_FRAMEWORKS = {"tensorflow": "TensorFlow", "tf_keras": "TensorFlow", "jax": "JAX", "flax": "JAX"}
 ON_TORCH = (
     "Set the environment variable KERAS_BACKEND=torch before keras is imported, as in "
@@ -27,11 +26,10 @@ ON_TORCH = (
 
 
 def check_model(model: Any) -> None:
-    """Raise an error unless a model is a Keras 3 model on the torch backend."""
+    """Raise an error unless a model is Keras 3 on torch."""
     name = type(model).__name__
     packages = [base.__module__.partition(".")[0] for base in type(model).__mro__]
     backend = next((OTHER_FRAMEWORKS[package] for package in packages if package in OTHER_FRAMEWORKS), None)
-    # Not imported means no model of Keras.
     keras: Any = sys.modules.get("keras")
     if backend is None and keras is not None and isinstance(model, keras.Model):
         backend = keras.config.backend()
@@ -43,7 +41,7 @@ def check_model(model: Any) -> None:
 
 
 def check_trainable(model: Any) -> None:
-    """Raise an error for a model with its own train_step or a summed loss, unless run_model is overridden."""
+    """Raise an error for a train_step or a summed loss without override of run_model."""
     import keras
 
     if type(model).train_step is not keras.Model.train_step:
@@ -60,10 +58,7 @@ def check_trainable(model: Any) -> None:
 
 
 class KerasModule(nn.Module):
-    """A module around a built Keras model, with the same state dict names in each process.
-
-    Keras's names count all layers of a process, and list each variable of a Sequential twice.
-    """
+    """A module around a built Keras model, whose state dict has the same names in each process."""
 
     accepts_loss_kwargs = True
     main_input_name = "features"
@@ -72,41 +67,41 @@ class KerasModule(nn.Module):
     def __init__(self, model: Any, run: Callable[[Any, Any, bool], tuple[Any, Any]]):
         super().__init__()
         self.run = run
-        # No submodule, which would duplicate the parameters under other names.
+        # A submodule would duplicate the parameters.
         vars(self)["keras_model"] = model
         self.register_variables()
 
     def register_variables(self) -> None:
-        """Register the model's current variables, statistics as buffers, which processes synchronize."""
+        """Register the current variables, statistics as buffers, which processes synchronize."""
         self._parameters.clear()
         self._buffers.clear()
         layers = self.keras_model._flatten_layers()
-        # Only a layer's statistics, such as moving means; the weights of a frozen layer are parameters.
+        # Moving means for instance; frozen weights are parameters.
         statistics = {id(variable) for layer in layers for variable in layer._non_trainable_variables}
         for name, variable in get_stable_names(self.keras_model).items():
             is_statistic = id(variable) in statistics and torch.is_floating_point(variable.value)
             register: Any = self.register_buffer if is_statistic else self.register_parameter
             register(name, variable.value)
-        # Buffers of torch modules inside the model are no Keras variables.
+        # Of torch modules inside the model.
         buffers = {id(buffer): buffer for layer in layers for buffer in layer.buffers()}
         for number, buffer in enumerate(buffers.values()):
             self.register_buffer(f"torch_buffer_{number}", buffer)
 
     def _apply(self, fn: Any, recurse: bool = True) -> KerasModule:
-        # Replaces buffers, and keeps parameters.
+        # Replaces buffers.
         for layer in self.keras_model._flatten_layers():
             layer._apply(fn, recurse)
         self.register_variables()
         return self
 
     def apply_constraints(self, *after_step: Any) -> None:
-        """Apply the constraints of variables, as a hook after an optimizer step."""
+        """Apply constraints after an optimizer step."""
         for variable in self.keras_model.trainable_variables:
             if variable.constraint is not None:
                 variable.assign(variable.constraint(variable))
 
     def forward(self, features: Any, labels: Any = None, num_items_in_batch: Any = None) -> dict[str, Any]:
-        """Return logits of a micro-batch, and with labels its loss divided by the instances of the window."""
+        """Return logits, and with labels the loss divided by the window's instances."""
         loss, logits = self.run(features, labels, self.training)
         if labels is not None:
             return {"loss": mean_over_window(loss, labels, num_items_in_batch), "logits": logits}
@@ -118,10 +113,7 @@ class KerasModule(nn.Module):
 
 
 def get_stable_names(model: Any) -> dict[str, Any]:
-    """Return a Keras model's variables, including random states, by names that depend only on the model.
-
-    Layers of a class are counted within the model: `dense_7` of the second model in a process becomes `dense`.
-    """
+    """Return variables by names that count layers within the model instead of the process."""
     metric_ids = {id(variable) for variable in model.metrics_variables}
     names: dict[str, Any] = {}
     parts_below: dict[str, dict[str, str]] = {}
@@ -151,7 +143,7 @@ def _make_unique(names: Any, name: str) -> str:
 def run_keras_model(model: Any, features: Any, labels: Any, training: bool) -> tuple[Any, Any]:
     """Return loss and logits of a batch; without labels the loss is None.
 
-    The loss is that of `compile` or `compute_loss`, with regularization, or the loss that the model's `call` returns.
+    The loss is that of `compile`, `compute_loss` or the model's `call`.
     """
     import keras
 
@@ -200,10 +192,9 @@ def mean_over_window(loss: torch.Tensor, labels: Any, number_of_instances: Any =
 
     Parameters:
         loss: the loss of each instance, or their mean.
-        number_of_instances: instances of the window; by default of the micro-batch.
     """
     in_batch = count_instances(labels)
-    # `where` on the device avoids a synchronization.
+    # Without synchronization of the device.
     total = torch.where(in_batch <= loss.numel(), loss.sum(), loss.mean() * in_batch) if loss.dim() else loss * in_batch
     number = in_batch if number_of_instances is None else number_of_instances
     return total / (number.clamp(min=1) if isinstance(number, torch.Tensor) else max(number, 1))

@@ -35,7 +35,7 @@ from littrainer.trainer import Trainer
 logger = logging.getLogger(__name__)
 
 KERAS_FILE = "model.keras"
-# Method that a TFTrainer does not call -> the method to override instead.
+# Uncalled method -> advice.
 OVERRIDE_INSTEAD = {
     "compute_loss": "run_model, which returns loss and logits",
     **{f"get_{kind}_dataloader": f"get_{kind}_tfdataset" for kind in ("train", "eval", "test")},
@@ -44,7 +44,7 @@ OVERRIDE_INSTEAD = {
     "apply_gradients": "training_step, which returns the gradients of a micro-batch; the Trainer steps the optimizer",
 }
 REPLICATED_ONLY = "a Keras model holds each variable whole. Leave it out; each process trains a copy of the model"
-# Refused argument -> reason and advice.
+# Argument -> reason and advice.
 REFUSED = {
     "label_smoothing_factor": "the loss of a TFTrainer is the model's. Compile the model with "
     "keras.losses.CategoricalCrossentropy(label_smoothing=...), or override run_model",
@@ -56,11 +56,11 @@ REFUSED = {
 
 
 class KerasTrainer(Trainer):
-    """A Trainer that calls the overridable methods of its owner, a `TFTrainer`."""
+    """A Trainer that calls the overridable methods of its owner."""
 
     def __init__(self, owner: TFTrainer, module: KerasModule, **keywords: Any):
         self.owner = owner
-        # The loss of the owner's current step, and the model prepared for it, for instance with autocast.
+        # Loss and prepared model of the owner's current step.
         self.loss_of_step: torch.Tensor | None = None
         self.model_of_step: Any = None
         super().__init__(model=module, data_collator=collate_pairs, **keywords)
@@ -101,7 +101,7 @@ class KerasTrainer(Trainer):
 
     @contextlib.contextmanager
     def _prepare_owner_step(self, model: Any, inputs: Any) -> Iterator[tuple[Any, Any]]:
-        """Set the model for a step of the owner, and yield features and labels."""
+        """Set the model for a step of the owner; yield features and labels."""
         inputs = self._prepare_inputs(inputs)
         self.loss_of_step, self.model_of_step = None, model
         with self.compute_loss_context_manager():
@@ -127,11 +127,11 @@ class KerasTrainer(Trainer):
         with torch.no_grad(), self._prepare_owner_step(model, inputs) as (features, labels):
             number = self._get_num_items_in_batch([{FEATURES: features, LABELS: labels}], self.args.device)
             logits = self.owner.prediction_step(features, labels, number)
-        # The loss is set if the owner's override calls `super()`.
+        # Set if the owner calls `super()`.
         return (self.loss_of_step, None, None) if prediction_loss_only else (self.loss_of_step, logits, labels)
 
     def run_step(self, features: Any, labels: Any, number_of_instances: Any, training: bool) -> dict[str, Any]:
-        """Return logits, and with labels the loss, of a batch, by the model of the current step."""
+        """Return logits, and with labels the loss, by the current step's model."""
         model = self.model if self.model_of_step is None else self.model_of_step
         model.train(training)
         outputs: dict[str, Any] = model(features, labels, number_of_instances)
@@ -266,7 +266,7 @@ class TFTrainer:
         object.__setattr__(self if is_local else inner, name, value)
 
     def overrides(self, name: str) -> bool:
-        """Return whether a subclass, or this instance, overrides a method of this class."""
+        """Return whether this method is overridden."""
         return name in vars(self) or getattr(type(self), name) is not getattr(TFTrainer, name)
 
     def setup_wandb(self) -> None:
@@ -347,7 +347,7 @@ class TFTrainer:
         """
         from littrainer.checkpoint.verification import get_last_checkpoint
 
-        # The model may have changed since `__init__`.
+        # The model may have changed.
         if not self.overrides("run_model"):
             check_trainable(self.model)
         self.torch_trainer.model.register_variables()
@@ -375,7 +375,7 @@ class TFTrainer:
         return run_keras_model(self.model, features, labels, training)
 
     def _run_on_device(self, features: Any, labels: Any, training: bool) -> tuple[Any, Any]:
-        """Call `run_model`, with the arguments' device as Keras's default device."""
+        """Call `run_model` on the arguments' device."""
         import keras
 
         with keras.device(str(self.args.device)):

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class ModuleArguments(Seq2SeqTrainingArguments):
-    """Training arguments that leave processes, devices, evaluation times and save times to Lightning."""
+    """Training arguments that leave processes, devices, evaluations and saves to Lightning."""
 
     decides_the_run: ClassVar[bool] = False
 
 
 def resolve_arguments(source: TrainingArguments | Mapping[str, Any] | None) -> TrainingArguments:
-    """Return training arguments, or build them from names and values; None means the defaults.
+    """Return training arguments, or build them from names and values.
 
     Raises:
         TypeError: the source has another type, or a name is unknown.
-        ValueError: a value, or a combination of values, is refused.
+        ValueError: a value is refused.
     """
     if isinstance(source, TrainingArguments):
         return source
@@ -53,7 +53,6 @@ def resolve_arguments(source: TrainingArguments | Mapping[str, Any] | None) -> T
 
 
 def to_trainer_arguments(args: TrainingArguments) -> TrainingArguments:
-    """Return a copy of a module's arguments in the class of a Trainer's arguments."""
     copied = copy.copy(args)
     if isinstance(copied, ModuleArguments):
         copied.__class__ = Seq2SeqTrainingArguments  # type: ignore[assignment]
@@ -61,13 +60,13 @@ def to_trainer_arguments(args: TrainingArguments) -> TrainingArguments:
 
 
 def get_changed_arguments(args: TrainingArguments) -> dict[str, Any]:
-    """Return the arguments that differ from their defaults, as plain values, without secrets and objects."""
+    """Return the arguments that differ from their defaults, without secrets and objects."""
     default = _defaults()
     return {
         name: value
         for name, value in args.to_dict().items()
         if name in default and value != default[name] and is_plain(value) and not holds_a_secret(name)
-        # `to_dict` turns this object into a dict.
+        # An object before `to_dict`.
         if not (name == "generation_config" and isinstance(value, dict))
     }
 
@@ -78,7 +77,6 @@ def _defaults() -> dict[str, Any]:
 
 
 def list_argument_names() -> list[str]:
-    """Return the names of all training arguments."""
     return [field.name for field in fields(ModuleArguments)]
 
 
@@ -106,32 +104,27 @@ class ArgumentsUnderLightning:
 
     @property
     def world_size(self) -> int:
-        """Number of processes that train together."""
         return self._pl_trainer.world_size
 
     @property
     def process_index(self) -> int:
-        """Rank of this process among all processes."""
         return self._pl_trainer.global_rank
 
     @property
     def device(self) -> torch.device:
-        """Device of this process."""
         return self._pl_trainer.strategy.root_device
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """Micro-batches of an optimizer step."""
         return self._pl_trainer.accumulate_grad_batches
 
     @property
     def parallelism_config(self) -> dict[str, int]:
-        """Numbers of processes with different data, and of processes that compute each layer together."""
+        """Sizes of data parallelism and tensor parallelism."""
         sampler_kwargs: Any = getattr(self._pl_trainer.strategy, "distributed_sampler_kwargs", None)
         replicas = int(sampler_kwargs["num_replicas"]) if sampler_kwargs else self.world_size
         return {"dp_replicate_size": replicas, "tp_size": self.world_size // replicas}
 
     @property
     def accelerator_config(self) -> AcceleratorConfig:
-        """Settings of the distribution of data among processes."""
         return AcceleratorConfig.from_argument(self._args.accelerator_config)

@@ -1,7 +1,4 @@
-"""The iterables of a lightning.Trainer: the batches of a training, or of an evaluation.
-
-They are no DataLoaders, so that Lightning neither rebuilds nor shards them.
-"""
+"""The batches of a lightning.Trainer; no DataLoaders, so that Lightning neither rebuilds nor shards them."""
 
 from __future__ import annotations
 
@@ -39,18 +36,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Returns the number of items that the loss of a window is divided by.
+# Returns the divisor of a window's loss.
 CountItems = Callable[[list[Any]], Any]
-# Fields of a position in the state of a `TrainerDataModule`.
+# In the state of a `TrainerDataModule`.
 SAVED_FIELDS = ("epoch", "micro_batches", "sizes", "data", "random", "order_seed")
 
 
 def parse_positions(state: dict[str, Any]) -> list[DataPosition]:
-    """Return the positions of all processes, by rank, from the state of a `TrainerDataModule`.
-
-    Raises:
-        ValueError: the state has another version, or is not from a TrainerDataModule.
-    """
+    """Return the positions by rank from a `TrainerDataModule`'s state; raise a ValueError for another version."""
     if state.get("version") != DATA_VERSION:
         raise ValueError(
             f"The state of the data has version {state.get('version')!r}, and this littrainer reads version "
@@ -68,8 +61,8 @@ class TrainingBatches:
     """The batches of a training; Lightning iterates it once in each epoch.
 
     Parameters:
-        count_items: counts the items of a window; None reads single batches instead of windows.
-        take_position: called when reading begins; returns the position of a checkpoint once, then None.
+        count_items: counts the items of a window; None reads single batches.
+        take_position: returns a checkpoint's position once, then None.
     """
 
     def __init__(
@@ -84,35 +77,34 @@ class TrainingBatches:
         self.loader: Any = loader
         sampler = epoch_seeded_sampler(loader)
         if sampler is not None:
-            # Without a common seed, processes would have different orders and share samples.
+            # Otherwise processes would share samples.
             sampler.initial_seed = broadcast_object(sampler.initial_seed)
         self.args = args
         self.pl_trainer = pl_trainer
         self.count_items = count_items
         self.progress = DataProgress()
         self._take_position = take_position
-        # The position of a checkpoint until reading begins, and whether Lightning has not announced its epoch.
+        # A checkpoint's position until reading begins, and whether Lightning has not announced its epoch.
         self._position: DataPosition | None = None
         self._is_unannounced = False
-        # Whether the epoch of a checkpoint has no more batches, by the current sizes.
+        # Whether a checkpoint's epoch has no more batches.
         self._is_epoch_exhausted = False
         self._windows: WindowLoader | None = None
-        # The epoch read last; None before the first epoch.
+        # The epoch read last.
         self._epoch: int | None = None
-        # Lightning announces an epoch before its first batch is read, or after.
+        # Lightning announces an epoch before or after its first batch is read.
         self._epochs_announced = self._epochs_begun = 0
-        # The position of the last window's beginning.
         self._window_start: DataPosition | None = None
-        # `batch_idx` of the last batch -> its place in a window with items.
+        # `batch_idx` of the last batch -> its place in a window.
         self.handed_out: dict[int, MicroBatch] = {}
 
     def __len__(self) -> int:
-        # Lightning's limits are applied to this length.
+        # Lightning applies its limits to this length.
         return len(self.loader)
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """Sizes with which a position means the same rows."""
+        """The sizes that a position depends on."""
         is_sized = has_length(self.loader)
         return {
             "micro_batch": self.args.train_batch_size,
@@ -129,21 +121,21 @@ class TrainingBatches:
 
     @property
     def batch_sampler(self) -> SimpleNamespace:
-        """The object on whose `sampler` Lightning calls `set_epoch`, and whose `batch_size` DeepSpeed reads."""
+        """The object on which Lightning calls `sampler.set_epoch`, and DeepSpeed reads `batch_size`."""
         # Lightning would warn of the loader's sampler under `overfit_batches`.
         return SimpleNamespace(sampler=self, batch_size=self.args.train_batch_size)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return an empty state, which tells Lightning that reading can resume; the data module stores the position."""
+        """Return an empty state, as Lightning requires; the data module stores the position."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Accept the result of `state_dict`."""
+        """Do nothing."""
 
     # ---- Position ----------------------------------------------------------------------------------------------------
 
     def position(self) -> DataPosition:
-        """Return the position for a checkpoint: the beginning of the window, since gradients are not stored."""
+        """Return the position of the window's beginning, since checkpoints have no gradients."""
         position, windows = self._position_to_resume(), self._windows
         if position is not None:
             return position
@@ -171,12 +163,11 @@ class TrainingBatches:
 
     @property
     def _count(self) -> Any:
-        """Micro-batches as Lightning counts them."""
         return self.pl_trainer.fit_loop.epoch_loop.batch_progress
 
     @property
     def _next_epoch(self) -> int:
-        # Not by Lightning's count, which may include a resumed epoch twice.
+        # Lightning may count a resumed epoch twice.
         if self._epoch is not None:
             return self._epoch + 1
         return self._epoch_of_lightning
@@ -195,12 +186,11 @@ class TrainingBatches:
             self._is_unannounced = True
             sampler = epoch_seeded_sampler(self.loader)
             if sampler is not None and position.order_seed is not None:
-                # A restarted program may have another seed.
                 sampler.initial_seed = position.order_seed
         return self._position
 
     def _match_to_sizes(self, position: DataPosition) -> DataPosition:
-        # `num_examples` differs with an incomplete last batch too, which is no change.
+        # An incomplete last batch also changes `num_examples`.
         now, then = self.sizes, position.sizes or {}
         changed = find_changed_sizes(now, then, ignored=("num_examples",))
         if not changed:
@@ -221,7 +211,7 @@ class TrainingBatches:
         return replace(position, micro_batches=micro_batches, data=None, random=random)
 
     def _rescale_micro_batches(self, micro_batches: int, then: Mapping[str, int | None]) -> int:
-        # Rounded down to complete windows, except at the end of an epoch.
+        # Complete windows, or the whole epoch.
         for name, now in (("micro_batch", self.args.train_batch_size), ("world_size", self.args.world_size)):
             micro_batches = micro_batches * (then.get(name) or now)
         micro_batches //= self.args.train_batch_size * self.args.world_size
@@ -230,7 +220,7 @@ class TrainingBatches:
         return micro_batches - micro_batches % self.args.gradient_accumulation_steps
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin or resume an epoch before its hooks; `position` counts epochs itself."""
+        """Begin or resume an epoch before its hooks."""
         self._epochs_announced += 1
         self._is_epoch_exhausted = False
         position, is_new = self._position_to_resume(), self._is_unannounced
@@ -238,7 +228,7 @@ class TrainingBatches:
         if position is None or not is_new:
             return
         if not position.micro_batches:
-            # The order of the data, and random draws of callbacks before it, use the checkpoint's generators.
+            # For the order of the data, and draws of callbacks before it.
             _restore_random_states(position)
         self._restore_lightning_progress(position)
         if position.micro_batches >= self._batches_to_read:
@@ -256,7 +246,7 @@ class TrainingBatches:
                 return
             is_sized = has_length(self.loader)
             if not is_sized and count.is_last_batch and self.pl_trainer.fit_loop.restarted_mid_epoch:
-                # The checkpoint is from after the epoch's validation: Lightning announces the epoch, then ends it.
+                # After the epoch's validation: Lightning announces the epoch, then ends it.
                 self._epochs_announced -= 1
         # Otherwise Lightning ends the epoch by its counts.
         is_in_first_window = 0 < count.current.processed < self.args.gradient_accumulation_steps
@@ -269,12 +259,12 @@ class TrainingBatches:
     def _has_undetected_end(self) -> bool:
         fit_loop, count = self.pl_trainer.fit_loop, self._count
         if has_length(self.loader):
-            # Lightning detects the end by an unchanged number of micro-batches, unless `max_steps` makes it restart
-            # an epoch after its end hooks.
+            # Lightning detects an unchanged number of micro-batches, unless `max_steps` restarts an epoch after its end
+            # hooks.
             has_same_length = count.current.ready == self._batches_to_read and not fit_loop.restarted_on_epoch_end
             is_detected = has_same_length or fit_loop.restarted_on_epoch_start
             return fit_loop.epoch_loop.restarting and count.is_last_batch and not is_detected
-        # Lightning detects the end by the last batch, unless the checkpoint seems to be from within the epoch.
+        # Lightning detects the last batch, unless the checkpoint seems to be from within the epoch.
         return count.is_last_batch and (
             fit_loop.epoch_loop.restarted_on_train_batch_end or fit_loop.restarted_on_epoch_end
         )
@@ -283,7 +273,6 @@ class TrainingBatches:
 
     def __iter__(self) -> Iterator[Any]:
         if not has_length(self):
-            # Lightning prefetches to detect the end of the data.
             disable_prefetch(self.pl_trainer)
         return self._iterate()
 
@@ -315,14 +304,13 @@ class TrainingBatches:
             yield micro_batch.inputs
 
     def _begin_to_read(self) -> DataPosition | None:
-        """Set the current epoch, and return the position to resume at."""
         position, self._position = self._position_to_resume() or self._position_counted_by_lightning(), None
         self._epoch = self._next_epoch if position is None else position.epoch
         self._epochs_begun = max(self._epochs_announced, self._epochs_begun + 1)
         return position
 
     def _position_counted_by_lightning(self) -> DataPosition | None:
-        """Return the position of a checkpoint that has none, such as a checkpoint of another loader."""
+        """Return the position after Lightning's count, for a checkpoint without position."""
         done = self._count.current.ready
         if self._epoch is not None or not done:
             return None
@@ -338,7 +326,7 @@ class TrainingBatches:
         windows = self._windows
         assert windows is not None and self._epoch is not None
         accumulation, done = self.args.gradient_accumulation_steps, windows.micro_batches_seen
-        # The first window of a resumed epoch begins at the position of the checkpoint.
+        # A resumed epoch's first window begins at the checkpoint.
         if accumulation > 1 and done % accumulation == 0 and self.progress.position is None:
             self._window_start = self._make_position(self._epoch, done, epoch_is_over=done == 0)
         window = list(itertools.islice(batches, number))
@@ -346,10 +334,7 @@ class TrainingBatches:
 
 
 class EvaluationBatches:
-    """The batches of a validation, test or prediction; each iteration creates a loader, as in a Trainer.
-
-    A loader with persistent workers is reused.
-    """
+    """The batches of an evaluation; each iteration creates a loader, unless it has persistent workers."""
 
     def __init__(self, make_loader: Callable[[], LookaheadLoader]):
         self._make_loader = make_loader
@@ -358,7 +343,7 @@ class EvaluationBatches:
 
     @property
     def batch_sampler(self) -> Any:
-        """The batch sampler, from which Lightning reads the indices of predicted samples."""
+        """The batch sampler, for the indices of predicted samples."""
         return self.loader.batch_sampler
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Conversion between checkpoints of a Trainer and of a `lightning.Trainer` with a `TransformersModule`."""
+"""Conversion between checkpoints of a Trainer and of a `TransformersModule`."""
 
 from __future__ import annotations
 
@@ -45,12 +45,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Prefix of the model's weights in a `TransformersModule`.
 PREFIX = "model."
-# Keys of the state of a `TrainerDataModule` or a subclass.
+# In the state of a `TrainerDataModule`.
 DATA_STATE_KEYS = {"version", "processes"}
 NEW_TRAINING = "Load its model (TransformersModule.load_from_checkpoint) and start a new training."
-# Prefix of the temporary folder, which is never pushed to the Hub.
+# Never pushed to the Hub.
 FOLDER_PREFIX = ".littrainer_from"
 
 
@@ -158,7 +157,7 @@ def checkpoint_from_lightning(
 
 @contextlib.contextmanager
 def convert_lightning_checkpoint(trainer: TrainerContext, resume_from_checkpoint: Any) -> Iterator[Any]:
-    """Yield the checkpoint to resume from: for a checkpoint of Lightning, a temporary folder in a Trainer's format."""
+    """Yield the checkpoint to resume, for a checkpoint of Lightning a temporary folder of a Trainer."""
     if not isinstance(resume_from_checkpoint, (str, Path)) or not is_lightning_checkpoint(Path(resume_from_checkpoint)):
         yield resume_from_checkpoint
         return
@@ -175,7 +174,6 @@ def convert_lightning_checkpoint(trainer: TrainerContext, resume_from_checkpoint
 
 
 def is_lightning_checkpoint(path: Path) -> bool:
-    """Return whether Lightning wrote a checkpoint, a file or a folder, and not a Trainer."""
     if path.is_dir():
         has_trainer_state = (path / TRAINER_STATE_NAME).is_file()
         return not has_trainer_state and ((path / LIGHTNING_STATE_NAME).is_file() or _is_distributed(path))
@@ -187,7 +185,7 @@ def _is_distributed(folder: Path) -> bool:
 
 
 class LightningCheckpoint:
-    """A checkpoint of a `TransformersModule`, a file or a folder, loaded without running code.
+    """A checkpoint of a `TransformersModule`, loaded without running code.
 
     Raises:
         ValueError: the checkpoint is damaged, could run code, or is from another module.
@@ -230,12 +228,7 @@ class LightningCheckpoint:
         return content
 
     def write_trainer_folder(self, folder: Path, model: nn.Module, args: TrainingArguments) -> None:
-        """Write a folder from which a Trainer with these arguments resumes, atomically.
-
-        Raises:
-            ValueError: the checkpoint cannot be resumed.
-            RuntimeError: the weights are another model's.
-        """
+        """Write a folder that a Trainer with these arguments can resume, atomically."""
         files, state = self._files(args), self._trainer_state(args)
         weights, differences = fitted(model, self._model_weights())
         refuse_other_weights(model, self.path, differences, to_resume=True)
@@ -257,7 +250,6 @@ class LightningCheckpoint:
         return {name.removeprefix(PREFIX): value for name, value in weights.items()}
 
     def _files(self, args: TrainingArguments) -> dict[str, Any]:
-        """Return name and content of the files of optimizer, schedule, loss scaling, random states and data."""
         content = self.content
         if "optimizer_states" not in content or "lr_schedulers" not in content:
             raise ValueError(
@@ -315,7 +307,7 @@ class LightningCheckpoint:
         else:
             loop = self.content["loops"]["fit_loop"]
             batches, begun = loop["epoch_loop.batch_progress"], loop["epoch_progress"]["current"]["started"]
-            # Not the processed epochs, which include an interrupted epoch.
+            # The processed epochs include an interrupted epoch.
             fraction = 1.0 if batches["is_last_batch"] else min(batches["current"]["processed"] / length, 1.0)
             epoch = begun - 1 + fraction
         state = TrainerState(global_step=int(self.content["global_step"]), epoch=epoch)
@@ -328,7 +320,7 @@ class LightningCheckpoint:
 
 
 def _data_with_order(position: DataPosition) -> dict[str, Any] | None:
-    """Return the progress of the data, with its order, which the seed of the Trainer must not change."""
+    """Return the data's progress with its order, whatever the Trainer's seed."""
     data, seed = position.data, position.order_seed
     return data if data is None or seed is None else {**data, "order_seed": seed, "order_is_kept": True}
 

@@ -1,4 +1,4 @@
-"""The data module of a lightning.Trainer with the Trainer's samplers, collators, columns, sharding and resume."""
+"""The data module for Lightning with the Trainer's samplers, collators, columns, sharding and resume."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class TrainerDataModule(pl.LightningDataModule):
         self.model = model
         self.windows = windows
         self._training_batches: TrainingBatches | None = None
-        # The state of a checkpoint until reading begins.
+        # A checkpoint's state until reading begins.
         self._loaded_state: dict[str, Any] | None = None
         self._has_warned_of_columns = False
         # By description of the data.
@@ -138,7 +138,7 @@ class TrainerDataModule(pl.LightningDataModule):
         vars(self).pop("val_dataloader", None)
         if stage == TrainerFn.FITTING:
             self._training_batches = None
-            # Discards the state of a failed fit; Lightning loads the state of this fit after `setup`.
+            # From a failed fit; Lightning loads the state of this fit later.
             self._loaded_state = None
             if self.eval_dataset is None and type(self).val_dataloader is TrainerDataModule.val_dataloader:
 
@@ -146,7 +146,7 @@ class TrainerDataModule(pl.LightningDataModule):
                 def no_loaders() -> list[Any]:
                     return []
 
-                # Lightning does not validate if the method wraps Lightning's.
+                # Lightning does not validate with a wrapper of Lightning's method.
                 vars(self)["val_dataloader"] = no_loaders
 
     def _get_dataset(self, name: str, method: str) -> Any:
@@ -219,7 +219,7 @@ class TrainerDataModule(pl.LightningDataModule):
             sampler=None if has_fixed_order else make_sampler(dataset),
             is_training=is_training,
         )
-        # A dispatched batch is split after reading.
+        # Dispatched batches are split after reading.
         if not has_fixed_order and loader.dispatch is None and getattr(self.trainer, "predicting", False):
             vars(loader)["batch_sampler"] = RecordingBatchSampler(loader.batch_sampler)  # type: ignore[arg-type]
         return loader
@@ -227,7 +227,6 @@ class TrainerDataModule(pl.LightningDataModule):
     def _train_sampler(self, dataset: Any) -> Any:
         pl_trainer: Any = self.trainer
         if pl_trainer is not None and pl_trainer.overfit_batches:
-            # The same batches in each epoch.
             return SequentialSampler(dataset)
         return train_sampler(self._arguments(), dataset, self._find_setting("processing_class"))
 
@@ -323,7 +322,7 @@ class TrainerDataModule(pl.LightningDataModule):
         Raises:
             ValueError: the state has another version, or is not from a TrainerDataModule.
         """
-        # An evaluation loads the state too, and resumes nothing.
+        # Evaluations load the state without resuming.
         if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:
             parse_positions(state_dict)
             self._loaded_state = state_dict
@@ -333,5 +332,5 @@ class TrainerDataModule(pl.LightningDataModule):
         if state is None:
             return None
         positions, rank = parse_positions(state), 0 if self.trainer is None else self.trainer.global_rank
-        # A new process continues at the position of rank 0.
+        # A new process begins at rank 0's position.
         return positions[rank] if rank < len(positions) else replace(positions[0], data=None, random=None)

@@ -1,4 +1,4 @@
-"""Validations and tests of a module: collected outputs, metrics and their names."""
+"""Validations and tests of a module."""
 
 from __future__ import annotations
 
@@ -23,19 +23,18 @@ from littrainer.lightning.preparation import get_model_inputs
 from littrainer.lightning_adapter.lightning_internals import log_for_dataloader
 
 VALIDATION, TEST = "val", "test"
-# Prefixes of metric functions for a Trainer.
+# Used by metric functions for a Trainer.
 PREFIXES = ("eval_", "val_", "test_")
 
 
 def add_prefix(prefix: str, name: str) -> str:
-    """Return a metric's name with the prefix of its stage or dataset."""
     for old_prefix in PREFIXES:
         name = name.removeprefix(old_prefix)
     return f"{prefix}_{name}"
 
 
 def is_monitored(name: str, callbacks: Iterable[Any]) -> bool:
-    """Return whether a callback monitors a logged metric, or has it in file names."""
+    """Return whether a callback monitors a metric, or has it in file names."""
     return any(
         getattr(callback, "monitor", None) == name or name in str(getattr(callback, "filename", None))
         for callback in callbacks
@@ -43,18 +42,13 @@ def is_monitored(name: str, callbacks: Iterable[Any]) -> bool:
 
 
 def find_loader_and_affixes(loaders: Any, stage: str, index: int) -> tuple[Any, str, str]:
-    """Return the loader of a step's `dataloader_idx`, and prefix and suffix of its metrics.
-
-    Parameters:
-        loaders: a loader, a list of loaders, or a dict of loaders by name.
-        stage: `val` or `test`.
-    """
+    """Return the loader of a step's `dataloader_idx`, and prefix and suffix of its metrics."""
     if isinstance(loaders, Mapping):
         name = list(loaders)[index]
         return loaders[name], f"{stage}_{name}", ""
     if not isinstance(loaders, (list, tuple)):
         return loaders, stage, ""
-    # Lightning's suffix for several loaders.
+    # As in Lightning.
     return loaders[index], stage, f"/dataloader_idx_{index}" if len(loaders) > 1 else ""
 
 
@@ -70,11 +64,7 @@ def select_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Evaluations:
-    """The state of the current evaluation.
-
-    Parameters:
-        streaming: metrics that are updated with each batch; None if `compute_metrics` is a function or absent.
-    """
+    """The state of an evaluation, with `streaming` metrics that are updated in each batch, or None."""
 
     def __init__(self, streaming: StreamingMetrics | None):
         self._streaming = streaming
@@ -87,11 +77,7 @@ class Evaluations:
         return {"_streaming": self._streaming, "_current": None, "_finished": []}
 
     def begin(self, pl_trainer: Any, stage: str) -> None:
-        """Reset the state before the first batch, in a collective call.
-
-        Raises:
-            UnequalData: processes have different numbers of batches, with which a collective call would hang.
-        """
+        """Reset the state, and check in a collective call that processes have equal numbers of batches."""
         self._current, self._finished = None, []
         if stage == TEST:
             counts = pl_trainer.num_test_batches
@@ -102,12 +88,7 @@ class Evaluations:
             check_equal_lengths(batches, "data of a test" if stage == TEST else "data of a validation")
 
     def step(self, module: Any, stage: str, batch: Any, index: int) -> dict[str, Any]:
-        """Evaluate a batch.
-
-        Parameters:
-            stage: `val` or `test`.
-            index: index of the batch's loader among the loaders of the stage.
-        """
+        """Evaluate a batch of the loader `index` of a stage."""
         if self._current is None or self._current[0] != index:
             self._finish_loader()
             loaders = module.trainer.test_dataloaders if stage == TEST else module.trainer.val_dataloaders
@@ -121,10 +102,9 @@ class Evaluations:
         return {"loss": value, "predictions": predictions, "labels": labels}
 
     def end(self, module: Any) -> None:
-        """Log loss and metrics after the last batch."""
         self._finish_loader()
         finished, self._finished = self._finished, []
-        # All processes have the same values; `sync_dist` prevents Lightning's warning.
+        # The values are the same in all processes; `sync_dist` prevents a warning.
         keywords = {"prog_bar": True, "add_dataloader_idx": False, "sync_dist": module.trainer.world_size > 1}
         for position, (index, metrics) in enumerate(finished):
             with log_for_dataloader(module.trainer, index, position - len(finished)):
@@ -138,17 +118,16 @@ class Evaluations:
 
 
 class LoaderEvaluation(CollectedOutputs):
-    """The collected outputs of the batches of a loader, in all processes.
+    """The collected outputs of a loader's batches, in all processes.
 
     Parameters:
         prefix, suffix: added to the metrics' names.
-        streaming: metrics that are updated with each batch; None if `compute_metrics` is a function or absent.
     """
 
     def __init__(self, module: Any, loader: Any, prefix: str, suffix: str, streaming: StreamingMetrics | None):
         self.module = module
         self.prefix, self.suffix = prefix, suffix
-        # The loader of a TrainerDataModule counts the rows of the last batch without its padding rows.
+        # A TrainerDataModule's loader counts rows without padding.
         loader = getattr(loader, "loader", loader)
         self.loader = loader if isinstance(loader, LookaheadLoader) else None
         settings, trainer = module.loss_settings, module.trainer
@@ -157,7 +136,6 @@ class LoaderEvaluation(CollectedOutputs):
             compute_metrics=module.compute_metrics,
             preprocess_logits_for_metrics=module.preprocess_logits_for_metrics,
             is_in_train=trainer.state.fn == "fit",
-            # Lightning's checkpoints hold no metrics as JSON.
             args=SimpleNamespace(save_strategy=SaveStrategy.NO),
             state=SimpleNamespace(global_step=trainer.global_step, max_steps=trainer.max_steps),
         )
@@ -166,14 +144,13 @@ class LoaderEvaluation(CollectedOutputs):
         super().__init__(metric_settings, args, rows, streaming, settings.shifts_labels, self._gather)
         if streaming is not None:
             has_scores = module.preprocess_logits_for_metrics is None and not module.has_own_prediction_outputs
-            # A function, since the first forward pass may set the problem type.
+            # Called after the first forward pass, which may set the problem type.
             streaming.begin(
                 module.device,
                 lambda: facts_of_task(module.model, settings.shifts_labels, has_scores, module.generates),
             )
 
     def add(self, inputs: dict[str, Any], loss: Any, predictions: Any, labels: Any) -> None:
-        """Collect the outputs of a batch of this process."""
         loader, samples = self.loader, first_dimension(inputs) or 1
         rows = loader.samples_in_last_batch() if loader is not None and loader.end_of_dataloader else None
         metric_inputs = None
@@ -181,7 +158,7 @@ class LoaderEvaluation(CollectedOutputs):
             predictions = labels = None
         else:
             metric_inputs = main_inputs(self.module.model, self.args.include_for_metrics, inputs)
-        # The loss of a short last batch is repeated for a full batch, which `first_rows` cuts.
+        # Repeated for a full batch, which `first_rows` cuts.
         full = None if loader is None else loader.batch_size
         loss = None if loss is None else loss.detach().reshape(1)
         outputs = self.outputs_of(
@@ -196,9 +173,9 @@ class LoaderEvaluation(CollectedOutputs):
         self.move_to_host_if_due()
 
     def finish(self) -> dict[str, Any]:
-        """Return loss and metrics of all batches, by name without prefix; the same in all processes."""
+        """Return loss and metrics, by name without prefix; the same in all processes."""
         _, metrics, mean = self.results()
         if self.streaming is not None:
-            # Frees predictions that metrics hold on the device.
+            # Frees predictions on the device.
             self.streaming.reset()
         return metrics if mean is None else {**metrics, "loss": mean}

@@ -1,4 +1,4 @@
-"""The training arguments that a module uses, and the equivalents in Lightning of the other arguments."""
+"""The training arguments that a module uses, and Lightning's equivalents of the others."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from littrainer.arguments.specifications import SPECS, Place
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.lightning.arguments import get_changed_arguments
 
-# Warnings that this process has issued.
 WARNINGS = WarningCache()
 
 CHECKPOINTS = "callbacks=[ModelCheckpoint(...)]"
 LOGGERS = "logger=..."
 LOG_LEVEL = "logging.getLogger('lightning.pytorch').setLevel"
 STRATEGY = 'strategy="ddp", or an object such as DDPStrategy(...)'
-# The default sizes would use tensor parallelism on all devices of a machine.
+# The default sizes would mean tensor parallelism.
 SHARDING = "strategy=ModelParallelStrategy(data_parallel_size=N, tensor_parallel_size=1)"
 HUB = "export_pretrained(), and huggingface_hub"
 
-# Argument -> its equivalent: a keyword of lightning.Trainer, or other code.
+# Argument -> keyword of lightning.Trainer, or other code.
 LIGHTNING_EQUIVALENTS: dict[str, str] = {
     "num_train_epochs": "max_epochs",
     "max_steps": "max_steps",
     "gradient_accumulation_steps": "accumulate_grad_batches",
     "global_batch_size": "accumulate_grad_batches",
-    # Used if the equivalent is None.
+    # Used if the keyword is None.
     "max_grad_norm": "gradient_clip_val",
     "bf16": 'precision="bf16-mixed"',
     "fp16": 'precision="16-mixed"',
@@ -94,13 +93,13 @@ LIGHTNING_EQUIVALENTS: dict[str, str] = {
 }
 
 
-# Arguments that `TrainerDataModule` uses.
+# For `TrainerDataModule`.
 DATA_MODULE_ARGUMENTS = frozenset(
     name
     for name, spec in SPECS.items()
     if spec.place in (Place.LOADER, Place.SAMPLER) or name in ("seed", "remove_unused_columns")
 ) - set(LIGHTNING_EQUIVALENTS)
-# Arguments that `TransformersModule` uses; scripts read the others.
+# For `TransformersModule`; scripts read the others.
 MODULE_ARGUMENTS = frozenset(
     name for name, spec in SPECS.items() if spec.place != Place.SCRIPT and name != "output_dir"
 ) - {
@@ -114,13 +113,12 @@ def _matches_save_strategy(args: TrainingArguments, pl_trainer: Any) -> bool:
 
 
 def _matches_monitor_mode(args: TrainingArguments, pl_trainer: Any) -> bool:
-    # By default `greater_is_better` follows from other arguments.
     mode = "max" if args.greater_is_better else "min"
     modes = [saver.mode for saver in pl_trainer.checkpoint_callbacks if getattr(saver, "monitor", None)]
     return not args.load_best_model_at_end or mode in modes
 
 
-# Argument -> whether a lightning.Trainer has the argument's value, for arguments where that is visible.
+# Argument -> whether a lightning.Trainer has its value, if visible.
 MATCHES: dict[str, Callable[[Any, Any], bool]] = {
     "num_train_epochs": lambda args, run: args.max_steps > 0 or run.max_epochs == math.ceil(args.num_train_epochs),
     "max_steps": lambda args, run: run.max_steps == args.max_steps,
@@ -137,7 +135,7 @@ MATCHES: dict[str, Callable[[Any, Any], bool]] = {
         [name for name, code in LIGHTNING_EQUIVALENTS.items() if code == LOGGERS and name != "log_on_each_node"],
         lambda args, run: bool(run.loggers),
     ),
-    # Lightning's default is a validation in each epoch.
+    # Lightning's default.
     "eval_strategy": lambda args, run: (
         args.eval_strategy == "epoch" and run.check_val_every_n_epoch == 1 and run.val_check_interval in (1, 1.0)
     ),
@@ -157,7 +155,7 @@ MATCHES: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def warn_of_ignored_arguments(args: TrainingArguments, pl_trainer: Any) -> None:
-    """Warn, once for a run of a lightning.Trainer, of arguments that neither module nor data module uses."""
+    """Warn once per run of arguments that neither module nor data module uses."""
     ignored: list[str] = []
     explicit_names = getattr(args, "explicit_names", None)
     for name, value in get_changed_arguments(args).items():

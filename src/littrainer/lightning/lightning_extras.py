@@ -34,16 +34,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Decay of the running mean of losses.
 MEAN_DECAY = 0.98
 # The slope at a step is measured over 1/20 of all steps to both sides.
 STEPS_PER_REACH = 20
-# The second micro-batch needs additional memory for the gradients of the first; further micro-batches do not.
+# The second needs memory for gradients of the first; others do not.
 MAX_MICRO_BATCHES = 2
 
 
 class LightningExtras:
-    """Methods of a `Trainer` that originate in Lightning and in searches."""
+    """Methods of a `Trainer` from Lightning and searches."""
 
     def lr_find(
         self: TrialContext,
@@ -165,7 +164,7 @@ class LightningExtras:
 
 
 def _check_parameters(method: str, **parameters: tuple[Any, bool, str]) -> None:
-    """Raise a ValueError for the first invalid parameter, given as (value, is_valid, advice)."""
+    """Raise a ValueError for the first parameter (value, is_valid, advice) that is invalid."""
     for name, (value, is_valid, advice) in parameters.items():
         if not is_valid:
             raise ValueError(f"{method}({name}={value!r}): give {advice}.")
@@ -173,7 +172,7 @@ def _check_parameters(method: str, **parameters: tuple[Any, bool, str]) -> None:
 
 def _try_batch_size(trainer: TrialContext, size: int, steps: int, accumulation: int) -> None:
     with restore_trainer_after(trainer):
-        # Synchronizes failures of a forward pass among processes.
+        # Synchronizes out-of-memory errors.
         trainer.args.auto_find_batch_size = True
         take_steps(trainer, steps, accumulation, batch_size=size)
 
@@ -220,7 +219,7 @@ class RangeTest:
                 skip_end,
             )
             return None
-        # The difference of adjacent steps would be noise.
+        # Adjacent steps differ by noise.
         reach = max(len(steps) // STEPS_PER_REACH, 1)
 
         def slope(index: int) -> float:
@@ -264,7 +263,7 @@ class RangeTest:
 
 
 class _RisingRate(TrainerCallback):
-    """A callback that sets the learning rate of each optimizer step, and ends the training if losses explode."""
+    """A callback that sets the learning rate of each step, and stops if losses explode."""
 
     def __init__(self, trainer: TrialContext, rates: list[float], threshold: float | None):
         self.trainer = trainer
@@ -279,7 +278,7 @@ class _RisingRate(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         rate = self.rates[len(self.losses)]
         for group in self.trainer.optimizer.param_groups:
-            # A tensor in optimizers for captured graphs.
+            # Captured graphs read a tensor.
             group["lr"] = torch.full_like(group["lr"], rate) if isinstance(group["lr"], torch.Tensor) else rate
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -288,7 +287,7 @@ class _RisingRate(TrainerCallback):
         self._mean = MEAN_DECAY * self._mean + (1 - MEAN_DECAY) * loss
         # Corrects the bias of the initial zero.
         smoothed = self._mean / (1 - MEAN_DECAY ** (len(self.losses) + 1))
-        # `not <=`, so that nan explodes too.
+        # Also true for nan.
         lowest = min(self.losses, default=math.inf)
         self.explodes = self.threshold is not None and not smoothed <= self.threshold * lowest
         self.losses.append(smoothed)

@@ -1,4 +1,4 @@
-"""The sources of a module's model, their description in checkpoints, and the export of models to folders."""
+"""Sources, descriptions and export of a module's model."""
 
 from __future__ import annotations
 
@@ -32,12 +32,10 @@ from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import kind_of
 from littrainer.strategies.shards import whole_state_dict
 
-# Values of the parameter `model` of a module.
+# The parameter `model` of a module.
 ModelSource: TypeAlias = nn.Module | str | os.PathLike[str] | Mapping[str, Any] | Callable[..., nn.Module]
 
-# Keys of a model's description.
 CLASS, CONFIG = "class", "config"
-# Prefix of the model's weights in a module.
 PREFIX = "model."
 
 
@@ -46,7 +44,7 @@ def resolve_model(source: ModelSource | None, model_class: Any = None) -> nn.Mod
 
     Parameters:
         source: a model; a name or folder for `from_pretrained`; a result of `describe_model`; or a function.
-        model_class: the class, or its name, of a model that is loaded by name; by default as the configuration says.
+        model_class: the class, or its name, for a name; by default as the configuration says.
     """
     if isinstance(source, nn.Module):
         return source
@@ -70,7 +68,6 @@ def resolve_model(source: ModelSource | None, model_class: Any = None) -> nn.Mod
 
 
 def call_model_factory(function: Callable[..., Any]) -> nn.Module:
-    """Return the model of a function; raise a TypeError if it returns something else."""
     model = function()
     if not isinstance(model, nn.Module):
         name = getattr(function, "__qualname__", type(function).__name__)
@@ -83,9 +80,9 @@ def describe_model(model: nn.Module | None) -> dict[str, Any] | None:
     user_model: Any = None if model is None else users_model(model)
     if user_model is None or not is_a(user_model, "pretrained model") or is_a(user_model, "peft model"):
         return None
-    # FSDP2 replaces a model's class by a subclass.
+    # FSDP2 replaces the class by a subclass.
     model_class = type(user_model).__bases__[-1] if is_a(user_model, "resharding module") else type(user_model)
-    # Otherwise the class is the script's.
+    # The class is the script's.
     if getattr(_import_transformers(), model_class.__name__, None) is not model_class:
         return None
     return {CLASS: model_class.__name__, CONFIG: json.loads(user_model.config.to_json_string())}
@@ -126,16 +123,12 @@ def _import_transformers() -> Any:
 def checkpoint_metadata(
     model: nn.Module | None, args: TrainingArguments, pl_trainer: pl.Trainer | None = None
 ) -> dict[str, Any]:
-    """Return the metadata of a checkpoint, in plain values that are safe to load, without tokens.
-
-    `hyper_parameters` describe the model and the arguments that differ from their defaults; the rest is the length of
-    the training.
-    """
+    """Return the metadata of a checkpoint, in safe values without tokens."""
     hyper_parameters = {"model": describe_model(model), "args": get_changed_arguments(args)}
     if pl_trainer is None:
         return {"version": MARK_VERSION, "hyper_parameters": hyper_parameters}
     batches = pl_trainer.num_training_batches
-    # Without a training loader, counting the steps would load the training data.
+    # Counting would load the training data.
     steps = math.inf if pl_trainer.train_dataloader is None else count_training_steps(pl_trainer)
     return {
         "version": MARK_VERSION,
@@ -148,31 +141,30 @@ def checkpoint_metadata(
 
 
 def get_displayed_hyper_parameters(module_class: type, args: TrainingArguments, name: str | None) -> dict[str, Any]:
-    """Return the hyperparameters for loggers and LightningCLI."""
     model = {} if name is None else {"model": name}
     return filter_init_kwargs(module_class, {**model, "args": get_changed_arguments(args)})
 
 
 def init_kwargs_in_checkpoint(checkpoint: Any, module_class: type) -> dict[str, Any]:
-    """Return the keywords in a checkpoint that the class of a module accepts."""
+    """Return the keywords in a checkpoint that the class accepts."""
     if not isinstance(checkpoint, Mapping):
         return {}
     hyper_parameters = checkpoint.get(pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY) or {}
     metadata = (checkpoint.get(MARK) or {}).get("hyper_parameters") or {}
-    # The description of a model takes precedence over a name, which may be a folder that is gone.
+    # Before a name, which may be a folder that is gone.
     described = {name: value for name, value in metadata.items() if value is not None}
     return filter_init_kwargs(module_class, {**hyper_parameters, **described})
 
 
 def filter_init_kwargs(module_class: type, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords that a class accepts; a subclass may create its model and arguments itself."""
+    """Return the keywords that a class accepts; subclasses may have others."""
     parameters = inspect.signature(module_class.__init__).parameters  # type: ignore[misc]
     has_var_keywords = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return {name: value for name, value in keywords.items() if has_var_keywords or name in parameters}
 
 
 def read_init_kwargs(path: Any, module_class: type) -> dict[str, Any]:
-    """Return the keywords of a module from a checkpoint; from a file only the model."""
+    """Return a module's keywords from a checkpoint; from a file only the model."""
     if not isinstance(path, (str, os.PathLike)):
         return {}
     folder = Path(path)
@@ -182,7 +174,7 @@ def read_init_kwargs(path: Any, module_class: type) -> dict[str, Any]:
     if folder.is_file():
         # Lightning raises the errors of unreadable files.
         with contextlib.suppress(pickle.UnpicklingError, RuntimeError):
-            # `mmap` does not read the weights.
+            # `mmap` skips the weights.
             checkpoint = torch.load(folder, map_location="cpu", weights_only=True, mmap=True)
             init_kwargs = init_kwargs_in_checkpoint(checkpoint, module_class)
             return {"model": init_kwargs["model"]} if "model" in init_kwargs else {}
@@ -200,7 +192,7 @@ def export_model(
     strategy: Any,
     rank: int,
 ) -> None:
-    """Write the model, and the processing class if there is one, on rank 0; a collective call."""
+    """Write model and processing class on rank 0, in a collective call."""
     if model is None:
         raise ValueError("export_pretrained() has no model to write: it is made in configure_model(), by Trainer.fit.")
     parameters = list(model.parameters())

@@ -84,7 +84,7 @@ class TransformersModule(DeferredClosureModule):
 
     def __init__(
         self,
-        # LightningCLI takes the first type that fits, so `str`, for the name of a function, follows it.
+        # LightningCLI takes the first type that fits, so `str`, for names of functions, is late.
         model: nn.Module | Callable[..., Any] | str | Mapping[str, Any] | None = None,
         args: dict[str, Any] | TrainingArguments | None = None,
         *,
@@ -113,7 +113,7 @@ class TransformersModule(DeferredClosureModule):
         self._model_factory: Any = None
         self._loss_settings: ModuleLossSettings | None = None
         self._tensor_parallel_size = 1
-        # The first micro-batch of the current optimizer step, and the sum of the losses.
+        # First micro-batch and sum of losses of the current optimizer step.
         self._window: MicroBatch | None = None
         self._window_loss: Any = 0.0
         self._is_loss_divided = False
@@ -147,7 +147,7 @@ class TransformersModule(DeferredClosureModule):
         return self.model(*args, **kwargs)
 
     def configure_model(self) -> None:
-        """Create the model of a function, and shard it for a ModelParallelStrategy; each once.
+        """Create the model of a function, and shard it for a ModelParallelStrategy.
 
         Raises:
             TypeError: `configure_callbacks` of a subclass omits `RunHooks`.
@@ -189,7 +189,7 @@ class TransformersModule(DeferredClosureModule):
 
     @property
     def rank(self) -> int:
-        """Rank of this process among all processes."""
+        """Rank among all processes."""
         pl_trainer = self.attached_trainer()
         return get_rank() if pl_trainer is None else pl_trainer.global_rank
 
@@ -200,7 +200,6 @@ class TransformersModule(DeferredClosureModule):
 
     @property
     def has_own_prediction_outputs(self) -> bool:
-        """Whether a subclass overrides `prediction_outputs`."""
         return type(self).prediction_outputs is not TransformersModule.prediction_outputs
 
     def attached_trainer(self) -> pl.Trainer | None:
@@ -212,7 +211,7 @@ class TransformersModule(DeferredClosureModule):
         return trainer if isinstance(trainer, pl.Trainer) else None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Callbacks that average weights copy the module without the state of the run.
+        # For averages of weights, without the state of the run.
         return {**super().__getstate__(), "_preparations": ExitStack(), "_window": None}
 
     # ---- Hooks for subclasses ----------------------------------------------------------------------------------------
@@ -279,7 +278,7 @@ class TransformersModule(DeferredClosureModule):
     def configure_callbacks(self) -> list[pl.Callback]:
         """Add `RunHooks`; a subclass adds its callbacks to the result of `super()`."""
         if not has_run_hooks(self.trainer):
-            # First, since other callbacks read its logs.
+            # Other callbacks read its logs.
             self.trainer.callbacks.insert(0, RunHooks())  # type: ignore[attr-defined]
         return []
 
@@ -303,7 +302,7 @@ class TransformersModule(DeferredClosureModule):
         warn_of_ignored_arguments(self.args, pl_trainer)
 
     def prepare_training(self) -> None:
-        """Prepare the model by the arguments, in the order of a Trainer, and put it into training mode."""
+        """Prepare the model in the order of a Trainer, and put it into training mode."""
         self.undo_preparations()
         apply_liger_kernels(self.model, self.args)
         enable_activation_checkpointing(self.model, self.args)
@@ -313,7 +312,7 @@ class TransformersModule(DeferredClosureModule):
         set_training_mode(self.model)
 
     def undo_preparations(self) -> None:
-        """Undo the preparations of the model for a training."""
+        """Undo the preparations for a training."""
         self._preparations.close()
 
     def on_train_start(self) -> None:
@@ -322,7 +321,7 @@ class TransformersModule(DeferredClosureModule):
             self.set_optimizer_modes("train")
 
     def set_optimizer_modes(self, mode: str) -> None:
-        """Set the mode, "train" or "eval", of optimizers with modes, such as schedule-free optimizers."""
+        """Set "train" or "eval" in optimizers with modes, such as schedule-free optimizers."""
         for optimizer in self.trainer.optimizers:
             if callable(getattr(optimizer, mode, None)):
                 getattr(optimizer, mode)()
@@ -345,12 +344,12 @@ class TransformersModule(DeferredClosureModule):
         return losses.items_in_window(settings, window, self.device)
 
     def _open_window(self, inputs: dict[str, Any], batch_idx: int, accumulation: int) -> MicroBatch:
-        """Return the first micro-batch of an optimizer step, from a loader of windows or from prefetched batches."""
+        """Return the first micro-batch of an optimizer step, with batches of a window loader or prefetched batches."""
         pl_trainer = self.attached_trainer()
         micro_batch = getattr(getattr(pl_trainer, "train_dataloader", None), "handed_out", {}).get(batch_idx)
         if micro_batch is not None:
             return micro_batch
-        # If a training resumes within a window, its remaining micro-batches are a window.
+        # After a resume within a window, the rest is a window.
         remaining = accumulation - batch_idx % accumulation - 1
         upcoming = [] if pl_trainer is None else peek_batches(pl_trainer, remaining)
         has_names = all(isinstance(batch, Mapping) for batch in upcoming)
@@ -384,19 +383,19 @@ class TransformersModule(DeferredClosureModule):
         pl_trainer: Any = self.attached_trainer()
         if pl_trainer is None or not pl_trainer.training:
             return
-        # Averaged over processes only if loggers or callbacks read it; otherwise bars show the loss of their process.
+        # Synchronized only for loggers and callbacks; bars show their process's loss.
         is_read = (pl_trainer.global_step + 1) % max(pl_trainer.log_every_n_steps, 1) == 0
         is_read = is_read or is_monitored("train_loss", pl_trainer.callbacks)
-        # For a bar, Lightning copies the value to the host after each micro-batch.
+        # A bar copies the value to the host after each micro-batch.
         has_bar = bool(getattr(pl_trainer.progress_bar_callback, "is_enabled", pl_trainer.progress_bar_callback))
         self.log("train_loss", value, prog_bar=has_bar, on_step=True, on_epoch=False, sync_dist=is_read, batch_size=1)
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """Run backward on the loss without Lightning's division, except for a subclass's `training_step`."""
+        """Run backward without Lightning's division of the loss, except for a subclass's `training_step`."""
         pl_trainer = self.attached_trainer() if self.automatic_optimization else None
         division = 1 if pl_trainer is None else pl_trainer.accumulate_grad_batches
         if division > 1 and self._is_loss_divided:
-            # The backward pass of the division results in exactly 1.
+            # The division's backward pass makes it exactly 1.
             kwargs["gradient"] = torch.full_like(loss, division)
         self._is_loss_divided = False
         super().backward(loss, *args, **kwargs)
@@ -419,7 +418,7 @@ class TransformersModule(DeferredClosureModule):
         if gradient_clip_val is not None and gradient_clip_algorithm == "value":
             nn.utils.clip_grad_value_(self.parameters(), bound)
         elif callable(getattr(root, "clip_grad_norm_", None)):
-            # FSDP 1 reduces the norm of its flat shards.
+            # FSDP 1 reduces the norm of its shards.
             root.clip_grad_norm_(bound)
         else:
             clip_by_norm(self.parameters(), bound)
@@ -464,7 +463,6 @@ class TransformersModule(DeferredClosureModule):
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
     ) -> None:
-        """Run forward and backward pass, then the step."""
         scale = self._loss_scale()
         if scale is not None and isinstance(getattr(optimizer, "optimizer", optimizer), torch.optim.LBFGS):
             raise ValueError("LBFGS cannot train with precision='16-mixed': choose 'bf16-mixed', or another optimizer.")
@@ -472,7 +470,7 @@ class TransformersModule(DeferredClosureModule):
         self._step_was_skipped = scale is not None and self._loss_scale() < scale
 
     def step_optimizer(self, optimizer: Any, closure: Callable[[], Any] | None = None, loss: Any = None) -> None:
-        """Step an optimizer after its gradients are computed; it may repeat the closure, but not accumulate."""
+        """Step an optimizer, which may repeat the closure without accumulation."""
         if closure is None:
             optimizer.step()
             return
@@ -491,7 +489,6 @@ class TransformersModule(DeferredClosureModule):
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether loss scaling skipped the last optimizer step."""
         return self._step_was_skipped
 
     def _loss_scale(self) -> Any:
@@ -529,7 +526,6 @@ class TransformersModule(DeferredClosureModule):
         """
         kwargs = {**read_init_kwargs(checkpoint_path, cls), **kwargs}
         if not isinstance(checkpoint_path, (str, os.PathLike)) or not Path(checkpoint_path).is_dir():
-            # The default runs no code of the checkpoint.
             weights_only = True if weights_only is None else weights_only
             return super().load_from_checkpoint(
                 checkpoint_path, map_location, hparams_file, strict, weights_only, **kwargs
@@ -559,29 +555,29 @@ class TransformersModule(DeferredClosureModule):
         export_model(self.model, self.processing_class, Path(directory), max_shard_size, strategy, self.rank)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load weights; compiled parts may differ between module and state dict."""
+        """Load weights of compiled or other parts."""
         separate_elements(self)
         return super().load_state_dict(fitted(self, state_dict)[0], strict, assign)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add metadata also to a checkpoint of weights alone, for which Lightning calls no callback."""
+        """Add metadata to a checkpoint of weights too, for which Lightning calls no callback."""
         self.mark_checkpoint(checkpoint)
 
     def mark_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add metadata, with a description of the model, to a checkpoint."""
+        """Add metadata to a checkpoint."""
         checkpoint[MARK] = checkpoint_metadata(self.model, self.args, self.trainer)
-        # Names without marks of compiled parts.
+        # Without marks of compiled parts.
         weights = checkpoint["state_dict"].items()
         checkpoint["state_dict"] = {name.replace(f"{COMPILED_PART}.", ""): value for name, value in weights}
         hyper_parameters = checkpoint.setdefault(self.CHECKPOINT_HYPER_PARAMS_KEY, {})
         if isinstance(hyper_parameters.get("model"), nn.Module):
-            # From `save_hyperparameters` of a subclass; a pickled model cannot be loaded safely.
+            # From `save_hyperparameters` of a subclass; a pickled model is not safe to load.
             del hyper_parameters["model"]
 
     # ---- Evaluation --------------------------------------------------------------------------------------------------
 
     def begin_evaluation(self, stage: str) -> None:
-        """Reset the state of evaluations, and put optimizers with modes into evaluation mode."""
+        """Reset evaluations, and put optimizers into evaluation mode."""
         self.evaluations.begin(self.trainer, stage)
         self.set_optimizer_modes("eval")
 
@@ -605,7 +601,7 @@ class TransformersModule(DeferredClosureModule):
 
 
 def _module_hook(act: Callable[..., None]) -> Any:
-    """Return a hook that calls a function on a TransformersModule, and ignores other modules."""
+    """Return a hook that calls a function on a TransformersModule only."""
 
     def hook(self: pl.Callback, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any) -> None:
         if isinstance(pl_module, TransformersModule):
@@ -615,17 +611,16 @@ def _module_hook(act: Callable[..., None]) -> Any:
 
 
 class RunHooks(pl.Callback):
-    """A stateless callback that prepares a TransformersModule, runs its evaluations, and adds metadata to checkpoints.
+    """A callback that prepares a TransformersModule, runs its evaluations, and adds metadata to checkpoints.
 
-    A callback, since hooks in subclasses of Lightning's modules do not call `super()`. Other modules that the
-    lightning.Trainer runs later are ignored.
+    No hooks of the module, since subclasses override those without `super()`.
     """
 
     setup = _module_hook(lambda module, trainer, stage: module.check_run(trainer, stage))
     on_fit_start = _module_hook(lambda module, trainer: module.prepare_training())
     on_fit_end = on_exception = _module_hook(lambda module, trainer, *error: module.undo_preparations())
     on_train_start = _module_hook(lambda module, trainer: module.set_optimizer_modes("train"))
-    # In evaluation mode schedule-free optimizers leave the averaged weights.
+    # Schedule-free optimizers then leave the averaged weights.
     on_train_end = _module_hook(lambda module, trainer: module.set_optimizer_modes("eval"))
     on_validation_epoch_start = _module_hook(lambda module, trainer: module.begin_evaluation(VALIDATION))
     on_test_epoch_start = _module_hook(lambda module, trainer: module.begin_evaluation(TEST))
@@ -637,5 +632,4 @@ class RunHooks(pl.Callback):
 
 
 def has_run_hooks(pl_trainer: pl.Trainer) -> bool:
-    """Return whether a lightning.Trainer has `RunHooks` among its callbacks."""
     return any(isinstance(callback, RunHooks) for callback in pl_trainer.callbacks)  # type: ignore[attr-defined]

@@ -31,7 +31,7 @@ UNKNOWN_LENGTH = (
 
 
 def get_model_inputs(batch: Any) -> dict[str, Any]:
-    """Return the entries of a batch; raise a TypeError if the batch is no mapping."""
+    """Return a batch as a dict; raise a TypeError if it is no mapping."""
     if not isinstance(batch, Mapping):
         raise TypeError(
             f"TransformersModule was handed {kind_of(batch)} as a batch, and calls its model with the batch's entries "
@@ -57,7 +57,7 @@ class ModuleLossSettings:
         tensor_parallel_size: int,
     ):
         facts = facts_about(model)
-        # A lightning.Trainer's world_size is set later.
+        # A lightning.Trainer's size is set later.
         self.args = SimpleNamespace(
             world_size=1,
             average_tokens_across_devices=args.average_tokens_across_devices,
@@ -72,14 +72,13 @@ class ModuleLossSettings:
         self.shifts_labels = self._loss_shifts_labels = facts.shifts_labels
 
     def get_tp_size(self) -> int:
-        """Return the number of processes that compute each layer together."""
         return self.tensor_parallel_size
 
 
 def set_training_mode(model: nn.Module, is_root: bool = True) -> None:
-    """Put a model, and each model of transformers within it, into training mode.
+    """Put a model, and models of transformers within it, into training mode.
 
-    `from_pretrained` returns models in evaluation mode. Other submodules keep their mode.
+    `from_pretrained` returns evaluation mode. Other submodules keep their mode.
     """
     is_pretrained = is_a(model, "model of transformers")
     if not model.training and (is_root or is_pretrained):
@@ -90,11 +89,7 @@ def set_training_mode(model: nn.Module, is_root: bool = True) -> None:
 
 
 def shard_model(model: nn.Module, strategy: Any, args: TrainingArguments) -> int:
-    """Shard a model for a ModelParallelStrategy, by its tensor parallel plan and FSDP2, unless it is sharded.
-
-    Returns:
-        the number of processes that compute each layer together.
-    """
+    """Shard a model by a ModelParallelStrategy, and return the size of tensor parallelism."""
     if not isinstance(strategy, ModelParallelStrategy):
         return 1
     mesh: Any = strategy.device_mesh
@@ -121,7 +116,7 @@ def shard_model(model: nn.Module, strategy: Any, args: TrainingArguments) -> int
 
 
 def count_training_steps(pl_trainer: pl.Trainer) -> float:
-    """Return the optimizer steps of a training, also with a GradientAccumulationScheduler, which Lightning ignores."""
+    """Return the optimizer steps, also with a GradientAccumulationScheduler, which Lightning ignores."""
     if pl_trainer.limit_train_batches == 0:
         return 0
     steps, epochs = pl_trainer.estimated_stepping_batches, pl_trainer.max_epochs or 0
@@ -135,7 +130,7 @@ def count_training_steps(pl_trainer: pl.Trainer) -> float:
 
 
 def make_schedule(args: TrainingArguments, optimizer: Any, num_training_steps: float | None) -> Any:
-    """Return the schedule of the arguments; raise a ValueError if it needs an unknown number of steps."""
+    """Return the schedule; raise a ValueError if it needs an unknown number of steps."""
     options: Any = args.lr_scheduler_kwargs
     steps = None
     if num_training_steps is not None and 0 <= num_training_steps < math.inf:

@@ -26,17 +26,16 @@ from littrainer.loop.run import TrainingRun
 from littrainer.model.traversal import model_device
 from littrainer.strategies.shards import is_sharded
 
-# Keywords of `lightning.Trainer` that a trial does not use.
 TRAINING_ONLY_KEYWORDS = ("callbacks", "logger", "max_time", "profiler", DEVELOPMENT_RUN)
-# Arguments of a trial, which logs nonfinite losses unchanged.
+# A trial logs nonfinite losses unchanged.
 TRIAL_ARGUMENTS: dict[str, Any] = {
     "eval_on_start": False,
     "enable_jit_checkpoint": False,
     "logging_nan_inf_filter": False,
 }
-# Optimizers that step in hooks of the backward pass, which cannot be removed from the parameters.
+# Their hooks cannot be removed from the parameters.
 OPTIMIZERS_IN_BACKWARD = ("layerwise", "lomo")
-# Types of attributes whose content is restored, up to a number for each object, since data is no state.
+# Restored attributes, up to a number for each object, since data is no state.
 CONTAINERS = (dict, list, set, OrderedDict, defaultdict, deque)
 MAX_CONTAINERS = 10_000
 
@@ -59,7 +58,7 @@ class TrialContext(TrainerContext, Protocol):
 
 
 def check_can_try(trainer: TrialContext, method: str) -> None:
-    """Raise an error if the Trainer could not be restored after trial steps, or could not train."""
+    """Raise an error if the Trainer could not be restored, or could not train."""
     if trainer.is_in_train or trainer.lightning_module is not None:
         raise RuntimeError(f"{method}() was called while this Trainer trains: call it before train(), or after it.")
     if trainer.model is None:
@@ -85,10 +84,10 @@ def check_can_try(trainer: TrialContext, method: str) -> None:
 def restore_trainer_after(
     trainer: TrialContext, callbacks: Iterable[Any] = (), with_model: bool = True
 ) -> Iterator[None]:
-    """Restore the Trainer, and attributes of callbacks, after a block of trial steps or an error.
+    """Restore the Trainer, and attributes of callbacks, after a block of trial steps.
 
-    Trial steps run on the Trainer and no copy, since the script's callbacks and functions may refer to it. Without
-    `with_model` model and optimizer are not restored.
+    Trial steps run on no copy, since callbacks may refer to the Trainer. Without `with_model` model and optimizer are
+    not restored.
     """
     model = trainer.model
     parts = [trainer, trainer.args, trainer.control, trainer.callback_handler, trainer.accelerator, *callbacks]
@@ -108,7 +107,7 @@ def restore_trainer_after(
 
 
 def strip_to_bare_training(args: Any, keywords: dict[str, Any], **changed: Any) -> None:
-    """Disable all of a training except its steps, and change further arguments; within `restore_trainer_after`."""
+    """Disable all of a training except its steps, within `restore_trainer_after`."""
     lightning = {name: value for name, value in (args.lightning or {}).items() if name not in TRAINING_ONLY_KEYWORDS}
     vars(args).update(TRIAL_ARGUMENTS | {"lightning": lightning} | changed)
     for name in TRAINING_ONLY_KEYWORDS:
@@ -116,11 +115,7 @@ def strip_to_bare_training(args: Any, keywords: dict[str, Any], **changed: Any) 
 
 
 class _StepLimit(TrainerCallback):
-    """A callback that ends a training after some optimizer steps, and checks the batch size of a script's loader.
-
-    Parameters:
-        batch_size: samples of a micro-batch; None disables the check.
-    """
+    """A callback that ends a training after some steps, and checks the batch size, if any, of a script's loader."""
 
     def __init__(self, trainer: TrialContext, steps: int, batch_size: int | None):
         self.trainer, self.steps, self.batch_size = trainer, steps, batch_size
@@ -131,7 +126,7 @@ class _StepLimit(TrainerCallback):
         control.should_training_stop = control.should_training_stop or state.global_step >= self.steps
 
     def on_substep_end(self, *_: Any, **__: Any) -> None:
-        # Only the first micro-batch, since the last may be smaller.
+        # The last micro-batch may be smaller.
         size = first_dimension(self.trainer.lightning_module.micro_batch.inputs) if self._is_unchecked else None
         self._is_unchecked = False
         if size not in (None, self.batch_size):
@@ -148,7 +143,7 @@ def take_steps(
     callback: TrainerCallback | None = None,
     batch_size: int | None = None,
 ) -> None:
-    """Take optimizer steps on the training data, repeated if necessary, within `restore_trainer_after`.
+    """Take optimizer steps on the training data, within `restore_trainer_after`.
 
     Parameters:
         accumulation: micro-batches of an optimizer step.
@@ -181,7 +176,7 @@ def take_steps(
 
 @contextlib.contextmanager
 def _restore_attributes(part: Any) -> Iterator[None]:
-    """Restore an object's attributes, and the content of containers among them at any depth."""
+    """Restore an object's attributes, and containers among them at any depth."""
     containers: list[Any] = [vars(part)]
     contents: dict[int, tuple[Any, Any]] = {}
     for value in containers:
@@ -192,14 +187,14 @@ def _restore_attributes(part: Any) -> Iterator[None]:
         yield
     finally:
         for value, content in contents.values():
-            # Without comparison, since entries may have no truth value.
+            # Entries may have no truth value to compare.
             value.clear()
             value.extend(content) if isinstance(value, (list, deque)) else value.update(content)
 
 
 @contextlib.contextmanager
 def _restore_tensors(model: nn.Module) -> Iterator[None]:
-    """Remove gradients in the block, then restore them, weights and buffers, from copies on the host."""
+    """Remove gradients in the block, then restore them, weights and buffers."""
     device = model_device(model)
     values = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in (*model.parameters(), *model.buffers())]
     gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in model.parameters()]
