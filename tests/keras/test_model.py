@@ -105,7 +105,7 @@ def test_losses_of_instances_and_their_means_have_equal_weights_in_a_window() ->
     assert mean_over_window(torch.tensor([0.0, 0.0]), torch.tensor([-100, -100])) == 0.0
 
 
-def make_model_in_package(module: str) -> Any:
+def fake_model(module: str) -> Any:
     return type("Model", (), {"__module__": module})()
 
 
@@ -113,9 +113,7 @@ def test_a_model_of_another_framework_is_refused_with_advice(
     monkeypatch: pytest.MonkeyPatch, linear_model: Any, keras: Any
 ) -> None:
     modules = {"tensorflow.python.keras": "TensorFlow", "tf_keras.src": "TensorFlow", "flax.linen": "JAX"}
-    cases = [
-        (make_model_in_package(module), NotImplementedError, f"a model of {kind}") for module, kind in modules.items()
-    ]
+    cases = [(fake_model(module), NotImplementedError, f"a model of {kind}") for module, kind in modules.items()]
     cases += [
         (torch.nn.Linear(1, 1), TypeError, r"model is a Linear\. Pass it to Trainer"),
         ("bert-base-cased", TypeError, "model is a str. Pass a keras.Model"),

@@ -31,10 +31,8 @@ def make_limited_trainer(folder: Path, number: int, **changes: Any) -> Trainer:
 @pytest.mark.parametrize("limit", [3, 0.65])
 def test_a_limited_epoch_is_an_epoch_of_less_data(tmp_path: Path, kind: type[Trainer], limit: float) -> None:
     changes = {**IN_ORDER, "gradient_accumulation_steps": 2, "kind": kind}
-    short, limited = (
-        make_limited_trainer(tmp_path, 12, **changes),
-        make_limited_trainer(tmp_path, 20, **changes, lightning={LIMIT: limit}),
-    )
+    short = make_limited_trainer(tmp_path, 12, **changes)
+    limited = make_limited_trainer(tmp_path, 20, **changes, lightning={LIMIT: limit})
     outputs = [trainer.train() for trainer in (short, limited)]
     assert losses(limited) == losses(short) and [output.global_step for output in outputs] == [4, 4]
     plan, expected = (trainer.training_run.plan for trainer in (limited, short))  # type: ignore[union-attr]
