@@ -82,13 +82,13 @@ class KerasModule(nn.Module):
             is_statistic = id(variable) in statistics and torch.is_floating_point(variable.value)
             register: Any = self.register_buffer if is_statistic else self.register_parameter
             register(name, variable.value)
-        # Of torch modules inside the model.
+        # Torch modules inside the model have buffers too.
         buffers = {id(buffer): buffer for layer in layers for buffer in layer.buffers()}
         for number, buffer in enumerate(buffers.values()):
             self.register_buffer(f"torch_buffer_{number}", buffer)
 
     def _apply(self, fn: Any, recurse: bool = True) -> KerasModule:
-        # Replaces buffers.
+        # Layers replace their buffers.
         for layer in self.keras_model._flatten_layers():
             layer._apply(fn, recurse)
         self.register_variables()

@@ -35,7 +35,7 @@ from littrainer.trainer import Trainer
 logger = logging.getLogger(__name__)
 
 KERAS_FILE = "model.keras"
-# Uncalled method -> advice.
+# Method that a TFTrainer does not call -> advice.
 OVERRIDE_INSTEAD = {
     "compute_loss": "run_model, which returns loss and logits",
     **{f"get_{kind}_dataloader": f"get_{kind}_tfdataset" for kind in ("train", "eval", "test")},
@@ -127,7 +127,7 @@ class KerasTrainer(Trainer):
         with torch.no_grad(), self._prepare_owner_step(model, inputs) as (features, labels):
             number = self._get_num_items_in_batch([{FEATURES: features, LABELS: labels}], self.args.device)
             logits = self.owner.prediction_step(features, labels, number)
-        # Set if the owner calls `super()`.
+        # The loss is set if the override calls `super()`.
         return (self.loss_of_step, None, None) if prediction_loss_only else (self.loss_of_step, logits, labels)
 
     def run_step(self, features: Any, labels: Any, number_of_instances: Any, training: bool) -> dict[str, Any]:

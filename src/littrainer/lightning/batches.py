@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 # Returns the divisor of a window's loss.
 CountItems = Callable[[list[Any]], Any]
-# In the state of a `TrainerDataModule`.
+# Fields of a position in a `TrainerDataModule`'s state.
 SAVED_FIELDS = ("epoch", "micro_batches", "sizes", "data", "random", "order_seed")
 
 
@@ -77,7 +77,7 @@ class TrainingBatches:
         self.loader: Any = loader
         sampler = epoch_seeded_sampler(loader)
         if sampler is not None:
-            # Otherwise processes would share samples.
+            # Without a common seed, processes would share samples.
             sampler.initial_seed = broadcast_object(sampler.initial_seed)
         self.args = args
         self.pl_trainer = pl_trainer
@@ -87,7 +87,7 @@ class TrainingBatches:
         # A checkpoint's position until reading begins, and whether Lightning has not announced its epoch.
         self._position: DataPosition | None = None
         self._is_unannounced = False
-        # Whether a checkpoint's epoch has no more batches.
+        # True if a checkpoint's epoch has no more batches.
         self._is_epoch_exhausted = False
         self._windows: WindowLoader | None = None
         # The epoch read last.
@@ -190,7 +190,7 @@ class TrainingBatches:
         return self._position
 
     def _match_to_sizes(self, position: DataPosition) -> DataPosition:
-        # An incomplete last batch also changes `num_examples`.
+        # `num_examples` may differ by an incomplete last batch.
         now, then = self.sizes, position.sizes or {}
         changed = find_changed_sizes(now, then, ignored=("num_examples",))
         if not changed:
@@ -211,7 +211,7 @@ class TrainingBatches:
         return replace(position, micro_batches=micro_batches, data=None, random=random)
 
     def _rescale_micro_batches(self, micro_batches: int, then: Mapping[str, int | None]) -> int:
-        # Complete windows, or the whole epoch.
+        # Rounds down to complete windows, within the epoch.
         for name, now in (("micro_batch", self.args.train_batch_size), ("world_size", self.args.world_size)):
             micro_batches = micro_batches * (then.get(name) or now)
         micro_batches //= self.args.train_batch_size * self.args.world_size
@@ -228,7 +228,7 @@ class TrainingBatches:
         if position is None or not is_new:
             return
         if not position.micro_batches:
-            # For the order of the data, and draws of callbacks before it.
+            # The checkpoint's generators set the order of the data, and draws of callbacks before it.
             _restore_random_states(position)
         self._restore_lightning_progress(position)
         if position.micro_batches >= self._batches_to_read:
@@ -246,7 +246,7 @@ class TrainingBatches:
                 return
             is_sized = has_length(self.loader)
             if not is_sized and count.is_last_batch and self.pl_trainer.fit_loop.restarted_mid_epoch:
-                # After the epoch's validation: Lightning announces the epoch, then ends it.
+                # The checkpoint is from after the epoch's validation: Lightning announces the epoch, then ends it.
                 self._epochs_announced -= 1
         # Otherwise Lightning ends the epoch by its counts.
         is_in_first_window = 0 < count.current.processed < self.args.gradient_accumulation_steps

@@ -46,10 +46,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PREFIX = "model."
-# In the state of a `TrainerDataModule`.
+# Keys of a `TrainerDataModule`'s state.
 DATA_STATE_KEYS = {"version", "processes"}
 NEW_TRAINING = "Load its model (TransformersModule.load_from_checkpoint) and start a new training."
-# Never pushed to the Hub.
+# The Hub gets no folder with this prefix.
 FOLDER_PREFIX = ".littrainer_from"
 
 
@@ -195,7 +195,7 @@ class LightningCheckpoint:
         self.path = path
         self.content: dict[str, Any] = self._load()
         self.metadata: dict[str, Any] = self.content[MARK]
-        # By rank; empty without a `TrainerDataModule`.
+        # Positions by rank; empty without a `TrainerDataModule`.
         self.positions: list[DataPosition] = []
         for value in self.content.values():
             if isinstance(value, dict) and value.keys() == DATA_STATE_KEYS and value["version"] == DATA_VERSION:
@@ -320,7 +320,7 @@ class LightningCheckpoint:
 
 
 def _data_with_order(position: DataPosition) -> dict[str, Any] | None:
-    """Return the data's progress with its order, whatever the Trainer's seed."""
+    """Return the data's progress with its order, which the Trainer's seed must not change."""
     data, seed = position.data, position.order_seed
     return data if data is None or seed is None else {**data, "order_seed": seed, "order_is_kept": True}
 

@@ -23,7 +23,7 @@ from littrainer.lightning.preparation import get_model_inputs
 from littrainer.lightning_adapter.lightning_internals import log_for_dataloader
 
 VALIDATION, TEST = "val", "test"
-# Used by metric functions for a Trainer.
+# Prefixes that metric functions for a Trainer may add.
 PREFIXES = ("eval_", "val_", "test_")
 
 
@@ -48,7 +48,7 @@ def find_loader_and_affixes(loaders: Any, stage: str, index: int) -> tuple[Any, 
         return loaders[name], f"{stage}_{name}", ""
     if not isinstance(loaders, (list, tuple)):
         return loaders, stage, ""
-    # As in Lightning.
+    # Lightning's suffix for several loaders.
     return loaders[index], stage, f"/dataloader_idx_{index}" if len(loaders) > 1 else ""
 
 
@@ -144,7 +144,7 @@ class LoaderEvaluation(CollectedOutputs):
         super().__init__(metric_settings, args, rows, streaming, settings.shifts_labels, self._gather)
         if streaming is not None:
             has_scores = module.preprocess_logits_for_metrics is None and not module.has_own_prediction_outputs
-            # Called after the first forward pass, which may set the problem type.
+            # A function, since the first forward pass may set the problem type.
             streaming.begin(
                 module.device,
                 lambda: facts_of_task(module.model, settings.shifts_labels, has_scores, module.generates),
@@ -158,7 +158,7 @@ class LoaderEvaluation(CollectedOutputs):
             predictions = labels = None
         else:
             metric_inputs = main_inputs(self.module.model, self.args.include_for_metrics, inputs)
-        # Repeated for a full batch, which `first_rows` cuts.
+        # The loss is repeated for a full batch, which `first_rows` cuts.
         full = None if loader is None else loader.batch_size
         loss = None if loss is None else loss.detach().reshape(1)
         outputs = self.outputs_of(
@@ -176,6 +176,6 @@ class LoaderEvaluation(CollectedOutputs):
         """Return loss and metrics, by name without prefix; the same in all processes."""
         _, metrics, mean = self.results()
         if self.streaming is not None:
-            # Frees predictions on the device.
+            # The metrics may hold predictions on the device.
             self.streaming.reset()
         return metrics if mean is None else {**metrics, "loss": mean}

@@ -57,7 +57,7 @@ class ModuleLossSettings:
         tensor_parallel_size: int,
     ):
         facts = facts_about(model)
-        # A lightning.Trainer's size is set later.
+        # The module sets the world size of its lightning.Trainer later.
         self.args = SimpleNamespace(
             world_size=1,
             average_tokens_across_devices=args.average_tokens_across_devices,

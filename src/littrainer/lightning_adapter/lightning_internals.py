@@ -70,7 +70,7 @@ def evaluate_inside_fit(
                 on_interrupt()
             raise
         finally:
-            # Its methods refer to the loop, and so to the `lightning.Trainer`.
+            # The fetcher holds the loop, and so the `lightning.Trainer`.
             loop._data_fetcher = None
 
     def end(is_monitoring: bool) -> None:

@@ -102,7 +102,7 @@ class TrainerModule(DeferredClosureModule):
         self.owner = trainer
         self.run = run
         self.step: Any = None if run is None else run.step
-        # A script may replace the Trainer's.
+        # Compared with the Trainer's, which a script may replace.
         self._optimizer: Any = None
         self._updates_during_backward = False
         self._schedule: Any = None
@@ -113,7 +113,7 @@ class TrainerModule(DeferredClosureModule):
         self.automatic_optimization = not trainer.overrides_training_step()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainerModule:
-        # For averages of weights; the Trainer is not copied.
+        # Callbacks that average weights copy the module, without the Trainer.
         for shared in (self.run, self.step, self._optimizer, self._schedule, self.micro_batch, self.scaling):
             memo[id(shared)] = shared
         copied = type(self).__new__(type(self))
@@ -123,8 +123,10 @@ class TrainerModule(DeferredClosureModule):
 
     @property
     def backbone(self) -> nn.Module:
-        """The part of the model below its head, for Lightning's `BackboneFinetuning`; an AttributeError without
-        backbone.
+        """The part of the model below its head, for Lightning's `BackboneFinetuning`.
+
+        Raises:
+            AttributeError: the model has no backbone.
         """
         backbone = backbone_of(self.model)
         if backbone is None:

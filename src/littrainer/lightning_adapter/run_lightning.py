@@ -148,7 +148,7 @@ def _has_listeners(trainer: TrainerContext) -> bool:
     if further_keywords(trainer):
         return True
     if running is None:
-        # Each evaluation calls `setup` and `teardown`.
+        # Outside of fit, evaluations also call `setup` and `teardown`.
         return bool(trainer.lightning_callbacks)
     from littrainer.lightning_adapter.fast_training_loop import overrides_hook
     from littrainer.lightning_adapter.module import get_user_callbacks
