@@ -104,8 +104,8 @@ def test_a_prediction_stops_at_the_smaller_limit(tmp_path: Path, limits: dict[st
     ("keywords", "message"),
     [
         ({"limit_train_batches": 2.5}, "'limit_train_batches': 2.5} is neither"),
-        ({"limit_val_batches": -1}, "neither a uninterrupted number"),
-        ({"limit_predict_batches": True}, "neither a uninterrupted number"),
+        ({"limit_val_batches": -1}, "neither a whole number"),
+        ({"limit_predict_batches": True}, "neither a whole number"),
         ({"limit_train_batches": 0}, r"leaves nothing for training: leave train\(\) out"),
         ({"limit_val_batches": 0.0}, 'set eval_strategy="no"'),
         ({"overfit_batches": 1.5}, "'overfit_batches': 1.5}"),
