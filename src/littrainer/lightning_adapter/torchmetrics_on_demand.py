@@ -21,7 +21,7 @@ from typing import Any
 
 PACKAGE = "torchmetrics"
 # Imported first, since the base class and its utilities import each other.
-IMPORT_FIRST = "torchmetrics.utilities"
+COMES_FIRST = "torchmetrics.utilities"
 # Name -> module.
 NEEDED_BY_LIGHTNING = {
     "Metric": "torchmetrics.metric",
@@ -118,7 +118,7 @@ def _load_name(name: str, package: ModuleType) -> bool:
     if name not in NEEDED_BY_LIGHTNING:
         return False
     try:
-        importlib.import_module(IMPORT_FIRST)
+        importlib.import_module(COMES_FIRST)
         package.__dict__[name] = getattr(importlib.import_module(NEEDED_BY_LIGHTNING[name]), name)
     except (ImportError, AttributeError):
         # Another layout: load the whole package.
