@@ -93,7 +93,7 @@ def _explain_arguments(command: CommandParser, words: list[str], as_code: bool) 
                 print(f"littrainer explain: {warning.message}", file=sys.stderr)
             if unknown:
                 raise BadInput(unrecognized(unknown, [*option_names(command), *option_names(parser)]))
-            print(program(args) if as_code else explanation(_small_trainer(args), args, words), end="")
+            print(program(args) if as_code else explain_trainer(_small_trainer(args), args, words), end="")
     except (TypeError, ValueError, NotImplementedError, ImportError) as error:
         raise BadInput(str(error)) from error
     return 0
@@ -123,7 +123,7 @@ def _explain_script(script: str, words: list[str], as_code: bool) -> int:
 
     def make_and_stop(self: Trainer, *args: Any, **kwargs: Any) -> NoReturn:
         make_trainer(self, *args, **kwargs)
-        raise TrainerReached(program(self.args, script) if as_code else explanation(self, self.args, words))
+        raise TrainerReached(program(self.args, script) if as_code else explain_trainer(self, self.args, words))
 
     install()
     trainer_class.__init__ = make_and_stop
@@ -141,7 +141,7 @@ def _explain_script(script: str, words: list[str], as_code: bool) -> int:
 # ---- In words --------------------------------------------------------------------------------------------------------
 
 
-def explanation(trainer: Trainer, args: TrainingArguments, words: Sequence[str] = ()) -> str:
+def explain_trainer(trainer: Trainer, args: TrainingArguments, words: Sequence[str] = ()) -> str:
     """Describe where a Trainer's arguments go, and the Lightning keywords and parts that they result in.
 
     Parameters:
@@ -149,8 +149,8 @@ def explanation(trainer: Trainer, args: TrainingArguments, words: Sequence[str] 
         args: the arguments whose values are shown.
         words: the command line; arguments that are named there come first.
     """
-    from littrainer.arguments.normalization import trackers_in
-    from littrainer.arguments.report_to import tracker_label
+    from littrainer.arguments.normalization import list_trackers
+    from littrainer.arguments.report_to import format_tracker
     from littrainer.lightning_adapter import lightning_trainer
 
     def reason(name: str) -> str:
@@ -170,7 +170,7 @@ def explanation(trainer: Trainer, args: TrainingArguments, words: Sequence[str] 
     window = "each micro-batch" if micro_batches == 1 else f"{micro_batches} micro-batches"
     mode = "manual" if trainer.overrides_training_step() else "automatic"
     precision = lightning.precision_plugin
-    trackers = ", ".join(map(tracker_label, trackers_in(trainer.args.report_to))) or "none"
+    trackers = ", ".join(map(format_tracker, list_trackers(trainer.args.report_to))) or "none"
     parts = [
         ("strategy", f"{type(lightning.strategy).__name__} on {trainer.args.device}"),
         ("precision plugin", f"{type(precision).__name__} ({precision.precision})"),
@@ -183,7 +183,7 @@ def explanation(trainer: Trainer, args: TrainingArguments, words: Sequence[str] 
     options = {word.partition("=")[0].replace("-", "_") for word in words}
     named = {name: value for name, value in args.to_dict().items() if {f"__{name}", f"__no_{name}"} & options}
     changed = [
-        (f"{name}={value!r}", f"{SPECS[name].place.value}: {_purpose_of(name)}")
+        (f"{name}={value!r}", f"{SPECS[name].reader.value}: {_purpose_of(name)}")
         for name, value in (named | get_changed_arguments(args)).items()
     ]
     sections = {
@@ -238,7 +238,7 @@ def program(args: TrainingArguments, script: str | None = None) -> str:
         elif name == "metric_for_best_model" and value not in ("loss", "eval_loss"):
             left_out.append(f"- {name}: {sentence} Give TransformersModule the compute_metrics that returns it.")
         elif name in DATA_MODULE_ARGUMENTS or name in MODULE_ARGUMENTS or name == "max_grad_norm":
-            in_arguments.append(f'    "{name}": {value!r},  # {SPECS[name].place.value}: {sentence}\n')
+            in_arguments.append(f'    "{name}": {value!r},  # {SPECS[name].reader.value}: {sentence}\n')
         elif name not in IN_KEYWORDS:
             instead = f" Instead: {LIGHTNING_EQUIVALENTS[name]}." if name in LIGHTNING_EQUIVALENTS else ""
             left_out.append(f"- {name}: {sentence}{instead}")

@@ -29,7 +29,7 @@ from littrainer.keras.model import (
     count_instances,
     run_keras_model,
 )
-from littrainer.loop.loss import averages_over_processes
+from littrainer.loop.loss import should_average_over_processes
 from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class KerasTrainer(Trainer):
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         self.owner.create_optimizer_and_scheduler(num_training_steps)
-        self._existing_optimizer().register_step_post_hook(self.model.apply_constraints)
+        self._require_optimizer().register_step_post_hook(self.model.apply_constraints)
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
         return [name for name, _ in self.model.named_parameters() if not WITHOUT_DECAY.search(name)]
@@ -97,7 +97,7 @@ class KerasTrainer(Trainer):
         if not batch_samples or batch_samples[0].get(LABELS) is None:
             return None
         number = torch.stack([count_instances(batch[LABELS]) for batch in batch_samples]).sum().to(device)
-        return (reduce_across_processes(number) if averages_over_processes(self) else number) / 1
+        return (reduce_across_processes(number) if should_average_over_processes(self) else number) / 1
 
     @contextlib.contextmanager
     def _prepare_owner_step(self, model: Any, inputs: Any) -> Iterator[tuple[Any, Any]]:
@@ -279,9 +279,9 @@ class TFTrainer:
 
     def _report_to(self, service: str) -> None:
         if service not in (self.args.report_to or []):
-            from littrainer.tracking.selection import tracker_class
+            from littrainer.tracking.selection import get_tracker_class
 
-            self.torch_trainer.add_callback(tracker_class(service))
+            self.torch_trainer.add_callback(get_tracker_class(service))
 
     @property
     def global_step(self) -> int:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from littrainer.arguments.accelerator_config import AcceleratorConfig
-from littrainer.arguments.earlier_names import EARLIER_NAMES, unknown_names_message
-from littrainer.arguments.secrets import holds_a_secret
+from littrainer.arguments.earlier_names import EARLIER_NAMES, format_unknown_names
+from littrainer.arguments.secrets import is_secret_name
 from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments, TrainingArguments
 from littrainer.runtime.notes import kind_of
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class ModuleArguments(Seq2SeqTrainingArguments):
     """Training arguments that leave processes, devices, evaluations and saves to Lightning."""
 
-    decides_the_run: ClassVar[bool] = False
+    is_for_trainer: ClassVar[bool] = False
 
 
 def resolve_arguments(source: TrainingArguments | Mapping[str, Any] | None) -> TrainingArguments:
@@ -45,7 +45,7 @@ def resolve_arguments(source: TrainingArguments | Mapping[str, Any] | None) -> T
     names = list_argument_names()
     unknown = [name for name in source if name not in names and name not in EARLIER_NAMES]
     if unknown:
-        raise TypeError(unknown_names_message("args", unknown, names))
+        raise TypeError(format_unknown_names("args", unknown, names))
     args = ModuleArguments(**source)
     replacements = [EARLIER_NAMES[name].replaced_by for name in source if name in EARLIER_NAMES]
     vars(args)["explicit_names"] = [*source, *replacements]
@@ -65,7 +65,7 @@ def get_changed_arguments(args: TrainingArguments) -> dict[str, Any]:
     return {
         name: value
         for name, value in args.to_dict().items()
-        if name in default and value != default[name] and is_plain(value) and not holds_a_secret(name)
+        if name in default and value != default[name] and is_plain(value) and not is_secret_name(name)
         # An object before `to_dict`.
         if not (name == "generation_config" and isinstance(value, dict))
     }

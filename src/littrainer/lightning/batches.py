@@ -11,14 +11,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from littrainer.checkpoint.lightning_format import DATA_VERSION
-from littrainer.data.loaders import LookaheadLoader, count_examples, has_length
+from littrainer.data.loaders import PrefetchLoader, count_examples, has_length
 from littrainer.data.resume.position import DataPosition, describe_sizes, find_changed_sizes
-from littrainer.data.resume.progress import DataProgress, epoch_seeded_sampler
+from littrainer.data.resume.progress import DataProgress, find_epoch_seeded_sampler
 from littrainer.data.resume.rng import (
-    capture_random_states,
-    portable_states,
-    set_random_states,
-    states_of_portable,
+    decode_rng_states,
+    encode_rng_states,
+    get_rng_states,
+    set_rng_states,
 )
 from littrainer.data.windows import MicroBatch, WindowLoader
 from littrainer.distributed.collectives import broadcast_object
@@ -49,12 +49,12 @@ def parse_positions(state: dict[str, Any]) -> list[DataPosition]:
             f"The state of the data has version {state.get('version')!r}, and this littrainer reads version "
             f"{DATA_VERSION}. Use the littrainer that wrote it, or resume without TrainerDataModule."
         )
-    return [DataPosition.from_saved(saved) for saved in state["processes"]]
+    return [DataPosition.load_fields(saved) for saved in state["processes"]]
 
 
 def _restore_random_states(position: DataPosition) -> None:
     if position.random is not None:
-        set_random_states(states_of_portable(position.random))
+        set_rng_states(decode_rng_states(position.random))
 
 
 class TrainingBatches:
@@ -67,7 +67,7 @@ class TrainingBatches:
 
     def __init__(
         self,
-        loader: LookaheadLoader,
+        loader: PrefetchLoader,
         args: ArgumentsUnderLightning,
         pl_trainer: pl.Trainer,
         *,
@@ -75,7 +75,7 @@ class TrainingBatches:
         take_position: Callable[[], DataPosition | None],
     ):
         self.loader: Any = loader
-        sampler = epoch_seeded_sampler(loader)
+        sampler = find_epoch_seeded_sampler(loader)
         if sampler is not None:
             # Without a common seed, processes would share samples.
             sampler.initial_seed = broadcast_object(sampler.initial_seed)
@@ -142,7 +142,7 @@ class TrainingBatches:
         if windows is None or self._epoch is None:
             return self._make_position(self._next_epoch, 0, epoch_is_over=True)
         done = windows.micro_batches_done = self._count.current.processed
-        is_read = windows.epoch_is_complete and done == windows.micro_batches_seen
+        is_read = windows.is_epoch_complete and done == windows.micro_batches_read
         if self._epochs_announced > self._epochs_begun or is_read:
             return self._make_position(self._epoch + 1, 0, epoch_is_over=True)
         in_window, start = done % self.args.gradient_accumulation_steps, self._window_start
@@ -151,13 +151,13 @@ class TrainingBatches:
         return self._make_position(self._epoch, done, epoch_is_over=False)
 
     def _make_position(self, epoch: int, micro_batches: int, epoch_is_over: bool) -> DataPosition:
-        sampler, is_read = epoch_seeded_sampler(self.loader), self._epoch is not None
+        sampler, is_read = find_epoch_seeded_sampler(self.loader), self._epoch is not None
         return DataPosition(
             epoch,
             micro_batches,
             data=self.progress.state(micro_batches, epoch_is_over=epoch_is_over) if is_read else None,
             sizes=self.sizes,
-            random=portable_states(capture_random_states()),
+            random=encode_rng_states(get_rng_states()),
             order_seed=None if sampler is None else sampler.initial_seed,
         )
 
@@ -184,7 +184,7 @@ class TrainingBatches:
         if position is not None:
             self._position = self._match_to_sizes(position)
             self._is_unannounced = True
-            sampler = epoch_seeded_sampler(self.loader)
+            sampler = find_epoch_seeded_sampler(self.loader)
             if sampler is not None and position.order_seed is not None:
                 sampler.initial_seed = position.order_seed
         return self._position
@@ -297,10 +297,10 @@ class TrainingBatches:
             is_within_epoch = position.micro_batches > 0
             self.progress.resume_at(position, lambda: _restore_random_states(position) if is_within_epoch else None)
         for micro_batch in windows:
-            if not has_length(self) and micro_batch.is_last_drawn and self.progress.data_has_ended:
+            if not has_length(self) and micro_batch.is_last_drawn and self.progress.is_exhausted:
                 end_epoch_after_batch(self.pl_trainer)
             if self.count_items is not None:
-                self.handed_out = {windows.micro_batches_seen - 1: replace(micro_batch, inputs=None)}
+                self.handed_out = {windows.micro_batches_read - 1: replace(micro_batch, inputs=None)}
             yield micro_batch.inputs
 
     def _begin_to_read(self) -> DataPosition | None:
@@ -325,7 +325,7 @@ class TrainingBatches:
     def _draw_window(self, batches: Iterator[Any], number: int) -> tuple[list[Any], Any]:
         windows = self._windows
         assert windows is not None and self._epoch is not None
-        accumulation, done = self.args.gradient_accumulation_steps, windows.micro_batches_seen
+        accumulation, done = self.args.gradient_accumulation_steps, windows.micro_batches_read
         # A resumed epoch's first window begins at the checkpoint.
         if accumulation > 1 and done % accumulation == 0 and self.progress.position is None:
             self._window_start = self._make_position(self._epoch, done, epoch_is_over=done == 0)
@@ -336,7 +336,7 @@ class TrainingBatches:
 class EvaluationBatches:
     """The batches of an evaluation; each iteration creates a loader, unless it has persistent workers."""
 
-    def __init__(self, make_loader: Callable[[], LookaheadLoader]):
+    def __init__(self, make_loader: Callable[[], PrefetchLoader]):
         self._make_loader = make_loader
         self.loader = make_loader()
         self._is_unread = True

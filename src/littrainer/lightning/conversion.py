@@ -30,13 +30,13 @@ from littrainer.checkpoint.layout import (
 from littrainer.checkpoint.lightning_format import DATA_VERSION, LOSS_SCALING, MARK
 from littrainer.checkpoint.run_record import write_arguments
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.checkpoint.weights import fitted, read_weights, refuse_other_weights, write_weights
+from littrainer.checkpoint.weights import match_to_model, read_weights, refuse_mismatched_weights, write_weights
 from littrainer.checkpoint.writer import StagedCheckpoint
 from littrainer.data.resume.position import DataPosition
-from littrainer.data.resume.rng import capture_random_states, set_random_states, states_of_portable
+from littrainer.data.resume.rng import decode_rng_states, get_rng_states, set_rng_states
 from littrainer.distributed.collectives import raise_on_all_ranks
 from littrainer.lightning.arguments import to_trainer_arguments
-from littrainer.loop.resuming import POSITION_FIELDS, RECORD_VERSION, compared_arguments
+from littrainer.loop.resuming import POSITION_FIELDS, RECORD_VERSION, get_compared_arguments
 from littrainer.runtime.seeds import set_seed
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class LightningCheckpoint:
         self.positions: list[DataPosition] = []
         for value in self.content.values():
             if isinstance(value, dict) and value.keys() == DATA_STATE_KEYS and value["version"] == DATA_VERSION:
-                self.positions = [DataPosition.from_saved(saved) for saved in value["processes"]]
+                self.positions = [DataPosition.load_fields(saved) for saved in value["processes"]]
 
     def _load(self) -> dict[str, Any]:
         path = self.path
@@ -230,8 +230,8 @@ class LightningCheckpoint:
     def write_trainer_folder(self, folder: Path, model: nn.Module, args: TrainingArguments) -> None:
         """Write a folder that a Trainer with these arguments can resume, atomically."""
         files, state = self._files(args), self._trainer_state(args)
-        weights, differences = fitted(model, self._model_weights())
-        refuse_other_weights(model, self.path, differences, to_resume=True)
+        weights, differences = match_to_model(model, self._model_weights())
+        refuse_mismatched_weights(model, self.path, differences, to_resume=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with staged_folder(folder) as staged:
             write_weights(model, staged, weights)
@@ -275,10 +275,10 @@ class LightningCheckpoint:
                 self.path,
                 args.seed,
             )
-        random_states = _states_of_seed(args.seed) if first.random is None else states_of_portable(first.random)
+        random_states = _states_of_seed(args.seed) if first.random is None else decode_rng_states(first.random)
         files[rank_file(0) if further_positions else RANDOM_STATE_NAME] = random_states
         for rank, position in enumerate(further_positions, 1):
-            rank_states = None if position.random is None else states_of_portable(position.random)
+            rank_states = None if position.random is None else decode_rng_states(position.random)
             files[rank_file(rank)] = rank_states or random_states
             files[resume_record_name(rank)] = {"version": RECORD_VERSION, "data": _data_with_order(position)}
         return files
@@ -288,13 +288,13 @@ class LightningCheckpoint:
         accumulation = self.metadata.get("accumulate_grad_batches")
         return {
             "version": RECORD_VERSION,
-            "position": position.to_saved(*POSITION_FIELDS),
+            "position": position.dump_fields(*POSITION_FIELDS),
             "sizes": {"accumulation": accumulation, **sizes, "is_endless": sizes["epoch_length"] is None},
-            "arguments": compared_arguments(args),
+            "arguments": get_compared_arguments(args),
             "rank": 0,
             "data": _data_with_order(position),
             "lightning_callbacks": dict(self.content.get("callbacks") or {}),
-            "schedule_is_replaced": False,
+            "is_schedule_overridden": False,
             "lightning_additions": {},
         }
 
@@ -326,9 +326,9 @@ def _data_with_order(position: DataPosition) -> dict[str, Any] | None:
 
 
 def _states_of_seed(seed: int) -> dict[str, Any]:
-    before = capture_random_states()
+    before = get_rng_states()
     with torch.random.fork_rng():
         set_seed(seed)
-        states = capture_random_states()
-    set_random_states(before)
+        states = get_rng_states()
+    set_rng_states(before)
     return states

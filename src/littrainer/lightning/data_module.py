@@ -15,16 +15,16 @@ from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.checkpoint.lightning_format import DATA_VERSION
-from littrainer.data.collators import RemoveColumnsCollator, default_collator_for
+from littrainer.data.collators import RemoveColumnsCollator, get_default_collator
 from littrainer.data.columns import (
     DroppedColumns,
-    accepted_columns,
+    drop_extra_columns,
     explain_missing_columns,
-    without_extra_columns,
+    find_accepted_columns,
 )
-from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
+from littrainer.data.loaders import PrefetchLoader, build_loader, has_length
 from littrainer.data.resume.position import DataPosition
-from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
+from littrainer.data.samplers import make_evaluation_sampler, make_train_sampler, warn_about_dropped_lengths
 from littrainer.data.stream_end import check_equal_lengths
 from littrainer.distributed.collectives import all_gather_object, is_distributed
 from littrainer.lightning.arguments import ArgumentsUnderLightning, resolve_arguments
@@ -37,8 +37,8 @@ from littrainer.lightning.batches import (
 )
 from littrainer.lightning_adapter.lightning_internals import RecordingBatchSampler
 from littrainer.loop.checks import check_is_dataset, check_not_empty
-from littrainer.loop.plan import why_empty
-from littrainer.model.facts import facts_about
+from littrainer.loop.plan import describe_empty_loader
+from littrainer.model.facts import read_model_facts
 from littrainer.runtime.lazy_isinstance import is_a
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class TrainerDataModule(pl.LightningDataModule):
         self._loaded_state: dict[str, Any] | None = None
         self._has_warned_of_columns = False
         # By description of the data.
-        self._loaders: dict[str, LookaheadLoader] = {}
+        self._loaders: dict[str, PrefetchLoader] = {}
         self._dropped_columns: dict[str, DroppedColumns] = {}
 
     @property
@@ -170,7 +170,7 @@ class TrainerDataModule(pl.LightningDataModule):
         loader = self._loader(dataset, "Training", args.train_batch_size, self._train_sampler, is_training=True)
         check_equal_lengths(loader, "training data")
         if has_length(loader) and len(loader) == 0:
-            raise ValueError(why_empty(args, loader))
+            raise ValueError(describe_empty_loader(args, loader))
         if self.trainer is None:
             return loader
         self._training_batches = TrainingBatches(
@@ -208,7 +208,7 @@ class TrainerDataModule(pl.LightningDataModule):
         batch_size: int,
         make_sampler: Callable[[Any], Any],
         is_training: bool = False,
-    ) -> LookaheadLoader:
+    ) -> PrefetchLoader:
         dataset, collate = self._drop_unused_columns(dataset, description)
         has_fixed_order = isinstance(dataset, IterableDataset) or not has_length(dataset)
         loader = self._loaders[description] = build_loader(
@@ -228,16 +228,16 @@ class TrainerDataModule(pl.LightningDataModule):
         pl_trainer: Any = self.trainer
         if pl_trainer is not None and pl_trainer.overfit_batches:
             return SequentialSampler(dataset)
-        return train_sampler(self._arguments(), dataset, self._find_setting("processing_class"))
+        return make_train_sampler(self._arguments(), dataset, self._find_setting("processing_class"))
 
     def _evaluation_sampler(self, dataset: Any) -> Any:
-        return evaluation_sampler(self._arguments(), dataset, self._find_setting("processing_class"))
+        return make_evaluation_sampler(self._arguments(), dataset, self._find_setting("processing_class"))
 
     def _drop_unused_columns(self, dataset: Any, description: str) -> tuple[Any, Callable[[list[Any]], Any]]:
         args = self._arguments()
         collate = self._find_setting("data_collator")
         if collate is None:
-            collate = default_collator_for(self._find_setting("processing_class"))
+            collate = get_default_collator(self._find_setting("processing_class"))
         model = self._find_setting("model") if args.remove_unused_columns else None
         if model is None:
             if args.remove_unused_columns and not self._has_warned_of_columns:
@@ -248,11 +248,11 @@ class TrainerDataModule(pl.LightningDataModule):
                     type(self).__name__,
                 )
             return dataset, collate
-        label_names = facts_about(model).label_names if args.label_names is None else args.label_names
-        accepted, model_name = accepted_columns(model, label_names), type(model).__name__
+        label_names = read_model_facts(model).label_names if args.label_names is None else args.label_names
+        accepted, model_name = find_accepted_columns(model, label_names), type(model).__name__
         if is_a(dataset, "datasets.Dataset"):
-            source, dataset = dataset, without_extra_columns(dataset, accepted, model_name, description)
-            warn_that_lengths_are_dropped(args, source, dataset)
+            source, dataset = dataset, drop_extra_columns(dataset, accepted, model_name, description)
+            warn_about_dropped_lengths(args, source, dataset)
             names: Any = [name for name in source.column_names if name not in accepted]
         else:
             collate = RemoveColumnsCollator(collate, accepted, logger, model_name, description)
@@ -310,7 +310,7 @@ class TrainerDataModule(pl.LightningDataModule):
         """Return the positions of all processes, in a collective call; empty before a training."""
         if self._training_batches is None:
             return self._loaded_state or {}
-        saved = self._training_batches.position().to_saved(*SAVED_FIELDS)
+        saved = self._training_batches.position().dump_fields(*SAVED_FIELDS)
         return {"version": DATA_VERSION, "processes": all_gather_object(saved) if is_distributed() else [saved]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from littrainer.arguments.choices import SaveStrategy
-from littrainer.data.loaders import LookaheadLoader, first_dimension, whole_dataset
-from littrainer.data.sharding import length_of
+from littrainer.data.loaders import PrefetchLoader, find_batch_size, get_full_dataset
+from littrainer.data.sharding import get_length
 from littrainer.data.stream_end import check_equal_lengths
 from littrainer.distributed.collectives import gather_across_processes
-from littrainer.evaluation.loop import BatchOutputs, CollectedOutputs, main_inputs
-from littrainer.evaluation.streaming import StreamingMetrics, facts_of_task
+from littrainer.evaluation.loop import BatchOutputs, CollectedOutputs, select_main_input
+from littrainer.evaluation.streaming import StreamingMetrics, find_task_facts
 from littrainer.lightning.arguments import ArgumentsUnderLightning
 from littrainer.lightning.preparation import get_model_inputs
 from littrainer.lightning_adapter.lightning_internals import log_for_dataloader
@@ -129,7 +129,7 @@ class LoaderEvaluation(CollectedOutputs):
         self.prefix, self.suffix = prefix, suffix
         # A TrainerDataModule's loader counts rows without padding.
         loader = getattr(loader, "loader", loader)
-        self.loader = loader if isinstance(loader, LookaheadLoader) else None
+        self.loader = loader if isinstance(loader, PrefetchLoader) else None
         settings, trainer = module.loss_settings, module.trainer
         self._gather: Callable[[Any], Any] = partial(gather_across_processes, copies=settings.tensor_parallel_size)
         metric_settings: Any = SimpleNamespace(
@@ -140,29 +140,29 @@ class LoaderEvaluation(CollectedOutputs):
             state=SimpleNamespace(global_step=trainer.global_step, max_steps=trainer.max_steps),
         )
         args = ArgumentsUnderLightning(module.args, trainer)
-        rows = length_of(whole_dataset(loader))
+        rows = get_length(get_full_dataset(loader))
         super().__init__(metric_settings, args, rows, streaming, settings.shifts_labels, self._gather)
         if streaming is not None:
             has_scores = module.preprocess_logits_for_metrics is None and not module.has_own_prediction_outputs
             # A function, since the first forward pass may set the problem type.
             streaming.begin(
                 module.device,
-                lambda: facts_of_task(module.model, settings.shifts_labels, has_scores, module.generates),
+                lambda: find_task_facts(module.model, settings.shifts_labels, has_scores, module.generates),
             )
 
     def add(self, inputs: dict[str, Any], loss: Any, predictions: Any, labels: Any) -> None:
-        loader, samples = self.loader, first_dimension(inputs) or 1
+        loader, samples = self.loader, find_batch_size(inputs) or 1
         rows = loader.samples_in_last_batch() if loader is not None and loader.end_of_dataloader else None
         metric_inputs = None
         if self.module.compute_metrics is None or self.args.prediction_loss_only or predictions is None:
             predictions = labels = None
         else:
-            metric_inputs = main_inputs(self.module.model, self.args.include_for_metrics, inputs)
+            metric_inputs = select_main_input(self.module.model, self.args.include_for_metrics, inputs)
         # The loss is repeated for a full batch, which `first_rows` cuts.
         full = None if loader is None else loader.batch_size
         loss = None if loss is None else loss.detach().reshape(1)
-        outputs = self.outputs_of(
-            inputs, full or samples, loss, self.weight_of(inputs), predictions, labels, metric_inputs
+        outputs = self.make_outputs(
+            inputs, full or samples, loss, self.get_batch_weight(inputs), predictions, labels, metric_inputs
         )
         if self.streaming is not None:
             self.update_streaming(outputs, rows)

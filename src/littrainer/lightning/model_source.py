@@ -27,10 +27,10 @@ from littrainer.checkpoint.weights import write_weights
 from littrainer.distributed.collectives import raise_on_all_ranks
 from littrainer.lightning.arguments import get_changed_arguments
 from littrainer.lightning.preparation import count_training_steps
-from littrainer.model.facts import users_model
+from littrainer.model.facts import unwrap_user_model
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import kind_of
-from littrainer.strategies.shards import whole_state_dict
+from littrainer.strategies.full_state import get_full_state_dict
 
 # The parameter `model` of a module.
 ModelSource: TypeAlias = nn.Module | str | os.PathLike[str] | Mapping[str, Any] | Callable[..., nn.Module]
@@ -77,7 +77,7 @@ def call_model_factory(function: Callable[..., Any]) -> nn.Module:
 
 def describe_model(model: nn.Module | None) -> dict[str, Any] | None:
     """Return class and configuration of a model of transformers; None for other models."""
-    user_model: Any = None if model is None else users_model(model)
+    user_model: Any = None if model is None else unwrap_user_model(model)
     if user_model is None or not is_a(user_model, "pretrained model") or is_a(user_model, "peft model"):
         return None
     # FSDP2 replaces the class by a subclass.
@@ -208,7 +208,7 @@ def export_model(
         state = strategy.lightning_module_state_dict()
         weights = {name.removeprefix(PREFIX): value for name, value in state.items() if name.startswith(PREFIX)}
     elif any(is_a(parameter, "sharded tensor") for parameter in parameters):
-        weights = whole_state_dict(model)
+        weights = get_full_state_dict(model)
     with raise_on_all_ranks(f"writing {folder}"):
         if rank == 0:
             folder.parent.mkdir(parents=True, exist_ok=True)

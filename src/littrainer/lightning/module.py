@@ -16,12 +16,18 @@ from typing_extensions import Self
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.checkpoint.lightning_format import MARK
 from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
-from littrainer.checkpoint.weights import COMPILED_PART, fitted, separate_elements
+from littrainer.checkpoint.weights import COMPILED_PART, match_to_model, materialize_expanded_tensors
 from littrainer.data.windows import MicroBatch
 from littrainer.distributed.collectives import get_rank
 from littrainer.evaluation import generation
-from littrainer.evaluation.prediction import has_loss_in, is_loss_to_be_had, labels_in, logits_in, outputs_to_ignore
-from littrainer.evaluation.streaming import streaming_metrics
+from littrainer.evaluation.prediction import (
+    can_compute_loss,
+    contains_loss,
+    extract_labels,
+    extract_logits,
+    get_ignored_outputs,
+)
+from littrainer.evaluation.streaming import make_streaming_metrics
 from littrainer.lightning.arguments import resolve_arguments
 from littrainer.lightning.evaluation import TEST, VALIDATION, Evaluations, add_prefix, is_monitored
 from littrainer.lightning.ignored_arguments import warn_of_ignored_arguments
@@ -44,17 +50,17 @@ from littrainer.lightning.preparation import (
 from littrainer.lightning_adapter.lightning_internals import peek_batches
 from littrainer.lightning_adapter.module import DeferredClosureModule
 from littrainer.loop import loss as losses
-from littrainer.loop.loss_normalization import EXACT, find_loss_head
+from littrainer.loop.loss_normalization import EXACT, detect_loss_reduction
 from littrainer.loop.model_preparation import (
+    add_embedding_noise,
     align_special_tokens,
     apply_liger_kernels,
     enable_activation_checkpointing,
-    noisy_embeddings,
 )
-from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
-from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
+from littrainer.optim.optimizers import build_optimizer, get_optimizer_class_and_keywords
+from littrainer.optim.parameter_groups import get_decayed_parameter_names, parameter_groups
 from littrainer.optim.schedules import is_metric_driven
-from littrainer.optim.stepping import clip_by_norm, step_repeating, updates_during_backward
+from littrainer.optim.stepping import clip_gradient_norm, has_fused_backward, step_with_closure
 
 
 class TransformersModule(DeferredClosureModule):
@@ -117,7 +123,7 @@ class TransformersModule(DeferredClosureModule):
         self._window: MicroBatch | None = None
         self._window_loss: Any = 0.0
         self._is_loss_divided = False
-        self.evaluations = Evaluations(streaming_metrics(compute_metrics))
+        self.evaluations = Evaluations(make_streaming_metrics(compute_metrics))
         self._preparations = ExitStack()
         self._step_was_skipped = False
         self.model: Any = None
@@ -196,7 +202,7 @@ class TransformersModule(DeferredClosureModule):
     @property
     def generates(self) -> bool:
         """Whether predictions are generated tokens."""
-        return generation.is_asked_for(self.args)
+        return generation.is_generation_requested(self.args)
 
     @property
     def has_own_prediction_outputs(self) -> bool:
@@ -230,7 +236,7 @@ class TransformersModule(DeferredClosureModule):
         Returns:
             the loss, and the model's outputs, which evaluations take predictions from.
         """
-        return losses.loss_and_outputs(self.loss_settings, self.model, inputs, num_items_in_window)
+        return losses.compute_loss_and_outputs(self.loss_settings, self.model, inputs, num_items_in_window)
 
     def prediction_outputs(self, inputs: dict[str, Any], wants_loss: bool = True) -> tuple[Any, Any, Any]:
         """Return loss, predictions and labels of an evaluation batch; override for other predictions.
@@ -243,35 +249,37 @@ class TransformersModule(DeferredClosureModule):
             the three, or None for a missing value. Predictions are logits or generated tokens.
         """
         settings = self.loss_settings
-        can_compute_loss = is_loss_to_be_had(inputs, settings.label_names, settings.can_return_loss)
+        can_compute_loss = can_compute_loss(inputs, settings.label_names, settings.can_return_loss)
         should_compute_loss = wants_loss and can_compute_loss
         if self.generates:
             return self._generate_outputs(inputs, should_compute_loss)
         labels, value = None, None
         if should_compute_loss:
-            labels = labels_in(inputs, settings.label_names)
+            labels = extract_labels(inputs, settings.label_names)
             value, outputs = self._loss_of(inputs, self.items_in_window([inputs]))
         else:
             outputs = self.model(**inputs)
         are_compared = self.compute_metrics is not None and self.preprocess_logits_for_metrics is None
         compared = settings.label_names if are_compared else None
-        has_loss = should_compute_loss or (can_compute_loss and has_loss_in(outputs))
-        return value, logits_in(outputs, outputs_to_ignore(self.model), labels, has_loss, compared), labels
+        has_loss = should_compute_loss or (can_compute_loss and contains_loss(outputs))
+        return value, extract_logits(outputs, get_ignored_outputs(self.model), labels, has_loss, compared), labels
 
     def _generate_outputs(self, inputs: dict[str, Any], should_compute_loss: bool) -> tuple[Any, Any, Any]:
-        keywords = generation.keywords_of_a_call(self.args, self.generation_kwargs)
+        keywords = generation.merge_generation_keywords(self.args, self.generation_kwargs)
         size = self.loss_settings.args.world_size
-        tokens = generation.generated_tokens(self.model, inputs, keywords, size, self.processing_class)
-        tokens, labels = generation.padded_alike(self.model, tokens, inputs.get("labels"), self._pad_tokens)
+        tokens = generation.generate_tokens(self.model, inputs, keywords, size, self.processing_class)
+        tokens, labels = generation.pad_tokens_and_labels(self.model, tokens, inputs.get("labels"), self._pad_tokens)
         value = self._loss_of(inputs, None)[0] if should_compute_loss else None
         return value, tokens, labels
 
     def _pad_tokens(self, tokens: torch.Tensor, length: int) -> torch.Tensor:
-        return generation.padded(tokens, length, generation.padding_token(self.model, self.processing_class))
+        return generation.pad_to_length(
+            tokens, length, generation.find_padding_token(self.model, self.processing_class)
+        )
 
     def optimizer_groups(self) -> list[dict[str, Any]]:
         """Return the module's parameters in groups, norms and biases without weight decay."""
-        return parameter_groups(self, decayed_parameter_names(self), self.args.weight_decay)
+        return parameter_groups(self, get_decayed_parameter_names(self), self.args.weight_decay)
 
     # ---- Training ----------------------------------------------------------------------------------------------------
 
@@ -307,7 +315,7 @@ class TransformersModule(DeferredClosureModule):
         apply_liger_kernels(self.model, self.args)
         enable_activation_checkpointing(self.model, self.args)
         align_special_tokens(self.model, self.processing_class)
-        self._preparations.enter_context(noisy_embeddings(self.model, self.args.neftune_noise_alpha))
+        self._preparations.enter_context(add_embedding_noise(self.model, self.args.neftune_noise_alpha))
         self._window = None
         set_training_mode(self.model)
 
@@ -335,11 +343,11 @@ class TransformersModule(DeferredClosureModule):
             window: the micro-batches of the step.
         """
         settings = self.loss_settings
-        if not settings._loss_head.is_known and (self.training or settings.args.loss_normalization == EXACT):
+        if not settings._loss_reduction.is_known and (self.training or settings.args.loss_normalization == EXACT):
             is_overridden = type(self).compute_loss is not TransformersModule.compute_loss
-            settings._loss_head = find_loss_head(settings, self.model, window, self.device, is_overridden)
+            settings._loss_reduction = detect_loss_reduction(settings, self.model, window, self.device, is_overridden)
         has_labels = all(isinstance(batch, Mapping) and "labels" in batch for batch in window)
-        if not (has_labels or settings._loss_head.is_exact):
+        if not (has_labels or settings._loss_reduction.is_exact):
             return None
         return losses.items_in_window(settings, window, self.device)
 
@@ -366,7 +374,7 @@ class TransformersModule(DeferredClosureModule):
             self._window_loss = 0.0
         number, settings.current_gradient_accumulation_steps = window.num_items_in_window, window.window_size
         value, _ = self._loss_of(inputs, number)
-        value = losses.normalised(settings, value, number)
+        value = losses.scale_for_accumulation(settings, value, number)
         self._window_loss = self._window_loss + value.detach()
         # `backward` reverts Lightning's division.
         self._is_loss_divided = True
@@ -377,7 +385,7 @@ class TransformersModule(DeferredClosureModule):
 
     def _loss_of(self, inputs: dict[str, Any], number: torch.Tensor | int | None) -> tuple[torch.Tensor, Any]:
         value, outputs = self.compute_loss(dict(inputs), number)
-        return losses.scaled_for_mean_gradient(self.loss_settings, value, number), outputs
+        return losses.scale_for_gradient_mean(self.loss_settings, value, number), outputs
 
     def _log_train_loss(self, value: torch.Tensor) -> None:
         pl_trainer: Any = self.attached_trainer()
@@ -421,7 +429,7 @@ class TransformersModule(DeferredClosureModule):
             # FSDP 1 reduces the norm of its shards.
             root.clip_grad_norm_(bound)
         else:
-            clip_by_norm(self.parameters(), bound)
+            clip_gradient_norm(self.parameters(), bound)
 
     # ---- Optimizer and schedule --------------------------------------------------------------------------------------
 
@@ -451,9 +459,9 @@ class TransformersModule(DeferredClosureModule):
         """
         optimizer, schedule = self.given_optimizers
         if optimizer is None:
-            cls_and_kwargs = self.optimizer_cls_and_kwargs or optimizer_class_and_keywords(self.args, self.model)
+            cls_and_kwargs = self.optimizer_cls_and_kwargs or get_optimizer_class_and_keywords(self.args, self.model)
             optimizer = build_optimizer(self.model, self.optimizer_groups(), *cls_and_kwargs)
-            if updates_during_backward(optimizer):
+            if has_fused_backward(optimizer):
                 raise ValueError(
                     f"optim={self.args.optim!r} updates the weights in a backward pass that a lightning.Trainer "
                     "does not call. Train with littrainer.Trainer, or choose another optim."
@@ -485,7 +493,7 @@ class TransformersModule(DeferredClosureModule):
                 )
             return closure()
 
-        step_repeating(optimizer, loss, repeat)
+        step_with_closure(optimizer, loss, repeat)
 
     @property
     def step_was_skipped(self) -> bool:
@@ -556,8 +564,8 @@ class TransformersModule(DeferredClosureModule):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load weights of compiled or other parts."""
-        separate_elements(self)
-        return super().load_state_dict(fitted(self, state_dict)[0], strict, assign)
+        materialize_expanded_tensors(self)
+        return super().load_state_dict(match_to_model(self, state_dict)[0], strict, assign)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add metadata to a checkpoint of weights too, for which Lightning calls no callback."""

@@ -14,15 +14,15 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 
 from littrainer.arguments.choices import SchedulerType
-from littrainer.arguments.sharding import sharding_plan
+from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.loop.loss import smoother_for
-from littrainer.loop.loss_normalization import UNKNOWN, LossHead
-from littrainer.model.facts import facts_about
+from littrainer.loop.loss import make_label_smoother
+from littrainer.loop.loss_normalization import UNKNOWN, LossReduction
+from littrainer.model.facts import read_model_facts
 from littrainer.optim.schedules import get_scheduler
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import kind_of
-from littrainer.strategies.mixed_precision import FORWARD_TYPES
+from littrainer.strategies.mixed_precision import AUTOCAST_DTYPES
 
 UNKNOWN_LENGTH = (
     "The number of steps is unknown: the loader has no length, or training has no end. Give "
@@ -47,7 +47,7 @@ class ModuleLossSettings:
 
     loss_is_scaled_for_ga: bool | None = None
     current_gradient_accumulation_steps = 1
-    _loss_head: LossHead = UNKNOWN
+    _loss_reduction: LossReduction = UNKNOWN
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ModuleLossSettings:
         compute_loss_func: Callable[..., Any] | None,
         tensor_parallel_size: int,
     ):
-        facts = facts_about(model)
+        facts = read_model_facts(model)
         # The module sets the world size of its lightning.Trainer later.
         self.args = SimpleNamespace(
             world_size=1,
@@ -64,7 +64,7 @@ class ModuleLossSettings:
             loss_normalization=args.loss_normalization,
         )
         self.compute_loss_func = compute_loss_func
-        self.label_smoother = smoother_for(model, args.label_smoothing_factor)
+        self.label_smoother = make_label_smoother(model, args.label_smoothing_factor)
         self.model_accepts_loss_kwargs = facts.accepts_loss_kwargs
         self.label_names = facts.label_names if args.label_names is None else args.label_names
         self.can_return_loss = facts.can_return_loss
@@ -99,15 +99,15 @@ def shard_model(model: nn.Module, strategy: Any, args: TrainingArguments) -> int
 
         parallelize_by_plan(model, mesh["tensor_parallel"])
     if shards > 1 and not is_a(model, "resharding module"):
-        from littrainer.strategies.sharded import shard
+        from littrainer.strategies.fsdp2 import shard
 
-        plan: Any = sharding_plan(args)
+        plan: Any = get_sharding_plan(args)
         if plan is None:
             # As with `fsdp=True`.
             sharded_args: Any = copy.copy(args)
             sharded_args.fsdp, sharded_args.fsdp_config = True, args.fsdp_config or {"version": 2}
-            plan = sharding_plan(sharded_args)
-        forward_dtype = FORWARD_TYPES.get(strategy.precision_plugin.precision)
+            plan = get_sharding_plan(sharded_args)
+        forward_dtype = AUTOCAST_DTYPES.get(strategy.precision_plugin.precision)
         shard(model, plan, mesh["data_parallel"], strategy.root_device, forward_dtype)
     return tensor_parallel_size
 

@@ -12,19 +12,19 @@ import torch
 from torch import nn
 
 from littrainer.callbacks.base import TrainerCallback
-from littrainer.data.columns import naming_dropped_columns
-from littrainer.data.limits import DEVELOPMENT_RUN, check_order_stays, overfits
-from littrainer.data.loaders import first_dimension
-from littrainer.data.resume.progress import generator_states, set_generator_states
-from littrainer.data.resume.rng import capture_random_states, set_random_states
+from littrainer.data.columns import explain_dropped_columns
+from littrainer.data.limits import DEVELOPMENT_RUN, check_order_is_fixed, is_overfit_run
+from littrainer.data.loaders import find_batch_size
+from littrainer.data.resume.progress import get_generator_states, set_generator_states
+from littrainer.data.resume.rng import get_rng_states, set_rng_states
 from littrainer.lightning_adapter.run_lightning import TrainerContext, fit
 from littrainer.loop.checks import check_before_training
-from littrainer.loop.model_preparation import model_prepared_for_training
-from littrainer.loop.overrides import own_methods
+from littrainer.loop.model_preparation import prepare_model_for_training
+from littrainer.loop.overrides import find_overrides
 from littrainer.loop.plan import TrainingPlan
 from littrainer.loop.run import TrainingRun
-from littrainer.model.traversal import model_device
-from littrainer.strategies.shards import is_sharded
+from littrainer.model.traversal import find_model_device
+from littrainer.strategies.full_state import is_sharded
 
 TRAINING_ONLY_KEYWORDS = ("callbacks", "logger", "max_time", "profiler", DEVELOPMENT_RUN)
 # A trial logs nonfinite losses unchanged.
@@ -92,7 +92,7 @@ def restore_trainer_after(
     model = trainer.model
     parts = [trainer, trainer.args, trainer.control, trainer.callback_handler, trainer.accelerator, *callbacks]
     with contextlib.ExitStack() as stack:
-        stack.callback(set_random_states, capture_random_states(gpu=trainer.args.device.type == "cuda"))
+        stack.callback(set_rng_states, get_rng_states(gpu=trainer.args.device.type == "cuda"))
         if with_model:
             for part in (trainer.optimizer, trainer.lr_scheduler):
                 if part is not None:
@@ -119,7 +119,7 @@ class _StepLimit(TrainerCallback):
 
     def __init__(self, trainer: TrialContext, steps: int, batch_size: int | None):
         self.trainer, self.steps, self.batch_size = trainer, steps, batch_size
-        self._is_unchecked = batch_size is not None and bool(own_methods(trainer, ["get_train_dataloader"]))
+        self._is_unchecked = batch_size is not None and bool(find_overrides(trainer, ["get_train_dataloader"]))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.on_substep_end()
@@ -127,7 +127,7 @@ class _StepLimit(TrainerCallback):
 
     def on_substep_end(self, *_: Any, **__: Any) -> None:
         # The last micro-batch may be smaller.
-        size = first_dimension(self.trainer.lightning_module.micro_batch.inputs) if self._is_unchecked else None
+        size = find_batch_size(self.trainer.lightning_module.micro_batch.inputs) if self._is_unchecked else None
         self._is_unchecked = False
         if size not in (None, self.batch_size):
             raise ValueError(
@@ -158,11 +158,11 @@ def take_steps(
     session = trainer.session
     session.train_batch_size = batch_size or session.train_batch_size
     session.is_in_train = True
-    with naming_dropped_columns(trainer), trainer.update_guard, model_prepared_for_training(trainer):
+    with explain_dropped_columns(trainer), trainer.update_guard, prepare_model_for_training(trainer):
         loader = trainer.get_train_dataloader()
-        if overfits(trainer):
-            check_order_stays(loader)
-        states = generator_states(loader)
+        if is_overfit_run(trainer):
+            check_order_is_fixed(loader)
+        states = get_generator_states(loader)
         plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, loader))
         run = session.run = TrainingRun(trainer, loader, plan, None, None, None)
         run.prepare_state()
@@ -195,7 +195,7 @@ def _restore_attributes(part: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def _restore_tensors(model: nn.Module) -> Iterator[None]:
     """Remove gradients in the block, then restore them, weights and buffers."""
-    device = model_device(model)
+    device = find_model_device(model)
     values = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in (*model.parameters(), *model.buffers())]
     gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in model.parameters()]
     for parameter in model.parameters():
@@ -203,7 +203,7 @@ def _restore_tensors(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        if device is not None and model_device(model) != device:
+        if device is not None and find_model_device(model) != device:
             model.to(device)
         with torch.no_grad():
             for tensor, value in values:

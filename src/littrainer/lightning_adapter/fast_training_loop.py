@@ -22,7 +22,7 @@ from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle
 
 from littrainer.lightning_adapter.module import TrainerModule
 from littrainer.lightning_adapter.precision import ForwardMixedPrecision
-from littrainer.runtime.interruptions import StoppedByUserCode
+from littrainer.runtime.interruptions import UserStopIteration
 from littrainer.strategies.data_parallel import ResidentDDPStrategy
 from littrainer.strategies.single_device import ResidentSingleDeviceStrategy
 
@@ -95,7 +95,7 @@ class FastEpochLoop(_TrainingEpochLoop):
             and (
                 type(pl_trainer.strategy) in PLAIN_STRATEGIES
                 # Not by class, since importing the sharding strategies takes time.
-                or getattr(pl_trainer.strategy, "acts_behind_backward_passes_only", False)
+                or getattr(pl_trainer.strategy, "has_only_post_backward_hooks", False)
             )
             and getattr(pl_trainer.strategy, "_model_averager", None) is None
             and type(plugin) in PLAIN_PRECISIONS
@@ -179,7 +179,7 @@ class FastEpochLoop(_TrainingEpochLoop):
                 outputs = self.manual_optimization.run(OrderedDict(batch=batch, batch_idx=batch_idx))
         except StopIteration as error:
             # Lightning would take it for the end of the data.
-            raise StoppedByUserCode from error
+            raise UserStopIteration from error
         total.processed += 1
         current.processed += 1
         if should_step:
@@ -240,7 +240,7 @@ class FastEpochLoop(_TrainingEpochLoop):
         module = self._module
         module.__dict__["_current_fx_name"] = "training_step"
         is_zeroed = batch_idx % self.trainer.accumulate_grad_batches == 0
-        loss = module.step.loss_of(batch)
+        loss = module.step.forward_micro_batch(batch)
         # Lightning clears gradients here, the Trainer after the step.
         if is_zeroed:
             self._notify_zero_grad()

@@ -19,20 +19,20 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from littrainer.arguments.choices import IntervalStrategy
 from littrainer.arguments.destinations import DERIVED_KEYWORDS
-from littrainer.arguments.did_you_mean import suggestion
-from littrainer.arguments.process import matmul_precision
+from littrainer.arguments.did_you_mean import suggest_name
+from littrainer.arguments.process import get_matmul_precision
 from littrainer.callbacks.lightning_callbacks import (
     ONLY_IN_TRAINING,
     check_average_begins,
+    check_callbacks,
     check_can_resume,
-    check_set_up,
-    is_one_of,
+    is_lightning_class,
     reject_unsupported_callback,
 )
 from littrainer.callbacks.lightning_metrics import COUNTS, is_number
 from littrainer.callbacks.state import TrainerState
-from littrainer.checkpoint.lightning_io import save_in_each_process, with_checkpoint_io
-from littrainer.data.limits import CARRIED_OUT
+from littrainer.checkpoint.lightning_io import add_checkpoint_io, save_on_all_ranks
+from littrainer.data.limits import LIMIT_KEYWORDS
 from littrainer.lightning_adapter.fast_training_loop import use_fast_loop
 from littrainer.lightning_adapter.lightning_internals import (
     cached_entry_points,
@@ -43,8 +43,8 @@ from littrainer.lightning_adapter.lightning_internals import (
 from littrainer.lightning_adapter.module import AfterUserCallbacks, BeforeUserCallbacks
 from littrainer.lightning_adapter.precision import build_precision_plugin
 from littrainer.runtime.log_filter import quiet_lightning
-from littrainer.strategies.user_strategy import fitted_strategy
-from littrainer.tracking.lightning_loggers import adopt_loggers, loggers_of
+from littrainer.strategies.user_strategy import adapt_strategy
+from littrainer.tracking.lightning_loggers import add_logger_trackers, get_shared_loggers
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -129,29 +129,29 @@ def build_lightning_trainer(trainer: TrainerContext, run: TrainingRun | None) ->
         ValueError: Lightning refuses the value of a keyword.
     """
     # Lightning reads torch's older setting.
-    if (precision := matmul_precision()) in ("tf32", "ieee"):
+    if (precision := get_matmul_precision()) in ("tf32", "ieee"):
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     keywords = lightning_keywords(trainer.args, trainer.lightning_keywords)
-    keywords["strategy"] = fitted_strategy(keywords.get("strategy", "auto"), trainer)
+    keywords["strategy"] = adapt_strategy(keywords.get("strategy", "auto"), trainer)
     # For callbacks.
     keywords.setdefault("default_root_dir", trainer.args.output_dir if run is None else run.folder)
     if trainer.overrides_training_step():
         # The only number that Lightning accepts in manual optimization.
         keywords["accumulate_grad_batches"] = 1
     callbacks = _collect_callbacks(trainer.lightning_callbacks, keywords)
-    adopt_loggers(trainer, trainer.callback_handler)
-    keywords["logger"] = loggers_of(trainer.callback_handler.callbacks)
+    add_logger_trackers(trainer, trainer.callback_handler)
+    keywords["logger"] = get_shared_loggers(trainer.callback_handler.callbacks)
     if callbacks and not keywords["logger"]:
         trainer_ref: Any = weakref.ref(trainer)
         keywords["logger"] = [HistoryLogger(lambda: trainer_ref().state)]
     if run is None:
-        callbacks = [callback for callback in callbacks if not is_one_of(callback, *ONLY_IN_TRAINING)]
+        callbacks = [callback for callback in callbacks if not is_lightning_class(callback, *ONLY_IN_TRAINING)]
     else:
-        check_set_up(callbacks, trainer.args, trainer.model, [trainer, *trainer.callback_handler.callbacks])
+        check_callbacks(callbacks, trainer.args, trainer.model, [trainer, *trainer.callback_handler.callbacks])
         callbacks = _prepare_callbacks(callbacks, run, keywords)
         plugins, checkpoints = to_list(keywords.get("plugins")), trainer.session.checkpoints
-        keywords["plugins"] = with_checkpoint_io(
-            plugins, trainer.model, checkpoints, lambda: run.trainer._saved_training()
+        keywords["plugins"] = add_checkpoint_io(
+            plugins, trainer.model, checkpoints, lambda: run.trainer._build_saved_training()
         )
     # Lightning requires these for such callbacks.
     for name, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):
@@ -191,7 +191,7 @@ def _prepare_callbacks(callbacks: list[Callback], run: TrainingRun, keywords: di
     if args.ema_decay is not None:
         from littrainer.lightning_adapter.weight_averaging import AveragedWeights
 
-        if any(is_one_of(callback, "WeightAveraging", "StochasticWeightAveraging") for callback in callbacks):
+        if any(is_lightning_class(callback, "WeightAveraging", "StochasticWeightAveraging") for callback in callbacks):
             raise ValueError("ema_decay is set, and a callback averages weights too: leave one of them out.")
         callbacks = [*callbacks, AveragedWeights(args.ema_decay, args.ema_use)]
     epochs = run.plan.num_train_epochs
@@ -202,13 +202,13 @@ def _prepare_callbacks(callbacks: list[Callback], run: TrainingRun, keywords: di
 
 
 def _construct(callbacks: list[Callback], keywords: dict[str, Any]) -> pl.Trainer:
-    for name in CARRIED_OUT:
+    for name in LIMIT_KEYWORDS:
         keywords.pop(name, None)
     accepted = _get_keywords(pl.Trainer)
     for name in keywords:
         if name not in accepted:
             raise TypeError(
-                f"lightning={{{name!r}: ...}} is no keyword of lightning.Trainer ({suggestion(name, accepted)})."
+                f"lightning={{{name!r}: ...}} is no keyword of lightning.Trainer ({suggest_name(name, accepted)})."
             )
     with quiet_lightning(), cached_entry_points():
         try:
@@ -218,7 +218,7 @@ def _construct(callbacks: list[Callback], keywords: dict[str, Any]) -> pl.Traine
                 f"lightning.Trainer refuses a keyword, one given as `lightning` or one that follows from the training "
                 f"arguments: {error}"
             ) from None
-    save_in_each_process(lightning_trainer.strategy)
+    save_on_all_ranks(lightning_trainer.strategy)
     disable_signal_handling(lightning_trainer)
     disable_auto_resume(lightning_trainer)
     return lightning_trainer

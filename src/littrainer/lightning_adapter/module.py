@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from littrainer.callbacks.lightning_callbacks import backbone_of
-from littrainer.callbacks.lightning_metrics import note_places, publish
+from littrainer.callbacks.lightning_callbacks import find_backbone
+from littrainer.callbacks.lightning_metrics import publish, set_batch_indices
 from littrainer.data.windows import MicroBatch
 from littrainer.lightning_adapter.lightning_internals import (
     record_optimizer_step,
@@ -31,10 +31,10 @@ from littrainer.lightning_adapter.lightning_internals import (
 from littrainer.loop.batch_errors import note_batch
 from littrainer.model.traversal import clear_gradients
 from littrainer.optim.schedules import is_metric_driven
-from littrainer.optim.stepping import ClosureFirst, GradScalerMixin, note_step, updates_during_backward
-from littrainer.runtime.interruptions import StoppedByUserCode
-from littrainer.runtime.weak_attributes import held_weakly
-from littrainer.strategies.model_wrapping import follow_unfrozen_parameters
+from littrainer.optim.stepping import ClosureFirstOptimizer, GradScalerMixin, has_fused_backward, mark_optimizer_stepped
+from littrainer.runtime.interruptions import UserStopIteration
+from littrainer.runtime.weak_attributes import weak_property
+from littrainer.strategies.model_wrapping import rewrap_after_unfreezing
 
 if TYPE_CHECKING:
     from littrainer.evaluation.loop import EvaluationLoop
@@ -55,7 +55,7 @@ def convert_stop_iteration(hook: Hook) -> Hook:
         try:
             return hook(*args, **kwargs)
         except StopIteration as error:
-            raise StoppedByUserCode from error
+            raise UserStopIteration from error
 
     return wrapper  # type: ignore[return-value]
 
@@ -76,7 +76,7 @@ class DeferredClosureModule(pl.LightningModule):
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
     ) -> None:
-        closure_first = ClosureFirst(getattr(optimizer, "optimizer", optimizer), self.step_optimizer)
+        closure_first = ClosureFirstOptimizer(getattr(optimizer, "optimizer", optimizer), self.step_optimizer)
         self.trainer.strategy.optimizer_step(closure_first, optimizer_closure or (lambda: None))
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
@@ -94,7 +94,7 @@ class TrainerModule(DeferredClosureModule):
         run: the training; None for evaluation and prediction.
     """
 
-    owner = held_weakly("_owner")
+    owner = weak_property("_owner")
 
     def __init__(self, trainer: TrainerContext, run: TrainingRun | None = None):
         super().__init__()
@@ -128,7 +128,7 @@ class TrainerModule(DeferredClosureModule):
         Raises:
             AttributeError: the model has no backbone.
         """
-        backbone = backbone_of(self.model)
+        backbone = find_backbone(self.model)
         if backbone is None:
             raise AttributeError(f"{type(self.model).__name__} has neither a `backbone` nor a head on a base model.")
         return backbone
@@ -150,7 +150,7 @@ class TrainerModule(DeferredClosureModule):
     def configure_optimizers(self) -> Any:
         optimizer, schedule = self.step.run.optimizer_and_schedule()
         self._optimizer, self._schedule = optimizer, schedule
-        self._updates_during_backward = updates_during_backward(optimizer)
+        self._updates_during_backward = has_fused_backward(optimizer)
         plugin = self.trainer.precision_plugin
         is_scaling = isinstance(plugin, GradScalerMixin) and plugin.scaler is not None
         self.scaling = plugin if is_scaling else None  # type: ignore[assignment]
@@ -168,12 +168,12 @@ class TrainerModule(DeferredClosureModule):
             set_optimizer_step_count(self.trainer, self.owner.state.global_step)
         self.sync_optimizer()
         self._sync_scheduler()
-        follow_unfrozen_parameters(self.owner)
+        rewrap_after_unfreezing(self.owner)
 
     def sync_optimizer(self) -> Any:
         if self.owner.optimizer is not self._optimizer:
             self._optimizer = self.owner.optimizer
-            self._updates_during_backward = updates_during_backward(self._optimizer)
+            self._updates_during_backward = has_fused_backward(self._optimizer)
             replace_optimizer(self.trainer, self._optimizer)
         return self._optimizer
 
@@ -194,13 +194,13 @@ class TrainerModule(DeferredClosureModule):
         if not self.automatic_optimization:
             # Lightning enters this context in automatic optimization.
             with getattr(self.trainer.strategy, "block_backward_sync", nullcontext)():
-                loss = self.step.loss_of(micro_batch, by_training_step=True)
+                loss = self.step.forward_micro_batch(micro_batch, by_training_step=True)
             if micro_batch.closes_window:
                 self.sync_optimizer()
                 self.owner.accelerator.unscale_gradients()
                 self.step.update(self._step_and_count, self._step_all_schedulers)
             return loss
-        loss = self.step.loss_of(micro_batch)
+        loss = self.step.forward_micro_batch(micro_batch)
         # Lightning's divisor of the loss, which the Trainer has divided already.
         self.trainer.accumulate_grad_batches = 1
         return loss
@@ -263,12 +263,12 @@ class TrainerModule(DeferredClosureModule):
     def step_optimizer(self, *_: Any) -> None:
         """Step the optimizer after clipping; weights change only here."""
         optimizer = self.sync_optimizer()
-        if self.step.is_refused or self._updates_during_backward:
-            note_step(optimizer)
+        if self.step.is_step_skipped or self._updates_during_backward:
+            mark_optimizer_stepped(optimizer)
             if self.scaling is not None:
                 self.scaling.skip_step()
         elif self.scaling is not None:
-            self.scaling.step_unless_infinite(optimizer)
+            self.scaling.step_unless_nonfinite(optimizer)
         else:
             optimizer.step()
 
@@ -321,12 +321,12 @@ class TrainerModule(DeferredClosureModule):
     @convert_stop_iteration
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         outputs = self._evaluation.step(batch)
-        note_places(self.trainer, self._evaluation.places_of(batch))
+        set_batch_indices(self.trainer, self._evaluation.find_sample_indices(batch))
         return outputs.predictions
 
     def on_validation_start(self) -> None:
         if get_user_callbacks(self.trainer):
-            set_displayed_batch_count(self.trainer, self._evaluation.number_of_batches)
+            set_displayed_batch_count(self.trainer, self._evaluation.num_batches)
 
     on_predict_start = on_validation_start
 

@@ -12,11 +12,11 @@ from lightning.pytorch.strategies import FSDPStrategy
 from torch import nn
 
 from littrainer.arguments.destinations import FULL_PRECISION
-from littrainer.arguments.sharding import sharding_plan
+from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.distributed.layout import tensor_parallel_size
 from littrainer.optim.stepping import GradScalerMixin
 from littrainer.strategies.deepspeed import TrainerDeepSpeedStrategy
-from littrainer.strategies.sharded import ignored_parameters
+from littrainer.strategies.fsdp2 import find_ignored_parameters
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -133,8 +133,10 @@ def _describe_mixed_sharding(args: TrainingArguments, trained_model: nn.Module |
     """Return the setting that mixes sharded and replicated gradients."""
     if tensor_parallel_size(args) > 1:
         return "tensor parallelism (tp_size)"
-    plan = sharding_plan(args)
+    plan = get_sharding_plan(args)
     if plan is None or trained_model is None:
         return None
-    is_trained = any(parameter.requires_grad for parameter in ignored_parameters(trained_model, plan.ignored_modules))
+    is_trained = any(
+        parameter.requires_grad for parameter in find_ignored_parameters(trained_model, plan.ignored_modules)
+    )
     return f"ignored_modules={plan.ignored_modules!r} of fsdp_config, which are trained" if is_trained else None

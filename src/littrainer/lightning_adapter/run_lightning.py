@@ -8,20 +8,20 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from littrainer.callbacks.lightning_callbacks import is_one_of
-from littrainer.callbacks.lightning_metrics import ValidationRounds
+from littrainer.callbacks.lightning_callbacks import is_lightning_class
+from littrainer.callbacks.lightning_metrics import DeferredValidationEnd
 from littrainer.callbacks.lightning_metrics import publish as publish_metrics
-from littrainer.data.limits import further_keywords
-from littrainer.data.workers import end_workers
+from littrainer.data.limits import get_lightning_keywords
+from littrainer.data.workers import shut_down_workers
 from littrainer.distributed.failures import name_failed_process
 from littrainer.lightning_adapter.torchmetrics_on_demand import torchmetrics_on_demand
-from littrainer.loop.batch_errors import noted_reading
+from littrainer.loop.batch_errors import note_reading_errors
 from littrainer.runtime.interruptions import PythonInterruptions
-from littrainer.runtime.lazy_isinstance import known_classes
+from littrainer.runtime.lazy_isinstance import loaded_classes
 from littrainer.runtime.log_filter import quiet_lightning
-from littrainer.runtime.weak_attributes import without_callers_frames
+from littrainer.runtime.weak_attributes import load_in_thread
 from littrainer.strategies.choice import SHARDING_STRATEGIES, strategy_name
-from littrainer.strategies.shards import is_sharded
+from littrainer.strategies.full_state import is_sharded
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -52,7 +52,7 @@ class TrainerContext(Protocol):
     lightning_callbacks: list[Any]
     lightning_keywords: dict[str, Any]
     lightning_module: Any
-    validation_rounds: Any
+    deferred_validation_end: Any
     is_in_train: Any
 
     def overrides_training_step(self) -> bool: ...
@@ -66,13 +66,13 @@ class LightningState:
         trainer: of the last training, or of an earlier evaluation.
         module: fitted at present; None outside of training.
         evaluation: the innermost running evaluation or prediction.
-        validation_rounds: evaluations that are one validation for Lightning callbacks.
+        deferred_validation_end: evaluations that are one validation for Lightning callbacks.
     """
 
     trainer: pl.Trainer | None = None
     module: Any = None
     evaluation: EvaluationLoop | None = None
-    validation_rounds: ValidationRounds = field(default_factory=ValidationRounds)
+    deferred_validation_end: DeferredValidationEnd = field(default_factory=DeferredValidationEnd)
 
     def __del__(self, modules: dict[str, Any] = sys.modules) -> None:
         # Only the garbage collector would free its reference cycles.
@@ -88,7 +88,7 @@ class LightningState:
 def import_lightning() -> None:
     """Import Lightning before seeding, since imports draw random numbers."""
     if "littrainer.lightning_adapter.lightning_trainer" not in sys.modules:
-        without_callers_frames(_import_all)
+        load_in_thread(_import_all)
 
 
 def _import_all() -> None:
@@ -108,7 +108,7 @@ def fit(trainer: TrainerContext, run: TrainingRun) -> None:
     try:
         with (
             quiet_lightning(),
-            noted_reading(trainer),
+            note_reading_errors(trainer),
             PythonInterruptions(),
             name_failed_process("training"),
         ):
@@ -117,7 +117,7 @@ def fit(trainer: TrainerContext, run: TrainingRun) -> None:
     finally:
         trainer.accelerator.module = None
         state.module = None
-        end_workers(run.windows.loader)
+        shut_down_workers(run.windows.loader)
 
 
 def evaluate(trainer: TrainerContext, evaluation: EvaluationLoop) -> None:
@@ -126,15 +126,15 @@ def evaluate(trainer: TrainerContext, evaluation: EvaluationLoop) -> None:
     running = state.module
     outer, state.evaluation = state.evaluation, evaluation
     if running is not None:
-        trainer.validation_rounds.end_earlier_one()
+        trainer.deferred_validation_end.notify_previous_end()
     try:
-        with noted_reading(trainer, evaluation):
+        with note_reading_errors(trainer, evaluation):
             if not _has_listeners(trainer):
                 with name_failed_process("the evaluation"):
                     evaluation.run()
                 if running is not None:
                     # Ends the validation, without callbacks.
-                    trainer.validation_rounds.add(lambda is_monitoring: None)
+                    trainer.deferred_validation_end.add(lambda is_monitoring: None)
             elif running is None:
                 _evaluate_with_lightning(trainer, evaluation)
             else:
@@ -145,7 +145,7 @@ def evaluate(trainer: TrainerContext, evaluation: EvaluationLoop) -> None:
 
 def _has_listeners(trainer: TrainerContext) -> bool:
     running = trainer.session.lightning.module
-    if further_keywords(trainer):
+    if get_lightning_keywords(trainer):
         return True
     if running is None:
         # Outside of fit, evaluations also call `setup` and `teardown`.
@@ -164,7 +164,7 @@ def _evaluate_inside_fit(trainer: TrainerContext, lightning_trainer: pl.Trainer,
     end = evaluate_inside_fit(
         lightning_trainer, BatchStream(evaluation), lambda: _restore_trained_weights(lightning_trainer)
     )
-    trainer.validation_rounds.add(end)
+    trainer.deferred_validation_end.add(end)
 
 
 def _evaluate_with_lightning(trainer: TrainerContext, evaluation: EvaluationLoop) -> None:
@@ -232,7 +232,7 @@ def group_validations(trainer: TrainerContext) -> Iterator[None]:
     """Group evaluations into one validation for callbacks that monitor metrics."""
     with (
         trainer.session.speed.during("evaluation"),
-        trainer.validation_rounds.round(lambda: propagate_stop(trainer)),
+        trainer.deferred_validation_end.round(lambda: propagate_stop(trainer)),
         swap_in_weights_for("evaluate", trainer.session.lightning.module),
     ):
         yield
@@ -275,10 +275,10 @@ def _add_to_history(lightning_trainer: pl.Trainer) -> None:
 def _restore_trained_weights(lightning_trainer: pl.Trainer) -> None:
     # Training may continue after a signal.
     for callback in lightning_trainer.callbacks:  # type: ignore[attr-defined]
-        if is_one_of(callback, "WeightAveraging"):
+        if is_lightning_class(callback, "WeightAveraging"):
             callback.on_validation_epoch_end(lightning_trainer, lightning_trainer.lightning_module)
 
 
 def is_lightning_callback(callback: Any) -> bool:
-    classes = known_classes("lightning callback")
+    classes = loaded_classes("lightning callback")
     return isinstance(callback, classes) or (isinstance(callback, type) and issubclass(callback, classes))
