@@ -1,4 +1,4 @@
-"""Keras on its torch backend for the tests of this folder, whatever the environment says."""
+"""Keras on its torch backend, whatever the environment."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ SAMPLES = 12
 
 @pytest.fixture(scope="session")
 def keras() -> Any:
-    """The package; its backend is chosen when it is first imported, and nothing else in the process imports it."""
+    """Import Keras, which selects its backend in its first import."""
     before = os.environ.get("KERAS_BACKEND")
     os.environ["KERAS_BACKEND"] = "torch"
     try:
@@ -44,7 +44,7 @@ def pairs(features: np.ndarray, labels: np.ndarray) -> list[tuple[Any, Any]]:
 
 @pytest.fixture
 def make_model(keras: Any) -> Any:
-    """Makes a compiled classifier with dropout and batch normalization; each call the same weights."""
+    """Return a function that creates a classifier with dropout, batch normalization and the same weights."""
 
     def make(**compiled: Any) -> Any:
         keras.utils.set_random_seed(0)
@@ -60,7 +60,7 @@ def make_model(keras: Any) -> Any:
 
 @pytest.fixture
 def linear_model(keras: Any) -> Any:
-    """A compiled classifier without anything random or batch-dependent."""
+    """Return a classifier without random or batch-dependent layers."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -69,7 +69,7 @@ def linear_model(keras: Any) -> Any:
 
 @pytest.fixture
 def arguments(tmp_path: Path) -> Any:
-    """Makes arguments for two epochs of three micro-batches on the CPU."""
+    """Return a function that creates arguments for two epochs of three micro-batches."""
 
     def make(**changed: Any) -> TFTrainingArguments:
         fields: dict[str, Any] = {

@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from littrainer.keras.data import BatchedPairs, PairDataset, collate_pairs, make_loader, to_pair_dataset, to_tensors
 
 
-class StandInDataset:
-    """What is used of a tf.data.Dataset: TensorFlow is not there to test with."""
+class FakeTensorFlowDataset:
+    """A substitute for a tf.data.Dataset."""
 
     __module__ = "tensorflow.python.data.ops.dataset_ops"
 
@@ -27,13 +27,13 @@ class StandInDataset:
 PAIR = (np.zeros(2, "float32"), 1)
 
 
-def test_datasets_of_tensorflow_and_torch_are_taken() -> None:
-    dataset = to_pair_dataset(StandInDataset([PAIR, PAIR]), "train_dataset")
+def test_datasets_of_tensorflow_and_torch_are_accepted() -> None:
+    dataset = to_pair_dataset(FakeTensorFlowDataset([PAIR, PAIR]), "train_dataset")
     assert isinstance(dataset, PairDataset)
     assert (len(dataset), dataset[1]["labels"]) == (2, 1)
-    of_tensors = to_pair_dataset(TensorDataset(torch.ones(2, 3), torch.arange(2)), "train_dataset")
-    assert of_tensors is not None
-    assert collate_pairs([of_tensors[0], of_tensors[1]])["labels"].tolist() == [0, 1]
+    tensor_pairs = to_pair_dataset(TensorDataset(torch.ones(2, 3), torch.arange(2)), "train_dataset")
+    assert tensor_pairs is not None
+    assert collate_pairs([tensor_pairs[0], tensor_pairs[1]])["labels"].tolist() == [0, 1]
     with pytest.raises(TypeError, match=r"tuple of 3.*sample weights into the loss that run_model returns"):
         PairDataset([(1, 2, 3)])[0]
 
@@ -42,18 +42,18 @@ def test_datasets_of_tensorflow_and_torch_are_taken() -> None:
     "source",
     [
         *(DataLoader([1]), {"train": [PAIR]}, (np.ones((2, 2)), np.ones(2)), "data.csv", 3, iter([PAIR])),
-        StandInDataset([PAIR], cardinality=-1),
+        FakeTensorFlowDataset([PAIR], cardinality=-1),
     ],
     ids=lambda source: type(source).__name__,
 )
-def test_what_is_no_dataset_of_samples_is_refused_with_what_to_pass(source: Any) -> None:
+def test_other_data_than_samples_is_refused_with_advice(source: Any) -> None:
     with pytest.raises(
         TypeError, match=rf"train_dataset is a {type(source).__name__}.*TensorDataset\(features, labels\)"
     ):
         to_pair_dataset(source, "train_dataset")
 
 
-def test_a_batch_keeps_dicts_and_tuples_and_makes_numbers_float32() -> None:
+def test_a_batch_has_the_dicts_and_tuples_of_samples_and_float32() -> None:
     samples = [{"features": {"a": [1.0, 2.0], "b": (np.ones(2), 3), "c": (1, 2)}, "labels": 1} for _ in range(2)]
     batch = collate_pairs(samples)
     assert batch["features"]["a"].dtype == torch.float32
@@ -81,8 +81,8 @@ def test_samples_that_cannot_be_stacked_are_named(values: list[Any], error: type
         collate_pairs([{"features": value} for value in values])
 
 
-def test_batches_of_a_script_are_read_as_far_as_it_says() -> None:
-    batches = StandInDataset([(np.ones((2, 1)), np.ones(2))] * 5)
+def test_batches_of_a_script_are_read_up_to_its_number_of_steps() -> None:
+    batches = FakeTensorFlowDataset([(np.ones((2, 1)), np.ones(2))] * 5)
     loader = make_loader((batches, 3, 6), "get_eval_tfdataset", has_counts=True)
     assert (len(loader), len(list(loader)), loader.num_examples) == (3, 3, 6)
     assert len(make_loader(batches, "get_train_tfdataset")) == 5

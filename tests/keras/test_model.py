@@ -14,12 +14,12 @@ from littrainer.keras.model import (
 )
 
 
-def module_of(model: Any) -> KerasModule:
+def make_module(model: Any) -> KerasModule:
     return KerasModule(model, lambda *batch: run_keras_model(model, *batch))
 
 
-def test_a_second_model_of_the_process_has_the_same_names(make_model: Any) -> None:
-    first, second = module_of(make_model()), module_of(make_model())
+def test_a_second_model_in_a_process_has_the_same_names(make_model: Any) -> None:
+    first, second = make_module(make_model()), make_module(make_model())
     assert [variable.path for variable in first.keras_model.variables] != [
         variable.path for variable in second.keras_model.variables
     ]
@@ -27,10 +27,10 @@ def test_a_second_model_of_the_process_has_the_same_names(make_model: Any) -> No
     assert {"sequential/dense/kernel", "sequential/dense_1/kernel"} < set(first.state_dict())
 
 
-def test_buffers_of_a_torch_module_inside_are_kept_and_moved(keras: Any) -> None:
+def test_buffers_of_a_torch_module_inside_are_saved_and_moved(keras: Any) -> None:
     norm = torch.nn.BatchNorm1d(3)
     layers = [keras.layers.Input((3,)), keras.layers.TorchModuleWrapper(norm), keras.layers.Dense(1)]
-    module = module_of(keras.Sequential(layers))
+    module = make_module(keras.Sequential(layers))
     norm(torch.ones(2, 3))
     stored = module.state_dict()
     assert any(torch.equal(value, norm.running_mean) for value in stored.values())
@@ -42,16 +42,16 @@ def test_buffers_of_a_torch_module_inside_are_kept_and_moved(keras: Any) -> None
 def test_moving_statistics_are_buffers_and_frozen_weights_parameters(make_model: Any) -> None:
     model = make_model()
     model.layers[0].trainable = False
-    module = module_of(model)
+    module = make_module(model)
     norm = model.layers[2]
     shared = {id(norm.moving_mean.value), id(norm.moving_variance.value)}
-    assert {id(one) for one in module.buffers()} == shared
-    assert {id(one) for one in module.parameters()} == {id(one.value) for one in model.variables} - shared
+    assert set(map(id, module.buffers())) == shared
+    assert set(map(id, module.parameters())) == {id(variable.value) for variable in model.variables} - shared
     module.double()
-    assert {id(one) for one in module.buffers()} == shared and norm.moving_mean.value.dtype == torch.float64
+    assert set(map(id, module.buffers())) == shared and norm.moving_mean.value.dtype == torch.float64
 
 
-def test_the_loss_is_the_compiled_one_with_regularization(keras: Any, features: np.ndarray) -> None:
+def test_the_loss_is_the_compiled_loss_with_regularization(keras: Any, features: np.ndarray) -> None:
     dense = keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L2(0.5))
     model = keras.Sequential([keras.layers.Input((4,)), dense])
     model.compile(loss="mse")
@@ -61,7 +61,7 @@ def test_the_loss_is_the_compiled_one_with_regularization(keras: Any, features: 
     assert loss.item() == pytest.approx(expected.item())
 
 
-def test_a_model_whose_call_takes_labels_returns_its_own_loss(keras: Any, features: np.ndarray) -> None:
+def test_a_model_whose_call_takes_labels_returns_its_loss(keras: Any, features: np.ndarray) -> None:
     class WithLabels(keras.Model):
         def __init__(self) -> None:
             super().__init__()
@@ -78,42 +78,42 @@ def test_a_model_whose_call_takes_labels_returns_its_own_loss(keras: Any, featur
     assert run_keras_model(WithLabels(), inputs, None, False)[0] is None
 
 
-def test_a_model_without_a_loss_is_an_error_that_says_where_one_comes_from(keras: Any, features: np.ndarray) -> None:
+def test_a_model_without_a_loss_is_an_error_with_advice(keras: Any, features: np.ndarray) -> None:
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
     with pytest.raises(ValueError, match=r"Sequential has no loss.*model.compile\(loss=\.\.\.\).*run_model"):
         run_keras_model(model, torch.tensor(features), torch.zeros(12), True)
 
 
-def test_instances_are_labels_that_count_or_rows() -> None:
+def test_instances_are_integer_labels_or_rows() -> None:
     assert count_instances(torch.tensor([[1, -100, 0], [2, -100, -100]])) == 3
     assert count_instances(torch.zeros(5, 3)) == 5
-    # What -100 is in 8 bits without a sign.
+    # 156 is -100 in unsigned 8 bits.
     assert count_instances(torch.tensor([156, 156, 3], dtype=torch.uint8)) == 3
     assert count_instances(torch.tensor([True, False])) == 2
     assert count_instances({"start": torch.tensor([1, 2]), "end": torch.tensor([0, 0])}) == 2
 
 
-def test_losses_of_instances_and_means_weigh_alike_in_a_window() -> None:
+def test_losses_of_instances_and_their_means_have_equal_weights_in_a_window() -> None:
     labels = [torch.tensor([1, 1, -100]), torch.tensor([0])]
     losses = [torch.tensor([3.0, 5.0, 0.0]), torch.tensor([1.0])]
     means = [torch.tensor(4.0), torch.tensor(1.0)]
     for parts in (losses, means):
         total = sum(mean_over_window(loss, label, torch.tensor(3)) for loss, label in zip(parts, labels, strict=True))
         assert total == 3.0
-    # One loss for each row of one-hot labels, and a micro-batch without any label.
+    # A loss for each row of one-hot labels, and a micro-batch without labels.
     assert mean_over_window(torch.tensor([2.0, 4.0]), torch.eye(2, dtype=torch.int64)) == 3.0
     assert mean_over_window(torch.tensor([0.0, 0.0]), torch.tensor([-100, -100])) == 0.0
 
 
-def of_module(module: str) -> Any:
+def fake_model(module: str) -> Any:
     return type("Model", (), {"__module__": module})()
 
 
-def test_a_model_that_torch_cannot_train_is_refused_with_the_next_step(
+def test_a_model_of_another_framework_is_refused_with_advice(
     monkeypatch: pytest.MonkeyPatch, linear_model: Any, keras: Any
 ) -> None:
     modules = {"tensorflow.python.keras": "TensorFlow", "tf_keras.src": "TensorFlow", "flax.linen": "JAX"}
-    cases = [(of_module(module), NotImplementedError, f"a model of {kind}") for module, kind in modules.items()]
+    cases = [(fake_model(module), NotImplementedError, f"a model of {kind}") for module, kind in modules.items()]
     cases += [
         (torch.nn.Linear(1, 1), TypeError, r"model is a Linear\. Pass it to Trainer"),
         ("bert-base-cased", TypeError, "model is a str. Pass a keras.Model"),
@@ -126,7 +126,7 @@ def test_a_model_that_torch_cannot_train_is_refused_with_the_next_step(
         check_model(linear_model)
 
 
-def test_a_summed_loss_and_a_models_own_step_are_refused(make_model: Any, keras: Any) -> None:
+def test_a_summed_loss_and_an_overridden_train_step_are_refused(make_model: Any, keras: Any) -> None:
     with pytest.raises(NotImplementedError, match=r"reduction='sum'.*Leave the reduction out"):
         check_trainable(make_model(loss=[keras.losses.MeanSquaredError(reduction="sum")]))
     check_trainable(make_model(loss=["mse"]))

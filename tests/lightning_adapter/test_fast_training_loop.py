@@ -1,4 +1,4 @@
-"""Lightning's own loop and the fast one do the same, as far as anybody can hear."""
+"""The fast loop and Lightning's loop are the same for callbacks, loggers and weights."""
 
 from __future__ import annotations
 
@@ -25,37 +25,40 @@ from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 BOTH_MODES = pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer], ids=["automatic", "manual"])
 
 
-def test_another_release_of_lightning_keeps_its_own_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_untested_release_of_lightning_uses_lightnings_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(fast_training_loop, "SUPPORTED_RELEASES", frozenset({"1.0"}))
     trainer = quiet_trainer(tmp_path, max_steps=1)
     trainer.train()
     assert type(trainer.lightning_trainer.fit_loop.epoch_loop) is _TrainingEpochLoop
 
 
-class Listening(pl.Callback):
-    """Notes each hook, and what a callback can see of the training in it; logs in each of them."""
+class Recorder(pl.Callback):
+    """A callback that records the visible state in each hook, and logs in it."""
 
     def __init__(self, hooks: tuple[str, ...] = HOOKS) -> None:
-        self.heard: list[Any] = []
+        self.records: list[Any] = []
         for hook in hooks:
-            setattr(self, hook, self._listener(hook))
+            setattr(self, hook, self._make_hook(hook))
 
-    def _listener(self, hook: str) -> Callable[..., None]:
-        def listen(trainer: Any, module: Any, *args: Any) -> None:
-            module.log(f"seen_{hook}", float(len(self.heard)), on_step=True, on_epoch=True, batch_size=1)
+    def _make_hook(self, hook: str) -> Callable[..., None]:
+        def record(trainer: pl.Trainer, module: Any, *args: Any) -> None:
+            module.log(f"seen_{hook}", float(len(self.records)), on_step=True, on_epoch=True, batch_size=1)
             loops = trainer.fit_loop.epoch_loop.state_dict()
-            gradients = [None if one.grad is None else one.grad.clone() for one in module.model.parameters()]
-            self.heard.append((hook, trainer.global_step, plain(args), loops, gradients, module._current_fx_name))
+            gradients = [gradient_of(parameter) for parameter in module.model.parameters()]
+            self.records.append((hook, trainer.global_step, plain(args), loops, gradients, module._current_fx_name))
 
-        return listen
+        return record
+
+
+def gradient_of(parameter: torch.nn.Parameter) -> torch.Tensor | None:
+    return None if parameter.grad is None else parameter.grad.clone()
 
 
 def plain(value: Any) -> Any:
-    """Something that two runs can be compared by."""
     if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     if isinstance(value, dict):
-        return {name: plain(one) for name, one in value.items()}
+        return {name: plain(item) for name, item in value.items()}
     if isinstance(value, torch.Tensor):
         return value.tolist()
     if isinstance(value, ClosureFirstOptimizer):
@@ -64,7 +67,7 @@ def plain(value: Any) -> Any:
 
 
 class Metrics(pl.loggers.Logger):
-    """Keeps what is logged to it."""
+    """A logger that stores metrics."""
 
     name, version = "metrics", 0
 
@@ -84,8 +87,8 @@ def run(folder: Path, is_fast: bool, kind: type[Trainer], further: list[Any], **
         if not is_fast:
             patch.setattr(fast_training_loop, "SUPPORTED_RELEASES", frozenset())
         settings = {"num_train_epochs": 2, "per_device_train_batch_size": 2, "logging_steps": 1, **arguments}
-        given = {"train_dataset": Rows(vector_rows(14)), "callbacks": further}
-        trainer = quiet_trainer(folder, kind=kind, given=given, **settings)
+        options = {"train_dataset": Rows(vector_rows(14)), "callbacks": further}
+        trainer = quiet_trainer(folder, kind=kind, given=options, **settings)
         trainer.train()
     assert (type(trainer.lightning_trainer.fit_loop.epoch_loop) is FastEpochLoop) is is_fast
     return trainer
@@ -93,15 +96,15 @@ def run(folder: Path, is_fast: bool, kind: type[Trainer], further: list[Any], **
 
 @BOTH_MODES
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_callbacks_hear_and_see_the_same_in_both_loops(tmp_path: Path, kind: type[Trainer], accumulation: int) -> None:
-    found = []
+def test_callbacks_see_the_same_state_in_both_loops(tmp_path: Path, kind: type[Trainer], accumulation: int) -> None:
+    results = []
     for is_fast in (True, False):
-        listening, metrics = Listening(), Metrics()
+        recorder, metrics = Recorder(), Metrics()
         trainer = run(
             tmp_path / str(is_fast),
             is_fast,
             kind,
-            [listening],
+            [recorder],
             gradient_accumulation_steps=accumulation,
             lightning={"logger": metrics},
         )
@@ -109,46 +112,46 @@ def test_callbacks_hear_and_see_the_same_in_both_loops(tmp_path: Path, kind: typ
             {name: value for name, value in entry.items() if "runtime" not in name and "_per_" not in name}
             for entry in trainer.state.log_history
         ]
-        weights = [one.tolist() for one in trainer.model.parameters()]
-        heard = [plain(entry) for entry in listening.heard]
+        weights = [parameter.tolist() for parameter in trainer.model.parameters()]
+        records = [plain(entry) for entry in recorder.records]
         logged = [
             (step, {name: value for name, value in entry.items() if "seen_" in name or name == "epoch"})
             for step, entry in metrics.logged
         ]
-        found.append((heard, logged, weights, plain(history), trainer.lightning_trainer.global_step))
-    fast, own = found
-    assert len(fast[0]) == len(own[0]) > 14
-    for one, other in zip(fast[0], own[0], strict=True):
-        assert one == other
-    assert fast[1:] == own[1:]
+        results.append((records, logged, weights, plain(history), trainer.lightning_trainer.global_step))
+    fast, lightning = results
+    assert len(fast[0]) == len(lightning[0]) > 14
+    for fast_record, lightning_record in zip(fast[0], lightning[0], strict=True):
+        assert fast_record == lightning_record
+    assert fast[1:] == lightning[1:]
 
 
-IN_BOTH_LOOPS = pytest.mark.parametrize("is_fast", [True, False], ids=["fast", "Lightning's own"])
+BOTH_LOOPS = pytest.mark.parametrize("is_fast", [True, False], ids=["fast", "lightning"])
 
 
-@IN_BOTH_LOOPS
-def test_a_callback_that_comes_in_the_middle_of_an_epoch_is_heard(tmp_path: Path, is_fast: bool) -> None:
-    late = Listening(("on_train_batch_start",))
+@BOTH_LOOPS
+def test_a_callback_that_is_added_within_an_epoch_is_called(tmp_path: Path, is_fast: bool) -> None:
+    late = Recorder(("on_train_batch_start",))
 
     class Adding(pl.Callback):
-        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
             if batch_idx == 3:
                 trainer.callbacks.append(late)
 
     run(tmp_path, is_fast, Trainer, [Adding()], num_train_epochs=1)
-    # In the micro-batch in which it comes too, since it stands behind the one that has added it.
-    assert [entry[1] for entry in late.heard] == [3, 4, 5, 6]
+    # Including the micro-batch in which it is added, since it follows the callback that adds it.
+    assert [entry[1] for entry in late.records] == [3, 4, 5, 6]
 
 
-def test_a_hook_that_a_callback_gets_in_the_middle_of_an_epoch_is_called(tmp_path: Path) -> None:
+def test_a_hook_that_is_set_on_a_callback_within_an_epoch_is_called(tmp_path: Path) -> None:
     class Waiting(pl.Callback):
-        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
             if batch_idx == 3:
-                self.on_after_backward = heard.append_batch  # type: ignore[method-assign]
+                self.on_after_backward = hook  # type: ignore[method-assign]
 
-    heard = Mock()
+    hook = Mock()
     trainer = run(tmp_path, True, Trainer, [Waiting()], num_train_epochs=1)
-    assert heard.append_batch.call_count == trainer.state.global_step - 3 == 4
+    assert hook.call_count == trainer.state.global_step - 3 == 4
 
 
 @BOTH_MODES
@@ -156,39 +159,40 @@ def test_a_hook_that_a_callback_gets_in_the_middle_of_an_epoch_is_called(tmp_pat
     "hook, expected",
     [("on_train_batch_start", 4), ("on_after_backward", 4), ("on_after_batch_transfer", 3)],
 )
-def test_a_hook_that_is_set_on_the_module_in_the_middle_of_an_epoch_is_called(
+def test_a_hook_that_is_set_on_the_module_within_an_epoch_is_called(
     tmp_path: Path, kind: type[Trainer], hook: str, expected: int
 ) -> None:
-    """All else goes on as it would have done."""
-    found = []
+    results = []
     for is_fast in (True, False):
         calls: list[str] = []
 
         class Setting(pl.Callback):
-            def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
                 if batch_idx == 3 and trainer.current_epoch == 0:
 
-                    def own(*args: Any) -> Any:
+                    def count_call(*args: Any) -> Any:
                         calls.append(hook)  # noqa: B023
                         return args[0] if args else None
 
-                    setattr(module, hook, own)
+                    setattr(module, hook, count_call)
 
-            def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+            def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
                 vars(module).pop(hook, None)
 
-        listening = Listening()
-        run(tmp_path / str(is_fast), is_fast, kind, [listening, Setting()], gradient_accumulation_steps=2)
-        found.append((calls, [plain(entry) for entry in listening.heard]))
-    fast, own = found
-    assert fast == own
+        recorder = Recorder()
+        run(tmp_path / str(is_fast), is_fast, kind, [recorder, Setting()], gradient_accumulation_steps=2)
+        results.append((calls, [plain(entry) for entry in recorder.records]))
+    fast, lightning = results
+    assert fast == lightning
     assert len(fast[0]) == expected or kind is StepwiseTrainer
 
 
-@IN_BOTH_LOOPS
-def test_a_limit_of_steps_that_is_set_in_the_middle_of_an_epoch_ends_it(tmp_path: Path, is_fast: bool) -> None:
+@BOTH_LOOPS
+def test_max_steps_that_is_set_within_an_epoch_ends_it(tmp_path: Path, is_fast: bool) -> None:
     class Limiting(pl.Callback):
-        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_end(
+            self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
             if batch_idx == 1:
                 trainer.fit_loop.epoch_loop.max_steps = 3
 
@@ -196,27 +200,27 @@ def test_a_limit_of_steps_that_is_set_in_the_middle_of_an_epoch_ends_it(tmp_path
 
 
 @pytest.mark.parametrize("error", [None, OverflowError, KeyboardInterrupt])
-def test_no_worker_process_is_left_where_an_epoch_ends_in_its_middle(tmp_path: Path, error: Any) -> None:
+def test_no_worker_process_survives_an_epoch_that_ends_early(tmp_path: Path, error: Any) -> None:
     class Ending(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            during.extend(one for one in multiprocessing.active_children() if one not in before)
+            during.extend(process for process in multiprocessing.active_children() if process not in before)
             if error is not None:
                 raise error
 
     before, during = multiprocessing.active_children(), []
-    given = {"train_dataset": Rows(vector_rows(64)), "callbacks": [Ending()]}
-    trainer = quiet_trainer(tmp_path, given=given, max_steps=1, dataloader_num_workers=1)
+    options = {"train_dataset": Rows(vector_rows(64)), "callbacks": [Ending()]}
+    trainer = quiet_trainer(tmp_path, given=options, max_steps=1, dataloader_num_workers=1)
     if error is None:
         trainer.train()
     else:
         with pytest.raises(error):
             trainer.train()
     assert len(during) == 1
-    assert [one for one in multiprocessing.active_children() if one not in before] == []
+    assert set(multiprocessing.active_children()) <= set(before)
     assert copy.deepcopy(trainer).state.global_step == 1
 
 
-class Noting(Profiler):
+class RecordingProfiler(Profiler):
     def __init__(self) -> None:
         super().__init__()
         self.actions: set[str] = set()
@@ -228,8 +232,8 @@ class Noting(Profiler):
         pass
 
 
-def test_a_profiler_is_told_of_all_that_lightning_does(tmp_path: Path) -> None:
-    profiler = Noting()
+def test_a_profiler_gets_all_actions_of_lightning(tmp_path: Path) -> None:
+    profiler = RecordingProfiler()
     trainer = run(tmp_path, True, Trainer, [], lightning={"profiler": profiler})
     assert not trainer.lightning_trainer.fit_loop.epoch_loop._is_fast
     assert {"run_training_batch", "[LightningModule]TrainerModule.optimizer_step"} <= profiler.actions
@@ -238,7 +242,7 @@ def test_a_profiler_is_told_of_all_that_lightning_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_a_lightning_callback_that_raises_stop_iteration_ends_the_epoch(tmp_path: Path, is_fast: bool) -> None:
     class Ending(pl.Callback):
-        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
             if batch_idx == 4:
                 raise StopIteration
 
@@ -247,9 +251,9 @@ def test_a_lightning_callback_that_raises_stop_iteration_ends_the_epoch(tmp_path
 
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_a_stop_iteration_of_the_script_is_an_error(tmp_path: Path, is_fast: bool) -> None:
-    class Broken(Trainer):
+    class StopIterationTrainer(Trainer):
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             raise StopIteration("in the loss")
 
     with pytest.raises(StopIteration, match="in the loss"):
-        run(tmp_path, is_fast, Broken, [])
+        run(tmp_path, is_fast, StopIterationTrainer, [])

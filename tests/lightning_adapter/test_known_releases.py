@@ -1,4 +1,4 @@
-"""What this package knows of Lightning's internals is what they are in the release that is installed."""
+"""Lightning's internals are unchanged in the installed release."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from lightning.pytorch.strategies import DDPStrategy
 from littrainer.lightning_adapter.fast_training_loop import SUPPORTED_RELEASES
 
 ADVICE = (
-    f"Lightning {pl.__version__} is no release that the fast loop was written for: trainings take Lightning's own, "
-    "slower loop. Compare what differs, let lightning_adapter/fast_training_loop.py follow, then add the release to "
+    f"Lightning {pl.__version__} is not a release that the fast loop supports: trainings use Lightning's slower "
+    "loop. Compare the differences, update lightning_adapter/fast_training_loop.py, then add the release to "
     "SUPPORTED_RELEASES and its digests here."
 )
 
-# What else Lightning's source was in releases of 2.5: they differ by a hook of the module that ends an epoch by
-# returning -1, which TrainerModule has not, by a flag for resuming, and by DDP with a static graph around a module.
+# Other digests in releases of 2.5, with a module hook that ends an epoch by returning -1, which TrainerModule does not
+# have, without a flag for resuming, and with DDP's static graph around a module.
 REPLACED_IN_2_5: dict[str, tuple[str, ...]] = {
     "pytorch.loops.loop:_Loop.on_iteration_done": ("8e07374134ed",),
     "pytorch.loops.training_epoch_loop:_TrainingEpochLoop.advance": ("58c791f79d73", "e37ae86450b0"),
     "pytorch.loops.training_epoch_loop:_TrainingEpochLoop.on_run_start": ("c4508f1462ad",),
     "pytorch.strategies.ddp:DDPStrategy.post_backward": ("e3c4a9644590",),
 }
-# What the fast loop leaves out, or does in its own words: a class or a module, below it functions, each with the digest
-# of Lightning's source.
+# Functions that the fast loop omits or replaces, below their class or module, each with the digest of its source.
 REPLACED = """
 fabric.plugins.precision.precision:Precision
     convert_input c323ad3616fd
@@ -81,7 +80,7 @@ pytorch.utilities.combined_loader:_MaxSizeCycle
 
 
 def digest(function: Any) -> str:
-    """Of a function's lines, whatever its comments and its docstring say."""
+    """Return the digest of a function's code without comments and docstring."""
     lines, _ = inspect.getsourcelines(function)
     tree: Any = ast.parse(textwrap.dedent("".join(lines)))
     first = tree.body[0].body[0]
@@ -91,38 +90,38 @@ def digest(function: Any) -> str:
     return hashlib.sha256("\n".join(line for line in code if line and line[0] != "#").encode()).hexdigest()[:12]
 
 
-def replaced_function(name: str) -> Any:
+def find_function(name: str) -> Any:
     module_name, _, path = name.partition(":")
-    found: Any = __import__(f"lightning.{module_name}", fromlist=["_"])
+    target: Any = __import__(f"lightning.{module_name}", fromlist=["_"])
     for part in path.split("."):
-        found = getattr(found, part)
-    return inspect.unwrap(found.fget if isinstance(found, property) else found)
+        target = getattr(target, part)
+    return inspect.unwrap(target.fget if isinstance(target, property) else target)
 
 
-def test_this_release_of_lightning_is_one_that_the_fast_loop_was_written_for() -> None:
+def test_the_fast_loop_supports_the_installed_release() -> None:
     assert pl.__version__ in SUPPORTED_RELEASES, ADVICE
 
 
-def test_what_the_fast_loop_replaces_is_what_it_was_when_it_was_written() -> None:
-    owner, others = "", []
+def test_functions_that_the_fast_loop_replaces_are_unchanged() -> None:
+    owner, changed = "", []
     for line in REPLACED.strip().splitlines():
         if not line.startswith(" "):
             owner = line if line.endswith(":") else f"{line}."
             continue
-        for function, known in (pair.split() for pair in line.strip(" ,").split(", ")):
+        for function, expected in (pair.split() for pair in line.strip(" ,").split(", ")):
             name = f"{owner}{function}"
             earlier = REPLACED_IN_2_5.get(name, ()) if pl.__version__.startswith("2.5.") else ()
-            if digest(replaced_function(name)) not in {known, *earlier}:
-                others.append(name)
-    assert not others, ADVICE
+            if digest(find_function(name)) not in {expected, *earlier}:
+                changed.append(name)
+    assert not changed, ADVICE
 
 
 @pytest.mark.parametrize("name", ["_setup_model", "configure_ddp", "block_backward_sync", "setup", "teardown"])
-def test_methods_of_the_ddp_strategy_that_ours_replaces_or_calls(name: str) -> None:
-    assert callable(getattr(DDPStrategy, name, None)), "strategies/data_parallel.py has to follow"
+def test_the_ddp_strategy_has_the_methods_that_ours_uses(name: str) -> None:
+    assert callable(getattr(DDPStrategy, name, None)), "update strategies/data_parallel.py"
 
 
-def test_what_a_ddp_strategy_was_given_is_found_on_it() -> None:
-    given: Any = DDPStrategy(ddp_comm_state="state", ddp_comm_hook=print, ddp_comm_wrapper=abs)
-    assert (given._ddp_comm_state, given._ddp_comm_hook, given._ddp_comm_wrapper) == ("state", print, abs)
-    assert given._layer_sync is None and given._start_method == "popen"
+def test_a_ddp_strategy_stores_its_arguments() -> None:
+    strategy: Any = DDPStrategy(ddp_comm_state="state", ddp_comm_hook=print, ddp_comm_wrapper=abs)
+    assert (strategy._ddp_comm_state, strategy._ddp_comm_hook, strategy._ddp_comm_wrapper) == ("state", print, abs)
+    assert strategy._layer_sync is None and strategy._start_method == "popen"

@@ -1,6 +1,6 @@
-"""The protected names of Lightning that lightning_internals.py touches, in the release that is installed.
+"""The protected names of Lightning that lightning_internals.py uses, in the installed release.
 
-If a test fails, the function that it calls has to follow, or pyproject.toml has to hold this release back.
+If a test fails, update the function that it calls, or exclude the release in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ QUIET: dict[str, Any] = {
 
 
 class Probe(pl.LightningModule):
-    """A module that notes what Lightning does with it; it can evaluate inside fit."""
+    """A module that records its validation steps."""
 
-    def __init__(self, at_each_batch: Callable[[Probe], None] = lambda _: None) -> None:
+    def __init__(self, on_batch_end: Callable[[Probe], None] = lambda _: None) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
-        self.at_each_batch = at_each_batch
-        self.seen: list[Any] = []
+        self.on_batch_end = on_batch_end
+        self.records: list[Any] = []
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -45,14 +45,14 @@ class Probe(pl.LightningModule):
         return self.layer(batch).sum()
 
     def on_train_batch_end(self, *_: Any) -> None:
-        self.at_each_batch(self)
+        self.on_batch_end(self)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.seen.append((batch, batch_idx, self.trainer.validating, torch.is_grad_enabled(), self.training))
+        self.records.append((batch, batch_idx, self.trainer.validating, torch.is_grad_enabled(), self.training))
 
 
-def fit(at_each_batch: Callable[[Probe], None] = lambda _: None, **keywords: Any) -> Probe:
-    module = Probe(at_each_batch)
+def fit(on_batch_end: Callable[[Probe], None] = lambda _: None, **keywords: Any) -> Probe:
+    module = Probe(on_batch_end)
     trainer = pl.Trainer(accelerator="cpu", max_epochs=1, **{**QUIET, **keywords})
     trainer.fit(module, DataLoader(torch.ones(3, 1)))
     return module
@@ -65,12 +65,12 @@ def test_accumulate_grad_batches() -> None:
         steps.append(module.trainer.global_step)
         module.trainer.accumulate_grad_batches = 2**62
 
-    # Lightning steps at the last batch of an epoch whatever the number is, so the second of three says it.
+    # Lightning always steps at the last batch of an epoch, so the second of three counts.
     fit(never_step)
     assert steps[:2] == [1, 1]
 
 
-def test_an_evaluation_inside_fit_sees_each_batch_as_a_validation_and_leaves_fit_as_it_was() -> None:
+def test_an_evaluation_inside_fit_validates_each_batch_and_restores_fit() -> None:
     states: list[Any] = []
 
     def evaluate(module: Probe) -> None:
@@ -81,13 +81,13 @@ def test_an_evaluation_inside_fit_sees_each_batch_as_a_validation_and_leaves_fit
         states.append((before == after, trainer.training, module.training, torch.is_grad_enabled()))
 
     module = fit(evaluate)
-    assert module.seen == [("a", 0, True, False, False), ("b", 1, True, False, False)] * 3
+    assert module.records == [("a", 0, True, False, False), ("b", 1, True, False, False)] * 3
     assert states == [(True, True, True, True)] * 3
     assert module.trainer.global_step == 3
 
 
-def test_an_evaluation_that_fails_inside_fit_says_so_and_leaves_fit_as_it_was() -> None:
-    class Broken(list[str]):
+def test_a_failed_evaluation_inside_fit_is_reported_and_restores_fit() -> None:
+    class FailingBatches(list[str]):
         def __iter__(self) -> Iterator[str]:
             yield "a"
             raise OverflowError
@@ -96,13 +96,13 @@ def test_an_evaluation_that_fails_inside_fit_says_so_and_leaves_fit_as_it_was() 
 
     def evaluate(module: Probe) -> None:
         trainer: Any = module.trainer
-        own_loop = trainer.fit_loop.epoch_loop.val_loop
+        val_loop = trainer.fit_loop.epoch_loop.val_loop
         with pytest.raises(OverflowError):
-            lightning_internals.evaluate_inside_fit(trainer, Broken("ab"), lambda: states.append("broken off"))
-        states.append((trainer.fit_loop.epoch_loop.val_loop is own_loop, trainer.training))
+            lightning_internals.evaluate_inside_fit(trainer, FailingBatches("ab"), lambda: states.append("interrupted"))
+        states.append((trainer.fit_loop.epoch_loop.val_loop is val_loop, trainer.training))
 
     fit(evaluate)
-    assert states == ["broken off", (True, True)] * 3
+    assert states == ["interrupted", (True, True)] * 3
 
 
 def test_signal_connector(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,11 +110,11 @@ def test_signal_connector(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = pl.Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False)
     connector = getattr(trainer, "_signal_connector", None)
     assert callable(getattr(connector, "register_signal_handlers", None))
-    # Another name would be asked at each micro-batch of several processes, and waited for.
+    # Otherwise several processes would broadcast at each micro-batch.
     assert callable(getattr(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", None))
     before = signal.getsignal(signal.SIGTERM)
-    for leave_alone in (False, True):
-        if leave_alone:
+    for is_disabled in (False, True):
+        if is_disabled:
             lightning_internals.disable_signal_handling(trainer)
         trainer.fit_loop.epoch_progress.reset()
         trainer.fit(Probe(lambda _: handlers.append(signal.getsignal(signal.SIGTERM))), DataLoader(torch.ones(1, 1)))
@@ -124,31 +124,31 @@ def test_signal_connector(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class Ends(pl.Callback):
     def __init__(self) -> None:
-        self.seen: list[str] = []
+        self.records: list[str] = []
 
     def on_validation_epoch_end(self, *_: Any) -> None:
-        self.seen.append("epoch end")
+        self.records.append("epoch end")
 
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self.seen.append(f"end {trainer.validating} {torch.is_grad_enabled()}")
+        self.records.append(f"end {trainer.validating} {torch.is_grad_enabled()}")
 
 
 def test_call_callback_hooks() -> None:
     class Monitoring(Ends, pl.callbacks.Checkpoint): ...
 
-    others, monitoring = Ends(), Monitoring()
+    callback, monitoring = Ends(), Monitoring()
     states: list[Any] = []
 
     def evaluate(module: Probe) -> None:
         trainer: Any = module.trainer
         end = lightning_internals.evaluate_inside_fit(trainer, ["a"])
-        states.append((others.seen[:], monitoring.seen[:]))
+        states.append((callback.records[:], monitoring.records[:]))
         end(False)
-        states.append((others.seen[1:], monitoring.seen[1:]))
+        states.append((callback.records[1:], monitoring.records[1:]))
         end(True)
-        states.append((others.seen[1:], monitoring.seen[1:], trainer.training))
+        states.append((callback.records[1:], monitoring.records[1:], trainer.training))
 
-    fit(evaluate, callbacks=[others, monitoring], enable_checkpointing=True, limit_train_batches=1)
+    fit(evaluate, callbacks=[callback, monitoring], enable_checkpointing=True, limit_train_batches=1)
     ended = ["end True False"]
     assert states == [(["epoch end"], ["epoch end"]), (ended, []), (ended, ended, True)]
 
@@ -176,7 +176,7 @@ def test_max_batches() -> None:
     module = Showing()
     trainer.validate(module, Endless("abc"), verbose=False)
     trainer.predict(module, Endless("abc"))
-    assert shown == [[7], [7]] and len(module.seen) == 3
+    assert shown == [[7], [7]] and len(module.records) == 3
 
 
 def test_checkpoint_connector_user_managed_and_ckpt_path(tmp_path: Path) -> None:
@@ -193,26 +193,28 @@ def test_checkpoint_connector_user_managed_and_ckpt_path(tmp_path: Path) -> None
     with pytest.raises(OverflowError):
         trainer().fit(Probe(fail), DataLoader(torch.ones(2, 1)))
     steps: list[int] = []
-    for resumes in (True, False):
-        one = trainer()
-        if not resumes:
-            lightning_internals.disable_auto_resume(one)
-        one.fit(Probe(lambda module: steps.append(module.trainer.global_step)), DataLoader(torch.ones(2, 1)))
-    # Lightning by itself goes on behind the first of two steps.
+    for should_resume in (True, False):
+        lightning_trainer = trainer()
+        if not should_resume:
+            lightning_internals.disable_auto_resume(lightning_trainer)
+        lightning_trainer.fit(
+            Probe(lambda module: steps.append(module.trainer.global_step)), DataLoader(torch.ones(2, 1))
+        )
+    # Lightning alone resumes after the first of two steps.
     assert steps == [2, 1, 2]
 
 
 def test_batches_that_stepped() -> None:
     trainer = pl.Trainer(accelerator="cpu", max_epochs=3, **QUIET)
     lightning_internals.restore_progress(trainer, epochs=2, optimizer_steps=6)
-    seen: list[Any] = []
+    records: list[Any] = []
 
     def note(module: Probe) -> None:
         steps = trainer.fit_loop.epoch_loop._batches_that_stepped
-        seen.append((trainer.current_epoch, trainer.global_step, steps))
+        records.append((trainer.current_epoch, trainer.global_step, steps))
 
     trainer.fit(Probe(note), DataLoader(torch.ones(3, 1)))
-    assert seen == [(2, 7, 6), (2, 8, 7), (2, 9, 8)]
+    assert records == [(2, 7, 6), (2, 8, 7), (2, 9, 8)]
 
 
 @pytest.mark.parametrize("automatic", [True, False])
@@ -234,7 +236,7 @@ def test_lightning_optimizers_on_before_step_and_on_after_step(automatic: bool) 
 
         def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
             if not automatic and batch_idx == 1:
-                # Lightning has set on its wrapper what counts the steps of this micro-batch.
+                # Lightning's wrapper counts the steps of this micro-batch.
                 self.replace()
             loss = super().training_step(batch, batch_idx)
             if not automatic:
@@ -243,30 +245,30 @@ def test_lightning_optimizers_on_before_step_and_on_after_step(automatic: bool) 
             return loss
 
         def on_train_batch_end(self, *_: Any) -> None:
-            self.seen.append(self.layer.weight.item())
+            self.records.append(self.layer.weight.item())
 
     module = Replacing()
     trainer = pl.Trainer(accelerator="cpu", max_epochs=1, **QUIET)
     trainer.fit(module, DataLoader(torch.ones(3, 1)))
     assert trainer.optimizers == replacements and trainer.global_step == 3
-    # A rate of 0 leaves the weight as the first optimizer left it.
-    assert module.seen[0] == module.seen[1] == module.seen[2]
+    # The replacement has a rate of 0.
+    assert module.records[0] == module.records[1] == module.records[2]
 
 
-def test_validations_are_announced_while_callbacks_are_set_up() -> None:
-    said: list[bool] = []
+def test_validation_is_enabled_while_callbacks_are_set_up() -> None:
+    values: list[bool] = []
 
-    class Asking(pl.Callback):
+    class Reader(pl.Callback):
         def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
             for has_validation in (True, False):
                 lightning_internals.set_validation_enabled(trainer, module, has_validation)
-                said.append(trainer.enable_validation)
+                values.append(trainer.enable_validation)
 
-    module = fit(callbacks=[Asking()])
-    assert said == [True, False] and module.seen == []
+    module = fit(callbacks=[Reader()])
+    assert values == [True, False] and module.records == []
 
 
-def test_entry_points_are_read_once_for_all_trainers_that_are_built_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_points_are_read_once_for_all_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[str] = []
 
     def entry_points(group: str) -> Any:
@@ -276,20 +278,20 @@ def test_entry_points_are_read_once_for_all_trainers_that_are_built_here(monkeyp
     monkeypatch.setattr(metadata.EntryPoint, "load", lambda self: lambda: [pl.callbacks.Timer()])
     monkeypatch.setattr(lightning_internals, "entry_points", entry_points)
     lightning_internals._cached_entry_points.cache_clear()
-    own = registry.entry_points
+    original = registry.entry_points
     for _ in range(2):
         with lightning_internals.cached_entry_points():
-            built: Any = pl.Trainer(**QUIET)
-        assert [type(callback).__name__ for callback in built.callbacks] == ["Timer"]
+            trainer: Any = pl.Trainer(**QUIET)
+        assert [type(callback).__name__ for callback in trainer.callbacks] == ["Timer"]
     lightning_internals._cached_entry_points.cache_clear()
-    assert reads == ["lightning.pytorch.callbacks_factory"] and registry.entry_points is own
+    assert reads == ["lightning.pytorch.callbacks_factory"] and registry.entry_points is original
 
 
-def test_entry_points_are_restored_in_whichever_order_two_threads_end() -> None:
-    own = registry.entry_points
+def test_entry_points_are_restored_whichever_thread_ends_first() -> None:
+    original = registry.entry_points
     first, second = (lightning_internals.cached_entry_points() for _ in range(2))
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
     second.__exit__(None, None, None)
-    assert registry.entry_points is own
+    assert registry.entry_points is original

@@ -1,4 +1,4 @@
-"""Loss scaling, carried out on the CPU in the place of a GPU."""
+"""Loss scaling, on the CPU instead of a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import littrainer
 from littrainer import Trainer, TrainerCallback, UnhealthyTrainingError
 from littrainer.arguments.destinations import DERIVED_KEYWORDS
 from littrainer.lightning_adapter import fast_training_loop
-from littrainer.lightning_adapter.precision import precision_plugin
+from littrainer.lightning_adapter.precision import build_precision_plugin
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
@@ -26,18 +26,18 @@ SCALE = 2.0**10
 
 
 class Overflowing(VectorClassifier):
-    """Its gradient is infinite in the micro-batches of training, counted from 0, that are named."""
+    """A model with infinite gradients in some micro-batches of training, counted from 0."""
 
-    def __init__(self, *broken: int, factor: float = 3e38) -> None:
+    def __init__(self, *overflows: int, factor: float = 3e38) -> None:
         super().__init__()
-        self.broken = broken
+        self.overflows = overflows
         self.factor = factor
         self.micro_batches = 0
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
         outputs = super().forward(x, labels)
         if self.training:
-            if self.micro_batches in self.broken:
+            if self.micro_batches in self.overflows:
                 outputs["loss"] = outputs["loss"] * torch.tensor(self.factor)
             self.micro_batches += 1
         return outputs
@@ -52,27 +52,27 @@ def scaling_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def scaled_trainer(folder: Path, model: nn.Module, kind: type[Trainer] = Trainer, **changes: Any) -> Trainer:
     settings: dict[str, Any] = {"optim": "sgd", "num_train_epochs": 1, "logging_strategy": "steps", "logging_steps": 1}
-    given = {"train_dataset": Rows(vector_rows(20))}
-    trainer = quiet_trainer(folder, model, kind=kind, given=given, **{**settings, **changes})
+    options = {"train_dataset": Rows(vector_rows(20))}
+    trainer = quiet_trainer(folder, model, kind=kind, given=options, **{**settings, **changes})
     trainer.accelerator._scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
     return trainer
 
 
-@pytest.mark.parametrize("way", ["warn", "skip", "rollback", "stop"])
-def test_an_overflow_is_left_to_loss_scaling_and_a_loss_that_is_not_finite_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, way: str
+@pytest.mark.parametrize("policy", ["warn", "skip", "rollback", "stop"])
+def test_an_overflow_is_handled_by_loss_scaling_and_a_nonfinite_loss_by_on_nonfinite(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, policy: str
 ) -> None:
-    changes = {"on_nonfinite": way, "save_strategy": "steps", "save_steps": 1}
+    changes = {"on_nonfinite": policy, "save_strategy": "steps", "save_steps": 1}
     trainer = scaled_trainer(tmp_path, Overflowing(1, factor=1e37), **changes)
     trainer.train()
     assert not caplog.records and trainer.accelerator.scaler.get_scale() == SCALE / 2
     rows = vector_rows(20)
     rows[7]["x"] = rows[7]["x"] * torch.inf
-    trainer = scaled_trainer(tmp_path / "sick", VectorClassifier(), **changes)
+    trainer = scaled_trainer(tmp_path / "nonfinite", VectorClassifier(), **changes)
     trainer.train_dataset = Rows(rows)
-    with pytest.raises(UnhealthyTrainingError) if way == "stop" else nullcontext():
+    with pytest.raises(UnhealthyTrainingError) if policy == "stop" else nullcontext():
         trainer.train()
-    assert way == "stop" or "row 7 in x" in caplog.text
+    assert policy == "stop" or "row 7 in x" in caplog.text
     assert all(torch.isfinite(part).all() for part in trainer.model.parameters())
 
 
@@ -90,18 +90,18 @@ def test_scaling_changes_neither_losses_nor_norms_nor_steps(tmp_path: Path, kind
     scaled = scaled_trainer(tmp_path, scaled_model, kind, optim=optim, max_grad_norm=0.5)
     scaled.train()
     unscaled = scaled_trainer(tmp_path, plain_model, kind, optim=optim, max_grad_norm=0.5)
-    # A scale of 1 that never grows is no scaling at all.
+    # A scale of 1 that never grows means no scaling.
     unscaled.accelerator._scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
     unscaled.train()
     for name in ("loss", "grad_norm", "learning_rate"):
         assert values(scaled, name) == pytest.approx(values(unscaled, name), rel=1e-3)
-    for one, other in zip(scaled_model.parameters(), plain_model.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    for scaled_weight, plain_weight in zip(scaled_model.parameters(), plain_model.parameters(), strict=True):
+        torch.testing.assert_close(scaled_weight, plain_weight, rtol=1e-3, atol=1e-5)
     assert len(values(scaled, "loss")) == 5
 
 
 @pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
-def test_an_optimizer_that_replaces_another_steps_with_the_gradients_that_were_unscaled_for_that(
+def test_an_optimizer_that_replaces_another_steps_with_its_unscaled_gradients(
     tmp_path: Path, kind: type[Trainer]
 ) -> None:
     class Replacing(TrainerCallback):
@@ -119,7 +119,7 @@ def test_an_optimizer_that_replaces_another_steps_with_the_gradients_that_were_u
             step = Mock(wraps=scaler.step)
             patch.setattr(scaler, "step", step)
             trainer.train()
-        # Each step except the step of the replacement is the scaler's, which reads nothing from the device.
+        # The scaler takes each step except the replacement's.
         assert step.call_count == trainer.state.global_step - 1 == 4
         weights.append([weight.detach().clone() for weight in trainer.model.parameters()])
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-3, atol=1e-5)
@@ -127,38 +127,39 @@ def test_an_optimizer_that_replaces_another_steps_with_the_gradients_that_were_u
 
 @pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_scaling_is_the_same_in_lightnings_own_loop(
+def test_scaling_is_the_same_in_lightnings_loop(
     tmp_path: Path, kind: type[Trainer], accumulation: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
+    results = []
     for releases in (fast_training_loop.SUPPORTED_RELEASES, frozenset[str]()):
         monkeypatch.setattr(fast_training_loop, "SUPPORTED_RELEASES", releases)
         torch.manual_seed(0)
         trainer = scaled_trainer(tmp_path, Overflowing(1), kind, gradient_accumulation_steps=accumulation)
         scaled: list[Any] = []
 
-        class Hearing(pl.Callback):
-            heard = scaled
+        class Recorder(pl.Callback):
+            records = scaled
 
-            def on_before_backward(self, trainer: Any, module: Any, loss: torch.Tensor) -> None:
-                self.heard.append(float(loss))
+            def on_before_backward(self, trainer: pl.Trainer, module: Any, loss: torch.Tensor) -> None:
+                self.records.append(float(loss))
 
-            def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
-                self.heard.append([None if one.grad is None else one.grad.tolist() for one in module.parameters()])
+            def on_before_optimizer_step(self, trainer: pl.Trainer, module: Any, optimizer: Any) -> None:
+                gradients = [parameter.grad for parameter in module.parameters()]
+                self.records.append([None if gradient is None else gradient.tolist() for gradient in gradients])
 
-        trainer.add_callback(Hearing())
+        trainer.add_callback(Recorder())
         trainer.train()
         assert trainer.accelerator.scaler is not None
         is_fast = getattr(trainer.lightning_trainer.fit_loop.epoch_loop, "_is_fast", False)
         rates = values(trainer, "learning_rate")
-        weights = [one.tolist() for one in trainer.model.parameters()]
-        found.append((str(scaled), rates, weights, trainer.accelerator.scaler.get_scale(), trainer.state.global_step))
+        weights = [parameter.tolist() for parameter in trainer.model.parameters()]
+        results.append((str(scaled), rates, weights, trainer.accelerator.scaler.get_scale(), trainer.state.global_step))
         assert is_fast is bool(releases) and len(scaled) > 5
-    assert found[0] == found[1]
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
-def test_a_step_that_overflows_keeps_the_schedule_where_it_does_under_transformers(tmp_path: Path, optim: str) -> None:
+def test_a_step_that_overflows_skips_the_schedule_as_under_transformers(tmp_path: Path, optim: str) -> None:
     import transformers
 
     def rates(library: Any, scaled: str) -> list[float]:
@@ -172,7 +173,7 @@ def test_a_step_that_overflows_keeps_the_schedule_where_it_does_under_transforme
 
     ours = rates(littrainer, "_scaler")
     assert ours == rates(transformers, "scaler")
-    # Fused, torch leaves the update out within the optimizer's step, which is counted as one.
+    # A fused optimizer skips the update within its step, which counts.
     assert (ours[0] == ours[1] == ours[2]) is (optim == "adamw_torch")
 
 
@@ -186,7 +187,7 @@ def test_the_scale_is_saved_in_checkpoints_and_resumed(tmp_path: Path) -> None:
     assert resumed.accelerator.scaler.get_scale() == SCALE / 2
 
 
-# What runs in a half precision, and how its plugin is told: by class, precision and whether it scales the losses.
+# Strategy and precision -> class of the plugin, and whether it scales losses.
 PLUGINS = {
     (DDPStrategy, "32-true"): None,
     (DDPStrategy, "bf16-mixed"): ("ForwardMixedPrecision", False),
@@ -201,9 +202,9 @@ PLUGINS = {
 
 
 def plugin_for(kind: type, precision: str, trainer: Trainer) -> Any:
-    # FSDP's strategy cannot be made without a GPU, and only its kind is asked for.
+    # `__new__`, since FSDP's strategy needs a GPU.
     model = trainer.model if trainer.is_in_train else None
-    return precision_plugin(precision, kind.__new__(kind), trainer.args, trainer.accelerator.scaler, model)
+    return build_precision_plugin(precision, kind.__new__(kind), trainer.args, trainer.accelerator.scaler, model)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +223,7 @@ def test_each_strategy_gets_its_kind_of_plugin_and_the_trainers_scaler(
     name, scales = expected
     assert (type(plugin).__name__, plugin.precision) == (name, precision)
     assert getattr(plugin, "scaler", None) is (trainer.accelerator.scaler if scales else None)
-    # The model's forward and `_prepare_inputs` do what Lightning's plugins would do a second time.
+    # The Trainer enters autocast and converts inputs.
     batch, module = {"x": torch.ones(1)}, nn.Linear(1, 1).to(torch.bfloat16)
     with plugin.forward_context():
         assert not torch.is_autocast_enabled("cpu") and torch.get_default_dtype() is torch.float32
@@ -230,14 +231,14 @@ def test_each_strategy_gets_its_kind_of_plugin_and_the_trainers_scaler(
     assert plugin.convert_module(module) is module and module.weight.dtype is torch.bfloat16
 
 
-def test_version_1_of_fsdp_gathers_in_half_precision_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_fsdp_1_gathers_in_half_precision_only_under_mixed_precision(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path)
     mixed = plugin_for(FSDPStrategy, "bf16-mixed", trainer).mixed_precision_config
     assert (mixed.param_dtype, mixed.reduce_dtype, mixed.buffer_dtype) == (torch.bfloat16,) * 3
     assert plugin_for(FSDPStrategy, "32-true", trainer).mixed_precision_config is None
 
 
-def test_loss_scaling_is_refused_where_layers_are_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_scaling_is_refused_with_tensor_parallelism(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = quiet_trainer(tmp_path)
     monkeypatch.setattr("littrainer.lightning_adapter.precision.tensor_parallel_size", lambda args: 2)
     with pytest.raises(ValueError, match=r"fp16=True does not go with tensor parallelism .*Set bf16=True"):

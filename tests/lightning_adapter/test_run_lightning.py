@@ -16,7 +16,7 @@ from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import StepwiseTrainer, quiet_arguments, quiet_trainer
 
 
-def test_keywords_follow_from_the_arguments_and_the_users_own_have_the_last_word(tmp_path: Path) -> None:
+def test_keywords_follow_from_the_arguments_and_the_user_overrides_them(tmp_path: Path) -> None:
     args = quiet_arguments(tmp_path, gradient_accumulation_steps=5)
     keywords = lightning_keywords(args)
     assert (keywords["accelerator"], keywords["accumulate_grad_batches"], keywords["logger"]) == ("cpu", 5, False)
@@ -40,20 +40,21 @@ def test_keywords_of_the_users_own_reach_lightning(tmp_path: Path, kind: type[Tr
     assert len(profiler.recorded_durations["run_training_batch"]) == 2
 
 
-def test_lightning_callbacks_may_come_by_the_keyword_too(tmp_path: Path) -> None:
+def test_lightning_callbacks_are_accepted_as_keyword(tmp_path: Path) -> None:
     class Counter(pl.Callback):
         steps = 0
 
         def on_train_batch_end(self, *_: Any) -> None:
             self.steps += 1
 
-    one, other = Counter(), Counter()
-    quiet_trainer(tmp_path, given={"callbacks": [one], "lightning": {"callbacks": other}}, max_steps=2).train()
-    assert (one.steps, other.steps) == (2, 2)
+    callback, by_keyword = Counter(), Counter()
+    options = {"callbacks": [callback], "lightning": {"callbacks": by_keyword}}
+    quiet_trainer(tmp_path, given=options, max_steps=2).train()
+    assert (callback.steps, by_keyword.steps) == (2, 2)
 
 
 @pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
-def test_the_model_and_its_optimizer_stay_where_they_are(tmp_path: Path, kind: type[Trainer]) -> None:
+def test_the_model_is_not_moved_or_replaced(tmp_path: Path, kind: type[Trainer]) -> None:
     model = VectorClassifier()
     parameters = list(model.parameters())
     moves: list[Any] = []
@@ -62,7 +63,7 @@ def test_the_model_and_its_optimizer_stay_where_they_are(tmp_path: Path, kind: t
     trainer.train()
     trainer.evaluate()
     assert moves == []
-    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+    assert list(map(id, model.parameters())) == list(map(id, parameters))
     assert trainer.model is model
     assert trainer.lightning_module is None and trainer.accelerator.module is None
 
@@ -93,26 +94,26 @@ def test_a_run_writes_nothing_of_lightnings_to_the_terminal_or_the_disk(tmp_path
 
 
 @pytest.mark.parametrize("method", ["train", "evaluate"])
-def test_warnings_of_the_users_own_model_are_still_seen(tmp_path: Path, method: str) -> None:
-    class Warning_(VectorClassifier):
+def test_warnings_of_the_users_model_are_shown(tmp_path: Path, method: str) -> None:
+    class WarningModel(VectorClassifier):
         def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
             warnings.warn("the model's own warning", stacklevel=1)
             return super().forward(x, labels)
 
-    trainer = quiet_trainer(tmp_path, Warning_(), max_steps=1)
+    trainer = quiet_trainer(tmp_path, WarningModel(), max_steps=1)
     with pytest.warns(UserWarning, match="the model's own warning"):
         getattr(trainer, method)()
 
 
 @pytest.mark.parametrize(
-    ("further", "kind", "words"),
+    ("further", "kind", "message"),
     [
         ({"profilr": "simple"}, TypeError, r"'profilr': .* no keyword of lightning.Trainer .did you mean 'profiler'"),
         ({"profiler": "nonsense"}, ValueError, r"refuses a keyword, one given as `lightning` or.*: .*profiler"),
     ],
 )
-def test_a_keyword_that_lightning_does_not_take_is_named(
-    tmp_path: Path, further: dict[str, Any], kind: type[Exception], words: str
+def test_a_keyword_that_lightning_refuses_is_named(
+    tmp_path: Path, further: dict[str, Any], kind: type[Exception], message: str
 ) -> None:
-    with pytest.raises(kind, match=words):
+    with pytest.raises(kind, match=message):
         quiet_trainer(tmp_path, lightning=further, max_steps=1).train()

@@ -1,4 +1,4 @@
-"""Profilers, anomalies and averaging: what each shows or changes in a training."""
+"""Lightning's profilers and anomaly detection in a training."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def test_the_simple_profiler_reports_each_step_and_each_batch_of_an_evaluation(
 
 @BOTH_MODES
 def test_an_anomaly_ends_training_and_names_the_operation(tmp_path: Path, kind: type[Trainer]) -> None:
-    class Broken(VectorClassifier):
+    class AnomalousModel(VectorClassifier):
         def logits(self, x: torch.Tensor) -> torch.Tensor:
-            # A finite value, and an infinite gradient that is multiplied with zero.
+            # A finite value with an infinite gradient, multiplied by zero.
             hidden = self.inner(x)
             return self.head(torch.sqrt(hidden * 0)) + super().logits(x)
 
     changes: dict[str, Any] = {"kind": kind, "max_steps": 1}
-    quiet_trainer(tmp_path, Broken(), **changes).train()
+    quiet_trainer(tmp_path, AnomalousModel(), **changes).train()
     with (
         pytest.warns(UserWarning, match="Error detected in MulBackward0"),
         pytest.raises(RuntimeError, match="'MulBackward0' returned nan values"),
     ):
-        quiet_trainer(tmp_path, Broken(), lightning={"detect_anomaly": True}, **changes).train()
+        quiet_trainer(tmp_path, AnomalousModel(), lightning={"detect_anomaly": True}, **changes).train()
     assert not torch.is_anomaly_enabled()

@@ -1,4 +1,4 @@
-"""`fast_dev_run`: a whole script in a few batches, of which nothing is left."""
+"""`fast_dev_run`: a whole script in a few batches, without traces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-class Noting(TrainerCallback):
+class EventRecorder(TrainerCallback):
     def __init__(self) -> None:
         self.events: list[str] = []
 
@@ -43,9 +43,9 @@ class Noting(TrainerCallback):
 
 
 @pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
-@pytest.mark.parametrize(("number", "steps", "seen"), [(True, 1, [4]), (3, 2, [4, 4, 4])])
-def test_it_is_one_short_epoch_with_one_evaluation(
-    tmp_path: Path, kind: type[Trainer], number: Any, steps: int, seen: list[int]
+@pytest.mark.parametrize(("number", "steps", "sizes"), [(True, 1, [4]), (3, 2, [4, 4, 4])])
+def test_a_run_is_a_short_epoch_with_an_evaluation(
+    tmp_path: Path, kind: type[Trainer], number: Any, steps: int, sizes: list[int]
 ) -> None:
     rows: list[tuple[bool, int]] = []
 
@@ -54,16 +54,16 @@ def test_it_is_one_short_epoch_with_one_evaluation(
             rows.append((self.training, len(x)))
             return super().forward(x, labels)
 
-    noting = Noting()
-    given = {"callbacks": [noting, EarlyStoppingCallback()]}
+    recorder = EventRecorder()
+    options = {"callbacks": [recorder, EarlyStoppingCallback()]}
     trainer = quiet_trainer(
-        tmp_path, Counting(), rows=20, kind=kind, given=given, lightning={"fast_dev_run": number}, **EVERYTHING
+        tmp_path, Counting(), rows=20, kind=kind, given=options, lightning={"fast_dev_run": number}, **EVERYTHING
     )
     before = dict(vars(trainer.args))
     assert trainer.train().global_step == steps
-    assert [size for training, size in rows if training] == seen
+    assert [size for training, size in rows if training] == sizes
     assert [size for training, size in rows if not training] == [3, 3, 1][: int(number)]
-    assert noting.events == ["step"] * steps + ["evaluation"]
+    assert recorder.events == ["step"] * steps + ["evaluation"]
     assert list(tmp_path.iterdir()) == [] and vars(trainer.args) == before
     assert sum("loss" in entry for entry in trainer.state.log_history) == steps
     rows.clear()
@@ -71,14 +71,14 @@ def test_it_is_one_short_epoch_with_one_evaluation(
     assert len(rows) == int(number)
 
 
-def test_lightning_callbacks_that_save_or_stop_stay_quiet_and_others_do_their_work(tmp_path: Path) -> None:
-    class Noting(LearningRateMonitor):
+def test_lightning_callbacks_that_save_or_stop_are_disabled(tmp_path: Path) -> None:
+    class CountingMonitor(LearningRateMonitor):
         steps = 0
 
         def on_train_batch_end(self, *_: Any) -> None:
             self.steps += 1
 
-    saving, stopping, watching = ModelCheckpoint(every_n_train_steps=1), EarlyStopping("eval_loss"), Noting()
+    saving, stopping, watching = ModelCheckpoint(every_n_train_steps=1), EarlyStopping("eval_loss"), CountingMonitor()
     trainer = quiet_trainer(
         tmp_path,
         given={"callbacks": [saving, stopping, watching], "lightning": {"fast_dev_run": True}},
@@ -89,50 +89,50 @@ def test_lightning_callbacks_that_save_or_stop_stay_quiet_and_others_do_their_wo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_tracker_hears_of_it(tmp_path: Path) -> None:
+def test_trackers_and_loggers_get_no_logs(tmp_path: Path) -> None:
     class Tracker(TensorBoardCallback):
-        heard = 0
+        logs = 0
 
         def on_log(self, *_: Any, **__: Any) -> None:
-            type(self).heard += 1
+            type(self).logs += 1
 
-    own, loggers = Tracker(), CSVLogger(str(tmp_path / "csv"))
+    tracker, loggers = Tracker(), CSVLogger(str(tmp_path / "csv"))
     lightning = {"fast_dev_run": True, "logger": loggers}
     trainer = quiet_trainer(
         tmp_path / "run",
-        given={"callbacks": [TrainerCallback(), own, Noting()], "lightning": lightning},
+        given={"callbacks": [TrainerCallback(), tracker, EventRecorder()], "lightning": lightning},
         report_to="tensorboard",
         logging_strategy="steps",
         logging_steps=1,
     )
-    places = [type(callback).__name__ for callback in trainer.callback_handler.callbacks]
+    names = [type(callback).__name__ for callback in trainer.callback_handler.callbacks]
     trainer.train()
-    assert Tracker.heard == 0 and not (tmp_path / "csv").exists()
+    assert Tracker.logs == 0 and not (tmp_path / "csv").exists()
     assert list((tmp_path / "run").iterdir()) == []
-    assert [type(callback).__name__ for callback in trainer.callback_handler.callbacks] == places
+    assert [type(callback).__name__ for callback in trainer.callback_handler.callbacks] == names
     trainer.lightning_keywords.clear()
     trainer.train()
-    assert Tracker.heard > 0
+    assert Tracker.logs > 0
 
 
-def test_the_hub_hears_of_it_only_where_the_script_pushes(tmp_path: Path) -> None:
-    class Asking(Trainer):
-        asked: ClassVar[list[str]] = []
+def test_only_pushes_of_the_script_reach_the_hub(tmp_path: Path) -> None:
+    class RecordingTrainer(Trainer):
+        calls: ClassVar[list[str]] = []
 
         def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-            self.asked.append("repository")
+            self.calls.append("repository")
 
         def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-            self.asked.append("push")
+            self.calls.append("push")
 
-    for lightning, heard in (({"fast_dev_run": True}, []), (None, ["repository", "push"])):
-        trainer = quiet_trainer(tmp_path, kind=Asking, lightning=lightning, max_steps=1, push_to_hub=True)
+    for lightning, expected in (({"fast_dev_run": True}, []), (None, ["repository", "push"])):
+        trainer = quiet_trainer(tmp_path, kind=RecordingTrainer, lightning=lightning, max_steps=1, push_to_hub=True)
         trainer.train()
         trainer.save_model()
-        assert Asking.asked == heard
+        assert RecordingTrainer.calls == expected
 
 
-def test_it_is_told_of_once_begins_at_the_beginning_and_needs_no_evaluation_data(
+def test_a_run_is_logged_once_does_not_resume_and_needs_no_evaluation_data(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = quiet_trainer(tmp_path, lightning={"fast_dev_run": 2})

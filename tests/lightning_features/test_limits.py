@@ -1,4 +1,4 @@
-"""`limit_*_batches` and `overfit_batches`: what is read, and what follows from it."""
+"""`limit_*_batches` and `overfit_batches`."""
 
 from __future__ import annotations
 
@@ -23,32 +23,33 @@ def losses(trainer: Trainer, name: str = "loss") -> list[tuple[float, float]]:
     return [(entry["epoch"], entry[name]) for entry in trainer.state.log_history if name in entry]
 
 
-def over(folder: Path, number: int, **changes: Any) -> Trainer:
+def make_limited_trainer(folder: Path, number: int, **changes: Any) -> Trainer:
     return quiet_trainer(folder, given={"train_dataset": Rows(vector_rows(20)[:number])}, **{**EACH_STEP, **changes})
 
 
 @pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
 @pytest.mark.parametrize("limit", [3, 0.65])
-def test_a_limited_epoch_is_one_over_less_data(tmp_path: Path, kind: type[Trainer], limit: float) -> None:
+def test_a_limited_epoch_is_an_epoch_of_less_data(tmp_path: Path, kind: type[Trainer], limit: float) -> None:
     changes = {**IN_ORDER, "gradient_accumulation_steps": 2, "kind": kind}
-    short, limited = over(tmp_path, 12, **changes), over(tmp_path, 20, **changes, lightning={LIMIT: limit})
+    short = make_limited_trainer(tmp_path, 12, **changes)
+    limited = make_limited_trainer(tmp_path, 20, **changes, lightning={LIMIT: limit})
     outputs = [trainer.train() for trainer in (short, limited)]
-    assert losses(limited) == losses(short) and [one.global_step for one in outputs] == [4, 4]
-    plan, expected = (one.training_run.plan for one in (limited, short))  # type: ignore[union-attr]
+    assert losses(limited) == losses(short) and [output.global_step for output in outputs] == [4, 4]
+    plan, expected = (trainer.training_run.plan for trainer in (limited, short))  # type: ignore[union-attr]
     assert plan == expected
 
 
-def test_a_limited_epoch_resumes_where_it_stood(tmp_path: Path) -> None:
+def test_a_limited_epoch_resumes_at_its_position(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"lightning": {"limit_train_batches": 3}, "num_train_epochs": 3, **EACH_STEP}
     saving = {"save_strategy": "steps", "save_steps": 4, "save_total_limit": None}
-    whole = quiet_trainer(tmp_path, rows=20, **changes, **saving)
-    whole.train()
+    uninterrupted = quiet_trainer(tmp_path, rows=20, **changes, **saving)
+    uninterrupted.train()
     resumed = quiet_trainer(tmp_path, rows=20, **changes, **saving)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-    assert losses(resumed) == losses(whole) and len(losses(whole)) == 9
+    assert losses(resumed) == losses(uninterrupted) and len(losses(uninterrupted)) == 9
 
 
-def test_a_limited_stream_is_read_from_its_beginning_in_each_epoch(tmp_path: Path) -> None:
+def test_a_limited_stream_is_read_from_the_beginning_in_each_epoch(tmp_path: Path) -> None:
     stream = quiet_trainer(
         tmp_path,
         given={"train_dataset": Stream(vector_rows(20))},
@@ -59,26 +60,26 @@ def test_a_limited_stream_is_read_from_its_beginning_in_each_epoch(tmp_path: Pat
         **EACH_STEP,
     )
     stream.train()
-    found = [loss for _, loss in losses(stream)]
-    assert found[0] == pytest.approx(found[2]) == pytest.approx(found[4]) and found[0] != pytest.approx(found[1])
+    values = [loss for _, loss in losses(stream)]
+    assert values[0] == pytest.approx(values[2]) == pytest.approx(values[4]) and values[0] != pytest.approx(values[1])
 
 
 @pytest.mark.parametrize("limit", [2, 0.7])
-def test_a_limited_evaluation_is_one_of_the_first_samples(tmp_path: Path, limit: float) -> None:
+def test_a_limited_evaluation_uses_the_first_samples(tmp_path: Path, limit: float) -> None:
     rows = vector_rows(7, seed=1)
-    given = {"compute_metrics": accuracy}
+    options = {"compute_metrics": accuracy}
     limited = quiet_trainer(
-        tmp_path, given=given, lightning={"limit_val_batches": limit}, eval_strategy="epoch", max_steps=2
+        tmp_path, given=options, lightning={"limit_val_batches": limit}, eval_strategy="epoch", max_steps=2
     )
     limited.train()
-    found = limited.evaluate()
+    metrics = limited.evaluate()
     output = limited.evaluation_loop(limited.get_eval_dataloader(), "Evaluation")
     limited.args.lightning = None
     short = limited.evaluate(Rows(rows[:6]))
     assert {name: short[name] for name in ("eval_loss", "eval_accuracy")} == {
-        name: found[name] for name in ("eval_loss", "eval_accuracy")
+        name: metrics[name] for name in ("eval_loss", "eval_accuracy")
     }
-    assert found["eval_loss"] == losses(limited, "eval_loss")[0][1]
+    assert metrics["eval_loss"] == losses(limited, "eval_loss")[0][1]
     assert output.num_samples == 6 and len(output.predictions) == 6
 
 
@@ -93,16 +94,14 @@ def test_a_limited_evaluation_is_one_of_the_first_samples(tmp_path: Path, limit:
         ({"limit_predict_batches": 50}, 7),
     ],
 )
-def test_a_prediction_stops_at_the_smaller_one_of_its_limits(
-    tmp_path: Path, limits: dict[str, float], samples: int
-) -> None:
+def test_a_prediction_stops_at_the_smaller_limit(tmp_path: Path, limits: dict[str, float], samples: int) -> None:
     trainer = quiet_trainer(tmp_path, lightning=limits)
     predicted = trainer.predict(trainer.eval_dataset)
     assert len(predicted.predictions) == len(predicted.label_ids) == samples  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("keywords", "words"),
+    ("keywords", "message"),
     [
         ({"limit_train_batches": 2.5}, "'limit_train_batches': 2.5} is neither"),
         ({"limit_val_batches": -1}, "neither a whole number"),
@@ -114,14 +113,12 @@ def test_a_prediction_stops_at_the_smaller_one_of_its_limits(
         ({"fast_dev_run": "yes"}, "no number of batches"),
     ],
 )
-def test_a_limit_that_means_nothing_is_refused_when_the_trainer_is_made(
-    tmp_path: Path, keywords: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_an_invalid_limit_is_refused_by_the_constructor(tmp_path: Path, keywords: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         quiet_trainer(tmp_path, lightning=keywords)
 
 
-def test_a_share_without_a_batch_or_of_unknown_length_is_an_error(tmp_path: Path) -> None:
+def test_a_fraction_below_a_batch_or_of_unknown_length_is_an_error(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, rows=20, lightning={"limit_train_batches": 0.1}, max_steps=1)
     with pytest.raises(ValueError, match=r"0.1} of 5 batches is less than one: give at least 0.2"):
         trainer.train()
@@ -134,29 +131,29 @@ def test_a_share_without_a_batch_or_of_unknown_length_is_an_error(tmp_path: Path
 # ---- Overfitting -----------------------------------------------------------------------------------------------------
 
 
-def test_overfitting_sees_the_same_batches_in_each_epoch_and_in_evaluations(tmp_path: Path) -> None:
-    still: dict[str, Any] = {"lr_scheduler_type": "constant", "learning_rate": 1e-12, **EACH_STEP}
+def test_overfitting_uses_the_same_batches_in_each_epoch_and_in_evaluations(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"lr_scheduler_type": "constant", "learning_rate": 1e-12, **EACH_STEP}
     trainer = quiet_trainer(
-        tmp_path, rows=20, lightning={"overfit_batches": 2}, num_train_epochs=3, eval_strategy="epoch", **still
+        tmp_path, rows=20, lightning={"overfit_batches": 2}, num_train_epochs=3, eval_strategy="epoch", **settings
     )
     trainer.train()
-    found = [loss for _, loss in losses(trainer)]
-    first = over(tmp_path, 8, train_sampling_strategy="sequential", num_train_epochs=1, **still)
+    values = [loss for _, loss in losses(trainer)]
+    first = make_limited_trainer(tmp_path, 8, train_sampling_strategy="sequential", num_train_epochs=1, **settings)
     first.train()
-    assert found == pytest.approx([loss for _, loss in losses(first)] * 3) and found[0] != pytest.approx(found[1])
+    assert values == pytest.approx([loss for _, loss in losses(first)] * 3) and values[0] != pytest.approx(values[1])
     assert losses(trainer, "eval_loss")[0][1] == pytest.approx(
         trainer.evaluate(Rows(vector_rows(7, seed=1)[:6]))["eval_loss"]
     )
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_a_loader_of_ones_own_may_not_shuffle(tmp_path: Path, shuffle: bool) -> None:
-    class Own(Trainer):
+def test_an_overridden_loader_must_not_shuffle(tmp_path: Path, shuffle: bool) -> None:
+    class LoaderTrainer(Trainer):
         def get_train_dataloader(self) -> Any:
             rows = [{"x": row["x"], "labels": torch.tensor(row["labels"])} for row in vector_rows(12)]
             return DataLoader(Rows(rows), batch_size=4, shuffle=shuffle)
 
-    trainer = quiet_trainer(tmp_path, kind=Own, lightning={"overfit_batches": 2}, num_train_epochs=1)
+    trainer = quiet_trainer(tmp_path, kind=LoaderTrainer, lightning={"overfit_batches": 2}, num_train_epochs=1)
     if shuffle:
         with pytest.raises(ValueError, match=r"draws another order for each \(RandomSampler\): .* shuffle=False"):
             trainer.train()

@@ -1,4 +1,4 @@
-"""The same jobs in our Trainer and in a plain `lightning.Trainer`, and what there is to compare of them."""
+"""The same jobs in a Trainer and in a plain `lightning.Trainer`, and their curves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Data = Callable[["Job", dict[str, Any]], dict[str, Any]]
 
 EPOCHS = 2
 SEED = 11
-# Six micro-batches of 4, the last of 2 rows: with 4 of them to an optimizer step, the second step has two.
+# Six micro-batches of up to 4 rows: with 4 micro-batches per optimizer step, the second step has two.
 ROWS = 22
 MICRO_BATCHES = 6
 QUIET: dict[str, Any] = {
@@ -37,12 +37,11 @@ QUIET: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Job:
-    """A model and what it is trained on.
+    """A model and its data.
 
     Parameters:
-        model: makes it.
-        make_rows: makes so many rows from a seed.
-        rows: how many to train on.
+        make_rows: returns a number of rows from a seed.
+        rows: number of training rows.
     """
 
     model: Callable[[], Any]
@@ -67,7 +66,7 @@ JOBS = {
 
 @dataclass
 class Curve:
-    """What a training showed of itself: one number for each optimizer step or evaluation, and the last weights."""
+    """The numbers of each optimizer step and evaluation, and the last weights."""
 
     losses: list[float] = field(default_factory=list)
     learning_rates: list[float] = field(default_factory=list)
@@ -77,17 +76,17 @@ class Curve:
 
     @property
     def numbers(self) -> torch.Tensor:
-        """All of it in one row."""
+        """All numbers in a vector."""
         flat = [torch.tensor(values).flatten() for values in self.weights.values()]
         logged = [*self.losses, *self.learning_rates, *self.eval_losses, *self.accuracies]
         return torch.cat([torch.tensor(logged), *flat])
 
 
-def weights_of(model: Any) -> dict[str, list[Any]]:
+def get_weights(model: Any) -> dict[str, list[Any]]:
     return {name: value.tolist() for name, value in model.state_dict().items()}
 
 
-# Warm-up, weight decay, and batches whose last one is short.
+# With warm-up, weight decay, and a short last batch.
 ARGUMENTS: dict[str, Any] = {
     "learning_rate": 0.02,
     "weight_decay": 0.1,
@@ -98,12 +97,12 @@ ARGUMENTS: dict[str, Any] = {
     "per_device_eval_batch_size": 3,
 }
 # Some gradients are clipped, and some are not.
-LARGEST_NORM = 0.6
+MAX_NORM = 0.6
 
 
-def curve_of_our_trainer(folder: Path, job: Job, accumulation: int, **changes: Any) -> Curve:
+def train_with_trainer(folder: Path, job: Job, accumulation: int, **changes: Any) -> Curve:
     set_seed(0)
-    running = {"num_train_epochs": EPOCHS, "gradient_accumulation_steps": accumulation, "max_grad_norm": LARGEST_NORM}
+    running = {"num_train_epochs": EPOCHS, "gradient_accumulation_steps": accumulation, "max_grad_norm": MAX_NORM}
     showing = {"logging_strategy": "steps", "logging_steps": 1, "eval_strategy": "epoch"}
     trainer = Trainer(
         job.model(),
@@ -115,16 +114,18 @@ def curve_of_our_trainer(folder: Path, job: Job, accumulation: int, **changes: A
     )
     trainer.train()
 
-    def logged(name: str) -> list[float]:
+    def get_logged(name: str) -> list[float]:
         return [entry[name] for entry in trainer.state.log_history if name in entry]
 
-    # Lightning keeps what is logged in single precision.
-    accuracies = [torch.tensor(one).item() for one in logged("eval_accuracy")]
-    return Curve(logged("loss"), logged("learning_rate"), logged("eval_loss"), accuracies, weights_of(trainer.model))
+    # Lightning's logs have single precision.
+    accuracies = [torch.tensor(value).item() for value in get_logged("eval_accuracy")]
+    return Curve(
+        get_logged("loss"), get_logged("learning_rate"), get_logged("eval_loss"), accuracies, get_weights(trainer.model)
+    )
 
 
-class Watches(pl.Callback):
-    """Notes what a `lightning.Trainer` logs and does at each optimizer step and evaluation."""
+class CurveRecorder(pl.Callback):
+    """A callback that records a curve."""
 
     def __init__(self) -> None:
         self.curve = Curve()
@@ -143,28 +144,27 @@ class Watches(pl.Callback):
                 self.curve.accuracies.append(trainer.callback_metrics["val_accuracy"].item())
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        self.curve.weights = weights_of(pl_module.model)
+        self.curve.weights = get_weights(pl_module.model)
 
 
-def curve_of_lightning(job: Job, accumulation: int, data: Data, processes: int = 1, **changes: Any) -> Curve:
+def train_with_lightning(job: Job, accumulation: int, data: Data, processes: int = 1, **changes: Any) -> Curve:
     """Train in a plain `lightning.Trainer`.
 
     Parameters:
-        data: makes what `fit` reads.
-        processes: train together, of which this is one.
-        changes: arguments of the module, on top of `ARGUMENTS`.
+        data: returns the data keywords of `fit`.
+        changes: arguments of the module, in addition to `ARGUMENTS`.
     """
     set_seed(0)
     args = {**ARGUMENTS, **changes}
     module = TransformersModule(job.model(), args, compute_metrics=job.compute_metrics)
-    watches = Watches()
+    recorder = CurveRecorder()
     running: dict[str, Any] = {"max_epochs": EPOCHS, "accumulate_grad_batches": accumulation, "log_every_n_steps": 1}
-    where: dict[str, Any] = {"devices": processes, "strategy": "ddp" if processes > 1 else "auto"}
-    trainer = pl.Trainer(**running, **where, **QUIET, gradient_clip_val=LARGEST_NORM, callbacks=[watches])
-    # As a Trainer does when it is made, which is after its model.
+    devices: dict[str, Any] = {"devices": processes, "strategy": "ddp" if processes > 1 else "auto"}
+    trainer = pl.Trainer(**running, **devices, **QUIET, gradient_clip_val=MAX_NORM, callbacks=[recorder])
+    # As in a Trainer's constructor.
     set_seed(SEED)
     trainer.fit(module, **data(job, args))
-    return watches.curve
+    return recorder.curve
 
 
 def data_module(job: Job, args: dict[str, Any]) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def data_module(job: Job, args: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain_loaders(job: Job, args: dict[str, Any]) -> dict[str, Any]:
-    """What anybody would write; the rows come in their order, as `train_sampling_strategy="sequential"` has them."""
+    """Return plain loaders, in the order of `train_sampling_strategy="sequential"`."""
     make = partial(DataLoader, collate_fn=pad_tokens)
     return {
         "train_dataloaders": make(job.training_rows, batch_size=4),

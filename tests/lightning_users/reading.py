@@ -1,4 +1,4 @@
-"""LightningModules that remember what they are handed, over data of numbers."""
+"""LightningModules that record their batches, over data of numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 
 class Numbers(Dataset[Row]):
-    """The numbers from 0 up, each in a row with a column that no model takes."""
+    """The numbers from 0, each in a row with an unused column."""
 
     def __init__(self, count: int):
         self.count = count
@@ -34,7 +34,7 @@ class Numbers(Dataset[Row]):
 
 
 class StreamOfNumbers(IterableDataset[Row]):
-    """As `Numbers`, one after the other; how many there are nobody is told."""
+    """A stream of `Numbers` without length."""
 
     def __init__(self, count: int):
         self.rows = Numbers(count)
@@ -48,35 +48,35 @@ def collate(rows: list[Row]) -> dict[str, Any]:
 
 
 def collate_with_noise(rows: list[Row]) -> dict[str, Any]:
-    """Adds to the numbers what all generators of the host draw."""
+    """Add random draws of all generators of the host."""
     return {"x": collate(rows)["x"] + torch.rand(1) / 3 + random.random() / 3 + np.random.rand() / 3}
 
 
-class Listener(nn.Module):
-    """A model that remembers what it was trained on, and what it drew then, as dropout draws."""
+class RecordingModel(nn.Module):
+    """A model that records its training batches and a random draw for each."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1))
-        self.heard: list[tuple[list[float], float]] = []
+        self.records: list[tuple[list[float], float]] = []
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         if self.training:
-            self.heard.append((x.tolist(), torch.rand(1).item()))
+            self.records.append((x.tolist(), torch.rand(1).item()))
         return {"loss": (self.weight * x).square().mean() * 1e-4}
 
     @property
     def numbers(self) -> list[list[float]]:
-        """What it was trained on, micro-batch by micro-batch."""
-        return [numbers for numbers, _ in self.heard]
+        """The training micro-batches."""
+        return [numbers for numbers, _ in self.records]
 
 
 class PlainModule(pl.LightningModule):
-    """Anybody's LightningModule."""
+    """A LightningModule that records its batches."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = Listener()
+        self.model = RecordingModel()
         self.windows: list[MicroBatch] = []
         self.evaluated: list[tuple[int, list[float]]] = []
 
@@ -97,20 +97,20 @@ class PlainModule(pl.LightningModule):
         return batch["x"].tolist()
 
     def configure_optimizers(self) -> Any:
-        # As modules do whose schedule has to know its length: the data is asked for before training begins.
+        # Loads the data before training, as modules with a schedule do.
         assert self.trainer.estimated_stepping_batches
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
 class CountingModule(PlainModule):
-    """One that counts the items of a window, as TransformersModule does."""
+    """A module that counts the items of a window, as TransformersModule does."""
 
     def items_in_window(self, window: list[Any]) -> int:
         return sum(len(batch["x"]) for batch in window)
 
 
-class SavingOnce(pl.Callback):
-    """Saves a checkpoint when a hook is called for the n-th time."""
+class SaveOnce(pl.Callback):
+    """A callback that saves a checkpoint in the n-th call of a hook."""
 
     def __init__(self, path: Path, hook: str, number: int):
         self.path, self.number, self.calls = path, number, 0
@@ -128,22 +128,22 @@ ARGUMENTS: dict[str, Any] = {"per_device_train_batch_size": 4, "per_device_eval_
 
 
 def numbers_module(rows: Any, collator: Any = collate, evaluated: Any = None, **arguments: Any) -> TrainerDataModule:
-    """The data module of a test, which makes batches of four."""
+    """Return a data module with batches of four."""
     return TrainerDataModule(rows, evaluated, args={**ARGUMENTS, **arguments}, data_collator=collator)
 
 
 def lightning(**keywords: Any) -> pl.Trainer:
-    """A `lightning.Trainer` that shows and writes nothing."""
+    """Return a quiet `lightning.Trainer`."""
     return pl.Trainer(**{**QUIET, "max_epochs": 3, **keywords})
 
 
 def fit(module: PlainModule, data: TrainerDataModule, *, seed: int = 5, checkpoint: Any = None, **keywords: Any) -> Any:
-    """Train, and return the model that has listened.
+    """Train, and return the recording model.
 
     Parameters:
-        seed: of all generators, when training begins.
-        checkpoint: to go on from.
-        keywords: of the `lightning.Trainer`.
+        seed: seed of all generators at the start.
+        checkpoint: checkpoint to resume.
+        keywords: keywords of the `lightning.Trainer`.
     """
     set_seed(seed)
     lightning(**keywords).fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)

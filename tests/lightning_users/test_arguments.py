@@ -22,24 +22,22 @@ from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 
 @pytest.mark.parametrize(
-    ("shared", "parts", "part"), [(None, 4, 3), ({"num_replicas": 4, "rank": 3}, 4, 3), ({"num_replicas": 2}, 2, 1)]
+    ("shared", "size", "rank"), [(None, 4, 3), ({"num_replicas": 4, "rank": 3}, 4, 3), ({"num_replicas": 2}, 2, 1)]
 )
-def test_what_lightning_decides_is_asked_from_it_and_the_rest_from_the_arguments(
-    shared: Any, parts: int, part: int
-) -> None:
+def test_lightning_overrides_arguments_about_processes_and_accumulation(shared: Any, size: int, rank: int) -> None:
     strategy = SimpleNamespace(root_device=torch.device("cpu"), distributed_sampler_kwargs=shared)
     trainer: Any = SimpleNamespace(world_size=4, global_rank=3, strategy=strategy, accumulate_grad_batches=5)
     args: Any = ArgumentsUnderLightning(resolve_arguments({"per_device_train_batch_size": 3, "use_cpu": True}), trainer)
     assert (args.world_size, args.process_index, args.gradient_accumulation_steps) == (4, 3, 5)
     assert args.device == torch.device("cpu")
     assert args.train_batch_size == copy.copy(args).train_batch_size == 3
-    # Processes that compute a layer together get the same part of the data.
-    assert (data_parallel_size(args), data_parallel_rank(args)) == (parts, part)
+    # Processes of a tensor parallel group get the same data.
+    assert (data_parallel_size(args), data_parallel_rank(args)) == (size, rank)
     with pytest.raises(AttributeError, match="nothing_of_that_name"):
         _ = args.nothing_of_that_name
 
 
-def test_a_dict_becomes_arguments_nothing_becomes_the_defaults_and_arguments_are_taken_as_they_are() -> None:
+def test_a_dict_and_none_become_arguments_and_arguments_are_unchanged() -> None:
     args = TrainingArguments(use_cpu=True)
     assert resolve_arguments(args) is args
     assert resolve_arguments({"learning_rate": 0.25}).learning_rate == 0.25
@@ -54,24 +52,24 @@ def test_unknown_names_and_other_objects_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [{"lr_scheduler_type": "reduce_lr_on_plateau"}, {"load_best_model_at_end": True}, {"bf16": True}, {"tf32": True}],
 )
-def test_what_lightning_decides_is_not_held_against_the_arguments(given: dict[str, Any]) -> None:
+def test_arguments_that_lightning_decides_are_not_validated(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
-        TrainingArguments(**given)
-    assert get_changed_arguments(resolve_arguments(given)).items() >= given.items()
+        TrainingArguments(**options)
+    assert get_changed_arguments(resolve_arguments(options)).items() >= options.items()
 
 
-def test_changed_arguments_are_plain_and_make_the_same_arguments_again() -> None:
-    given = {"learning_rate": 0.25, "optim": "sgd", "lr_scheduler_kwargs": {"num_cycles": 2}, "warmup_steps": 0.5}
-    args = resolve_arguments({**given, "hub_token": "hf_secret", "push_to_hub": False})
-    assert get_changed_arguments(args) == given
-    assert resolve_arguments(get_changed_arguments(args)).to_dict() == resolve_arguments(given).to_dict()
+def test_changed_arguments_are_plain_and_restore_the_arguments() -> None:
+    options = {"learning_rate": 0.25, "optim": "sgd", "lr_scheduler_kwargs": {"num_cycles": 2}, "warmup_steps": 0.5}
+    args = resolve_arguments({**options, "hub_token": "hf_secret", "push_to_hub": False})
+    assert get_changed_arguments(args) == options
+    assert resolve_arguments(get_changed_arguments(args)).to_dict() == resolve_arguments(options).to_dict()
 
 
-def test_arguments_of_a_module_neither_start_nor_meet_processes() -> None:
-    # As Lightning's launcher starts the second of two processes, before the first one has a group.
+def test_arguments_of_a_module_do_not_start_a_process_group() -> None:
+    # As Lightning's launcher starts the second of two processes.
     script = (
         "import torch.distributed as dist\n"
         "from littrainer.lightning.arguments import resolve_arguments\n"

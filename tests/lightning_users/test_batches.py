@@ -13,7 +13,7 @@ from tests.lightning_users.reading import (
     CountingModule,
     Numbers,
     PlainModule,
-    SavingOnce,
+    SaveOnce,
     StreamOfNumbers,
     collate,
     collate_with_noise,
@@ -27,15 +27,15 @@ ROWS = 22
 EPOCH = 6
 
 
-class LoadsLate(SingleDeviceStrategy):
-    """Loads a checkpoint when the optimizer has been made, as strategies do that shard."""
+class LateLoadingStrategy(SingleDeviceStrategy):
+    """A strategy that loads a checkpoint after the optimizer, as sharding strategies do."""
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
         return True
 
 
-def interrupted_and_resumed(
+def run_interrupted_and_resumed(
     folder: Path,
     hook: str,
     number: int,
@@ -49,22 +49,22 @@ def interrupted_and_resumed(
     arguments: dict[str, Any] | None = None,
     **keywords: Any,
 ) -> tuple[list[Any], list[Any]]:
-    """What a model is trained on, and one that goes on from a checkpoint of the first training.
+    """Return the records of a training, and of a training that resumes from its checkpoint.
 
     Parameters:
-        hook, number: the checkpoint is written when this hook is called for the n-th time.
-        seed: of the second training, which has begun in another process.
+        hook, number: the checkpoint is saved in the n-th call of the hook.
+        seed: seed of the second training.
     """
     checkpoint = folder / "one.ckpt"
 
     def data() -> Any:
         return numbers_module(Numbers(ROWS) if rows is None else rows, collator, evaluated, **(arguments or {}))
 
-    whole = fit(kind(), data(), callbacks=[SavingOnce(checkpoint, hook, number)], **keywords)
+    complete = fit(kind(), data(), callbacks=[SaveOnce(checkpoint, hook, number)], **keywords)
     if loads_late:
-        keywords.update(strategy=LoadsLate(torch.device("cpu")), accelerator="auto")
-    rest = fit(kind(), data(), seed=seed, checkpoint=checkpoint, **keywords)
-    return whole.heard, rest.heard
+        keywords.update(strategy=LateLoadingStrategy(torch.device("cpu")), accelerator="auto")
+    resumed = fit(kind(), data(), seed=seed, checkpoint=checkpoint, **keywords)
+    return complete.records, resumed.records
 
 
 ALL_COLUMNS = {"remove_unused_columns": False}
@@ -76,39 +76,39 @@ BY_STEPS = {**STREAM, "max_epochs": -1, "max_steps": 8}
 WORKERS = {"arguments": {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}, "max_epochs": 2}
 
 
-# Gradients are not kept, so a checkpoint within an optimizer step resumes at its beginning.
+# A checkpoint within a window resumes at the window's beginning.
 @pytest.mark.parametrize(
-    ("number", "goes_on_behind", "accumulation", "given"),
+    ("number", "resumes_after", "accumulation", "options"),
     [
         *((number, number, 1, {"kind": kind}) for kind in (CountingModule, PlainModule) for number in (4, EPOCH)),
-        *((number, behind, 4, {}) for number, behind in ((8, 6), (10, 10))),
+        *((number, done, 4, {}) for number, done in ((8, 6), (10, 10))),
         *((number, number - 1, 2, {}) for number in (3, 5)),
         (6, 5, 2, {"limit_train_batches": 5}),
-        *((EPOCH + 2, EPOCH + 2, 1, given) for given in (WITH_LENGTHS, UNSEEDED)),
+        *((EPOCH + 2, EPOCH + 2, 1, options) for options in (WITH_LENGTHS, UNSEEDED)),
         (2, 2, 1, WORKERS),
-        *((number, number, 1, {**LATE, **given}) for given in ({}, STREAM) for number in (2, EPOCH)),
-        *((number, number, 1, given) for given in (STREAM, BY_STEPS) for number in (3, EPOCH, EPOCH + 1)),
-        *((3, 2, 2, given) for given in (STREAM, BY_STEPS)),
+        *((number, number, 1, {**LATE, **options}) for options in ({}, STREAM) for number in (2, EPOCH)),
+        *((number, number, 1, options) for options in (STREAM, BY_STEPS) for number in (3, EPOCH, EPOCH + 1)),
+        *((3, 2, 2, options) for options in (STREAM, BY_STEPS)),
     ],
 )
-def test_a_resumed_training_gets_the_batches_and_random_draws_of_one_that_was_not_interrupted(
-    tmp_path: Path, number: int, goes_on_behind: int, accumulation: int, given: dict[str, Any]
+def test_a_resumed_training_gets_the_batches_and_random_draws_of_an_uninterrupted_training(
+    tmp_path: Path, number: int, resumes_after: int, accumulation: int, options: dict[str, Any]
 ) -> None:
-    whole, rest = interrupted_and_resumed(
-        tmp_path, "on_train_batch_end", number, accumulate_grad_batches=accumulation, **given
+    complete, resumed = run_interrupted_and_resumed(
+        tmp_path, "on_train_batch_end", number, accumulate_grad_batches=accumulation, **options
     )
-    assert rest and rest == whole[goes_on_behind:]
+    assert resumed and resumed == complete[resumes_after:]
 
 
-def test_a_checkpoint_of_the_moment_before_an_epochs_first_step_resumes_with_its_batches_and_draws(
+def test_a_checkpoint_before_an_epochs_first_step_resumes_with_its_batches_and_draws(
     tmp_path: Path,
 ) -> None:
-    whole, rest = interrupted_and_resumed(tmp_path, "on_train_batch_start", EPOCH + 1, **UNSEEDED)
-    assert rest and rest == whole[EPOCH:]
+    complete, resumed = run_interrupted_and_resumed(tmp_path, "on_train_batch_start", EPOCH + 1, **UNSEEDED)
+    assert resumed and resumed == complete[EPOCH:]
 
 
 class Counted(CountingModule):
-    """Notes how Lightning counts a micro-batch, and whether it steps with it."""
+    """A module that records Lightning's counts of each micro-batch, and whether it steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,44 +134,46 @@ class Counted(CountingModule):
         ("on_train_epoch_start", 2, False),
     ],
 )
-def test_a_training_resumed_between_epochs_begins_the_next_one_for_lightning_too(
+def test_a_training_resumed_between_epochs_begins_the_next_epoch_of_lightning(
     tmp_path: Path, hook: str, number: int, is_evaluated: bool, rows: Any, accumulation: int, is_limited_by_steps: bool
 ) -> None:
     checkpoint, steps = tmp_path / "one.ckpt", 3 * EPOCH if accumulation == 1 else 6
     keywords: dict[str, Any] = {"max_epochs": -1, "max_steps": steps} if is_limited_by_steps else {"max_epochs": 3}
 
-    def trained(**others: Any) -> tuple[list[Any], list[Any]]:
+    def train(**further: Any) -> tuple[list[Any], list[Any]]:
         module = Counted()
         evaluated = Numbers(3) if is_evaluated else None
         data = numbers_module(rows, collate_with_noise, evaluated)
-        heard = fit(module, data, accumulate_grad_batches=accumulation, **keywords, **others).heard
-        return heard, module.counts
+        records = fit(module, data, accumulate_grad_batches=accumulation, **keywords, **further).records
+        return records, module.counts
 
-    heard, counts = trained(callbacks=[SavingOnce(checkpoint, hook, number)])
+    records, counts = train(callbacks=[SaveOnce(checkpoint, hook, number)])
     assert len(counts) == 3 * EPOCH
-    rest, counted = trained(checkpoint=checkpoint, seed=77)
-    assert rest == heard[EPOCH:]
-    assert counted == counts[EPOCH:]
+    resumed, resumed_counts = train(checkpoint=checkpoint, seed=77)
+    assert resumed == records[EPOCH:]
+    assert resumed_counts == counts[EPOCH:]
 
 
-def test_a_resumed_training_shuffles_as_before_whatever_its_seed_without_a_word_of_lightning(
+def test_a_resumed_training_keeps_the_order_with_another_seed_and_without_warning(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    whole, rest = interrupted_and_resumed(tmp_path, "on_train_batch_end", 2, collator=collate, seed=1)
-    assert sorted(value for numbers, _ in [*whole[:2], *rest[: EPOCH - 2]] for value in numbers) == list(range(ROWS))
+    complete, resumed = run_interrupted_and_resumed(tmp_path, "on_train_batch_end", 2, collator=collate, seed=1)
+    assert sorted(value for numbers, _ in [*complete[:2], *resumed[: EPOCH - 2]] for value in numbers) == list(
+        range(ROWS)
+    )
     assert not [warning for warning in recwarn if "not resumable" in str(warning.message)]
 
 
-def test_a_checkpoint_of_another_loader_resumes_behind_as_many_batches(
+def test_a_checkpoint_of_another_loader_resumes_after_the_same_number_of_batches(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    checkpoint, own = tmp_path / "one.ckpt", torch.utils.data.DataLoader(Numbers(ROWS), 4, collate_fn=collate)
-    lightning(max_epochs=1, callbacks=[SavingOnce(checkpoint, "on_train_batch_end", 2)]).fit(PlainModule(), own)
+    checkpoint, loader = tmp_path / "saved.ckpt", torch.utils.data.DataLoader(Numbers(ROWS), 4, collate_fn=collate)
+    lightning(max_epochs=1, callbacks=[SaveOnce(checkpoint, "on_train_batch_end", 2)]).fit(PlainModule(), loader)
     with caplog.at_level(logging.WARNING, "littrainer"):
         data = numbers_module(Numbers(ROWS), train_sampling_strategy="sequential")
-        rest = fit(PlainModule(), data, checkpoint=checkpoint, max_epochs=1)
-    assert [numbers[0] for numbers in rest.numbers] == [8.0, 12.0, 16.0, 20.0]
-    assert "behind 2 micro-batches of epoch 0" in caplog.text
+        resumed = fit(PlainModule(), data, checkpoint=checkpoint, max_epochs=1)
+    assert [numbers[0] for numbers in resumed.numbers] == [8.0, 12.0, 16.0, 20.0]
+    assert "after 2 micro-batches of epoch 0" in caplog.text
 
 
 @pytest.mark.parametrize("evaluated", [None, Numbers(2)])
@@ -179,20 +181,20 @@ def test_a_checkpoint_of_another_loader_resumes_behind_as_many_batches(
     ("then", "number", "rows", "arguments", "keywords", "read"),
     [
         (4, 2, ROWS, {"per_device_train_batch_size": 2}, {}, 7 + 11 + 11),
-        # 18 of 22 samples, and 4 micro-batches of 4 hold 16; then two epochs of 6.
+        # After 18 of 22 samples: 2 micro-batches after 4 of 4, then two epochs of 6.
         (2, 9, ROWS, {}, {}, 2 + 6 + 6),
-        # 16 samples are one whole window.
+        # 16 samples are a window.
         (2, 9, ROWS, {}, {"accumulate_grad_batches": 4}, 2 + 6 + 6),
         (2, 11, ROWS, {}, {}, 6 + 6),
-        # Of 12 samples nothing is left behind 5 micro-batches.
+        # 5 micro-batches are all of 12 samples.
         (4, 5, 12, {}, {}, 3 + 3),
         (4, 17, 12, {}, {}, 0),
         (4, 5, ROWS, {}, {"limit_train_batches": 3}, 3 + 3),
-        # 20 samples, and without its incomplete batch the epoch has no more.
+        # 20 samples are all complete batches.
         (2, 10, ROWS, {"dataloader_drop_last": True}, {}, 5 + 5),
     ],
 )
-def test_with_other_sizes_training_goes_on_behind_as_many_samples_and_reads_all_later_epochs(
+def test_with_other_sizes_training_continues_after_the_same_number_of_samples(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     evaluated: Any,
@@ -204,42 +206,44 @@ def test_with_other_sizes_training_goes_on_behind_as_many_samples_and_reads_all_
     read: int,
 ) -> None:
     checkpoint = tmp_path / "one.ckpt"
-    saves = SavingOnce(checkpoint, "on_train_batch_end", number)
+    saves = SaveOnce(checkpoint, "on_train_batch_end", number)
     fit(PlainModule(), numbers_module(Numbers(ROWS), per_device_train_batch_size=then), callbacks=[saves])
-    again = tmp_path / "again.ckpt"
+    second_file = tmp_path / "second.ckpt"
     data = numbers_module(Numbers(rows), collate, evaluated, **arguments)
-    saves = SavingOnce(again, "on_train_epoch_end", 1)
-    rest = fit(PlainModule(), data, checkpoint=checkpoint, callbacks=[saves], **keywords)
-    assert len(rest.heard) == read
+    saves = SaveOnce(second_file, "on_train_epoch_end", 1)
+    resumed = fit(PlainModule(), data, checkpoint=checkpoint, callbacks=[saves], **keywords)
+    assert len(resumed.records) == read
     is_between_epochs = number % -(-ROWS // then) == 0
     assert ("written with other data: there are now" in caplog.text) is not is_between_epochs
-    place = torch.load(again, weights_only=True)["TrainerDataModule"]["processes"][0]
-    assert (place["epoch"], place["micro_batches"]) == (number // -(-ROWS // then) + 1, 0)
+    position = torch.load(second_file, weights_only=True)["TrainerDataModule"]["processes"][0]
+    assert (position["epoch"], position["micro_batches"]) == (number // -(-ROWS // then) + 1, 0)
 
 
-def test_windows_close_where_lightning_steps_also_where_accumulation_or_length_change() -> None:
+def test_windows_close_where_lightning_steps_with_a_changing_accumulation() -> None:
     schedule = pl.callbacks.GradientAccumulationScheduler({0: 2, 1: 3})
     module = CountingModule()
     fit(module, numbers_module(Numbers(ROWS)), max_epochs=2, limit_train_batches=5, callbacks=[schedule])
-    places = [(one.position, one.window_size, one.closes_window, one.num_items_in_window) for one in module.windows]
+    windows = [
+        (batch.position, batch.window_size, batch.closes_window, batch.num_items_in_window) for batch in module.windows
+    ]
     two, three = [(0, 2, False, 8), (1, 2, True, 8)], [(0, 3, False, 12), (1, 3, False, 12), (2, 3, True, 12)]
-    assert places == [*two, *two, (0, 1, True, 4), *three, *two]
+    assert windows == [*two, *two, (0, 1, True, 4), *three, *two]
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])
-def test_a_stream_that_ends_before_max_steps_is_validated_at_its_end_and_begun_again(accumulation: int) -> None:
+def test_a_stream_that_ends_before_max_steps_is_validated_and_restarted(accumulation: int) -> None:
     class Steps(pl.Callback):
         def __init__(self) -> None:
-            self.seen: list[int] = []
+            self.values: list[int] = []
 
         def on_validation_end(self, trainer: pl.Trainer, _: Any) -> None:
             if not trainer.sanity_checking:
-                self.seen.append(trainer.global_step)
+                self.values.append(trainer.global_step)
 
     steps = Steps()
     data = numbers_module(StreamOfNumbers(ROWS), collate, Numbers(2))
     keywords = {"accumulate_grad_batches": accumulation, "max_epochs": -1, "max_steps": 2 * EPOCH // accumulation}
-    heard = fit(CountingModule(), data, callbacks=[steps], **keywords).numbers
+    records = fit(CountingModule(), data, callbacks=[steps], **keywords).numbers
     in_epoch = -(-EPOCH // accumulation)
-    assert steps.seen == list(range(in_epoch, keywords["max_steps"] + 1, in_epoch))
-    assert heard[EPOCH] == heard[0]
+    assert steps.values == list(range(in_epoch, keywords["max_steps"] + 1, in_epoch))
+    assert records[EPOCH] == records[0]

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from littrainer import (
+    Trainer,
     TrainerDataModule,
     TransformersCheckpointIO,
     TransformersModule,
@@ -25,13 +26,13 @@ from tests.lightning_users.continued import (
     ACCUMULATION,
     EPOCHS,
     STEPS,
-    StopsLightningAt,
+    StopAt,
+    build_trainer,
     check_same,
     fresh_model,
     resumed_model,
-    trainer_of,
 )
-from tests.lightning_users.curves import QUIET, weights_of
+from tests.lightning_users.curves import QUIET, get_weights
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_gpt2
@@ -40,9 +41,9 @@ from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a Trainer's run, with a checkpoint of each step."""
+    """Return the folder of a Trainer's run with a checkpoint of each step."""
     folder = tmp_path_factory.mktemp("run")
-    trainer_of(folder, save_strategy="steps", save_steps=1).train()
+    build_trainer(folder, save_strategy="steps", save_steps=1).train()
     return folder
 
 
@@ -51,9 +52,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_checkpoint_of_the_trainer_is_resumed_by_lightning(
     tmp_path: Path, run: Path, has_plugin: bool, step: int
 ) -> None:
-    folder, other = run / f"checkpoint-{step}", trainer_of(tmp_path, resumed_model(step))
+    folder, other = run / f"checkpoint-{step}", build_trainer(tmp_path, resumed_model(step))
     module = TransformersModule(other.model, other.args)
-    # The order of the epoch is that of the training which goes on, and not that of another seed.
+    # The epoch keeps its order in spite of another seed.
     torch.manual_seed(7)
     keywords: dict[str, Any] = {"plugins": [TransformersCheckpointIO(module)]} if has_plugin else {}
     lightning_trainer = pl.Trainer(max_epochs=EPOCHS, accumulate_grad_batches=ACCUMULATION, **keywords, **QUIET)
@@ -63,7 +64,7 @@ def test_a_checkpoint_of_the_trainer_is_resumed_by_lightning(
     check_same(module.model)
 
 
-def test_a_model_of_transformers_is_made_by_what_describes_it(tmp_path: Path) -> None:
+def test_a_model_of_transformers_is_created_from_its_description(tmp_path: Path) -> None:
     model = tiny_gpt2()
     trainer = quiet_trainer(
         tmp_path,
@@ -77,14 +78,14 @@ def test_a_model_of_transformers_is_made_by_what_describes_it(tmp_path: Path) ->
     arguments = {"learning_rate": 0.5}
     file = checkpoint_to_lightning(tmp_path / "checkpoint-2", tmp_path / "saved.ckpt", args=arguments)
     loaded = TransformersModule.load_from_checkpoint(file)
-    assert weights_of(loaded.model) == weights_of(model) and loaded.args.learning_rate == 0.5
+    assert get_weights(loaded.model) == get_weights(model) and loaded.args.learning_rate == 0.5
     checkpoint_from_lightning(file, tmp_path / "back")
-    assert weights_of(transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "back")) == weights_of(model)
+    assert get_weights(transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "back")) == get_weights(model)
     stored = [torch.load(tmp_path / name / "optimizer.pt", weights_only=True) for name in ("checkpoint-2", "back")]
     assert str(stored[0]) == str(stored[1])
 
 
-def test_a_checkpoint_of_transformers_goes_on_at_its_place_in_the_data(tmp_path: Path) -> None:
+def test_a_checkpoint_of_transformers_resumes_at_its_position_in_the_data(tmp_path: Path) -> None:
     settings = {"max_steps": 4, "gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 2}
     rows, models = Rows(vector_rows(22)), [fresh_model(0.0), fresh_model(0.0)]
     args = quiet_arguments(tmp_path, transformers.TrainingArguments, **settings)
@@ -99,7 +100,7 @@ def test_a_checkpoint_of_transformers_goes_on_at_its_place_in_the_data(tmp_path:
 # ---- Bad input -------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_there_or_in_the_way_is_named(tmp_path: Path, run: Path) -> None:
+def test_missing_and_existing_files_are_named(tmp_path: Path, run: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no checkpoint folder .*nowhere"):
         checkpoint_to_lightning(tmp_path / "nowhere", tmp_path / "a.ckpt", VectorClassifier())
     with pytest.raises(FileNotFoundError, match=r"no checkpoint .*nowhere"):
@@ -113,7 +114,7 @@ def test_what_is_not_there_or_in_the_way_is_named(tmp_path: Path, run: Path) -> 
         checkpoint_to_lightning(run / "checkpoint-1", tmp_path / "b.ckpt")
 
 
-def test_a_checkpoint_without_the_optimizers_state_is_refused_where_training_is_to_go_on(tmp_path: Path) -> None:
+def test_a_checkpoint_without_optimizer_state_cannot_be_resumed(tmp_path: Path) -> None:
     quiet_trainer(tmp_path, save_strategy="steps", save_steps=1, save_only_model=True, max_steps=1).train()
     folder, module = tmp_path / "checkpoint-1", TransformersModule(VectorClassifier())
     data = TrainerDataModule(Rows(vector_rows(8)), Rows(vector_rows(8)))
@@ -128,8 +129,8 @@ def test_a_checkpoint_without_the_optimizers_state_is_refused_where_training_is_
         checkpoint_from_lightning(file, tmp_path / "b", VectorClassifier())
 
 
-def fitted_by_lightning(trainer: Any, plugin: Any = None, **keywords: Any) -> tuple[nn.Module, pl.Trainer]:
-    """Train what a Trainer was given in a `lightning.Trainer`; the Trainer has seeded the random generators."""
+def fit_with_lightning(trainer: Trainer, plugin: Any = None, **keywords: Any) -> tuple[nn.Module, pl.Trainer]:
+    """Train a Trainer's model in a `lightning.Trainer`."""
     module = TransformersModule(trainer.model, trainer.args)
     lightning_trainer = pl.Trainer(
         **{**QUIET, "accumulate_grad_batches": trainer.args.gradient_accumulation_steps, **keywords},
@@ -141,45 +142,47 @@ def fitted_by_lightning(trainer: Any, plugin: Any = None, **keywords: Any) -> tu
 
 @pytest.mark.parametrize("step", [2, 3], ids=["end of an epoch", "middle of an epoch"])
 @pytest.mark.parametrize("plugin", [TorchCheckpointIO, None], ids=["file", "folder"])
-def test_what_lightning_saves_is_resumed_by_the_trainer(tmp_path: Path, plugin: Any, step: int) -> None:
+def test_a_checkpoint_of_lightning_is_resumed_by_the_trainer(tmp_path: Path, plugin: Any, step: int) -> None:
     saver = ModelCheckpoint(dirpath=tmp_path, filename="{step}", every_n_train_steps=step, save_top_k=-1)
     keywords = {"callbacks": [saver], "enable_checkpointing": True, "plugin": plugin}
-    model, _ = fitted_by_lightning(trainer_of(tmp_path), max_epochs=EPOCHS, **keywords)
+    model, _ = fit_with_lightning(build_trainer(tmp_path), max_epochs=EPOCHS, **keywords)
     check_same(model)
     saved = tmp_path / f"step={step}.ckpt"
     assert saved.is_file() if plugin else (saved / "model.safetensors").is_file()
-    # The order of the epoch is that of the training which goes on, and not that of another seed.
-    resumed = trainer_of(tmp_path, resumed_model(step), seed=7, save_strategy="steps", save_steps=1)
+    # The epoch keeps its order in spite of another seed.
+    resumed = build_trainer(tmp_path, resumed_model(step), seed=7, save_strategy="steps", save_steps=1)
     assert resumed.train(resume_from_checkpoint=str(saved)).global_step == STEPS
     check_same(resumed.model)
     assert not list(tmp_path.glob(".littrainer_from*"))
-    # So it is where that training was broken off in its turn.
-    again = trainer_of(tmp_path, resumed_model(4), seed=7)
+    # A checkpoint of the resumed training.
+    again = build_trainer(tmp_path, resumed_model(4), seed=7)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     check_same(again.model)
 
 
-def test_after_a_training_over_anybodys_loader_the_place_is_counted_in_optimizer_steps(
+def test_a_checkpoint_with_a_plain_loader_is_resumed_by_its_optimizer_steps(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows, settings = vector_rows(24), {"train_sampling_strategy": "sequential"}
-    whole = trainer_of(tmp_path / "whole", fresh_model(0.0), {"train_dataset": Rows(rows)}, **settings)
-    whole.train()
-    module = TransformersModule(fresh_model(0.0), whole.args)
+    uninterrupted = build_trainer(
+        tmp_path / "uninterrupted", fresh_model(0.0), {"train_dataset": Rows(rows)}, **settings
+    )
+    uninterrupted.train()
+    module = TransformersModule(fresh_model(0.0), uninterrupted.args)
     loader = DataLoader(rows, batch_size=4, collate_fn=default_data_collator)  # type: ignore[arg-type]
-    stop = StopsLightningAt(3)
+    stop = StopAt(3)
     lightning_trainer = pl.Trainer(max_epochs=EPOCHS, accumulate_grad_batches=ACCUMULATION, callbacks=[stop], **QUIET)
     lightning_trainer.fit(module, loader)
     file = tmp_path / "saved.ckpt"
     lightning_trainer.save_checkpoint(file)
-    resumed = trainer_of(tmp_path, fresh_model(0.0), {"train_dataset": Rows(rows)}, **settings)
+    resumed = build_trainer(tmp_path, fresh_model(0.0), {"train_dataset": Rows(rows)}, **settings)
     resumed.train(resume_from_checkpoint=str(file))
     assert "does not hold the state of random numbers" in caplog.text and "seed=42" in caplog.text
     assert resumed.state.global_step == STEPS
-    assert resumed.model.losses == pytest.approx(whole.model.losses[10:], rel=1e-4)
+    assert resumed.model.losses == pytest.approx(uninterrupted.model.losses[10:], rel=1e-4)
 
 
-def test_logs_and_checkpoints_are_due_as_the_arguments_of_the_trainer_say(tmp_path: Path) -> None:
+def test_a_resumed_training_logs_by_the_arguments_of_the_trainer(tmp_path: Path) -> None:
     file = saved_file(tmp_path)
     resumed = quiet_trainer(tmp_path, logging_strategy="steps", logging_steps=1, max_steps=4)
     resumed.train(resume_from_checkpoint=str(file))
@@ -190,8 +193,8 @@ def test_logs_and_checkpoints_are_due_as_the_arguments_of_the_trainer_say(tmp_pa
 
 
 def saved_file(folder: Path, change: Any = None, model: nn.Module | None = None, **keywords: Any) -> Path:
-    """A .ckpt after one optimizer step, and what is changed in it."""
-    _, lightning_trainer = fitted_by_lightning(quiet_trainer(folder, model), TorchCheckpointIO, max_steps=1)
+    """Return a .ckpt after an optimizer step, with a change."""
+    _, lightning_trainer = fit_with_lightning(quiet_trainer(folder, model), TorchCheckpointIO, max_steps=1)
     file = folder / "saved.ckpt"
     lightning_trainer.save_checkpoint(file, **keywords)
     if change is not None:
@@ -201,31 +204,31 @@ def saved_file(folder: Path, change: Any = None, model: nn.Module | None = None,
     return file
 
 
-def check_refused(file: Path, words: str) -> None:
-    """See that a Trainer does not resume from a file, and that nothing has changed."""
+def check_refused(file: Path, message: str) -> None:
+    """Check that a Trainer refuses a file and is unchanged."""
     trainer = quiet_trainer(file.parent)
-    before = weights_of(trainer.model)
-    with pytest.raises((ValueError, RuntimeError), match=words):
+    before = get_weights(trainer.model)
+    with pytest.raises((ValueError, RuntimeError), match=message):
         trainer.train(resume_from_checkpoint=str(file))
-    assert weights_of(trainer.model) == before
+    assert get_weights(trainer.model) == before
     assert not list(file.parent.glob(".littrainer_from*"))
 
 
 @pytest.mark.parametrize(
-    ("change", "saved", "words"),
+    ("change", "saved", "message"),
     [
-        (lambda one: one.pop("transformers_module"), {}, r"another LightningModule .* \(its weights: model\)"),
-        (lambda one: one["optimizer_states"].append({}), {}, "has 2 optimizers and 1 schedules"),
-        (lambda one: one["state_dict"].update(head=torch.zeros(1)), {}, "a Trainer does not train: head"),
+        (lambda content: content.pop("transformers_module"), {}, r"another LightningModule .* \(its weights: model\)"),
+        (lambda content: content["optimizer_states"].append({}), {}, "has 2 optimizers and 1 schedules"),
+        (lambda content: content["state_dict"].update(head=torch.zeros(1)), {}, "a Trainer does not train: head"),
         (None, {"model": VectorClassifier(hidden=5)}, r"saved\.ckpt are not those of this model(.|\n)*is \(5, 6\) in"),
         (None, {"weights_only": True}, r"holds a model alone \(save_weights_only=True\)"),
     ],
 )
-def test_a_ckpt_that_cannot_be_resumed_is_refused(tmp_path: Path, change: Any, saved: Any, words: str) -> None:
-    check_refused(saved_file(tmp_path, change, **saved), words)
+def test_a_ckpt_that_cannot_be_resumed_is_refused(tmp_path: Path, change: Any, saved: Any, message: str) -> None:
+    check_refused(saved_file(tmp_path, change, **saved), message)
 
 
-def test_what_lightning_did_not_write_or_wrote_in_parts_is_refused_and_runs_no_code(tmp_path: Path) -> None:
+def test_foreign_damaged_and_sharded_files_are_refused_without_running_code(tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(1)}, tmp_path / "weights.pt")
     check_refused(tmp_path / "weights.pt", r"weights\.pt is no checkpoint of Lightning")
     (tmp_path / "damaged.ckpt").write_bytes(b"nothing of the kind")

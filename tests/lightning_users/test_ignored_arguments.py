@@ -12,17 +12,17 @@ from littrainer.lightning.arguments import list_argument_names, resolve_argument
 from littrainer.lightning.ignored_arguments import (
     LIGHTNING_EQUIVALENTS,
     MODULE_ARGUMENTS,
-    NOTED,
+    WARNINGS,
     warn_of_ignored_arguments,
 )
 from tests.lightning_users.curves import QUIET
 
 
-def told(args: dict[str, Any], **changes: Any) -> str:
-    """What is warned of.
+def collect_warnings(args: dict[str, Any], **changes: Any) -> str:
+    """Return the warnings for arguments.
 
     Parameters:
-        changes: keywords of the `lightning.Trainer`; or its `datamodule`, or its strategy as an object.
+        changes: keywords of the `lightning.Trainer`, or its `datamodule` or strategy as an object.
     """
     further = {name: changes.pop(name) for name in ("datamodule", "strategy") if name in changes}
     trainer = pl.Trainer(**{"max_epochs": 3, **QUIET, **changes})
@@ -31,14 +31,14 @@ def told(args: dict[str, Any], **changes: Any) -> str:
         *("strategy", "loggers", "checkpoint_callbacks", "log_every_n_steps", "progress_bar_callback"),
         *("check_val_every_n_epoch", "val_check_interval", "callbacks"),
     )
-    read = {"datamodule": None, **{name: getattr(trainer, name) for name in names}, **further}
+    attributes = {"datamodule": None, **{name: getattr(trainer, name) for name in names}, **further}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        warn_of_ignored_arguments(resolve_arguments(args), SimpleNamespace(**read))
-    return "\n".join(str(one.message) for one in caught)
+        warn_of_ignored_arguments(resolve_arguments(args), SimpleNamespace(**attributes))
+    return "\n".join(str(warning.message) for warning in caught)
 
 
-def test_an_argument_that_nothing_else_has_is_one_of_those_that_the_module_acts_on() -> None:
+def test_the_module_uses_all_arguments_without_other_user() -> None:
     assert {
         *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio"),
         *("optim", "optim_args", "optim_target_modules", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
@@ -54,7 +54,7 @@ def test_an_argument_that_nothing_else_has_is_one_of_those_that_the_module_acts_
 
 
 BEST = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
-WATCHING = {"enable_checkpointing": True, "callbacks": [ModelCheckpoint(monitor="val_loss")]}
+MONITORS = {"enable_checkpointing": True, "callbacks": [ModelCheckpoint(monitor="val_loss")]}
 
 
 @pytest.mark.parametrize(
@@ -66,15 +66,19 @@ WATCHING = {"enable_checkpointing": True, "callbacks": [ModelCheckpoint(monitor=
         ({"save_strategy": "epoch"}, {}, ["ModelCheckpoint"]),
         ({"eval_strategy": "steps", "eval_steps": 3}, {}, ["eval_strategy='steps' (instead: val_", "eval_steps=3"]),
         ({"eval_strategy": "steps"}, {}, ["eval_strategy='steps' (instead: val_check_interval"]),
-        ({"per_device_train_batch_size": 2}, {}, ["TrainerDataModule acts on it"]),
+        ({"per_device_train_batch_size": 2}, {}, ["TrainerDataModule uses it"]),
         ({"per_gpu_train_batch_size": 2}, {}, ["per_device_train_batch_size=2 (the loader's"]),
         ({"fsdp": True}, {}, ["ModelParallelStrategy(data_parallel_size=N, tensor_parallel_size=1)"]),
         ({"torch_compile_backend": "inductor"}, {}, ["torch_compile_backend='inductor' (instead: torch.compile"]),
         ({"use_cpu": True}, {"accelerator": "auto"}, []),
         ({"max_grad_norm": 0.5}, {"gradient_clip_val": 1.0}, ["max_grad_norm=0.5 (instead: gradient_clip_val)"]),
-        ({**BEST, "save_only_model": True}, WATCHING, ["load_best_model_at_end=True", "save_only_model=True (instead"]),
-        ({**BEST, "greater_is_better": True}, WATCHING, ["load_best_model_at_end=True", "greater_is_better=True"]),
-        # What the lightning.Trainer does too, or the module.
+        (
+            {**BEST, "save_only_model": True},
+            MONITORS,
+            ["load_best_model_at_end=True", "save_only_model=True (instead"],
+        ),
+        ({**BEST, "greater_is_better": True}, MONITORS, ["load_best_model_at_end=True", "greater_is_better=True"]),
+        # Without warning.
         ({"max_grad_norm": 0.5}, {}, []),
         ({"learning_rate": 0.5, "output_dir": "elsewhere", "do_train": True}, {}, []),
         ({"gradient_accumulation_steps": 4}, {"accumulate_grad_batches": 4}, []),
@@ -87,25 +91,25 @@ WATCHING = {"enable_checkpointing": True, "callbacks": [ModelCheckpoint(monitor=
         ({"per_device_train_batch_size": 2}, {"datamodule": SimpleNamespace(args=None)}, []),
     ],
 )
-def test_what_is_not_acted_on_is_told_by_itself_with_what_to_give_instead(
+def test_ignored_arguments_are_named_with_their_equivalents(
     args: dict[str, Any], keywords: dict[str, Any], expected: list[str]
 ) -> None:
-    found = told(args, **keywords)
-    assert all(one in found for one in expected)
-    assert found.count("(instead: ") + found.count("(the loader's") == len(expected)
+    message = collect_warnings(args, **keywords)
+    assert all(text in message for text in expected)
+    assert message.count("(instead: ") + message.count("(the loader's") == len(expected)
 
 
-def test_clipping_by_a_default_is_noted_once(caplog: pytest.LogCaptureFixture) -> None:
-    NOTED.clear()
+def test_clipping_by_a_default_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    WARNINGS.clear()
     with caplog.at_level("INFO"):
-        assert {told(args) for args in ({}, {}, {"max_grad_norm": 0}, {"max_grad_norm": 0.5})} == {""}
-        assert told({}, gradient_clip_val=0.5) == ""
+        assert {collect_warnings(args) for args in ({}, {}, {"max_grad_norm": 0}, {"max_grad_norm": 0.5})} == {""}
+        assert collect_warnings({}, gradient_clip_val=0.5) == ""
     assert caplog.text.count("clipped to max_grad_norm=1.0") == caplog.text.count("clipped to") == 1
 
 
-def test_an_engine_that_clips_by_itself_is_to_be_given_the_bound() -> None:
-    NOTED.clear()
+def test_a_strategy_that_clips_needs_gradient_clip_val() -> None:
+    WARNINGS.clear()
     engine = SimpleNamespace(handles_gradient_accumulation=True)
-    found = told({}, strategy=engine)
-    assert "not clipped to max_grad_norm=1.0" in found and "Set gradient_clip_val" in found
-    assert told({"max_grad_norm": 0}, strategy=engine) == ""
+    message = collect_warnings({}, strategy=engine)
+    assert "not clipped to max_grad_norm=1.0" in message and "Set gradient_clip_val" in message
+    assert collect_warnings({"max_grad_norm": 0}, strategy=engine) == ""

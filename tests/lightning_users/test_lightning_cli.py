@@ -27,8 +27,8 @@ TRAINER: dict[str, Any] = {
 }
 
 
-class RowsFromItsOptions(TrainerDataModule):
-    """Makes its rows when it is set up, from what the command line says."""
+class ConfigurableRows(TrainerDataModule):
+    """A data module that creates its rows from options in `setup`."""
 
     def __init__(self, args: dict[str, Any] | None = None, rows: int = 8):
         super().__init__(args=args, data_collator=pad_tokens)
@@ -42,7 +42,7 @@ class RowsFromItsOptions(TrainerDataModule):
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model of transformers on the disk."""
+    """Save a model of transformers."""
     folder = tmp_path_factory.mktemp("model")
     tiny_bert_classifier().save_pretrained(folder)
     return str(folder)
@@ -51,7 +51,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def cli(folder: Path, *options: str, module: type[TransformersModule] = TransformersModule) -> LightningCLI:
     return LightningCLI(
         module,
-        RowsFromItsOptions,
+        ConfigurableRows,
         trainer_defaults={**TRAINER, "default_root_dir": str(folder)},
         save_config_kwargs={"overwrite": True},
         args=list(options),
@@ -81,29 +81,29 @@ def test_options_and_a_file_set_arguments_of_the_model_and_its_data(tmp_path: Pa
 
 
 class SmallBert(TransformersModule):
-    """A module of a user's own, with options of its own."""
+    """A subclass with an option."""
 
     def __init__(self, args: dict[str, Any] | None = None, hidden: int = 16):
         super().__init__(tiny_bert_classifier(hidden_size=hidden), args, compute_metrics=accuracy)
         self.save_hyperparameters()
 
 
-def test_a_subclass_brings_options_of_its_own(tmp_path: Path) -> None:
+def test_a_subclass_adds_options(tmp_path: Path) -> None:
     done = cli(tmp_path, "fit", "--model.hidden=8", "--model.args.weight_decay=0.25", module=SmallBert)
     assert done.model.model.config.hidden_size == 8
     assert {group["weight_decay"] for group in done.trainer.optimizers[0].param_groups} == {0.0, 0.25}
     (checkpoint,) = (tmp_path / "checkpoints").glob("*.ckpt")
     loaded = SmallBert.load_from_checkpoint(checkpoint)
     assert loaded.model.config.hidden_size == 8 and loaded.args.weight_decay == 0.25
-    # Options of the command line come from the checkpoint too.
-    again = cli(tmp_path, "validate", "--ckpt_path", str(checkpoint), module=SmallBert)
-    assert again.model.model.config.hidden_size == 8
-    assert again.trainer.callback_metrics["val_loss"] == done.trainer.callback_metrics["val_loss"]
+    # Options are read from the checkpoint.
+    second = cli(tmp_path, "validate", "--ckpt_path", str(checkpoint), module=SmallBert)
+    assert second.model.model.config.hidden_size == 8
+    assert second.trainer.callback_metrics["val_loss"] == done.trainer.callback_metrics["val_loss"]
 
 
-def test_a_file_names_the_function_that_makes_the_model(tmp_path: Path) -> None:
+def test_a_file_names_the_function_that_creates_the_model(tmp_path: Path) -> None:
     file = {"model": {"model": "tests.scenarios.models.tiny_bert_tagger"}}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(file))
-    made = cli(tmp_path, "validate", "--config", str(tmp_path / "run.yaml"), "--trainer.limit_val_batches=0").model
-    made.configure_model()
-    assert type(made.model).__name__ == "BertForTokenClassification"
+    module = cli(tmp_path, "validate", "--config", str(tmp_path / "run.yaml"), "--trainer.limit_val_batches=0").model
+    module.configure_model()
+    assert type(module.model).__name__ == "BertForTokenClassification"

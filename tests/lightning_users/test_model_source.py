@@ -11,7 +11,7 @@ import torch
 from littrainer import Trainer, TransformersCheckpointIO, TransformersModule, set_seed
 from littrainer.checkpoint.lightning_format import MARK
 from littrainer.lightning.model_source import call_model_factory, resolve_model
-from tests.lightning_users.fitting import fitted, loader, module_of
+from tests.lightning_users.fitting import fit_module, loader, make_module
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier, tiny_gpt2
@@ -20,13 +20,13 @@ from tests.scenarios.trainers import quiet_arguments
 ARGS = {"learning_rate": 0.01, "weight_decay": 0.5}
 
 
-def same_weights(one: Any, other: Any) -> bool:
-    first, second = one.state_dict(), other.state_dict()
+def have_same_weights(module: Any, other: Any) -> bool:
+    first, second = module.state_dict(), other.state_dict()
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.parametrize("model_class", [None, "AutoModelForSequenceClassification", "BertModel"])
-def test_a_name_is_loaded_as_its_configuration_or_the_caller_says(tmp_path: Path, model_class: str | None) -> None:
+def test_a_name_is_loaded_by_its_configuration_or_the_given_class(tmp_path: Path, model_class: str | None) -> None:
     saved = tiny_bert_classifier()
     saved.save_pretrained(tmp_path / "model")
     for source in (str(tmp_path / "model"), tmp_path / "model"):
@@ -36,7 +36,7 @@ def test_a_name_is_loaded_as_its_configuration_or_the_caller_says(tmp_path: Path
         assert torch.equal(inner.embeddings.word_embeddings.weight, saved.bert.embeddings.word_embeddings.weight)
 
 
-def test_a_configuration_without_a_class_asks_for_one(tmp_path: Path) -> None:
+def test_a_configuration_without_a_class_needs_model_class(tmp_path: Path) -> None:
     tiny_gpt2().config.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"does not say which class its model has.*model_class="):
         resolve_model(str(tmp_path))
@@ -51,7 +51,7 @@ def test_a_configuration_without_a_class_asks_for_one(tmp_path: Path) -> None:
         (3, TypeError, "The model is an int; give a torch.nn.Module"),
     ],
 )
-def test_anything_else_is_no_model(source: Any, kind: type[Exception], message: str) -> None:
+def test_other_sources_are_refused(source: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         resolve_model(source)
     with pytest.raises(TypeError, match=r"dict\(\), which is to make the model, returned a dict"):
@@ -61,26 +61,28 @@ def test_anything_else_is_no_model(source: Any, kind: type[Exception], message: 
 # ---- Checkpoints -----------------------------------------------------------------------------------------------------
 
 
-def saved(file: Path, module: TransformersModule, **keywords: Any) -> Path:
-    """The checkpoint of a module that was trained."""
-    is_ours = isinstance(module.model, VectorClassifier)
-    fitted(module, None if is_ours else loader(language_rows(4), 2, pad_tokens), **keywords).save_checkpoint(file)
+def save(file: Path, module: TransformersModule, **keywords: Any) -> Path:
+    """Train a module and save a checkpoint."""
+    is_classifier = isinstance(module.model, VectorClassifier)
+    fit_module(module, None if is_classifier else loader(language_rows(4), 2, pad_tokens), **keywords).save_checkpoint(
+        file
+    )
     return file
 
 
 class Tokens:
-    """In the place of a tokenizer."""
+    """A substitute for a tokenizer."""
 
     def save_pretrained(self, folder: Path) -> None:
         (Path(folder) / "tokens.txt").write_text("a b c")
 
 
-def test_a_checkpoint_says_in_plain_values_how_to_make_the_module_and_holds_no_token(tmp_path: Path) -> None:
-    module = module_of(tiny_gpt2(n_embd=8), {**ARGS, "hub_token": "hf_secret"})
-    file = saved(tmp_path / "x.ckpt", module, accumulate_grad_batches=2)
+def test_a_checkpoint_describes_the_module_in_plain_values_without_token(tmp_path: Path) -> None:
+    module = make_module(tiny_gpt2(n_embd=8), {**ARGS, "hub_token": "hf_secret"})
+    file = save(tmp_path / "x.ckpt", module, accumulate_grad_batches=2)
     assert b"hf_secret" not in file.read_bytes()
     loaded = TransformersModule.load_from_checkpoint(file)
-    assert same_weights(loaded, module) and type(loaded.model) is type(module.model)
+    assert have_same_weights(loaded, module) and type(loaded.model) is type(module.model)
     assert loaded.args.learning_rate == 0.01 and loaded.args.weight_decay == 0.5
     changed = TransformersModule.load_from_checkpoint(file, args={"learning_rate": 0.5})
     assert changed.args.learning_rate == 0.5 and changed.args.weight_decay == 0
@@ -88,32 +90,32 @@ def test_a_checkpoint_says_in_plain_values_how_to_make_the_module_and_holds_no_t
     mark = checkpoint[MARK]
     assert mark["version"] == 1 and mark["batches_per_epoch"] == 2 and mark["max_steps"] == 1
     assert mark["hyper_parameters"]["model"]["class"] == "GPT2LMHeadModel"
-    # What loggers show and LightningCLI reads.
+    # For loggers and LightningCLI.
     assert checkpoint["hyper_parameters"] == {"args": ARGS}
     json.dumps(mark)
 
 
-def test_a_checkpoint_of_a_scripts_own_model_needs_the_model(tmp_path: Path) -> None:
-    module = module_of(args=ARGS)
-    file = saved(tmp_path / "x.ckpt", module)
+def test_a_checkpoint_of_a_custom_model_needs_the_model(tmp_path: Path) -> None:
+    module = make_module(args=ARGS)
+    file = save(tmp_path / "x.ckpt", module)
     with pytest.raises(ValueError, match=r"load_from_checkpoint\(path, model=\.\.\.\)"):
         TransformersModule.load_from_checkpoint(file)
     for model in (VectorClassifier(), VectorClassifier):
         loaded = TransformersModule.load_from_checkpoint(file, model=model)
-        assert same_weights(loaded, module) and loaded.args.weight_decay == 0.5
+        assert have_same_weights(loaded, module) and loaded.args.weight_decay == 0.5
 
 
-def test_a_model_that_was_loaded_by_name_is_made_without_that_name(tmp_path: Path) -> None:
+def test_a_model_that_was_loaded_by_name_is_restored_without_the_name(tmp_path: Path) -> None:
     tiny_gpt2().save_pretrained(tmp_path / "name")
-    module = module_of(str(tmp_path / "name"))
-    file = saved(tmp_path / "x.ckpt", module)
+    module = make_module(str(tmp_path / "name"))
+    file = save(tmp_path / "x.ckpt", module)
     assert module.hparams["model"] == str(tmp_path / "name")
     (tmp_path / "name").rename(tmp_path / "elsewhere")
-    assert same_weights(TransformersModule.load_from_checkpoint(file), module)
+    assert have_same_weights(TransformersModule.load_from_checkpoint(file), module)
 
 
-class Keeps(TransformersModule):
-    """Keeps its model among its options."""
+class ModelOption(TransformersModule):
+    """A subclass that saves its model among its options."""
 
     def __init__(self, model: Any, hidden: int = 3) -> None:
         super().__init__(model, ARGS)
@@ -121,22 +123,22 @@ class Keeps(TransformersModule):
 
 
 class Small(TransformersModule):
-    """Makes its model from an option."""
+    """A subclass that creates its model from an option."""
 
     def __init__(self, hidden: int = 4) -> None:
         super().__init__(VectorClassifier(hidden), ARGS)
         self.save_hyperparameters()
 
 
-@pytest.mark.parametrize("make", [lambda: Keeps(tiny_gpt2(), hidden=6), lambda: Small(hidden=6)])
-def test_a_subclass_is_made_from_options_of_its_own(tmp_path: Path, make: Any) -> None:
+@pytest.mark.parametrize("make", [lambda: ModelOption(tiny_gpt2(), hidden=6), lambda: Small(hidden=6)])
+def test_a_subclass_is_restored_from_its_options(tmp_path: Path, make: Any) -> None:
     set_seed(0)
     module = make()
-    loaded: Any = type(module).load_from_checkpoint(saved(tmp_path / "x.ckpt", module))
-    assert same_weights(loaded, module) and loaded.hparams["hidden"] == 6
+    loaded: Any = type(module).load_from_checkpoint(save(tmp_path / "x.ckpt", module))
+    assert have_same_weights(loaded, module) and loaded.hparams["hidden"] == 6
 
 
-def test_a_checkpoint_that_would_run_code_is_not_read(tmp_path: Path) -> None:
+def test_a_checkpoint_that_would_run_code_is_refused(tmp_path: Path) -> None:
     class Runs:
         def __reduce__(self) -> Any:
             return os.mkdir, (str(tmp_path / "was-run"),)
@@ -153,23 +155,23 @@ def test_a_checkpoint_that_would_run_code_is_not_read(tmp_path: Path) -> None:
 def test_an_exported_model_is_loaded_by_transformers_and_by_a_module(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    module, folder = module_of(tiny_gpt2(), ARGS, processing_class=Tokens()), tmp_path / "out" / "model"
+    module, folder = make_module(tiny_gpt2(), ARGS, processing_class=Tokens()), tmp_path / "out" / "model"
     module.export_pretrained(folder, max_shard_size="2KB")
     assert (folder / "tokens.txt").is_file() and len(list(folder.glob("*.safetensors"))) > 1
-    assert same_weights(AutoModelForCausalLM.from_pretrained(folder), module.model)
-    assert same_weights(TransformersModule.load_from_checkpoint(folder), module)
+    assert have_same_weights(AutoModelForCausalLM.from_pretrained(folder), module.model)
+    assert have_same_weights(TransformersModule.load_from_checkpoint(folder), module)
     assert os.listdir(tmp_path / "out") == ["model"]
 
 
-def test_an_export_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
-    class Broken(Tokens):
+def test_an_export_that_fails_keeps_the_old_folder(tmp_path: Path) -> None:
+    class FailingTokens(Tokens):
         def save_pretrained(self, folder: Path) -> None:
             raise OSError("no more room")
 
-    module = module_of(tiny_gpt2())
+    module = make_module(tiny_gpt2())
     module.export_pretrained(tmp_path / "model")
     before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
-    module.processing_class = Broken()
+    module.processing_class = FailingTokens()
     torch.nn.init.zeros_(module.model.lm_head.weight)
     with pytest.raises(OSError, match="no more room"):
         module.export_pretrained(tmp_path / "model")
@@ -187,9 +189,9 @@ def test_a_folder_of_the_checkpoint_plugin_is_loaded_with_its_arguments(tmp_path
     set_seed(0)
     module = WithHead(tiny_gpt2(), ARGS)
     loaded = WithHead.load_from_checkpoint(
-        saved(tmp_path / "folder", module, plugins=[TransformersCheckpointIO(module)])
+        save(tmp_path / "folder", module, plugins=[TransformersCheckpointIO(module)])
     )
-    assert same_weights(loaded, module) and loaded.args.weight_decay == 0.5
+    assert have_same_weights(loaded, module) and loaded.args.weight_decay == 0.5
 
 
 def test_a_checkpoint_of_a_trainer_is_loaded(tmp_path: Path) -> None:
@@ -198,6 +200,6 @@ def test_a_checkpoint_of_a_trainer_is_loaded(tmp_path: Path) -> None:
     trainer = Trainer(VectorClassifier(), args, train_dataset=Rows(vector_rows(10)))
     trainer.train()
     loaded = TransformersModule.load_from_checkpoint(tmp_path / "checkpoint-2", model=VectorClassifier())
-    assert same_weights(loaded.model, trainer.model)
+    assert have_same_weights(loaded.model, trainer.model)
     with pytest.raises(ValueError, match="needs a model"):
         TransformersModule.load_from_checkpoint(tmp_path / "checkpoint-2")

@@ -1,4 +1,4 @@
-"""A TransformersModule outside of a `lightning.Trainer`: in a loop of Fabric's, and in one of the user's own."""
+"""A TransformersModule in Fabric's loop and in a custom loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 
 from littrainer import TransformersModule, set_seed
-from tests.lightning_users.curves import weights_of
+from tests.lightning_users.curves import get_weights
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, token_rows
 from tests.scenarios.models import tiny_bert_classifier, tiny_llama
@@ -26,13 +26,13 @@ def loader() -> DataLoader[Any]:
 
 
 @pytest.fixture
-def by_hand() -> Any:
-    """Weights after a loop of torch alone, with the decay groups and the schedule written out."""
+def expected_weights() -> Any:
+    """Return the weights after a loop of torch with explicit groups and schedule."""
     set_seed(0)
     model = tiny_bert_classifier().train()
     decayed = [p for name, p in model.named_parameters() if not name.endswith("bias") and "LayerNorm" not in name]
-    others = [p for name, p in model.named_parameters() if name.endswith("bias") or "LayerNorm" in name]
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    undecayed = [p for name, p in model.named_parameters() if name.endswith("bias") or "LayerNorm" in name]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": undecayed, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: step if step < 1 else (BATCHES - step) / (BATCHES - 1)
@@ -42,12 +42,12 @@ def by_hand() -> Any:
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-    return weights_of(model)
+    return get_weights(model)
 
 
 @pytest.mark.parametrize("in_fabric", [False, True])
 @pytest.mark.parametrize("by_step", [False, True], ids=["forward", "training_step"])
-def test_it_is_trained_like_the_model_in_it(by_hand: Any, in_fabric: bool, by_step: bool) -> None:
+def test_a_module_is_trained_like_its_model(expected_weights: Any, in_fabric: bool, by_step: bool) -> None:
     set_seed(0)
     trained: Any = TransformersModule(tiny_bert_classifier(), ARGUMENTS)
     trained.train()
@@ -65,10 +65,10 @@ def test_it_is_trained_like_the_model_in_it(by_hand: Any, in_fabric: bool, by_st
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
-    assert weights_of(module.model) == by_hand
+    assert get_weights(module.model) == expected_weights
 
 
-def test_only_the_first_process_writes_without_a_lightning_trainer_too() -> None:
+def test_the_rank_is_known_without_a_lightning_trainer() -> None:
     module = TransformersModule(tiny_llama())
     assert module.rank == 0
     torch.distributed.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
@@ -78,7 +78,7 @@ def test_only_the_first_process_writes_without_a_lightning_trainer_too() -> None
         torch.distributed.destroy_process_group()
 
 
-def test_a_loop_of_ones_own_divides_by_the_label_tokens_of_its_window() -> None:
+def test_a_custom_loop_divides_by_the_label_tokens_of_its_window() -> None:
     batches = list(loader())[:2]
     module = TransformersModule(tiny_llama(), ARGUMENTS).eval()
     for batch in batches:

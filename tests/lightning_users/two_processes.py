@@ -1,6 +1,6 @@
-"""One of two processes under Lightning: `python -m tests.lightning_users.two_processes FOLDER`.
+"""A process of two under Lightning: `python -m tests.lightning_users.two_processes FOLDER`.
 
-Rank and world size come from the environment. Each process writes what it found to `FOLDER/RANK.pickle`.
+Rank and world size are in the environment. Each process writes its results to `FOLDER/RANK.pickle`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 from littrainer import TrainerDataModule, TransformersModule, set_seed
 from littrainer.strategies.full_state import get_full_state_dict
 from tests.lightning_users import reading
-from tests.lightning_users.curves import JOBS, QUIET, Job, curve_of_lightning, curve_of_our_trainer, data_module
+from tests.lightning_users.curves import JOBS, QUIET, Job, data_module, train_with_lightning, train_with_trainer
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows, tag_rows, token_rows
 from tests.scenarios.metrics import accuracy
@@ -32,7 +32,7 @@ from tests.scenarios.other_processes import end_process
 from tests.scenarios.trainers import quiet_trainer
 
 RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "2"))
-# What it says when a process begins; when Lightning is done it deletes WORLD_SIZE.
+# A copy, since Lightning deletes WORLD_SIZE.
 ENVIRONMENT = dict(os.environ)
 GLOO = {"process_group_backend": "gloo"}
 STRATEGIES: dict[str, Any] = {
@@ -40,17 +40,17 @@ STRATEGIES: dict[str, Any] = {
     "fsdp2": lambda: ModelParallelStrategy(2, 1, save_distributed_checkpoint=False, **GLOO),
     "tensor parallel": lambda: ModelParallelStrategy(1, 2, save_distributed_checkpoint=False, **GLOO),
 }
-# Of three micro-batches in each process, so that the last window has one.
+# With three micro-batches per process, the last window has one.
 ACCUMULATION = 2
-# An odd number, so that the last batch of one process is filled up.
+# An odd number, so that a last batch is padded.
 EVALUATED_ROWS = 7
 TAGGER = partial(tiny_bert_tagger, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-# Behind the first window of the second epoch.
+# After the first window of the second epoch.
 SAVED_AFTER = 5
 
 
 def loader_in_order(rows: Any, batch_size: int, processes: int = PROCESSES) -> DataLoader[Any]:
-    """A loader with a sampler, since one that Lightning puts in its place would shuffle."""
+    """Return a loader with a sampler; Lightning's sampler would shuffle."""
     sampler = DistributedSampler(rows, num_replicas=processes, rank=RANK % processes, shuffle=False)
     return DataLoader(rows, batch_size=batch_size, sampler=sampler, collate_fn=pad_tokens)
 
@@ -66,80 +66,83 @@ def lightning_trainer(strategy: str = "ddp", **keywords: Any) -> pl.Trainer:
 
 def curves(folder: Path) -> dict[str, Any]:
     def loaders(job: Job, args: dict[str, Any]) -> dict[str, Any]:
-        made = loader_in_order(job.training_rows, 4), loader_in_order(job.evaluation_rows, 3)
-        return dict(zip(("train_dataloaders", "val_dataloaders"), made, strict=True))
+        return {
+            "train_dataloaders": loader_in_order(job.training_rows, 4),
+            "val_dataloaders": loader_in_order(job.evaluation_rows, 3),
+        }
 
     job = JOBS["language model"]
-    # This sampler deals single rows out to the processes, and a Trainer batches: an optimizer step has the same rows in
-    # all, where their number divides evenly and dropout draws nothing for any of them. AdamW would enlarge rounding
-    # where a gradient is nothing else.
+    # The sampler distributes single rows and a Trainer batches, so optimizer steps have the same rows only if their
+    # number divides evenly. AdamW would amplify rounding errors, and dropout would differ.
     even = replace(job, rows=24, model=partial(tiny_gpt2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
     sgd = {"optim": "sgd", "learning_rate": 0.5}
     in_order = {"train_sampling_strategy": "sequential"}
-    found = {
-        "ours": curve_of_our_trainer(folder / "run", job, ACCUMULATION),
-        "ours, in order": curve_of_our_trainer(folder / "run", even, ACCUMULATION, **in_order, **sgd),
-        "lightning": curve_of_lightning(job, ACCUMULATION, data_module, PROCESSES),
+    results = {
+        "ours": train_with_trainer(folder / "run", job, ACCUMULATION),
+        "ours, in order": train_with_trainer(folder / "run", even, ACCUMULATION, **in_order, **sgd),
+        "lightning": train_with_lightning(job, ACCUMULATION, data_module, PROCESSES),
     }
     os.environ.update(ENVIRONMENT)
-    return {**found, "plain loaders": curve_of_lightning(even, ACCUMULATION, loaders, PROCESSES, **sgd)}
+    return {**results, "plain loaders": train_with_lightning(even, ACCUMULATION, loaders, PROCESSES, **sgd)}
 
 
 # ---- Data ------------------------------------------------------------------------------------------------------------
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """What is read: three micro-batches of 4 in each process, the last of which is filled up; and of a stream."""
+def run_data(folder: Path) -> dict[str, Any]:
+    """Return the batches of map-style data, three of 4 rows in each process, and of a stream."""
     rows, stream = reading.Numbers(22), reading.StreamOfNumbers(44)
 
-    def by_ours(data: Any, **arguments: Any) -> list[Any]:
-        given = {"train_dataset": data, "data_collator": reading.collate_with_noise}
+    def run_trainer(data: Any, **arguments: Any) -> list[Any]:
+        options = {"train_dataset": data, "data_collator": reading.collate_with_noise}
         changes = {**reading.ARGUMENTS, "num_train_epochs": 2, "gradient_accumulation_steps": 2, "seed": 5, **arguments}
-        trainer = quiet_trainer(folder / "run", reading.Listener(), given=given, **changes)
+        trainer = quiet_trainer(folder / "run", reading.RecordingModel(), given=options, **changes)
         trainer.train()
-        return trainer.model.heard
+        return trainer.model.records
 
-    def by_lightning(data: Any, seed: int = 5, **keywords: Any) -> list[Any]:
+    def run_lightning(data: Any, seed: int = 5, **keywords: Any) -> list[Any]:
         os.environ.update(ENVIRONMENT)
         keywords = {"max_epochs": 2, **keywords, "accumulate_grad_batches": 2, "devices": PROCESSES}
-        made = reading.numbers_module(data, reading.collate_with_noise)
-        # Lightning is left to distribute samples, as it does by itself.
-        return reading.fit(reading.CountingModule(), made, seed=seed, strategy=STRATEGIES["ddp"](), **keywords).heard
+        module = reading.numbers_module(data, reading.collate_with_noise)
+        # With Lightning's default `use_distributed_sampler`.
+        return reading.fit(
+            reading.CountingModule(), module, seed=seed, strategy=STRATEGIES["ddp"](), **keywords
+        ).records
 
     os.environ.update(ENVIRONMENT)
-    checkpoint = folder / "one.ckpt"
-    saving = reading.SavingOnce(checkpoint, "on_train_batch_end", SAVED_AFTER)
+    checkpoint = folder / "saved.ckpt"
+    saving = reading.SaveOnce(checkpoint, "on_train_batch_end", SAVED_AFTER)
     return {
-        "ours": by_ours(rows),
-        "our stream": by_ours(stream, max_steps=2),
-        "lightning": by_lightning(rows, callbacks=[saving]),
-        "stream": by_lightning(stream, max_epochs=-1, max_steps=2),
-        # Nobody has seeded these processes alike.
-        "resumed": by_lightning(rows, seed=70 + RANK, checkpoint=checkpoint),
-        "unseeded": by_lightning(rows, seed=70 + RANK, max_epochs=1),
+        "ours": run_trainer(rows),
+        "our stream": run_trainer(stream, max_steps=2),
+        "lightning": run_lightning(rows, callbacks=[saving]),
+        "stream": run_lightning(stream, max_epochs=-1, max_steps=2),
+        # Processes with different seeds.
+        "resumed": run_lightning(rows, seed=70 + RANK, checkpoint=checkpoint),
+        "unseeded": run_lightning(rows, seed=70 + RANK, max_epochs=1),
         "places": len(torch.load(checkpoint, weights_only=True)["TrainerDataModule"]["processes"]),
     }
 
 
-# ---- A model in parts ------------------------------------------------------------------------------------------------
+# ---- Sharded models --------------------------------------------------------------------------------------------------
 
 
-def trained(folder: Path, name: str) -> dict[str, Any]:
-    """A training with windows of two micro-batches, the last window of one; and the model as it is exported."""
+def train(folder: Path, name: str) -> dict[str, Any]:
+    """Train with windows of two micro-batches, and export the model."""
     set_seed(0)
     processes = 1 if name == "tensor parallel" else PROCESSES
     losses: list[float] = []
 
-    class Watch(pl.Callback):
-        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+    class LossRecorder(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
             losses.append(trainer.callback_metrics.get("train_loss", torch.tensor(0.0)).item())
 
-    # A function makes the model, and the processes draw different weights: those of the first count.
+    # Processes draw different weights; those of rank 0 count.
     module = TransformersModule(
         lambda: (set_seed(RANK), tiny_llama(num_key_value_heads=2))[1],
         {"learning_rate": 0.1, "optim": "sgd", "max_grad_norm": 0.5, "weight_decay": 0.1},
     )
-    settings: dict[str, Any] = {"accumulate_grad_batches": 2, "log_every_n_steps": 1, "callbacks": [Watch()]}
+    settings: dict[str, Any] = {"accumulate_grad_batches": 2, "log_every_n_steps": 1, "callbacks": [LossRecorder()]}
     trainer = lightning_trainer(name, max_epochs=1, **settings)
     trainer.fit(module, loader_in_order(Rows(language_rows(24)), 4 * PROCESSES // processes, processes))
     split = {type(parameter).__name__ for parameter in module.model.parameters()}
@@ -150,38 +153,38 @@ def trained(folder: Path, name: str) -> dict[str, Any]:
 
 
 def exact() -> dict[str, Any]:
-    """Losses and weights of a head that ignores the number of labels, in two micro-batches of each process."""
+    """Return losses and weights of a model that ignores the number of labels."""
     losses: list[float] = []
 
-    class Watch(pl.Callback):
-        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
+    class LossRecorder(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, index: int) -> None:
             losses.extend([trainer.callback_metrics["train_loss"].item()] if index % 2 else [])
 
     arguments = {"learning_rate": 0.1, "optim": "sgd", "max_grad_norm": 0.0, "loss_normalization": "exact"}
     set_seed(0)
     module = TransformersModule(TAGGER(), arguments)
-    settings: dict[str, Any] = {"accumulate_grad_batches": 2, "log_every_n_steps": 1, "callbacks": [Watch()]}
-    # DistributedSampler deals single rows out: a step has eight rows that follow each other.
+    settings: dict[str, Any] = {"accumulate_grad_batches": 2, "log_every_n_steps": 1, "callbacks": [LossRecorder()]}
+    # A step has eight consecutive rows.
     lightning_trainer(max_epochs=1, **settings).fit(module, loader_in_order(Rows(tag_rows(24)), 2))
-    return {"losses": losses, "weights": [one.detach().clone() for one in module.model.parameters()]}
+    return {"losses": losses, "weights": [weight.detach().clone() for weight in module.model.parameters()]}
 
 
 def formats_in_half_precision() -> list[torch.dtype]:
-    """What a layer of a sharded model computes with in a `bf16-mixed` training, and what its loss is in."""
+    """Return the dtypes of a sharded layer's weight and of the loss in a `bf16-mixed` training."""
     set_seed(0)
     module = TransformersModule(tiny_llama(), {"learning_rate": 0.1})
-    found: list[torch.dtype] = []
+    results: list[torch.dtype] = []
     layer: Any = module.model.model.layers[0].mlp.up_proj
-    layer.register_forward_hook(lambda *_: found.append(layer.weight.dtype))
-    module.model.register_forward_hook(lambda *given: found.append(given[-1].loss.dtype))
+    layer.register_forward_hook(lambda *_: results.append(layer.weight.dtype))
+    module.model.register_forward_hook(lambda *args: results.append(args[-1].loss.dtype))
     trainer = lightning_trainer("fsdp2", max_steps=1, precision="bf16-mixed")
     trainer.fit(module, loader_in_order(Rows(language_rows(24)), 4))
-    return found[-2:]
+    return results[-2:]
 
 
 def metrics() -> dict[str, Any]:
-    """Metrics of a function and of torchmetrics over rows that do not divide evenly."""
-    found: dict[str, Any] = {}
+    """Return metrics of a function and of torchmetrics over rows that do not divide evenly."""
+    results: dict[str, Any] = {}
     streamed = {"accuracy": torchmetrics.Accuracy("multiclass", num_classes=CLASSES)}
     kinds: dict[str, Any] = {"function": accuracy, "torchmetrics": torchmetrics.MetricCollection(streamed)}
     for name, compute_metrics in kinds.items():
@@ -189,15 +192,15 @@ def metrics() -> dict[str, Any]:
         module = TransformersModule(tiny_bert_classifier(), compute_metrics=compute_metrics)
         rows, args = Rows(token_rows(EVALUATED_ROWS, 5)), {"per_device_eval_batch_size": 2}
         data = TrainerDataModule(eval_dataset=rows, args=args, data_collator=pad_tokens)
-        (found[name],) = lightning_trainer().validate(module, data, verbose=False)
-    return found
+        (results[name],) = lightning_trainer().validate(module, data, verbose=False)
+    return results
 
 
 def main(folder: Path) -> None:
-    found: dict[str, Any] = {"curves": curves(folder), "read": read(folder)}
-    found.update({name: trained(folder, name) for name in STRATEGIES})
-    found.update(formats=formats_in_half_precision(), metrics=metrics(), exact=exact())
-    (folder / f"{RANK}.pickle").write_bytes(pickle.dumps(found))
+    results: dict[str, Any] = {"curves": curves(folder), "read": run_data(folder)}
+    results.update({name: train(folder, name) for name in STRATEGIES})
+    results.update(formats=formats_in_half_precision(), metrics=metrics(), exact=exact())
+    (folder / f"{RANK}.pickle").write_bytes(pickle.dumps(results))
 
 
 if __name__ == "__main__":

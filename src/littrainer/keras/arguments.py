@@ -1,4 +1,4 @@
-"""TFTrainingArguments: the arguments of a `TFTrainer`."""
+"""The arguments of a `TFTrainer`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ REFUSED = ("tpu_name", "tpu_zone", "gcp_project", "xla")
 
 @dataclass
 class TFTrainingArguments(TrainingArguments):
-    """TrainingArguments, and the additional arguments that the first edition of the interface had for TensorFlow.
+    """TrainingArguments with the arguments of the interface's first edition for TensorFlow.
 
     Raises:
-        NotImplementedError: a TPU or XLA is asked for.
+        NotImplementedError: a TPU or XLA is requested.
         TypeError, ValueError: as TrainingArguments, or `poly_power` is no positive number or contradicts the schedule.
     """
 
@@ -55,15 +55,15 @@ class TFTrainingArguments(TrainingArguments):
                 "give one of them."
             )
         self.lr_scheduler_type = SchedulerType.POLYNOMIAL
-        given = self.lr_scheduler_kwargs if isinstance(self.lr_scheduler_kwargs, dict) else {}
-        self.lr_scheduler_kwargs = {"lr_end": 0.0, **given, "power": float(power)}
+        kwargs = self.lr_scheduler_kwargs if isinstance(self.lr_scheduler_kwargs, dict) else {}
+        self.lr_scheduler_kwargs = {"lr_end": 0.0, **kwargs, "power": float(power)}
 
     @property
     def n_replicas(self) -> int:
-        """Copies of the model that train together: one in each process."""
+        """Number of replicas of the model, which is the number of processes."""
         return self.world_size
 
     @property
     def strategy(self) -> SimpleNamespace:
-        """A substitute for TensorFlow's distribution strategy, so that `with args.strategy.scope():` works."""
+        """A substitute for TensorFlow's distribution strategy in `with args.strategy.scope():`."""
         return SimpleNamespace(num_replicas_in_sync=self.n_replicas, scope=contextlib.nullcontext)

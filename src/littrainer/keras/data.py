@@ -1,4 +1,4 @@
-"""Samples and batches (features, labels) as the Trainer reads them: dicts with these two names."""
+"""Samples and batches (features, labels) as dicts, which the Trainer reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ Sample = Mapping[str, Any]
 
 
 def split_sample(sample: Any) -> dict[str, Any]:
-    """Return a pair (features, labels) as `{"features": ..., "labels": ...}`, features alone without labels."""
     if not isinstance(sample, (tuple, list)):
         return {FEATURES: sample}
     if len(sample) != 2:
@@ -30,7 +29,7 @@ def split_sample(sample: Any) -> dict[str, Any]:
 
 
 class PairDataset(Dataset[Sample]):
-    """Samples (features, labels) of a sequence or a map-style dataset, as dicts."""
+    """A dataset of pairs (features, labels) as dicts."""
 
     def __init__(self, source: Any):
         self.source = source
@@ -43,18 +42,18 @@ class PairDataset(Dataset[Sample]):
 
 
 def to_pair_dataset(source: Any, name: str) -> PairDataset | None:
-    """Return a sequence, a torch dataset or an unbatched tf.data.Dataset as the Trainer takes it; None stays None."""
+    """Convert a sequence, a torch dataset or an unbatched tf.data.Dataset."""
     if source is None or isinstance(source, PairDataset):
         return source
     if is_tensorflow_dataset(source) and source.cardinality() >= 0:
         return PairDataset(list(source.as_numpy_iterator()))
-    are_columns = isinstance(source, (tuple, list)) and len(source) == 2 and all(map(_is_array, source))
-    if are_columns or isinstance(source, (str, Mapping)) or not (has_length(source) and hasattr(source, "__getitem__")):
+    is_pair = isinstance(source, (tuple, list)) and len(source) == 2 and all(map(_is_array, source))
+    if is_pair or isinstance(source, (str, Mapping)) or not (has_length(source) and hasattr(source, "__getitem__")):
         raise TypeError(
-            f"{name} is a {type(source).__name__}{' of two arrays' if are_columns else ''}, not a dataset of samples "
+            f"{name} is a {type(source).__name__}{' of two arrays' if is_pair else ''}, not a dataset of samples "
             "with a length. Pass samples (features, labels): a list, a torch dataset such as TensorDataset(features, "
-            "labels), or a tf.data.Dataset of known cardinality. Batches, and what has no length, are what an override "
-            "of get_train_tfdataset or get_eval_tfdataset returns."
+            "labels), or a tf.data.Dataset of known cardinality. Return batches, or data without length, from an "
+            "override of get_train_tfdataset or get_eval_tfdataset."
         )
     return PairDataset(source)
 
@@ -64,33 +63,33 @@ def _is_array(value: Any) -> bool:
 
 
 def is_tensorflow_dataset(source: Any) -> bool:
-    """Return whether an object is a tf.data.Dataset; TensorFlow is not imported for it."""
-    is_of_tensorflow = any(base.__module__.partition(".")[0] == "tensorflow" for base in type(source).__mro__)
-    return is_of_tensorflow and hasattr(source, "as_numpy_iterator")
+    """Return whether a dataset is a tf.data.Dataset, without an import."""
+    packages = {base.__module__.partition(".")[0] for base in type(source).__mro__}
+    return "tensorflow" in packages and hasattr(source, "as_numpy_iterator")
 
 
 # ---- Batches ---------------------------------------------------------------------------------------------------------
 
 
 def collate_pairs(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Return a batch of samples: torch tensors, in dicts and tuples as in the samples; `labels` if all have some."""
+    """Stack samples, with `labels` if all have labels."""
     has_labels = all(sample.get(LABELS) is not None for sample in samples)
     names = (FEATURES, LABELS) if has_labels else (FEATURES,)
     return {name: _stack([to_tensors(sample[name], name) for sample in samples], name) for name in names}
 
 
-def _stack(values: list[Any], place: str) -> Any:
+def _stack(values: list[Any], name: str) -> Any:
     if len({_shape(value) for value in values}) > 1:
         shapes = sorted({str(_shape(value)) for value in values})
         raise ValueError(
-            f"The {place} of a batch differ in shape or structure: {', '.join(shapes)}. Pad them in the dataset, or "
+            f"The {name} of a batch differ in shape or structure: {', '.join(shapes)}. Pad them in the dataset, or "
             "override get_train_tfdataset and get_eval_tfdataset to return padded batches."
         )
     first = values[0]
     if isinstance(first, Mapping):
-        return {name: _stack([value[name] for value in values], f"{place}[{name!r}]") for name in first}
+        return {key: _stack([value[key] for value in values], f"{name}[{key!r}]") for key in first}
     if isinstance(first, tuple):
-        return tuple(_stack([value[part] for value in values], f"{place}[{part}]") for part in range(len(first)))
+        return tuple(_stack([value[part] for value in values], f"{name}[{part}]") for part in range(len(first)))
     return torch.stack(values)
 
 
@@ -100,30 +99,30 @@ def _shape(value: Any) -> Any:
     return f"a tuple of {len(value)}" if isinstance(value, tuple) else tuple(value.shape)
 
 
-def to_tensors(value: Any, place: str) -> Any:
-    """Return numbers and arrays, in dicts and tuples, as tensors; float64, which Python's are, becomes float32."""
+def to_tensors(value: Any, name: str) -> Any:
+    """Convert numbers and arrays to tensors, and float64 to float32."""
     if isinstance(value, Mapping):
-        return {name: to_tensors(part, f"{place}[{name!r}]") for name, part in value.items()}
+        return {key: to_tensors(part, f"{name}[{key!r}]") for key, part in value.items()}
     if isinstance(value, tuple) and not all(isinstance(part, (int, float, np.generic)) for part in value):
-        return tuple(to_tensors(part, place) for part in value)
+        return tuple(to_tensors(part, name) for part in value)
     try:
-        # Tensors of TensorFlow and JAX become arrays too.
+        # Includes tensors of TensorFlow and JAX.
         array = value if isinstance(value, torch.Tensor) else np.asarray(value)
     except ValueError as error:
-        raise ValueError(f"The {place} hold lists of unequal length: pad them in the dataset ({error}).") from error
+        raise ValueError(f"The {name} hold lists of unequal length: pad them in the dataset ({error}).") from error
     if isinstance(array, np.ndarray):
         if array.dtype.kind not in "biuf":
             raise TypeError(
-                f"The {place} hold {value!r:.80}, and a Keras model on torch takes numbers: encode or drop it in the "
+                f"The {name} hold {value!r:.80}, and a Keras model on torch takes numbers: encode or drop it in the "
                 "dataset."
             )
-        # torch shares memory with arrays, and warns of those that may not be written to.
+        # torch shares memory, and warns of read-only arrays.
         array = torch.from_numpy(array if array.flags.writeable and array.flags.c_contiguous else array.copy())
     return array.float() if array.dtype == torch.float64 else array
 
 
 class BatchedPairs:
-    """A Trainer's loader as the first edition's methods hand it out: its batches are pairs (features, labels)."""
+    """A Trainer's loader with batches (features, labels)."""
 
     def __init__(self, loader: Any):
         self.loader = loader
@@ -136,7 +135,7 @@ class BatchedPairs:
 
 
 class ScriptBatches(IterableDataset[Sample]):
-    """Batches that a script makes itself, read from the start for each epoch, up to a number of steps."""
+    """A dataset of a script's batches, up to a number of steps in each epoch."""
 
     def __init__(self, source: Any, steps: int | None):
         self.source, self.steps = source, steps
@@ -148,9 +147,9 @@ class ScriptBatches(IterableDataset[Sample]):
 
 
 class ScriptLoader(DataLoader[Sample]):
-    """A loader of batches that a script makes itself, with the numbers of batches and samples if they are known."""
+    """A loader of a script's batches, with counts if known."""
 
-    # Class attributes, since DataLoader's own constructor watches assignments.
+    # DataLoader's constructor checks assignments.
     steps: int | None = None
     num_examples: int | None = None
 
@@ -165,7 +164,7 @@ class ScriptLoader(DataLoader[Sample]):
 
 
 def make_loader(returned: Any, name: str, has_counts: bool = False) -> Any:
-    """Return a loader of what a `get_*_tfdataset` method returned: batches, with `has_counts` their numbers too."""
+    """Return a loader of a `get_*_tfdataset` result, a tuple if `has_counts`."""
     batches, steps, num_examples = returned, None, None
     if has_counts:
         if not isinstance(returned, tuple) or len(returned) != 3:
@@ -174,11 +173,11 @@ def make_loader(returned: Any, name: str, has_counts: bool = False) -> Any:
                 "how many of them to read, and the number of samples in them."
             )
         batches, steps, num_examples = returned[0], int(returned[1]), int(returned[2])
-    known = len(batches) if has_length(batches) else None
-    if isinstance(batches, BatchedPairs) and steps in (None, known):
+    length = len(batches) if has_length(batches) else None
+    if isinstance(batches, BatchedPairs) and steps in (None, length):
         return batches.loader
     if is_tensorflow_dataset(batches):
-        known = int(batches.cardinality()) if batches.cardinality() >= 0 else None
+        length = int(batches.cardinality()) if batches.cardinality() >= 0 else None
     elif not hasattr(batches, "__iter__"):
         raise TypeError(f"{name} returned a {type(batches).__name__}, and has to return batches (features, labels).")
-    return ScriptLoader(batches, known if steps is None else steps, num_examples)
+    return ScriptLoader(batches, length if steps is None else steps, num_examples)

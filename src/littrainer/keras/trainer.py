@@ -1,4 +1,4 @@
-"""`TFTrainer`: the methods that the first edition of the interface documents, for a Keras 3 model on torch."""
+"""`TFTrainer`: the documented methods of the interface's first edition, for a Keras 3 model on torch."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from littrainer.trainer import Trainer
 logger = logging.getLogger(__name__)
 
 KERAS_FILE = "model.keras"
-# Method that nothing calls on a TFTrainer -> the method to override instead.
+# Method that a TFTrainer does not call -> advice.
 OVERRIDE_INSTEAD = {
     "compute_loss": "run_model, which returns loss and logits",
     **{f"get_{kind}_dataloader": f"get_{kind}_tfdataset" for kind in ("train", "eval", "test")},
     **dict.fromkeys(("create_optimizer", "create_scheduler"), "create_optimizer_and_scheduler"),
     **dict.fromkeys(("evaluation_loop", "prediction_loop"), "prediction_step, or evaluate and predict"),
-    "apply_gradients": "training_step, which returns the gradients of a micro-batch; the optimizer steps by itself",
+    "apply_gradients": "training_step, which returns the gradients of a micro-batch; the Trainer steps the optimizer",
 }
 REPLICATED_ONLY = "a Keras model holds each variable whole. Leave it out; each process trains a copy of the model"
-# Argument -> why it means nothing to a TFTrainer, and what to do.
+# Argument -> reason and advice.
 REFUSED = {
     "label_smoothing_factor": "the loss of a TFTrainer is the model's. Compile the model with "
     "keras.losses.CategoricalCrossentropy(label_smoothing=...), or override run_model",
@@ -56,19 +56,18 @@ REFUSED = {
 
 
 class KerasTrainer(Trainer):
-    """The Trainer of a `TFTrainer`, its owner, which calls the methods that subclasses of TFTrainer may override."""
+    """A Trainer that calls the overridable methods of its owner."""
 
     def __init__(self, owner: TFTrainer, module: KerasModule, **keywords: Any):
         self.owner = owner
-        # Results of `training_step` and `prediction_step` of the owner, and the model as it is prepared for them, with
-        # autocast for instance.
+        # Loss and prepared model of the owner's current step.
         self.loss_of_step: torch.Tensor | None = None
         self.model_of_step: Any = None
         super().__init__(model=module, data_collator=collate_pairs, **keywords)
         if owner.overrides("training_step"):
-            self.training_step = self._training_step_of_owner  # type: ignore[method-assign]
+            self.training_step = self._run_owner_training_step  # type: ignore[method-assign]
         if owner.overrides("prediction_step"):
-            self.prediction_step = self._prediction_step_of_owner  # type: ignore[method-assign]
+            self.prediction_step = self._run_owner_prediction_step  # type: ignore[method-assign]
 
     # ---- Data and optimizer ------------------------------------------------------------------------------------------
 
@@ -82,8 +81,8 @@ class KerasTrainer(Trainer):
         return make_loader(self.owner.get_test_tfdataset(test_dataset), "get_test_tfdataset", has_counts=True)
 
     def num_examples(self, dataloader: Any) -> int:
-        known = getattr(dataloader, "num_examples", None)
-        return super().num_examples(dataloader) if known is None else known
+        number = getattr(dataloader, "num_examples", None)
+        return super().num_examples(dataloader) if number is None else number
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         self.owner.create_optimizer_and_scheduler(num_training_steps)
@@ -101,15 +100,15 @@ class KerasTrainer(Trainer):
         return (reduce_across_processes(number) if should_average_over_processes(self) else number) / 1
 
     @contextlib.contextmanager
-    def _step_of_owner(self, model: Any, inputs: Any) -> Iterator[tuple[Any, Any]]:
-        """Let the owner compute with a model; yield features and labels."""
+    def _prepare_owner_step(self, model: Any, inputs: Any) -> Iterator[tuple[Any, Any]]:
+        """Set the model for a step of the owner; yield features and labels."""
         inputs = self._prepare_inputs(inputs)
         self.loss_of_step, self.model_of_step = None, model
         with self.compute_loss_context_manager():
             yield inputs[FEATURES], inputs.get(LABELS)
 
-    def _training_step_of_owner(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        with self._step_of_owner(model, inputs) as (features, labels):
+    def _run_owner_training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        with self._prepare_owner_step(model, inputs) as (features, labels):
             gradients = self.owner.training_step(features, labels, num_items_in_batch)
         parameters = self.owner.trainable_parameters()
         if not isinstance(gradients, (list, tuple)) or len(gradients) != len(parameters):
@@ -122,17 +121,17 @@ class KerasTrainer(Trainer):
                 parameter.grad = gradient.detach() if parameter.grad is None else parameter.grad + gradient.detach()
         return torch.zeros((), device=self.args.device) if self.loss_of_step is None else self.loss_of_step
 
-    def _prediction_step_of_owner(
+    def _run_owner_prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Sequence[str] | None = None
     ) -> tuple[Any, Any, Any]:
-        with torch.no_grad(), self._step_of_owner(model, inputs) as (features, labels):
+        with torch.no_grad(), self._prepare_owner_step(model, inputs) as (features, labels):
             number = self._get_num_items_in_batch([{FEATURES: features, LABELS: labels}], self.args.device)
             logits = self.owner.prediction_step(features, labels, number)
-        # The loss is known if the owner's override calls `super()`.
+        # The loss is set if the override calls `super()`.
         return (self.loss_of_step, None, None) if prediction_loss_only else (self.loss_of_step, logits, labels)
 
     def run_step(self, features: Any, labels: Any, number_of_instances: Any, training: bool) -> dict[str, Any]:
-        """Return loss, if there are labels, and logits of a batch, by the model of the current step."""
+        """Return logits, and with labels the loss, by the current step's model."""
         model = self.model if self.model_of_step is None else self.model_of_step
         model.train(training)
         outputs: dict[str, Any] = model(features, labels, number_of_instances)
@@ -164,20 +163,20 @@ class KerasTrainer(Trainer):
 
 
 class TFTrainer:
-    """Trains and evaluates a Keras 3 model on its torch backend, with the methods of the first edition's TFTrainer.
+    """A trainer of Keras 3 models on their torch backend, with the methods of the first edition's TFTrainer.
 
-    Attributes that this class does not have (`add_callback`, `state`, `push_to_hub` and so on) are those of a Trainer.
+    Other attributes (`add_callback`, `state`, `push_to_hub` and so on) are those of a Trainer.
 
     Parameters:
-        model: a Keras model. Its loss is the one it was compiled with, or what its `call` returns for labels.
+        model: a Keras model, compiled with a loss, or whose `call` returns a loss for labels.
         args: TFTrainingArguments, or TrainingArguments.
         train_dataset, eval_dataset: samples (features, labels): a sequence, a torch dataset, or a tf.data.Dataset.
         compute_metrics: takes an `EvalPrediction` of NumPy arrays, returns a dict of metrics.
         tb_writer: a SummaryWriter of torch to log to.
-        optimizers: optimizer and schedule of torch to use instead of those that the arguments name.
+        optimizers: optimizer and schedule of torch to use instead of those of the arguments.
 
     Raises:
-        NotImplementedError: the model is one of TensorFlow or JAX, or an argument asks for what is not supported.
+        NotImplementedError: the model is one of TensorFlow or JAX, or an argument is not supported.
         TypeError, ValueError: the input is wrong; the message says what to pass.
     """
 
@@ -233,16 +232,17 @@ class TFTrainer:
         for argument, reason in REFUSED.items():
             if getattr(args, argument):
                 raise NotImplementedError(f"{argument}={getattr(args, argument)!r}: {reason}.")
-        if any(type(given).__module__.partition(".")[0] in ("keras", "tensorflow", "tf_keras") for given in optimizers):
+        packages = {type(part).__module__.partition(".")[0] for part in optimizers}
+        if packages & {"keras", "tensorflow", "tf_keras"}:
             raise TypeError(
                 "optimizers holds an optimizer or a schedule of Keras, and a Keras model on torch is trained by "
                 "torch's: pass (torch.optim.AdamW(model.parameters()), None), or leave it to the arguments (optim, "
                 "learning_rate, weight_decay, lr_scheduler_type, poly_power)."
             )
-        for method, instead in OVERRIDE_INSTEAD.items():
+        for method, replacement in OVERRIDE_INSTEAD.items():
             if getattr(type(self), method, None) is not getattr(TFTrainer, method, None):
                 raise NotImplementedError(
-                    f"{name} overrides {method}, which nothing calls in a TFTrainer: override {instead}."
+                    f"{name} overrides {method}, which nothing calls in a TFTrainer: override {replacement}."
                 )
         if self.overrides("training_step") and (args.world_size > 1 or args.fp16):
             raise NotImplementedError(
@@ -262,19 +262,19 @@ class TFTrainer:
             value = to_pair_dataset(value, name)
         elif inner is not None and name == "model":
             raise AttributeError("Another model needs another optimizer: make another TFTrainer for it.")
-        is_own = inner is None or name in vars(self) or hasattr(type(self), name) or not hasattr(inner, name)
-        object.__setattr__(self if is_own else inner, name, value)
+        is_local = inner is None or name in vars(self) or hasattr(type(self), name) or not hasattr(inner, name)
+        object.__setattr__(self if is_local else inner, name, value)
 
     def overrides(self, name: str) -> bool:
-        """Return whether a subclass, or this instance, overrides a method of this class."""
+        """Return whether this method is overridden."""
         return name in vars(self) or getattr(type(self), name) is not getattr(TFTrainer, name)
 
     def setup_wandb(self) -> None:
-        """Report to Weights & Biases; `report_to="wandb"` does so by itself, and calls an override of this method."""
+        """Report to Weights & Biases; `report_to="wandb"` does so too, and calls an override of this method."""
         self._report_to("wandb")
 
     def setup_comet(self) -> None:
-        """Report to Comet; `report_to="comet_ml"` does so by itself, and calls an override of this method."""
+        """Report to Comet; `report_to="comet_ml"` does so too, and calls an override of this method."""
         self._report_to("comet_ml")
 
     def _report_to(self, service: str) -> None:
@@ -290,15 +290,15 @@ class TFTrainer:
 
     @property
     def epoch_logging(self) -> float:
-        """Epochs done, with the share of the current epoch."""
+        """Epochs done, with the fraction of the current epoch."""
         return self.torch_trainer.state.epoch or 0
 
     # ---- Data --------------------------------------------------------------------------------------------------------
 
     def get_train_tfdataset(self) -> Any:
-        """Return micro-batches (features, labels) to train on, shuffled; override to return another iterable of them.
+        """Return shuffled micro-batches (features, labels) to train on; override to return another iterable.
 
-        A tf.data.Dataset of batches may be returned too. What has no length needs `max_steps`.
+        A tf.data.Dataset of batches is supported. Batches without length need `max_steps`.
         """
         return BatchedPairs(Trainer.get_train_dataloader(self.torch_trainer))
 
@@ -309,7 +309,7 @@ class TFTrainer:
             eval_dataset: samples (features, labels); by default the Trainer's.
         """
         dataset = to_pair_dataset(eval_dataset, "eval_dataset")
-        return self._counted(Trainer.get_eval_dataloader(self.torch_trainer, dataset))
+        return self._add_counts(Trainer.get_eval_dataloader(self.torch_trainer, dataset))
 
     def get_test_tfdataset(self, test_dataset: Any) -> tuple[Any, int, int]:
         """Return batches (features, labels) to predict, how many of them to read, and the samples in them.
@@ -318,9 +318,9 @@ class TFTrainer:
             test_dataset: samples (features, labels), or features alone that are no tuples.
         """
         dataset = to_pair_dataset(test_dataset, "test_dataset")
-        return self._counted(Trainer.get_test_dataloader(self.torch_trainer, dataset))
+        return self._add_counts(Trainer.get_test_dataloader(self.torch_trainer, dataset))
 
-    def _counted(self, loader: Any) -> tuple[Any, int, int]:
+    def _add_counts(self, loader: Any) -> tuple[Any, int, int]:
         number, size = len(loader.dataset), self.args.eval_batch_size
         incomplete = number % size > 0 and not self.args.dataloader_drop_last
         return BatchedPairs(loader), number // size + incomplete, number
@@ -328,7 +328,7 @@ class TFTrainer:
     # ---- Training ----------------------------------------------------------------------------------------------------
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Make `optimizer` and `lr_scheduler` as the arguments name them; override to set others, of torch.
+        """Create `optimizer` and `lr_scheduler` from the arguments; override to set others, of torch.
 
         Parameters:
             num_training_steps: optimizer steps of the whole training.
@@ -339,15 +339,15 @@ class TFTrainer:
         """Train the model.
 
         Parameters:
-            resume_from_checkpoint: a checkpoint's folder; by default the newest one in `output_dir` if there is one, as
-                in the first edition. False starts from the beginning.
+            resume_from_checkpoint: a checkpoint's folder; by default the newest in `output_dir`, if any, as in the
+                first edition. False starts from the beginning.
 
         Returns:
             optimizer steps done, the mean loss over them, and metrics of the whole training.
         """
         from littrainer.checkpoint.verification import get_last_checkpoint
 
-        # The model may have been compiled, frozen or given adapters since.
+        # The model may have changed.
         if not self.overrides("run_model"):
             check_trainable(self.model)
         self.torch_trainer.model.register_variables()
@@ -356,7 +356,7 @@ class TFTrainer:
             resume_from_checkpoint = newest is not None
             if newest is not None:
                 logger.warning(
-                    "Training goes on from the newest checkpoint in output_dir (%s), as in the first edition; "
+                    "Training resumes from the newest checkpoint in output_dir (%s), as in the first edition; "
                     "train(resume_from_checkpoint=False) starts from the beginning.",
                     os.path.basename(newest),
                 )
@@ -367,15 +367,15 @@ class TFTrainer:
 
         Parameters:
             features, labels: tensors of torch, in dicts or tuples as in the samples; labels may be None in `predict`.
-            training: whether layers such as dropout are to behave as in training.
+            training: whether layers such as dropout behave as in training.
 
         Returns:
-            the mean loss, or one loss for each example, and the logits.
+            the mean loss, or the loss of each example, and the logits.
         """
         return run_keras_model(self.model, features, labels, training)
 
     def _run_on_device(self, features: Any, labels: Any, training: bool) -> tuple[Any, Any]:
-        """Call `run_model`, during which Keras makes tensors on the device of the arguments."""
+        """Call `run_model` on the arguments' device."""
         import keras
 
         with keras.device(str(self.args.device)):
@@ -385,7 +385,7 @@ class TFTrainer:
         return outputs[0], outputs[1]
 
     def training_step(self, features: Any, labels: Any, nb_instances_in_global_batch: Any) -> list[Any]:
-        """Return gradients of a micro-batch; an override may change those that `super()` returns.
+        """Return gradients of a micro-batch; an override may change the gradients of `super()`.
 
         Parameters:
             features, labels: as in `run_model`.
@@ -398,11 +398,11 @@ class TFTrainer:
         return list(torch.autograd.grad(outputs["loss"], self.trainable_parameters(), allow_unused=True))
 
     def trainable_parameters(self) -> list[Any]:
-        """Return the parameters of torch of `model.trainable_variables`, in that order."""
+        """Return the torch parameters of `model.trainable_variables`, in order."""
         return [variable.value for variable in self.model.trainable_variables]
 
     def log(self, logs: dict[str, float]) -> None:
-        """Add values to the history and hand them to the trackers; override to log elsewhere too.
+        """Add values to the history and log them to the trackers; override to log elsewhere too.
 
         Parameters:
             logs: names and values.
@@ -418,7 +418,7 @@ class TFTrainer:
             eval_dataset: samples (features, labels); by default the Trainer's.
 
         Returns:
-            loss, metrics and speed, each name with `eval_` in front.
+            loss, metrics and speed, with the prefix `eval_`.
         """
         return Trainer.evaluate(self.torch_trainer, eval_dataset)
 
@@ -429,22 +429,21 @@ class TFTrainer:
             test_dataset: samples (features, labels), or features alone that are no tuples.
 
         Returns:
-            predictions and labels as NumPy arrays of shape `(samples, ...)`, and metrics, each name with `eval_` in
-            front.
+            predictions and labels as NumPy arrays of shape `(samples, ...)`, and metrics with the prefix `eval_`.
         """
         return self.torch_trainer.predict(test_dataset, metric_key_prefix="eval")
 
     def prediction_loop(
         self, dataset: Any, steps: int, num_examples: int, description: str, prediction_loss_only: bool | None = None
     ) -> PredictionOutput:
-        """Go over batches once and return predictions, labels and metrics.
+        """Return predictions, labels and metrics of batches.
 
         Parameters:
             dataset: batches (features, labels).
             steps: batches to read.
             num_examples: samples in them.
             description: "Evaluation" or "Prediction".
-            prediction_loss_only: compute nothing but the loss; by default as the arguments say.
+            prediction_loss_only: compute only the loss; by default as the arguments say.
 
         Returns:
             predictions and labels as NumPy arrays of shape `(samples, ...)`, and metrics.
@@ -454,7 +453,7 @@ class TFTrainer:
         return PredictionOutput(output.predictions, output.label_ids, output.metrics)
 
     def prediction_step(self, features: Any, labels: Any, nb_instances_in_global_batch: Any) -> Any:
-        """Return logits of a batch to evaluate or predict; override to change what a prediction is.
+        """Return logits of a batch to evaluate or predict; override for other predictions.
 
         Parameters:
             features, labels: as in `run_model`.
@@ -463,7 +462,7 @@ class TFTrainer:
         return self.torch_trainer.run_step(features, labels, nb_instances_in_global_batch, training=False)["logits"]
 
     def save_model(self, output_dir: str | None = None) -> None:
-        """Save the weights, the arguments, and the whole model as model.keras, which keras.models.load_model reads.
+        """Save the weights, the arguments, and the whole model as model.keras, for keras.models.load_model.
 
         Parameters:
             output_dir: the folder; by default `args.output_dir`.

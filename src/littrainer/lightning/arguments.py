@@ -1,4 +1,4 @@
-"""Training arguments in a program in which a `lightning.Trainer` says where, how long and how training runs."""
+"""Training arguments for programs in which a `lightning.Trainer` decides on devices, length and precision."""
 
 from __future__ import annotations
 
@@ -21,39 +21,38 @@ if TYPE_CHECKING:
 
 @dataclass
 class ModuleArguments(Seq2SeqTrainingArguments):
-    """Training arguments that leave processes, devices, and when to evaluate and to save, to Lightning."""
+    """Training arguments that leave processes, devices, evaluations and saves to Lightning."""
 
     is_for_trainer: ClassVar[bool] = False
 
 
-def resolve_arguments(given: TrainingArguments | Mapping[str, Any] | None) -> TrainingArguments:
-    """Return training arguments, or make them of their names and values; None means the defaults.
+def resolve_arguments(source: TrainingArguments | Mapping[str, Any] | None) -> TrainingArguments:
+    """Return training arguments, or build them from names and values.
 
     Raises:
-        TypeError: it is none of these, or a name is unknown.
-        ValueError: a value, or a combination of values, is refused.
+        TypeError: the source has another type, or a name is unknown.
+        ValueError: a value is refused.
     """
-    if isinstance(given, TrainingArguments):
-        return given
-    if given is None:
+    if isinstance(source, TrainingArguments):
+        return source
+    if source is None:
         return ModuleArguments()
-    if not isinstance(given, Mapping):
+    if not isinstance(source, Mapping):
         raise TypeError(
-            f"args is {kind_of(given)}; give TrainingArguments, a dict with names and values of theirs such as "
+            f"args is {kind_of(source)}; give TrainingArguments, a dict with names and values of theirs such as "
             '{"learning_rate": 3e-5}, or None for the defaults.'
         )
-    known = list_argument_names()
-    unknown = [name for name in given if name not in known and name not in EARLIER_NAMES]
+    names = list_argument_names()
+    unknown = [name for name in source if name not in names and name not in EARLIER_NAMES]
     if unknown:
-        raise TypeError(format_unknown_names("args", unknown, known))
-    args = ModuleArguments(**given)
-    earlier = [EARLIER_NAMES[name].replaced_by for name in given if name in EARLIER_NAMES]
-    vars(args)["explicit_names"] = [*given, *earlier]
+        raise TypeError(format_unknown_names("args", unknown, names))
+    args = ModuleArguments(**source)
+    replacements = [EARLIER_NAMES[name].replaced_by for name in source if name in EARLIER_NAMES]
+    vars(args)["explicit_names"] = [*source, *replacements]
     return args
 
 
 def to_trainer_arguments(args: TrainingArguments) -> TrainingArguments:
-    """Copy a module's arguments for a Trainer, as the class that other tools can read."""
     copied = copy.copy(args)
     if isinstance(copied, ModuleArguments):
         copied.__class__ = Seq2SeqTrainingArguments  # type: ignore[assignment]
@@ -61,13 +60,13 @@ def to_trainer_arguments(args: TrainingArguments) -> TrainingArguments:
 
 
 def get_changed_arguments(args: TrainingArguments) -> dict[str, Any]:
-    """Return the arguments that are not at their default, as plain values; without secrets, and without objects."""
+    """Return the arguments that differ from their defaults, without secrets and objects."""
     default = _defaults()
     return {
         name: value
         for name, value in args.to_dict().items()
         if name in default and value != default[name] and is_plain(value) and not is_secret_name(name)
-        # `to_dict` returns the settings of an object.
+        # An object before `to_dict`.
         if not (name == "generation_config" and isinstance(value, dict))
     }
 
@@ -78,12 +77,11 @@ def _defaults() -> dict[str, Any]:
 
 
 def list_argument_names() -> list[str]:
-    """Return the names of all training arguments."""
     return [field.name for field in fields(ModuleArguments)]
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether `repr` gives the code of a value."""
+    """Return whether `repr` of a value is code that creates it."""
     if isinstance(value, Mapping):
         return all(isinstance(name, str) and is_plain(entry) for name, entry in value.items())
     if type(value) in (list, tuple):
@@ -92,46 +90,41 @@ def is_plain(value: Any) -> bool:
 
 
 class ArgumentsUnderLightning:
-    """Training arguments under a lightning.Trainer, which decides on processes, device and micro-batches of a step."""
+    """Training arguments with the processes, device and accumulation of a lightning.Trainer."""
 
     def __init__(self, args: TrainingArguments, pl_trainer: pl.Trainer):
         self._args = args
         self._pl_trainer = pl_trainer
 
     def __getattr__(self, name: str) -> Any:
-        # Copying reads attributes before there are any.
+        # `copy` reads attributes before `__init__`.
         if name in ("_args", "_pl_trainer"):
             raise AttributeError(name)
         return getattr(self._args, name)
 
     @property
     def world_size(self) -> int:
-        """Number of processes that train together."""
         return self._pl_trainer.world_size
 
     @property
     def process_index(self) -> int:
-        """Rank of this process among all processes."""
         return self._pl_trainer.global_rank
 
     @property
     def device(self) -> torch.device:
-        """Device of this process."""
         return self._pl_trainer.strategy.root_device
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """Micro-batches of an optimizer step."""
         return self._pl_trainer.accumulate_grad_batches
 
     @property
     def parallelism_config(self) -> dict[str, int]:
-        """How many processes have different data, and how many compute each layer together."""
+        """Sizes of data parallelism and tensor parallelism."""
         sampler_kwargs: Any = getattr(self._pl_trainer.strategy, "distributed_sampler_kwargs", None)
         replicas = int(sampler_kwargs["num_replicas"]) if sampler_kwargs else self.world_size
         return {"dp_replicate_size": replicas, "tp_size": self.world_size // replicas}
 
     @property
     def accelerator_config(self) -> AcceleratorConfig:
-        """How processes share the data."""
         return AcceleratorConfig.from_argument(self._args.accelerator_config)

@@ -1,7 +1,4 @@
-"""The iterables of a lightning.Trainer: the batches of a training, or of an evaluation.
-
-They are no DataLoaders of torch, so that Lightning neither rebuilds them nor shards them once more.
-"""
+"""The batches of a lightning.Trainer; no DataLoaders, so that Lightning neither rebuilds nor shards them."""
 
 from __future__ import annotations
 
@@ -39,18 +36,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Returns the number of items by which the loss of a window is divided.
+# Returns the divisor of a window's loss.
 CountItems = Callable[[list[Any]], Any]
-# Fields of a position that the state of a `TrainerDataModule` holds.
+# Fields of a position in a `TrainerDataModule`'s state.
 SAVED_FIELDS = ("epoch", "micro_batches", "sizes", "data", "random", "order_seed")
 
 
 def parse_positions(state: dict[str, Any]) -> list[DataPosition]:
-    """Return the positions of all processes, by rank, in the state of a `TrainerDataModule`.
-
-    Raises:
-        ValueError: the state is of another version, or none of a TrainerDataModule.
-    """
+    """Return the positions by rank from a `TrainerDataModule`'s state; raise a ValueError for another version."""
     if state.get("version") != DATA_VERSION:
         raise ValueError(
             f"The state of the data has version {state.get('version')!r}, and this littrainer reads version "
@@ -65,11 +58,11 @@ def _restore_random_states(position: DataPosition) -> None:
 
 
 class TrainingBatches:
-    """The training's batches; Lightning iterates it once in each epoch.
+    """The batches of a training; Lightning iterates it once in each epoch.
 
     Parameters:
-        count_items: counts a window's items when it has been drawn; None draws batches one by one.
-        take_position: called when reading begins; returns the position of a checkpoint once, and None otherwise.
+        count_items: counts the items of a window; None reads single batches.
+        take_position: returns a checkpoint's position once, then None.
     """
 
     def __init__(
@@ -84,35 +77,34 @@ class TrainingBatches:
         self.loader: Any = loader
         sampler = find_epoch_seeded_sampler(loader)
         if sampler is not None:
-            # Without a seed each process would have another order, and some samples would come twice.
+            # Without a common seed, processes would share samples.
             sampler.initial_seed = broadcast_object(sampler.initial_seed)
         self.args = args
         self.pl_trainer = pl_trainer
         self.count_items = count_items
         self.progress = DataProgress()
         self._take_position = take_position
-        # The position of a checkpoint until reading begins, and whether its epoch has not been announced yet.
+        # A checkpoint's position until reading begins, and whether Lightning has not announced its epoch.
         self._position: DataPosition | None = None
         self._is_unannounced = False
-        # Whether the epoch of a checkpoint has no batch left, by today's sizes.
+        # True if a checkpoint's epoch has no more batches.
         self._is_epoch_exhausted = False
         self._windows: WindowLoader | None = None
-        # The epoch that is read or was read last; None before the first.
+        # The epoch read last.
         self._epoch: int | None = None
-        # An epoch is announced before it is read, or after.
+        # Lightning announces an epoch before or after its first batch is read.
         self._epochs_announced = self._epochs_begun = 0
-        # The position at which the window that was drawn last begins.
         self._window_start: DataPosition | None = None
-        # The last batch's position in a window with items, by its `batch_idx`.
+        # `batch_idx` of the last batch -> its place in a window.
         self.handed_out: dict[int, MicroBatch] = {}
 
     def __len__(self) -> int:
-        # Lightning's limits are applied to this length.
+        # Lightning applies its limits to this length.
         return len(self.loader)
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """Sizes that have to be the same for a position to mean the same rows."""
+        """The sizes that a position depends on."""
         is_sized = has_length(self.loader)
         return {
             "micro_batch": self.args.train_batch_size,
@@ -124,26 +116,26 @@ class TrainingBatches:
     @property
     def _batches_to_read(self) -> int:
         """Batches of an epoch up to Lightning's limit; a huge number if unknown."""
-        known = len(self) if has_length(self) else sys.maxsize
-        return int(min(known, self.pl_trainer.num_training_batches))
+        length = len(self) if has_length(self) else sys.maxsize
+        return int(min(length, self.pl_trainer.num_training_batches))
 
     @property
     def batch_sampler(self) -> SimpleNamespace:
-        """The object on whose `sampler` Lightning calls `set_epoch`, and whose `batch_size` DeepSpeed reads."""
-        # With a `sampler` of the loader Lightning would warn of its order under `overfit_batches`.
+        """The object on which Lightning calls `sampler.set_epoch`, and DeepSpeed reads `batch_size`."""
+        # Lightning would warn of the loader's sampler under `overfit_batches`.
         return SimpleNamespace(sampler=self, batch_size=self.args.train_batch_size)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: Lightning only checks that reading can be resumed; the data module stores the position."""
+        """Return an empty state, as Lightning requires; the data module stores the position."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Accept the result of `state_dict`."""
+        """Do nothing."""
 
     # ---- Position ----------------------------------------------------------------------------------------------------
 
     def position(self) -> DataPosition:
-        """Return the position for a checkpoint of this moment: the window's beginning, as gradients are not stored."""
+        """Return the position of the window's beginning, since checkpoints have no gradients."""
         position, windows = self._position_to_resume(), self._windows
         if position is not None:
             return position
@@ -171,12 +163,11 @@ class TrainingBatches:
 
     @property
     def _count(self) -> Any:
-        """Micro-batches as Lightning counts them."""
         return self.pl_trainer.fit_loop.epoch_loop.batch_progress
 
     @property
     def _next_epoch(self) -> int:
-        # Lightning may count the epoch that it resumes at its end once more.
+        # Lightning may count a resumed epoch twice.
         if self._epoch is not None:
             return self._epoch + 1
         return self._epoch_of_lightning
@@ -195,12 +186,11 @@ class TrainingBatches:
             self._is_unannounced = True
             sampler = find_epoch_seeded_sampler(self.loader)
             if sampler is not None and position.order_seed is not None:
-                # A program that is started again need not have the same seed.
                 sampler.initial_seed = position.order_seed
         return self._position
 
     def _match_to_sizes(self, position: DataPosition) -> DataPosition:
-        # In batches of today's sizes. As many batches of the same size are the same data, whatever the last one holds.
+        # `num_examples` may differ by an incomplete last batch.
         now, then = self.sizes, position.sizes or {}
         changed = find_changed_sizes(now, then, ignored=("num_examples",))
         if not changed:
@@ -209,19 +199,19 @@ class TrainingBatches:
         micro_batches = self._rescale_micro_batches(position.micro_batches, then)
         if position.micro_batches or not same_processes:
             logger.warning(
-                "The checkpoint was written with other data: there are now %s. Training goes on behind %d of these "
+                "The checkpoint was written with other data: there are now %s. Training continues after %d of these "
                 "micro-batches in epoch %d%s.%s",
                 describe_sizes(now, then, changed),
                 micro_batches,
                 position.epoch,
-                ", of which nothing is left" if micro_batches >= self._batches_to_read else "",
-                "" if same_processes else " Random numbers go on from the seed.",
+                ", which has no more" if micro_batches >= self._batches_to_read else "",
+                "" if same_processes else " Random numbers continue from the seed.",
             )
         random = position.random if same_processes else None
         return replace(position, micro_batches=micro_batches, data=None, random=random)
 
     def _rescale_micro_batches(self, micro_batches: int, then: Mapping[str, int | None]) -> int:
-        # Whole windows, or all of an epoch.
+        # Rounds down to complete windows, within the epoch.
         for name, now in (("micro_batch", self.args.train_batch_size), ("world_size", self.args.world_size)):
             micro_batches = micro_batches * (then.get(name) or now)
         micro_batches //= self.args.train_batch_size * self.args.world_size
@@ -230,7 +220,7 @@ class TrainingBatches:
         return micro_batches - micro_batches % self.args.gradient_accumulation_steps
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch or continue a resumed one, before its hooks are called; `position` counts which one it is."""
+        """Begin or resume an epoch before its hooks."""
         self._epochs_announced += 1
         self._is_epoch_exhausted = False
         position, is_new = self._position_to_resume(), self._is_unannounced
@@ -238,13 +228,15 @@ class TrainingBatches:
         if position is None or not is_new:
             return
         if not position.micro_batches:
-            # The order is drawn from the generators of the checkpoint, and so are the draws of callbacks before it.
+            # The checkpoint's generators set the order of the data, and draws of callbacks before it.
             _restore_random_states(position)
         self._restore_lightning_progress(position)
         if position.micro_batches >= self._batches_to_read:
             # Lightning ends the epoch, possibly without an iterator.
             _restore_random_states(position)
-            self._position, self._epoch, self._is_epoch_exhausted = None, position.epoch, True
+            self._position = None
+            self._epoch = position.epoch
+            self._is_epoch_exhausted = True
 
     def _restore_lightning_progress(self, position: DataPosition) -> None:
         count = self._count
@@ -254,9 +246,9 @@ class TrainingBatches:
                 return
             is_sized = has_length(self.loader)
             if not is_sized and count.is_last_batch and self.pl_trainer.fit_loop.restarted_mid_epoch:
-                # The checkpoint was written after the epoch's validation: Lightning announces the epoch, and ends it.
+                # The checkpoint is from after the epoch's validation: Lightning announces the epoch, then ends it.
                 self._epochs_announced -= 1
-        # Lightning ends an epoch that is over by its counts.
+        # Otherwise Lightning ends the epoch by its counts.
         is_in_first_window = 0 < count.current.processed < self.args.gradient_accumulation_steps
         is_at_its_beginning = (
             is_in_first_window and not count.is_last_batch and position.epoch == self._epoch_of_lightning
@@ -267,12 +259,12 @@ class TrainingBatches:
     def _has_undetected_end(self) -> bool:
         fit_loop, count = self.pl_trainer.fit_loop, self._count
         if has_length(self.loader):
-            # With as many micro-batches in an epoch as then Lightning detects the end, unless `max_steps` makes it
-            # restart an epoch that its hooks have ended.
-            is_as_long = count.current.ready == self._batches_to_read and not fit_loop.restarted_on_epoch_end
-            is_known = is_as_long or fit_loop.restarted_on_epoch_start
-            return fit_loop.epoch_loop.restarting and count.is_last_batch and not is_known
-        # Lightning ends the epoch by its last batch, except for a checkpoint that seems to be from within the epoch.
+            # Lightning detects an unchanged number of micro-batches, unless `max_steps` restarts an epoch after its end
+            # hooks.
+            has_same_length = count.current.ready == self._batches_to_read and not fit_loop.restarted_on_epoch_end
+            is_detected = has_same_length or fit_loop.restarted_on_epoch_start
+            return fit_loop.epoch_loop.restarting and count.is_last_batch and not is_detected
+        # Lightning detects the last batch, unless the checkpoint seems to be from within the epoch.
         return count.is_last_batch and (
             fit_loop.epoch_loop.restarted_on_train_batch_end or fit_loop.restarted_on_epoch_end
         )
@@ -281,11 +273,10 @@ class TrainingBatches:
 
     def __iter__(self) -> Iterator[Any]:
         if not has_length(self):
-            # Lightning would prefetch to detect the end of the data.
             disable_prefetch(self.pl_trainer)
-        return self._read()
+        return self._iterate()
 
-    def _read(self) -> Iterator[Any]:
+    def _iterate(self) -> Iterator[Any]:
         if self._is_epoch_exhausted:
             return
         position = self._begin_to_read()
@@ -313,41 +304,37 @@ class TrainingBatches:
             yield micro_batch.inputs
 
     def _begin_to_read(self) -> DataPosition | None:
-        """Set the epoch that is read, and return the position at which it continues."""
         position, self._position = self._position_to_resume() or self._position_counted_by_lightning(), None
         self._epoch = self._next_epoch if position is None else position.epoch
         self._epochs_begun = max(self._epochs_announced, self._epochs_begun + 1)
         return position
 
     def _position_counted_by_lightning(self) -> DataPosition | None:
-        """Return the position of a checkpoint without one, as of data from another loader."""
-        behind = self._count.current.ready
-        if self._epoch is not None or not behind:
+        """Return the position after Lightning's count, for a checkpoint without position."""
+        done = self._count.current.ready
+        if self._epoch is not None or not done:
             return None
         logger.warning(
-            "The checkpoint does not hold the state of its data. Training goes on behind %d micro-batches of epoch %d.",
-            behind,
+            "The checkpoint does not hold the state of its data. Training continues after %d micro-batches of epoch "
+            "%d.",
+            done,
             self._next_epoch,
         )
-        return DataPosition(self._next_epoch, behind, sizes=self.sizes)
+        return DataPosition(self._next_epoch, done, sizes=self.sizes)
 
     def _draw_window(self, batches: Iterator[Any], number: int) -> tuple[list[Any], Any]:
         windows = self._windows
         assert windows is not None and self._epoch is not None
-        accumulation, behind = self.args.gradient_accumulation_steps, windows.micro_batches_read
-        begins = behind % accumulation == 0 and self.progress.position is None
-        # The first window of a resumed epoch begins at the position of the checkpoint.
-        if begins and accumulation > 1:
-            self._window_start = self._make_position(self._epoch, behind, epoch_is_over=behind == 0)
+        accumulation, done = self.args.gradient_accumulation_steps, windows.micro_batches_read
+        # A resumed epoch's first window begins at the checkpoint.
+        if accumulation > 1 and done % accumulation == 0 and self.progress.position is None:
+            self._window_start = self._make_position(self._epoch, done, epoch_is_over=done == 0)
         window = list(itertools.islice(batches, number))
         return window, None if self.count_items is None or not window else self.count_items(window)
 
 
 class EvaluationBatches:
-    """The batches of a validation, a test or a prediction; each iteration reads a new loader, as the Trainer's do.
-
-    Only a loader with persistent workers is read again.
-    """
+    """The batches of an evaluation; each iteration creates a loader, unless it has persistent workers."""
 
     def __init__(self, make_loader: Callable[[], PrefetchLoader]):
         self._make_loader = make_loader
@@ -356,14 +343,14 @@ class EvaluationBatches:
 
     @property
     def batch_sampler(self) -> Any:
-        """The batch sampler, from which Lightning reads the indices of predicted samples."""
+        """The batch sampler, for the indices of predicted samples."""
         return self.loader.batch_sampler
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        # Lightning makes iterators that it does not read.
+        # Lightning creates iterators without reading them.
         if not self._is_unread and not self.loader.persistent_workers:
             self.loader = self._make_loader()
         self._is_unread = False

@@ -1,4 +1,4 @@
-"""Checkpoints of a Trainer as those of a `lightning.Trainer` with a `TransformersModule`, and back."""
+"""Conversion between checkpoints of a Trainer and of a `TransformersModule`."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from littrainer.runtime.seeds import set_seed
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.lightning_adapter.run_lightning import TrainerContext
 
 logger = logging.getLogger(__name__)
 
-# Begins the names of the model's weights in a `TransformersModule`.
 PREFIX = "model."
-# Keys of the state of a `TrainerDataModule`, under any name of its class.
+# Keys of a `TrainerDataModule`'s state.
 DATA_STATE_KEYS = {"version", "processes"}
 NEW_TRAINING = "Load its model (TransformersModule.load_from_checkpoint) and start a new training."
-# Begins the folder's name. Nothing that begins so is pushed to the Hub, should the process be killed.
-FOLDER = ".littrainer_from"
+# The Hub gets no folder with this prefix.
+FOLDER_PREFIX = ".littrainer_from"
 
 
 def checkpoint_to_lightning(
@@ -61,26 +61,25 @@ def checkpoint_to_lightning(
     *,
     accumulate_grad_batches: int = 1,
 ) -> Path:
-    """Make a .ckpt from a checkpoint that a Trainer wrote, for `fit(ckpt_path=...)` without a plugin.
+    """Write a .ckpt from a Trainer's checkpoint, for `fit(ckpt_path=...)` without a plugin.
 
     Parameters:
         folder: the checkpoint, ours or transformers'.
         file: the .ckpt to write.
-        model: what the checkpoint holds the weights of; by default the model that its configuration describes. The
-            weights are loaded into it.
-        args: what `TransformersModule.load_from_checkpoint` makes the module with.
-        accumulate_grad_batches: micro-batches per optimizer step in the training that wrote a checkpoint of
-            transformers; only needed if it was written in the middle of an epoch.
+        model: the model of the checkpoint, into which its weights are loaded; by default as its configuration says.
+        args: arguments of the module that `TransformersModule.load_from_checkpoint` makes.
+        accumulate_grad_batches: micro-batches per optimizer step; needed for a checkpoint of transformers from the
+            middle of an epoch.
 
     Returns:
         the file.
 
     Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: it is damaged.
-        RuntimeError: its weights are another model's.
+        FileNotFoundError: the folder does not exist.
+        ValueError: the checkpoint is damaged.
+        RuntimeError: the weights are another model's.
     """
-    # A Trainer imports this file, and Lightning only when it trains.
+    # A Trainer imports this module without Lightning.
     from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
     from littrainer.lightning.model_source import checkpoint_metadata, get_displayed_hyper_parameters
     from littrainer.lightning.module import TransformersModule
@@ -90,7 +89,7 @@ def checkpoint_to_lightning(
         raise FileNotFoundError(f"There is no checkpoint folder {source}.")
     if model is None and not (source / "config.json").is_file():
         raise ValueError(
-            f"{source} has no config.json, which would say how its model is made: give the model, as "
+            f"{source} has no config.json, which describes the model: give the model, as "
             "checkpoint_to_lightning(folder, file, model)."
         )
     module = TransformersModule(str(source) if model is None else model, args)
@@ -116,22 +115,22 @@ def checkpoint_from_lightning(
     model: nn.Module | None = None,
     args: TrainingArguments | None = None,
 ) -> Path:
-    """Make a folder that `from_pretrained` loads, and a Trainer resumes from, out of a `TransformersModule`'s .ckpt.
+    """Write a folder for `from_pretrained` and for a Trainer to resume from, out of a `TransformersModule`'s .ckpt.
 
     Parameters:
         file: the .ckpt, or a folder of `TransformersCheckpointIO`.
         folder: the folder to write; a Trainer finds it under `checkpoint-<step>`.
-        model: what the file holds the weights of; by default the model that it describes.
-        args: the arguments of the training that continues; by default the module's.
+        model: the model of the checkpoint; by default the model that the file describes.
+        args: the arguments of the resumed training; by default the module's.
 
     Returns:
         the folder.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        FileExistsError: the folder is there already.
-        ValueError: it is no checkpoint of a `TransformersModule`, or holds a model alone.
-        RuntimeError: its weights are another model's.
+        FileNotFoundError: the file does not exist.
+        FileExistsError: the folder exists.
+        ValueError: the file is no checkpoint of a `TransformersModule`, or has nothing but the model.
+        RuntimeError: the weights are another model's.
     """
     from littrainer.lightning.model_source import init_kwargs_in_checkpoint
     from littrainer.lightning.module import TransformersModule
@@ -142,28 +141,28 @@ def checkpoint_from_lightning(
     if target.exists():
         raise FileExistsError(f"There is a {target} already. Delete it, or name another folder.")
     checkpoint = LightningCheckpoint(source)
-    described = init_kwargs_in_checkpoint(checkpoint.content, TransformersModule)
-    if model is None and described.get("model") is None:
+    init_kwargs = init_kwargs_in_checkpoint(checkpoint.content, TransformersModule)
+    if model is None and init_kwargs.get("model") is None:
         raise ValueError(
             f"{source} does not say how its model is made: give the model, as checkpoint_from_lightning(file, folder, "
             "model)."
         )
-    module = TransformersModule(described["model"] if model is None else model, described.get("args"))
+    module = TransformersModule(init_kwargs["model"] if model is None else model, init_kwargs.get("args"))
     checkpoint.write_trainer_folder(target, module.model, to_trainer_arguments(module.args) if args is None else args)
     return target
 
 
-# ---- A Trainer resumes what Lightning wrote --------------------------------------------------------------------------
+# ---- Checkpoints of Lightning in a Trainer ---------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def convert_lightning_checkpoint(trainer: Any, resume_from_checkpoint: Any) -> Iterator[Any]:
-    """Yield what `train()` resumes from: of a checkpoint of Lightning, a folder of a Trainer, deleted at the end."""
+def convert_lightning_checkpoint(trainer: TrainerContext, resume_from_checkpoint: Any) -> Iterator[Any]:
+    """Yield the checkpoint to resume, for a checkpoint of Lightning a temporary folder of a Trainer."""
     if not isinstance(resume_from_checkpoint, (str, Path)) or not is_lightning_checkpoint(Path(resume_from_checkpoint)):
         yield resume_from_checkpoint
         return
     source = Path(resume_from_checkpoint)
-    folder = Path(trainer.args.output_dir) / f"{FOLDER}-{source.name}"
+    folder = Path(trainer.args.output_dir) / f"{FOLDER_PREFIX}-{source.name}"
     with raise_on_all_ranks(f"reading {source}"):
         if trainer.args.process_index == 0:
             LightningCheckpoint(source).write_trainer_folder(folder, trainer.model, trainer.args)
@@ -175,10 +174,9 @@ def convert_lightning_checkpoint(trainer: Any, resume_from_checkpoint: Any) -> I
 
 
 def is_lightning_checkpoint(path: Path) -> bool:
-    """Return whether Lightning wrote a checkpoint, and no Trainer: a file, or a folder of our plugin alone."""
     if path.is_dir():
-        is_trainers = (path / TRAINER_STATE_NAME).is_file()
-        return not is_trainers and ((path / LIGHTNING_STATE_NAME).is_file() or _is_distributed(path))
+        has_trainer_state = (path / TRAINER_STATE_NAME).is_file()
+        return not has_trainer_state and ((path / LIGHTNING_STATE_NAME).is_file() or _is_distributed(path))
     return path.is_file()
 
 
@@ -187,27 +185,27 @@ def _is_distributed(folder: Path) -> bool:
 
 
 class LightningCheckpoint:
-    """A checkpoint that Lightning wrote of a `TransformersModule`, in a file or a folder; loaded as weights only.
+    """A checkpoint of a `TransformersModule`, loaded without running code.
 
     Raises:
-        ValueError: it is damaged, could run code, or is no checkpoint of a `TransformersModule`.
+        ValueError: the checkpoint is damaged, could run code, or is from another module.
     """
 
     def __init__(self, path: Path):
         self.path = path
-        self.content: dict[str, Any] = self._read()
-        self.facts: dict[str, Any] = self.content[MARK]
-        # The positions of all processes; empty without a `TrainerDataModule`.
+        self.content: dict[str, Any] = self._load()
+        self.metadata: dict[str, Any] = self.content[MARK]
+        # Positions by rank; empty without a `TrainerDataModule`.
         self.positions: list[DataPosition] = []
         for value in self.content.values():
             if isinstance(value, dict) and value.keys() == DATA_STATE_KEYS and value["version"] == DATA_VERSION:
                 self.positions = [DataPosition.load_fields(saved) for saved in value["processes"]]
 
-    def _read(self) -> dict[str, Any]:
+    def _load(self) -> dict[str, Any]:
         path = self.path
         if path.is_dir() and _is_distributed(path):
             raise ValueError(
-                f"{path} holds a model in parts, as ModelParallelStrategy and FSDPStrategy write it. Put them together "
+                f"{path} holds a sharded model, as ModelParallelStrategy and FSDPStrategy write it. Consolidate it "
                 f"with `python -m lightning.pytorch.utilities.consolidate_checkpoint {path}`, or save with "
                 "save_distributed_checkpoint=False or state_dict_type='full'."
             )
@@ -224,18 +222,13 @@ class LightningCheckpoint:
             names = ", ".join(sorted({name.partition(".")[0] for name in content["state_dict"]})) or "nothing"
             raise ValueError(
                 f"{path} is a checkpoint of another LightningModule than TransformersModule (its weights: {names}), "
-                "and a Trainer cannot tell which weights are the model's. Load the model with that module, and start a "
+                "and a Trainer cannot find the model's weights in it. Load the model with that module, and start a "
                 "new training."
             )
         return content
 
     def write_trainer_folder(self, folder: Path, model: nn.Module, args: TrainingArguments) -> None:
-        """Write the folder that a Trainer with these arguments resumes from; it appears complete or not at all.
-
-        Raises:
-            ValueError: the checkpoint cannot be resumed from.
-            RuntimeError: its weights are another model's.
-        """
+        """Write a folder that a Trainer with these arguments can resume, atomically."""
         files, state = self._files(args), self._trainer_state(args)
         weights, differences = match_to_model(model, self._model_weights())
         refuse_mismatched_weights(model, self.path, differences, to_resume=True)
@@ -248,20 +241,19 @@ class LightningCheckpoint:
 
     def _model_weights(self) -> dict[str, Any]:
         weights = self.content["state_dict"]
-        others = sorted(name for name in weights if not name.startswith(PREFIX))
-        if others:
+        unsupported = sorted(name for name in weights if not name.startswith(PREFIX))
+        if unsupported:
             raise ValueError(
                 f"{self.path} has other weights than the model's, which a Trainer does not train: "
-                f"{', '.join(others[:8])}. Make them a part of the model. {NEW_TRAINING}"
+                f"{', '.join(unsupported[:8])}. Make them a part of the model. {NEW_TRAINING}"
             )
         return {name.removeprefix(PREFIX): value for name, value in weights.items()}
 
     def _files(self, args: TrainingArguments) -> dict[str, Any]:
-        """Return the contents of files: optimizer, schedule, loss scaling, and of each process generators and data."""
         content = self.content
         if "optimizer_states" not in content or "lr_schedulers" not in content:
             raise ValueError(
-                f"{self.path} holds a model alone (save_weights_only=True), and a training cannot go on from it. "
+                f"{self.path} holds a model alone (save_weights_only=True), and a training cannot resume from it. "
                 f"{NEW_TRAINING}"
             )
         optimizers, schedules = content["optimizer_states"], content["lr_schedulers"]
@@ -273,27 +265,27 @@ class LightningCheckpoint:
         files = {OPTIMIZER_NAME: optimizers[0], SCHEDULER_NAME: schedules[0] if schedules else None}
         if content.get(LOSS_SCALING) is not None:
             files[SCALER_NAME] = content[LOSS_SCALING]
-        first, *others = self.positions or [DataPosition(0)]
+        first, *further_positions = self.positions or [DataPosition(0)]
         if first.sizes is not None:
             files[RESUME_RECORD_NAME] = self._resume_record(first, args)
         if first.random is None:
             logger.warning(
-                "%s does not hold the state of random numbers, which a TrainerDataModule keeps: they go on from "
-                "seed=%d.",
+                "%s does not hold the state of random numbers, which a TrainerDataModule keeps: they continue "
+                "from seed=%d.",
                 self.path,
                 args.seed,
             )
         random_states = _states_of_seed(args.seed) if first.random is None else decode_rng_states(first.random)
-        files[rank_file(0) if others else RANDOM_STATE_NAME] = random_states
-        for rank, position in enumerate(others, 1):
-            own_states = None if position.random is None else decode_rng_states(position.random)
-            files[rank_file(rank)] = own_states or random_states
+        files[rank_file(0) if further_positions else RANDOM_STATE_NAME] = random_states
+        for rank, position in enumerate(further_positions, 1):
+            rank_states = None if position.random is None else decode_rng_states(position.random)
+            files[rank_file(rank)] = rank_states or random_states
             files[resume_record_name(rank)] = {"version": RECORD_VERSION, "data": _data_with_order(position)}
         return files
 
     def _resume_record(self, position: DataPosition, args: TrainingArguments) -> dict[str, Any]:
         sizes = dict(position.sizes or {})
-        accumulation = self.facts.get("accumulate_grad_batches")
+        accumulation = self.metadata.get("accumulate_grad_batches")
         return {
             "version": RECORD_VERSION,
             "position": position.dump_fields(*POSITION_FIELDS),
@@ -309,17 +301,17 @@ class LightningCheckpoint:
     def _trainer_state(self, args: TrainingArguments) -> TrainerState:
         position = self.positions[0] if self.positions else None
         sizes = None if position is None else position.sizes
-        length = self.facts.get("batches_per_epoch") or math.inf
+        length = self.metadata.get("batches_per_epoch") or math.inf
         if position is not None and sizes is not None:
             epoch = position.epoch + position.micro_batches / (sizes["epoch_length"] or length)
         else:
             loop = self.content["loops"]["fit_loop"]
             batches, begun = loop["epoch_loop.batch_progress"], loop["epoch_progress"]["current"]["started"]
-            # Lightning counts an interrupted epoch as processed, so the epochs count that have begun.
-            share = 1.0 if batches["is_last_batch"] else min(batches["current"]["processed"] / length, 1.0)
-            epoch = begun - 1 + share
+            # The processed epochs include an interrupted epoch.
+            fraction = 1.0 if batches["is_last_batch"] else min(batches["current"]["processed"] / length, 1.0)
+            epoch = begun - 1 + fraction
         state = TrainerState(global_step=int(self.content["global_step"]), epoch=epoch)
-        steps, epochs = self.facts.get("max_steps") or 0, self.facts.get("max_epochs") or 0
+        steps, epochs = self.metadata.get("max_steps") or 0, self.metadata.get("max_epochs") or 0
         state.max_steps = int(steps if 0 < steps < math.inf else max(args.max_steps, 0))
         state.num_train_epochs = int(epochs if epochs > 0 else math.ceil(args.num_train_epochs))
         state.compute_steps(args, state.max_steps)
@@ -328,7 +320,7 @@ class LightningCheckpoint:
 
 
 def _data_with_order(position: DataPosition) -> dict[str, Any] | None:
-    """Return how far the data was read, with the order that it had there, with any seed here."""
+    """Return the data's progress with its order, which the Trainer's seed must not change."""
     data, seed = position.data, position.order_seed
     return data if data is None or seed is None else {**data, "order_seed": seed, "order_is_kept": True}
 

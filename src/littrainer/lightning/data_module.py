@@ -1,4 +1,4 @@
-"""The Trainer's data in a lightning.Trainer: its samplers, collators and columns, shared out and resumed as it does."""
+"""The data module for Lightning with the Trainer's samplers, collators, columns, sharding and resume."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from littrainer.runtime.lazy_isinstance import is_a
 
 logger = logging.getLogger(__name__)
 
-# Dataset -> the method that returns its loader.
+# Dataset -> its loader method.
 LOADERS = {
     "train_dataset": "train_dataloader",
     "eval_dataset": "val_dataloader",
@@ -53,29 +53,28 @@ LOADERS = {
 
 
 class TrainerDataModule(pl.LightningDataModule):
-    """Hands the data of a Trainer to a `lightning.Trainer`, for any LightningModule.
+    """A data module that loads data as a Trainer does, for any LightningModule.
 
     Parameters:
         train_dataset: map-style or iterable, for `fit`.
         eval_dataset: for `fit` and `validate`; may be a dict of datasets by name.
         test_dataset: for `test`, and for `predict` if there is no `predict_dataset`; may be a dict too.
-        args: how to order and to batch: `per_device_*_batch_size`, `train_sampling_strategy`, `dataloader_*`,
+        args: settings of order and batches: `per_device_*_batch_size`, `train_sampling_strategy`, `dataloader_*`,
             `remove_unused_columns`, `label_names`, `data_seed`, `accelerator_config` and others; by default the
             LightningModule's.
         data_collator: turns a list of samples into a batch; by default the LightningModule's, else pads with
             `processing_class`, else stacks.
         processing_class: tokenizer or processor; by default the LightningModule's.
-        model: the columns that its forward does not take are left out; by default the LightningModule's `model`.
+        model: its forward's parameters are the columns to keep; by default the LightningModule's `model`.
         predict_dataset: for `predict`.
-        windows: draw the micro-batches of an optimizer step together, so that its label tokens are known before its
-            first forward pass (`trainer.train_dataloader.handed_out[batch_idx]`); by default for modules that count
-            them, as `TransformersModule` does.
+        windows: read the micro-batches of an optimizer step together, to count its label tokens before its first
+            forward pass (`trainer.train_dataloader.handed_out[batch_idx]`); by default for modules that count them, as
+            `TransformersModule` does.
 
-    A subclass may make its datasets in `setup`, and then calls `super().setup(stage)`. Each process gets its part of
-    the data as under the Trainer; Lightning's `use_distributed_sampler` changes nothing. A resumed training gets the
-    same batches and random draws as one that was not interrupted. If the batches have another size, training goes on
-    behind as many samples of the epoch, with a warning. Lightning leaves out a validation that was due when the
-    checkpoint was written and had not begun.
+    A subclass may create its datasets in `setup`, and then calls `super().setup(stage)`. Data is sharded as in a
+    Trainer; Lightning's `use_distributed_sampler` has no effect. A resumed training gets the same batches and random
+    draws as an uninterrupted training. With another batch size it continues after the same number of samples of the
+    epoch, with a warning. Lightning skips a validation that was due at the checkpoint and had not begun.
 
     Raises:
         TypeError, ValueError, NotImplementedError: as TrainingArguments.
@@ -102,45 +101,44 @@ class TrainerDataModule(pl.LightningDataModule):
         self.model = model
         self.windows = windows
         self._training_batches: TrainingBatches | None = None
-        # The state of a checkpoint, until reading begins.
+        # A checkpoint's state until reading begins.
         self._loaded_state: dict[str, Any] | None = None
-        self._says_that_columns_stay = True
-        # By description of the data, the last loader and the columns that its batches lack.
+        self._has_warned_of_columns = False
+        # By description of the data.
         self._loaders: dict[str, PrefetchLoader] = {}
         self._dropped_columns: dict[str, DroppedColumns] = {}
 
     @property
     def batch_size(self) -> int:
-        """Samples in a training micro-batch of one process; writable, as Lightning's batch-size finder needs it."""
-        return self._settled_arguments().per_device_train_batch_size
+        """Samples of a training micro-batch of one process; writable for Lightning's batch-size finder."""
+        return self._resolve_arguments().per_device_train_batch_size
 
     @batch_size.setter
     def batch_size(self, value: int) -> None:
-        self.args = copy.copy(self._settled_arguments())
+        self.args = copy.copy(self._resolve_arguments())
         self.args.per_device_train_batch_size = value
 
     def setup(self, stage: str) -> None:
-        """Check the datasets, before a model is put on its device.
+        """Check the datasets, before a model is moved to its device.
 
         Parameters:
-            stage: what Lightning is about to do; `"fit"` without an `eval_dataset` will not validate.
+            stage: Lightning's stage; `"fit"` without an `eval_dataset` does not validate.
 
         Raises:
-            ValueError: one is empty.
-            TypeError: one is a DataLoader.
+            ValueError: a dataset is empty.
+            TypeError: a dataset is a DataLoader.
         """
         for name, method in LOADERS.items():
-            given = getattr(self, name)
-            named = given if isinstance(given, dict) else {} if given is None else {None: given}
-            for key, dataset in named.items():
+            source = getattr(self, name)
+            datasets = source if isinstance(source, dict) else {} if source is None else {None: source}
+            for key, dataset in datasets.items():
                 description = name if key is None else f"{name} {key!r}"
                 check_is_dataset(dataset, description, method)
                 check_not_empty(dataset, description)
         vars(self).pop("val_dataloader", None)
         if stage == TrainerFn.FITTING:
             self._training_batches = None
-            # A fit that failed before it read anything has left its state; Lightning loads that of this fit after
-            # `setup`.
+            # From a failed fit; Lightning loads the state of this fit later.
             self._loaded_state = None
             if self.eval_dataset is None and type(self).val_dataloader is TrainerDataModule.val_dataloader:
 
@@ -148,14 +146,14 @@ class TrainerDataModule(pl.LightningDataModule):
                 def no_loaders() -> list[Any]:
                     return []
 
-                # Lightning does not validate if the method wraps its own, which its batch-size finder calls anyway.
+                # Lightning does not validate with a wrapper of Lightning's method.
                 vars(self)["val_dataloader"] = no_loaders
 
-    def _dataset(self, name: str, what_for: str) -> Any:
+    def _get_dataset(self, name: str, method: str) -> Any:
         dataset = getattr(self, name)
         if dataset is None:
             raise ValueError(
-                f"There is no {name} for {what_for}: pass one to {type(self).__name__}, or set it in setup() before "
+                f"There is no {name} for {method}: pass one to {type(self).__name__}, or set it in setup() before "
                 "super().setup(stage)."
             )
         return dataset
@@ -163,12 +161,12 @@ class TrainerDataModule(pl.LightningDataModule):
     # ---- Loaders -----------------------------------------------------------------------------------------------------
 
     def train_dataloader(self) -> Any:
-        """Return the batches that `fit` trains on; without a `lightning.Trainer` a plain DataLoader.
+        """Return the batches for `fit`; without a `lightning.Trainer` a plain DataLoader.
 
         Raises:
-            ValueError: there is no dataset or no batch, or the processes have differently many.
+            ValueError: there is no dataset or no batch, or processes have different numbers of batches.
         """
-        args, dataset = self._arguments(), self._dataset("train_dataset", "fit()")
+        args, dataset = self._arguments(), self._get_dataset("train_dataset", "fit()")
         loader = self._loader(dataset, "Training", args.train_batch_size, self._train_sampler, is_training=True)
         check_equal_lengths(loader, "training data")
         if has_length(loader) and len(loader) == 0:
@@ -176,22 +174,22 @@ class TrainerDataModule(pl.LightningDataModule):
         if self.trainer is None:
             return loader
         self._training_batches = TrainingBatches(
-            loader, args, self.trainer, count_items=self._counting_items(), take_position=self._take_position
+            loader, args, self.trainer, count_items=self._get_item_counter(), take_position=self._take_position
         )
         return self._training_batches
 
     def val_dataloader(self) -> Any:
         """Return the batches of `eval_dataset`, or of each of its datasets by name."""
-        return self._evaluation_batches(self._dataset("eval_dataset", "validate()"), "Evaluation")
+        return self._evaluation_batches(self._get_dataset("eval_dataset", "validate()"), "Evaluation")
 
     def test_dataloader(self) -> Any:
         """Return the batches of `test_dataset`, or of each of its datasets by name."""
-        return self._evaluation_batches(self._dataset("test_dataset", "test()"), "test")
+        return self._evaluation_batches(self._get_dataset("test_dataset", "test()"), "test")
 
     def predict_dataloader(self) -> Any:
-        """Return the batches of `predict_dataset`, or else of `test_dataset`."""
+        """Return the batches of `predict_dataset`, or of `test_dataset` without `predict_dataset`."""
         name = "test_dataset" if self.predict_dataset is None else "predict_dataset"
-        return self._evaluation_batches(self._dataset(name, "predict()"), "test")
+        return self._evaluation_batches(self._get_dataset(name, "predict()"), "test")
 
     def _evaluation_batches(self, dataset: Any, description: str) -> Any:
         if isinstance(dataset, dict):
@@ -208,28 +206,27 @@ class TrainerDataModule(pl.LightningDataModule):
         dataset: Any,
         description: str,
         batch_size: int,
-        sampler_of: Callable[[Any], Any],
+        make_sampler: Callable[[Any], Any],
         is_training: bool = False,
     ) -> PrefetchLoader:
         dataset, collate = self._drop_unused_columns(dataset, description)
-        has_order_of_its_own = isinstance(dataset, IterableDataset) or not has_length(dataset)
+        has_fixed_order = isinstance(dataset, IterableDataset) or not has_length(dataset)
         loader = self._loaders[description] = build_loader(
             self._arguments(),
             dataset,
             collate=collate,
             batch_size=batch_size,
-            sampler=None if has_order_of_its_own else sampler_of(dataset),
+            sampler=None if has_fixed_order else make_sampler(dataset),
             is_training=is_training,
         )
-        # A batch that one process reads for others is split afterwards.
-        if not has_order_of_its_own and loader.dispatch is None and getattr(self.trainer, "predicting", False):
+        # Dispatched batches are split after reading.
+        if not has_fixed_order and loader.dispatch is None and getattr(self.trainer, "predicting", False):
             vars(loader)["batch_sampler"] = RecordingBatchSampler(loader.batch_sampler)  # type: ignore[arg-type]
         return loader
 
     def _train_sampler(self, dataset: Any) -> Any:
         pl_trainer: Any = self.trainer
         if pl_trainer is not None and pl_trainer.overfit_batches:
-            # The same few batches in each epoch.
             return SequentialSampler(dataset)
         return make_train_sampler(self._arguments(), dataset, self._find_setting("processing_class"))
 
@@ -243,21 +240,20 @@ class TrainerDataModule(pl.LightningDataModule):
             collate = get_default_collator(self._find_setting("processing_class"))
         model = self._find_setting("model") if args.remove_unused_columns else None
         if model is None:
-            if args.remove_unused_columns and self._says_that_columns_stay:
-                self._says_that_columns_stay = False
+            if args.remove_unused_columns and not self._has_warned_of_columns:
+                self._has_warned_of_columns = True
                 logger.warning(
-                    "remove_unused_columns=True has no effect: the LightningModule has no `model` whose forward says "
-                    "which columns it takes. Pass model=... to %s, or set remove_unused_columns=False.",
+                    "remove_unused_columns=True has no effect: the LightningModule has no `model` whose forward names "
+                    "its columns. Pass model=... to %s, or set remove_unused_columns=False.",
                     type(self).__name__,
                 )
             return dataset, collate
         label_names = read_model_facts(model).label_names if args.label_names is None else args.label_names
         accepted, model_name = find_accepted_columns(model, label_names), type(model).__name__
         if is_a(dataset, "datasets.Dataset"):
-            kept = drop_extra_columns(dataset, accepted, model_name, description)
-            warn_about_dropped_lengths(args, dataset, kept)
-            names: Any = [name for name in dataset.column_names if name not in accepted]
-            dataset = kept
+            source, dataset = dataset, drop_extra_columns(dataset, accepted, model_name, description)
+            warn_about_dropped_lengths(args, source, dataset)
+            names: Any = [name for name in source.column_names if name not in accepted]
         else:
             collate = RemoveColumnsCollator(collate, accepted, logger, model_name, description)
             names = collate.dropped
@@ -265,16 +261,16 @@ class TrainerDataModule(pl.LightningDataModule):
         return dataset, collate
 
     def on_exception(self, exception: BaseException) -> None:
-        """Add a note to an error that misses a column which was left out.
+        """Add a note to an error about a column that was dropped.
 
         Parameters:
-            exception: keeps its type and its arguments.
+            exception: the error, whose type and arguments stay.
         """
         model = self._find_setting("model")
         explain_missing_columns(exception, self._dropped_columns.values(), self._loaders.values(), model)
 
-    def _counting_items(self) -> CountItems | None:
-        count = self._get_of_module("items_in_window")
+    def _get_item_counter(self) -> CountItems | None:
+        count = self._get_module_attribute("items_in_window")
         if self.windows and not callable(count):
             raise ValueError(
                 f"windows=True counts the items of each optimizer step, and "
@@ -283,50 +279,50 @@ class TrainerDataModule(pl.LightningDataModule):
             )
         return None if self.windows is False or not callable(count) else count
 
-    # ---- Defaults of the LightningModule -----------------------------------------------------------------------------
+    # ---- Defaults from the LightningModule ---------------------------------------------------------------------------
 
     @property
     def _lightning_module(self) -> Any:
         return None if self.trainer is None else self.trainer.lightning_module
 
-    def _get_of_module(self, name: str) -> Any:
+    def _get_module_attribute(self, name: str) -> Any:
         return getattr(self._lightning_module, name, None)
 
     def _find_setting(self, name: str) -> Any:
-        own = getattr(self, name)
-        return self._get_of_module(name) if own is None else own
+        value = getattr(self, name)
+        return self._get_module_attribute(name) if value is None else value
 
-    def _settled_arguments(self) -> TrainingArguments:
+    def _resolve_arguments(self) -> TrainingArguments:
         if self.args is None:
-            of_module = self._get_of_module("args")
-            if isinstance(of_module, TrainingArguments):
-                return of_module
+            module_args = self._get_module_attribute("args")
+            if isinstance(module_args, TrainingArguments):
+                return module_args
             self.args = resolve_arguments(None)
         return self.args
 
     def _arguments(self) -> Any:
-        args = self._settled_arguments()
+        args = self._resolve_arguments()
         return args if self.trainer is None else ArgumentsUnderLightning(args, self.trainer)
 
     # ---- Checkpoints -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the positions of all processes, which call this together; empty before a training."""
+        """Return the positions of all processes, in a collective call; empty before a training."""
         if self._training_batches is None:
             return self._loaded_state or {}
         saved = self._training_batches.position().dump_fields(*SAVED_FIELDS)
         return {"version": DATA_VERSION, "processes": all_gather_object(saved) if is_distributed() else [saved]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the positions of a checkpoint, for the `fit` that is about to begin.
+        """Load the positions of a checkpoint for the next `fit`.
 
         Parameters:
             state_dict: the result of `state_dict`.
 
         Raises:
-            ValueError: the state is none of a TrainerDataModule, or of another version.
+            ValueError: the state has another version, or is not from a TrainerDataModule.
         """
-        # An evaluation of a checkpoint loads the state too, and resumes nothing.
+        # Evaluations load the state without resuming.
         if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:
             parse_positions(state_dict)
             self._loaded_state = state_dict
@@ -336,5 +332,5 @@ class TrainerDataModule(pl.LightningDataModule):
         if state is None:
             return None
         positions, rank = parse_positions(state), 0 if self.trainer is None else self.trainer.global_rank
-        # A further process continues where the first process does.
+        # A new process begins at rank 0's position.
         return positions[rank] if rank < len(positions) else replace(positions[0], data=None, random=None)

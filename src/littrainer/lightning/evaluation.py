@@ -1,4 +1,4 @@
-"""The validations and tests of a module: what is kept of their batches, their metrics, and the names of these."""
+"""Validations and tests of a module."""
 
 from __future__ import annotations
 
@@ -23,183 +23,159 @@ from littrainer.lightning.preparation import get_model_inputs
 from littrainer.lightning_adapter.lightning_internals import log_for_dataloader
 
 VALIDATION, TEST = "val", "test"
-# What metric functions written for a Trainer may have put in front of a name.
+# Prefixes that metric functions for a Trainer may add.
 PREFIXES = ("eval_", "val_", "test_")
 
 
 def add_prefix(prefix: str, name: str) -> str:
-    """A metric's name with the prefix of what it was computed on."""
-    for known in PREFIXES:
-        name = name.removeprefix(known)
+    for old_prefix in PREFIXES:
+        name = name.removeprefix(old_prefix)
     return f"{prefix}_{name}"
 
 
 def is_monitored(name: str, callbacks: Iterable[Any]) -> bool:
-    """Whether a callback decides by a logged number, as EarlyStopping, or names files by it, as ModelCheckpoint."""
+    """Return whether a callback monitors a metric, or has it in file names."""
     return any(
-        getattr(one, "monitor", None) == name or name in str(getattr(one, "filename", None)) for one in callbacks
+        getattr(callback, "monitor", None) == name or name in str(getattr(callback, "filename", None))
+        for callback in callbacks
     )
 
 
 def find_loader_and_affixes(loaders: Any, stage: str, index: int) -> tuple[Any, str, str]:
-    """The loader that a step's `dataloader_idx` stands for, and what stands before and after its metrics' names.
-
-    Parameters:
-        loaders: what the hook of the data gave: a loader, several in a list, or by name in a dict.
-        stage: `val` or `test`.
-    """
+    """Return the loader of a step's `dataloader_idx`, and prefix and suffix of its metrics."""
     if isinstance(loaders, Mapping):
         name = list(loaders)[index]
         return loaders[name], f"{stage}_{name}", ""
     if not isinstance(loaders, (list, tuple)):
         return loaders, stage, ""
-    # As Lightning names what was logged in the steps of several loaders.
+    # Lightning's suffix for several loaders.
     return loaders[index], stage, f"/dataloader_idx_{index}" if len(loaders) > 1 else ""
 
 
 def select_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics that can be logged, which are numbers; others are named in a warning."""
-    found = {name: float(value) for name, value in metrics.items() if isinstance(value, Number)}  # type: ignore[arg-type]
-    others = [name for name in metrics if name not in found]
-    if others:
+    """Return the metrics that are numbers; warn of others."""
+    numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, Number)}  # type: ignore[arg-type]
+    skipped = [name for name in metrics if name not in numbers]
+    if skipped:
         rank_zero_warn(
-            f"Metrics that are no numbers are not logged: {', '.join(others)}. Let compute_metrics return numbers."
+            f"Metrics that are no numbers are not logged: {', '.join(skipped)}. Let compute_metrics return numbers."
         )
-    return found
+    return numbers
 
 
 class Evaluations:
-    """What is kept of the current evaluation.
-
-    Parameters:
-        streaming: metrics that are updated batch by batch; None if `compute_metrics` is a function or absent.
-    """
+    """The state of an evaluation, with `streaming` metrics that are updated in each batch, or None."""
 
     def __init__(self, streaming: StreamingMetrics | None):
         self._streaming = streaming
-        self._round: tuple[int, LoaderEvaluation] | None = None
-        # The place of each loader that had a batch, and its metrics.
-        self._waiting: list[tuple[int, dict[str, Any]]] = []
+        self._current: tuple[int, LoaderEvaluation] | None = None
+        # Number and metrics of each finished loader.
+        self._finished: list[tuple[int, dict[str, Any]]] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy of the module does not go on with the current evaluation.
-        return {"_streaming": self._streaming, "_round": None, "_waiting": []}
+        # A copy of the module does not continue the evaluation.
+        return {"_streaming": self._streaming, "_current": None, "_finished": []}
 
     def begin(self, pl_trainer: Any, stage: str) -> None:
-        """No batch has been seen yet; all processes call this.
-
-        Raises:
-            UnequalData: the processes have differently many batches, and would wait for each other for ever.
-        """
-        self._round, self._waiting = None, []
+        """Reset the state, and check in a collective call that processes have equal numbers of batches."""
+        self._current, self._finished = None, []
         if stage == TEST:
             counts = pl_trainer.num_test_batches
         else:
             counts = pl_trainer.num_sanity_val_batches if pl_trainer.sanity_checking else pl_trainer.num_val_batches
         for number in counts if isinstance(counts, (list, tuple)) else [counts]:
-            known = range(int(number)) if math.isfinite(number) else None
-            check_equal_lengths(known, "data of a test" if stage == TEST else "data of a validation")
+            batches = range(int(number)) if math.isfinite(number) else None
+            check_equal_lengths(batches, "data of a test" if stage == TEST else "data of a validation")
 
     def step(self, module: Any, stage: str, batch: Any, index: int) -> dict[str, Any]:
-        """Take in one batch.
-
-        Parameters:
-            stage: `val` or `test`.
-            index: place of the batch's loader among those of the stage.
-        """
-        if self._round is None or self._round[0] != index:
-            self._finish_round()
+        """Evaluate a batch of the loader `index` of a stage."""
+        if self._current is None or self._current[0] != index:
+            self._finish_loader()
             loaders = module.trainer.test_dataloaders if stage == TEST else module.trainer.val_dataloaders
-            self._round = (
+            self._current = (
                 index,
                 LoaderEvaluation(module, *find_loader_and_affixes(loaders, stage, index), self._streaming),
             )
         inputs = get_model_inputs(batch)
         value, predictions, labels = module.prediction_outputs(inputs)
-        self._round[1].add(inputs, value, predictions, labels)
+        self._current[1].add(inputs, value, predictions, labels)
         return {"loss": value, "predictions": predictions, "labels": labels}
 
     def end(self, module: Any) -> None:
-        """The last batch has been seen: log loss and metrics."""
-        self._finish_round()
-        waiting, self._waiting = self._waiting, []
-        # All processes have the same; Lightning would warn if it did not average them.
+        self._finish_loader()
+        finished, self._finished = self._finished, []
+        # The values are the same in all processes; `sync_dist` prevents a warning.
         keywords = {"prog_bar": True, "add_dataloader_idx": False, "sync_dist": module.trainer.world_size > 1}
-        for place, (index, metrics) in enumerate(waiting):
-            with log_for_dataloader(module.trainer, index, place - len(waiting)):
+        for position, (index, metrics) in enumerate(finished):
+            with log_for_dataloader(module.trainer, index, position - len(finished)):
                 module.log_dict(select_numbers(metrics), batch_size=1, **keywords)
 
-    def _finish_round(self) -> None:
-        if self._round is not None:
-            (index, finished), self._round = self._round, None
-            named = {add_prefix(finished.prefix, name): value for name, value in finished.finish().items()}
-            self._waiting.append((index, {name + finished.suffix: value for name, value in named.items()}))
+    def _finish_loader(self) -> None:
+        if self._current is not None:
+            (index, loader), self._current = self._current, None
+            named = {add_prefix(loader.prefix, name): value for name, value in loader.finish().items()}
+            self._finished.append((index, {name + loader.suffix: value for name, value in named.items()}))
 
 
 class LoaderEvaluation(CollectedOutputs):
-    """What is kept of the batches of one loader, in all processes.
+    """The collected outputs of a loader's batches, in all processes.
 
     Parameters:
-        module: the module whose metrics are computed.
-        loader: the batches' loader.
-        prefix, suffix: what stands before and after the metrics' names.
-        streaming: metrics that are updated batch by batch; None if `compute_metrics` is a function or absent.
+        prefix, suffix: added to the metrics' names.
     """
 
     def __init__(self, module: Any, loader: Any, prefix: str, suffix: str, streaming: StreamingMetrics | None):
         self.module = module
         self.prefix, self.suffix = prefix, suffix
-        # That of a TrainerDataModule knows which rows of a last batch only fill it up.
+        # A TrainerDataModule's loader counts rows without padding.
         loader = getattr(loader, "loader", loader)
         self.loader = loader if isinstance(loader, PrefetchLoader) else None
         settings, trainer = module.loss_settings, module.trainer
         self._gather: Callable[[Any], Any] = partial(gather_across_processes, copies=settings.tensor_parallel_size)
-        place: Any = SimpleNamespace(
+        metric_settings: Any = SimpleNamespace(
             compute_metrics=module.compute_metrics,
             preprocess_logits_for_metrics=module.preprocess_logits_for_metrics,
             is_in_train=trainer.state.fn == "fit",
-            # Lightning's checkpoints hold no metrics as JSON.
             args=SimpleNamespace(save_strategy=SaveStrategy.NO),
             state=SimpleNamespace(global_step=trainer.global_step, max_steps=trainer.max_steps),
         )
         args = ArgumentsUnderLightning(module.args, trainer)
         rows = get_length(get_full_dataset(loader))
-        super().__init__(place, args, rows, streaming, settings.shifts_labels, self._gather)
+        super().__init__(metric_settings, args, rows, streaming, settings.shifts_labels, self._gather)
         if streaming is not None:
-            keeps_scores = module.preprocess_logits_for_metrics is None and not module.has_own_prediction_outputs
-            # Asked for with the first batch, since its forward pass may set the problem type.
+            has_scores = module.preprocess_logits_for_metrics is None and not module.has_own_prediction_outputs
+            # A function, since the first forward pass may set the problem type.
             streaming.begin(
                 module.device,
-                lambda: find_task_facts(module.model, settings.shifts_labels, keeps_scores, module.generates),
+                lambda: find_task_facts(module.model, settings.shifts_labels, has_scores, module.generates),
             )
 
     def add(self, inputs: dict[str, Any], loss: Any, predictions: Any, labels: Any) -> None:
-        """Take in the outputs of a batch in this process."""
         loader, samples = self.loader, find_batch_size(inputs) or 1
         rows = loader.samples_in_last_batch() if loader is not None and loader.end_of_dataloader else None
-        found = None
+        metric_inputs = None
         if self.module.compute_metrics is None or self.args.prediction_loss_only or predictions is None:
             predictions = labels = None
         else:
-            found = select_main_input(self.module.model, self.args.include_for_metrics, inputs)
-        # The loss of a short last batch of a TrainerDataModule stands for the samples of a full one, which is cut off.
+            metric_inputs = select_main_input(self.module.model, self.args.include_for_metrics, inputs)
+        # The loss is repeated for a full batch, which `first_rows` cuts.
         full = None if loader is None else loader.batch_size
         loss = None if loss is None else loss.detach().reshape(1)
-        own = self.make_outputs(
-            inputs, full or samples, loss, self.get_batch_weight(inputs), predictions, labels, found
+        outputs = self.make_outputs(
+            inputs, full or samples, loss, self.get_batch_weight(inputs), predictions, labels, metric_inputs
         )
         if self.streaming is not None:
-            self.update_streaming(own, rows)
-            own = BatchOutputs(losses=own.losses)
-        everywhere = BatchOutputs(*(None if value is None else self._gather(value) for value in own))
-        self.collect(everywhere if rows is None else everywhere.first_rows(rows))
+            self.update_streaming(outputs, rows)
+            outputs = BatchOutputs(losses=outputs.losses)
+        gathered = BatchOutputs(*(None if value is None else self._gather(value) for value in outputs))
+        self.collect(gathered if rows is None else gathered.first_rows(rows))
         self.batches_done += 1
         self.move_to_host_if_due()
 
     def finish(self) -> dict[str, Any]:
-        """The loss and the metrics of all batches, by their names without prefix; the same in all processes."""
+        """Return loss and metrics, by name without prefix; the same in all processes."""
         _, metrics, mean = self.results()
         if self.streaming is not None:
-            # Some keep all predictions of an evaluation, on the device.
+            # The metrics may hold predictions on the device.
             self.streaming.reset()
         return metrics if mean is None else {**metrics, "loss": mean}

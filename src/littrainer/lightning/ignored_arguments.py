@@ -1,4 +1,4 @@
-"""The training arguments that a module acts on, and the keywords of lightning.Trainer in place of the others."""
+"""The training arguments that a module uses, and Lightning's equivalents of the others."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from littrainer.arguments.specifications import SPECS, ArgumentReader
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.lightning.arguments import get_changed_arguments
 
-# Warnings that this process has issued.
-NOTED = WarningCache()
+WARNINGS = WarningCache()
 
 CHECKPOINTS = "callbacks=[ModelCheckpoint(...)]"
 LOGGERS = "logger=..."
 LOG_LEVEL = "logging.getLogger('lightning.pytorch').setLevel"
 STRATEGY = 'strategy="ddp", or an object such as DDPStrategy(...)'
-# The default sizes compute each layer on all devices of a machine together.
+# The default sizes would mean tensor parallelism.
 SHARDING = "strategy=ModelParallelStrategy(data_parallel_size=N, tensor_parallel_size=1)"
 HUB = "export_pretrained(), and huggingface_hub"
 
-# Argument -> the keyword of lightning.Trainer that is given in its place, or the other thing that does it.
+# Argument -> keyword of lightning.Trainer, or other code.
 LIGHTNING_EQUIVALENTS: dict[str, str] = {
     "num_train_epochs": "max_epochs",
     "max_steps": "max_steps",
     "gradient_accumulation_steps": "accumulate_grad_batches",
     "global_batch_size": "accumulate_grad_batches",
-    # Acted on if the other is None.
+    # Used if the keyword is None.
     "max_grad_norm": "gradient_clip_val",
     "bf16": 'precision="bf16-mixed"',
     "fp16": 'precision="16-mixed"',
@@ -75,7 +74,7 @@ LIGHTNING_EQUIVALENTS: dict[str, str] = {
     "on_nonfinite": 'callbacks=[EarlyStopping("train_loss", check_finite=True)]',
     "spike_factor": "a callback with on_before_optimizer_step",
     "save_only_model": "ModelCheckpoint(save_weights_only=True)",
-    # The last weights stay in the model.
+    # The model keeps its last weights.
     "load_best_model_at_end": 'ckpt_path="best" for validate, test and predict, or load_from_checkpoint of the '
     "best_model_path",
     "greater_is_better": "ModelCheckpoint(mode=...)",
@@ -94,13 +93,13 @@ LIGHTNING_EQUIVALENTS: dict[str, str] = {
 }
 
 
-# Acted on by `TrainerDataModule`.
+# For `TrainerDataModule`.
 DATA_MODULE_ARGUMENTS = frozenset(
     name
     for name, spec in SPECS.items()
     if spec.reader in (ArgumentReader.LOADER, ArgumentReader.SAMPLER) or name in ("seed", "remove_unused_columns")
 ) - set(LIGHTNING_EQUIVALENTS)
-# Acted on by `TransformersModule`; scripts read the others.
+# For `TransformersModule`; scripts read the others.
 MODULE_ARGUMENTS = frozenset(
     name for name, spec in SPECS.items() if spec.reader != ArgumentReader.SCRIPT and name != "output_dir"
 ) - {
@@ -109,19 +108,18 @@ MODULE_ARGUMENTS = frozenset(
 }
 
 
-def _saves_as_asked(args: TrainingArguments, pl_trainer: Any) -> bool:
+def _matches_save_strategy(args: TrainingArguments, pl_trainer: Any) -> bool:
     return (args.save_strategy != "no") is bool(pl_trainer.checkpoint_callbacks)
 
 
-def _monitors_as_asked(args: TrainingArguments, pl_trainer: Any) -> bool:
-    # The mode follows from other arguments unless it is set.
+def _matches_monitor_mode(args: TrainingArguments, pl_trainer: Any) -> bool:
     mode = "max" if args.greater_is_better else "min"
     modes = [saver.mode for saver in pl_trainer.checkpoint_callbacks if getattr(saver, "monitor", None)]
     return not args.load_best_model_at_end or mode in modes
 
 
-# Argument -> whether a lightning.Trainer does what the arguments say; of others this cannot be read from it.
-AGREES: dict[str, Callable[[Any, Any], bool]] = {
+# Argument -> whether a lightning.Trainer has its value, if visible.
+MATCHES: dict[str, Callable[[Any, Any], bool]] = {
     "num_train_epochs": lambda args, run: args.max_steps > 0 or run.max_epochs == math.ceil(args.num_train_epochs),
     "max_steps": lambda args, run: run.max_steps == args.max_steps,
     "gradient_accumulation_steps": lambda args, run: run.accumulate_grad_batches == args.gradient_accumulation_steps,
@@ -134,20 +132,21 @@ AGREES: dict[str, Callable[[Any, Any], bool]] = {
     "logging_strategy": lambda args, run: args.logging_strategy == "no" and not run.loggers,
     "logging_steps": lambda args, run: getattr(run, "log_every_n_steps", None) == args.logging_steps,
     **dict.fromkeys(
-        [name for name, instead in LIGHTNING_EQUIVALENTS.items() if instead == LOGGERS and name != "log_on_each_node"],
+        [name for name, code in LIGHTNING_EQUIVALENTS.items() if code == LOGGERS and name != "log_on_each_node"],
         lambda args, run: bool(run.loggers),
     ),
-    # By default Lightning validates each epoch, if there is something to validate.
+    # Lightning's default.
     "eval_strategy": lambda args, run: (
         args.eval_strategy == "epoch" and run.check_val_every_n_epoch == 1 and run.val_check_interval in (1, 1.0)
     ),
     **dict.fromkeys(
-        ("save_strategy", "save_steps", "save_total_limit", "restore_callback_states_from_checkpoint"), _saves_as_asked
+        ("save_strategy", "save_steps", "save_total_limit", "restore_callback_states_from_checkpoint"),
+        _matches_save_strategy,
     ),
     "save_only_model": lambda args, run: any(
         getattr(saver, "save_weights_only", False) for saver in run.checkpoint_callbacks
     ),
-    "greater_is_better": _monitors_as_asked,
+    "greater_is_better": _matches_monitor_mode,
     **dict.fromkeys(
         ("fsdp", "fsdp_config"),
         lambda args, run: type(run.strategy).__name__ in ("ModelParallelStrategy", "FSDPStrategy"),
@@ -156,26 +155,26 @@ AGREES: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def warn_of_ignored_arguments(args: TrainingArguments, pl_trainer: Any) -> None:
-    """Warn, once for a run of a lightning.Trainer, of arguments that neither module nor data module act on."""
+    """Warn once per run of arguments that neither module nor data module uses."""
     ignored: list[str] = []
-    given = getattr(args, "explicit_names", None)
+    explicit_names = getattr(args, "explicit_names", None)
     for name, value in get_changed_arguments(args).items():
-        if given is not None and name not in given:
+        if explicit_names is not None and name not in explicit_names:
             # The value follows from another argument.
             continue
         if name in DATA_MODULE_ARGUMENTS and not hasattr(pl_trainer.datamodule, "args"):
-            ignored.append(f"{name}={value!r} (the loader's; TrainerDataModule acts on it)")
-        elif name in LIGHTNING_EQUIVALENTS and not (name in AGREES and AGREES[name](args, pl_trainer)):
+            ignored.append(f"{name}={value!r} (the loader's; TrainerDataModule uses it)")
+        elif name in LIGHTNING_EQUIVALENTS and not (name in MATCHES and MATCHES[name](args, pl_trainer)):
             ignored.append(f"{name}={value!r} (instead: {LIGHTNING_EQUIVALENTS[name]})")
-    clips_itself = pl_trainer.strategy.handles_gradient_accumulation
-    is_default = "max_grad_norm" not in (given or ())
-    if pl_trainer.gradient_clip_val is None and args.max_grad_norm > 0 and (clips_itself or is_default):
-        (NOTED.warn if clips_itself else NOTED.info)(
-            f"lightning.Trainer has no gradient_clip_val: gradients are {'not ' if clips_itself else ''}clipped to "
+    strategy_clips = pl_trainer.strategy.handles_gradient_accumulation
+    is_default = "max_grad_norm" not in (explicit_names or ())
+    if pl_trainer.gradient_clip_val is None and args.max_grad_norm > 0 and (strategy_clips or is_default):
+        (WARNINGS.warn if strategy_clips else WARNINGS.info)(
+            f"lightning.Trainer has no gradient_clip_val: gradients are {'not ' if strategy_clips else ''}clipped to "
             f"max_grad_norm={args.max_grad_norm!r}. Set gradient_clip_val, or max_grad_norm in args (0 clips nothing)."
         )
     if ignored:
         rank_zero_warn(
-            "TransformersModule does not act on these training arguments, about which lightning.Trainer decides: "
+            "TransformersModule ignores these training arguments, which lightning.Trainer decides: "
             f"{', '.join(ignored)}."
         )

@@ -1,6 +1,6 @@
 """The methods of `Trainer` that transformers' Trainer does not have.
 
-`lr_find` is a learning rate range test, as Leslie Smith ("Cyclical learning rates", 2017) describes it.
+`lr_find` is the learning rate range test of Leslie Smith ("Cyclical learning rates", 2017).
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ from littrainer.search.record import BestRun
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.lightning.trial_steps import TrialContext
 
 logger = logging.getLogger(__name__)
 
-# Share of the mean loss that is kept when another loss is added.
 MEAN_DECAY = 0.98
-# Steps of the test for each step to both sides over which a slope is measured.
+# The slope at a step is measured over 1/20 of all steps to both sides.
 STEPS_PER_REACH = 20
-# The gradients of the first micro-batch are in memory during the second; further micro-batches take no more.
+# The second needs memory for gradients of the first; others do not.
 MAX_MICRO_BATCHES = 2
 
 
 class LightningExtras:
-    """Methods of a `Trainer` that come from Lightning and searches."""
+    """Methods of a `Trainer` from Lightning and searches."""
 
     def lr_find(
-        self: Any,
+        self: TrialContext,
         min_lr: float = 1e-8,
         max_lr: float = 1,
         num_training: int = 100,
         mode: str = "exponential",
         early_stop_threshold: float | None = 4.0,
     ) -> RangeTest:
-        """Take optimizer steps with rising learning rates and measure the loss; the Trainer is restored afterwards.
+        """Take optimizer steps with rising learning rates, measure the losses and restore the Trainer.
 
         Parameters:
             min_lr, max_lr: the first and the last learning rate.
             num_training: optimizer steps, each with another learning rate.
-            mode: `exponential` or `linear`, how the rates rise.
-            early_stop_threshold: times the lowest loss so far at which the test ends; None for never.
+            mode: `exponential` or `linear` increase.
+            early_stop_threshold: the test ends at this multiple of the lowest loss; None for never.
 
         Returns:
             the rates and losses, with `suggestion()` and `plot()`.
@@ -77,17 +77,17 @@ class LightningExtras:
         )
         check_can_try(self, "lr_find")
         number = min(num_training, count_development_batches(self) or num_training)
-        spaced = np.linspace if mode == "linear" else np.geomspace
-        rising = _RisingRate(self, spaced(min_lr, max_lr, number).tolist(), threshold)
+        space = np.linspace if mode == "linear" else np.geomspace
+        rising = _RisingRate(self, space(min_lr, max_lr, number).tolist(), threshold)
         with rising.bar, restore_trainer_after(self):
             take_steps(self, number, self.args.gradient_accumulation_steps, rising)
-        tried = len(rising.losses)
+        steps = len(rising.losses)
         if rising.explodes:
-            logger.info("lr_find ended after %d of %d learning rates: the loss explodes.", tried, number)
-        return RangeTest(mode, rising.rates[:tried], rising.losses)
+            logger.info("lr_find ended after %d of %d learning rates: the loss explodes.", steps, number)
+        return RangeTest(mode, rising.rates[:steps], rising.losses)
 
     def scale_batch_size(
-        self: Any,
+        self: TrialContext,
         mode: str = "power",
         steps_per_trial: int = 3,
         init_val: int = 2,
@@ -95,14 +95,14 @@ class LightningExtras:
         margin: float = 0.05,
         max_val: int = 8192,
     ) -> int:
-        """Find the largest micro-batch on a device that there is memory for; the Trainer is restored afterwards.
+        """Find the largest micro-batch that fits into memory, and restore the Trainer.
 
         Parameters:
-            mode: `power` doubles until memory runs out, `binsearch` then looks in between.
+            mode: `power` doubles until memory runs out, `binsearch` then searches in between.
             steps_per_trial: optimizer steps with each size.
-            init_val: samples in the first micro-batches.
-            max_trials: sizes to try.
-            margin: share of what `binsearch` has found that is taken off again, for safety.
+            init_val: the first size.
+            max_trials: number of sizes to try.
+            margin: safety margin, a fraction by which the result of `binsearch` is reduced.
             max_val: the largest size to try.
 
         Returns:
@@ -150,29 +150,29 @@ class LightningExtras:
             )
         return max(math.floor(fits * (1 - margin)), 1) if mode == "binsearch" and fails <= largest else fits
 
-    def apply_best(self: Any, best: BestRun, hp_space: Callable[[Any], dict[str, Any]] | None = None) -> None:
-        """Set the arguments to those of a search's best trial, so that `train()` repeats it.
+    def apply_best(self: TrialContext, best: BestRun, hp_space: Callable[[Any], dict[str, Any]] | None = None) -> None:
+        """Set the arguments of a search's best trial, so that `train()` repeats the trial.
 
         Parameters:
-            best: what `hyperparameter_search` returned, or one of several.
-            hp_space: the space that it was drawn from; by default the last search's.
+            best: the result of `hyperparameter_search`, or one of its results.
+            hp_space: the search space; by default the last search's.
 
         Raises:
-            ValueError, TypeError: these hyperparameters are no arguments of this Trainer.
+            ValueError, TypeError: a hyperparameter is no argument of this Trainer.
         """
         searching.apply_best(self, best, hp_space)
 
 
 def _check_parameters(method: str, **parameters: tuple[Any, bool, str]) -> None:
-    """Raise a ValueError for the first parameter that is not right: value, whether it is right, what to give."""
-    for name, (value, is_right, instead) in parameters.items():
-        if not is_right:
-            raise ValueError(f"{method}({name}={value!r}): give {instead}.")
+    """Raise a ValueError for the first parameter (value, is_valid, advice) that is invalid."""
+    for name, (value, is_valid, advice) in parameters.items():
+        if not is_valid:
+            raise ValueError(f"{method}({name}={value!r}): give {advice}.")
 
 
-def _try_batch_size(trainer: Any, size: int, steps: int, accumulation: int) -> None:
+def _try_batch_size(trainer: TrialContext, size: int, steps: int, accumulation: int) -> None:
     with restore_trainer_after(trainer):
-        # The processes then agree on failures of a forward pass.
+        # Synchronizes out-of-memory errors.
         trainer.args.auto_find_batch_size = True
         take_steps(trainer, steps, accumulation, batch_size=size)
 
@@ -185,12 +185,12 @@ def _count_samples_per_process(dataset: Any, args: TrainingArguments) -> int:
 
 
 class RangeTest:
-    """The losses that a training has with one learning rate after the other, as `Trainer.lr_find` returns them.
+    """The result of `Trainer.lr_find`: learning rates and their losses.
 
     Parameters:
-        mode: `exponential` or `linear`, how the rates rise.
-        rates: the learning rates, one for each optimizer step.
-        losses: the loss of each step, as a running mean that weighs later losses more.
+        mode: `exponential` or `linear` increase of the rates.
+        rates: the learning rate of each optimizer step.
+        losses: the running mean of the losses at each step.
     """
 
     def __init__(self, mode: str, rates: list[float], losses: list[float]):
@@ -198,28 +198,28 @@ class RangeTest:
         self.results: dict[str, list[float]] = {"lr": rates, "loss": losses}
 
     def suggestion(self, skip_begin: int = 10, skip_end: int = 1) -> float | None:
-        """Return the rate at which the loss falls fastest from one rate to the next, to begin a training with.
+        """Return the rate at which the loss falls fastest, to begin a training with.
 
         Parameters:
-            skip_begin: first steps that are left out, in which the mean is made of few losses.
-            skip_end: last steps that are left out.
+            skip_begin: first steps to skip, whose mean has few losses.
+            skip_end: last steps to skip.
 
         Returns:
-            the rate; None, with a warning, if fewer than two steps are left to compare.
+            the rate; None, with a warning, if fewer than two steps remain.
         """
         losses = self.results["loss"]
         steps = [step for step in range(skip_begin, len(losses) - skip_end) if math.isfinite(losses[step])]
         if len(steps) < 2:
             logger.warning(
-                "No learning rate can be suggested: of %d steps that were tried %d are left to compare. Try more of "
-                "them (num_training), or leave fewer out (skip_begin=%d, skip_end=%d).",
+                "No learning rate can be suggested: of %d steps that were tried %d are left to compare. Try more "
+                "steps (num_training), or skip fewer (skip_begin=%d, skip_end=%d).",
                 len(losses),
                 len(steps),
                 skip_begin,
                 skip_end,
             )
             return None
-        # The fall from one step to the next would be that of the noise in the first losses.
+        # Adjacent steps differ by noise.
         reach = max(len(steps) // STEPS_PER_REACH, 1)
 
         def slope(index: int) -> float:
@@ -233,8 +233,8 @@ class RangeTest:
 
         Parameters:
             suggest: mark the suggestion.
-            show: show the figure in a window, or in a notebook.
-            ax: matplotlib's axes to draw into; by default a new figure's.
+            show: show the figure in a window or notebook.
+            ax: axes of matplotlib to draw into; by default of a new figure.
 
         Returns:
             matplotlib's figure.
@@ -263,9 +263,9 @@ class RangeTest:
 
 
 class _RisingRate(TrainerCallback):
-    """Sets the learning rate of each optimizer step, and ends the training if losses explode."""
+    """A callback that sets the learning rate of each step, and stops if losses explode."""
 
-    def __init__(self, trainer: Any, rates: list[float], threshold: float | None):
+    def __init__(self, trainer: TrialContext, rates: list[float], threshold: float | None):
         self.trainer = trainer
         self.rates = rates
         self.threshold = threshold
@@ -278,16 +278,16 @@ class _RisingRate(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         rate = self.rates[len(self.losses)]
         for group in self.trainer.optimizer.param_groups:
-            # Some optimizers keep it as a tensor, which a captured graph reads.
+            # Captured graphs read a tensor.
             group["lr"] = torch.full_like(group["lr"], rate) if isinstance(group["lr"], torch.Tensor) else rate
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         loss = mean_over_processes(self.trainer._tr_loss)
         self.trainer._tr_loss.zero_()
         self._mean = MEAN_DECAY * self._mean + (1 - MEAN_DECAY) * loss
-        # Without the share of the zero that it began with.
+        # Corrects the bias of the initial zero.
         smoothed = self._mean / (1 - MEAN_DECAY ** (len(self.losses) + 1))
-        # A loss of nan is below no bound.
+        # Also true for nan.
         lowest = min(self.losses, default=math.inf)
         self.explodes = self.threshold is not None and not smoothed <= self.threshold * lowest
         self.losses.append(smoothed)

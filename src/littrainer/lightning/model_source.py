@@ -1,4 +1,4 @@
-"""The sources of a module's model, their description in checkpoints, and the folders that models are exported to."""
+"""Sources, descriptions and export of a module's model."""
 
 from __future__ import annotations
 
@@ -32,33 +32,31 @@ from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import kind_of
 from littrainer.strategies.full_state import get_full_state_dict
 
-# Values of the parameter `model` of a module.
+# The parameter `model` of a module.
 ModelSource: TypeAlias = nn.Module | str | os.PathLike[str] | Mapping[str, Any] | Callable[..., nn.Module]
 
-# Keys of a description: the class, and its configuration as a dict.
 CLASS, CONFIG = "class", "config"
-# Begins the names of the model's weights in a module.
 PREFIX = "model."
 
 
 def resolve_model(source: ModelSource | None, model_class: Any = None) -> nn.Module | None:
-    """Return the model of a source; None if the source is a function, which is called later.
+    """Return the model of a source; None for a function, which is called later.
 
     Parameters:
-        source: the model; a name or folder for `from_pretrained`; what `describe_model` returns; or a function.
-        model_class: the class of a model that is loaded by name, or its name; by default as the configuration says.
+        source: a model; a name or folder for `from_pretrained`; a result of `describe_model`; or a function.
+        model_class: the class, or its name, for a name; by default as the configuration says.
     """
     if isinstance(source, nn.Module):
         return source
     if isinstance(source, (str, os.PathLike)):
         return _load_by_name(os.fspath(source), model_class)
     if isinstance(source, Mapping):
-        described = _model_class(source[CLASS])
-        return described(described.config_class.from_dict(dict(source[CONFIG])))
+        described_class = _find_class(source[CLASS])
+        return described_class(described_class.config_class.from_dict(dict(source[CONFIG])))
     if source is None:
         raise ValueError(
             "TransformersModule needs a model: a module, a name or folder for from_pretrained, or a function that "
-            "makes it. For one of load_from_checkpoint, whose checkpoint does not say how its model is made, pass "
+            "makes it. If load_from_checkpoint cannot make the model of a checkpoint, pass "
             "load_from_checkpoint(path, model=...)."
         )
     if callable(source):
@@ -70,7 +68,6 @@ def resolve_model(source: ModelSource | None, model_class: Any = None) -> nn.Mod
 
 
 def call_model_factory(function: Callable[..., Any]) -> nn.Module:
-    """Return the model that a function makes; a TypeError if it makes something else."""
     model = function()
     if not isinstance(model, nn.Module):
         name = getattr(function, "__qualname__", type(function).__name__)
@@ -79,38 +76,38 @@ def call_model_factory(function: Callable[..., Any]) -> nn.Module:
 
 
 def describe_model(model: nn.Module | None) -> dict[str, Any] | None:
-    """Describe in plain values how a model is made; None if only its user can make it."""
-    known: Any = None if model is None else unwrap_user_model(model)
-    if known is None or not is_a(known, "pretrained model") or is_a(known, "peft model"):
+    """Return class and configuration of a model of transformers; None for other models."""
+    user_model: Any = None if model is None else unwrap_user_model(model)
+    if user_model is None or not is_a(user_model, "pretrained model") or is_a(user_model, "peft model"):
         return None
-    # FSDP2 gives a model another class, made of its mark and the model's.
-    model_class = type(known).__bases__[-1] if is_a(known, "resharding module") else type(known)
-    # A class that transformers does not have is its script's.
-    if getattr(_transformers(), model_class.__name__, None) is not model_class:
+    # FSDP2 replaces the class by a subclass.
+    model_class = type(user_model).__bases__[-1] if is_a(user_model, "resharding module") else type(user_model)
+    # The class is the script's.
+    if getattr(_import_transformers(), model_class.__name__, None) is not model_class:
         return None
-    return {CLASS: model_class.__name__, CONFIG: json.loads(known.config.to_json_string())}
+    return {CLASS: model_class.__name__, CONFIG: json.loads(user_model.config.to_json_string())}
 
 
 def _load_by_name(name: str, model_class: Any) -> nn.Module:
     if model_class is None:
-        architectures = getattr(_transformers().AutoConfig.from_pretrained(name), "architectures", None)
+        architectures = getattr(_import_transformers().AutoConfig.from_pretrained(name), "architectures", None)
         if not architectures:
             raise ValueError(
                 f"The configuration of {name!r} does not say which class its model has (architectures). Name one, such "
                 'as model_class="AutoModelForSequenceClassification".'
             )
         model_class = architectures[0]
-    return (_model_class(model_class) if isinstance(model_class, str) else model_class).from_pretrained(name)
+    return (_find_class(model_class) if isinstance(model_class, str) else model_class).from_pretrained(name)
 
 
-def _model_class(name: str) -> Any:
-    found = getattr(_transformers(), name, None)
-    if not isinstance(found, type):
+def _find_class(name: str) -> Any:
+    model_class = getattr(_import_transformers(), name, None)
+    if not isinstance(model_class, type):
         raise ValueError(f"transformers has no model class {name!r}. Pass the model itself, or another model_class.")
-    return found
+    return model_class
 
 
-def _transformers() -> Any:
+def _import_transformers() -> Any:
     try:
         return importlib.import_module("transformers")
     except ImportError as error:
@@ -120,22 +117,18 @@ def _transformers() -> Any:
         ) from error
 
 
-# ---- What a checkpoint says ------------------------------------------------------------------------------------------
+# ---- Checkpoints -----------------------------------------------------------------------------------------------------
 
 
 def checkpoint_metadata(
     model: nn.Module | None, args: TrainingArguments, pl_trainer: pl.Trainer | None = None
 ) -> dict[str, Any]:
-    """Return what a checkpoint adds to Lightning's, in plain values that are safe to load; never a token.
-
-    `hyper_parameters` say how the model is made and which arguments are not at their defaults; the rest is the length
-    of the training that writes the checkpoint.
-    """
-    own = {"model": describe_model(model), "args": get_changed_arguments(args)}
+    """Return the metadata of a checkpoint, in safe values without tokens."""
+    hyper_parameters = {"model": describe_model(model), "args": get_changed_arguments(args)}
     if pl_trainer is None:
-        return {"version": MARK_VERSION, "hyper_parameters": own}
+        return {"version": MARK_VERSION, "hyper_parameters": hyper_parameters}
     batches = pl_trainer.num_training_batches
-    # A trainer that has only evaluated would load training data to count the steps.
+    # Counting would load the training data.
     steps = math.inf if pl_trainer.train_dataloader is None else count_training_steps(pl_trainer)
     return {
         "version": MARK_VERSION,
@@ -143,36 +136,35 @@ def checkpoint_metadata(
         "max_steps": int(steps) if 0 <= steps < math.inf else None,
         "max_epochs": pl_trainer.max_epochs,
         "accumulate_grad_batches": pl_trainer.accumulate_grad_batches,
-        "hyper_parameters": own,
+        "hyper_parameters": hyper_parameters,
     }
 
 
 def get_displayed_hyper_parameters(module_class: type, args: TrainingArguments, name: str | None) -> dict[str, Any]:
-    """Return the hyperparameters that loggers show and LightningCLI takes for options of the class."""
     model = {} if name is None else {"model": name}
     return filter_init_kwargs(module_class, {**model, "args": get_changed_arguments(args)})
 
 
 def init_kwargs_in_checkpoint(checkpoint: Any, module_class: type) -> dict[str, Any]:
-    """Return the keywords of a module that a checkpoint keeps and that the class takes."""
+    """Return the keywords in a checkpoint that the class accepts."""
     if not isinstance(checkpoint, Mapping):
         return {}
-    own = checkpoint.get(pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY) or {}
-    marked = (checkpoint.get(MARK) or {}).get("hyper_parameters") or {}
-    # The description of a model needs nothing but the checkpoint, and comes before a name.
-    known = {name: value for name, value in marked.items() if value is not None}
-    return filter_init_kwargs(module_class, {**own, **known})
+    hyper_parameters = checkpoint.get(pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY) or {}
+    metadata = (checkpoint.get(MARK) or {}).get("hyper_parameters") or {}
+    # Before a name, which may be a folder that is gone.
+    described = {name: value for name, value in metadata.items() if value is not None}
+    return filter_init_kwargs(module_class, {**hyper_parameters, **described})
 
 
 def filter_init_kwargs(module_class: type, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords that a class takes; a subclass may make its model and arguments."""
+    """Return the keywords that a class accepts; subclasses may have others."""
     parameters = inspect.signature(module_class.__init__).parameters  # type: ignore[misc]
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return {name: value for name, value in keywords.items() if takes_any or name in parameters}
+    has_var_keywords = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return {name: value for name, value in keywords.items() if has_var_keywords or name in parameters}
 
 
 def read_init_kwargs(path: Any, module_class: type) -> dict[str, Any]:
-    """Return the keywords of a module in a checkpoint: of a folder all, of a file the model alone."""
+    """Return a module's keywords from a checkpoint; from a file only the model."""
     if not isinstance(path, (str, os.PathLike)):
         return {}
     folder = Path(path)
@@ -180,12 +172,12 @@ def read_init_kwargs(path: Any, module_class: type) -> dict[str, Any]:
         state = folder / LIGHTNING_STATE_NAME
         return init_kwargs_in_checkpoint(load_tensors(state), module_class) if state.is_file() else {}
     if folder.is_file():
-        # Lightning reads, or refuses, what cannot be read here.
+        # Lightning raises the errors of unreadable files.
         with contextlib.suppress(pickle.UnpicklingError, RuntimeError):
-            # Mapped, so that the weights are not read here.
+            # `mmap` skips the weights.
             checkpoint = torch.load(folder, map_location="cpu", weights_only=True, mmap=True)
-            found = init_kwargs_in_checkpoint(checkpoint, module_class)
-            return {"model": found["model"]} if "model" in found else {}
+            init_kwargs = init_kwargs_in_checkpoint(checkpoint, module_class)
+            return {"model": init_kwargs["model"]} if "model" in init_kwargs else {}
     return {}
 
 
@@ -200,17 +192,17 @@ def export_model(
     strategy: Any,
     rank: int,
 ) -> None:
-    """Write the model, and the processing class if there is one, in the first process of all that call this."""
+    """Write model and processing class on rank 0, in a collective call."""
     if model is None:
         raise ValueError("export_pretrained() has no model to write: it is made in configure_model(), by Trainer.fit.")
     parameters = list(model.parameters())
     if any(hasattr(parameter, "ds_id") for parameter in parameters):
         raise ValueError(
-            "export_pretrained() cannot gather the weights that DeepSpeed has spread over the processes. Save a "
-            "checkpoint, and put it together with "
+            "export_pretrained() cannot gather the weights that DeepSpeed has sharded. Save a checkpoint, and "
+            "consolidate it with "
             "lightning.pytorch.utilities.deepspeed.convert_zero_checkpoint_to_fp32_state_dict."
         )
-    # None if each process has all of them.
+    # None for replicated weights.
     weights: dict[str, Any] | None = None
     if isinstance(strategy, FSDPStrategy):
         state = strategy.lightning_module_state_dict()

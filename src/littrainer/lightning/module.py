@@ -1,4 +1,4 @@
-"""`TransformersModule`: a model trained by any `lightning.Trainer` as a Trainer trains it."""
+"""`TransformersModule`: a model in any `lightning.Trainer`, trained as by a Trainer."""
 
 from __future__ import annotations
 
@@ -69,16 +69,16 @@ class TransformersModule(DeferredClosureModule):
     Parameters:
         model: the module to train, whose forward returns the loss under `"loss"` or as first element of a tuple; a name
             or folder for `from_pretrained`; or a function that makes the model, called in `configure_model`.
-        args: training arguments, or a dict of them. Those about the model's training count; what the lightning.Trainer
-            decides instead is named in one warning.
+        args: training arguments, or a dict of them. A warning lists arguments that the lightning.Trainer decides
+            instead.
         model_class: the class of a model that is loaded by name, such as "AutoModelForSequenceClassification".
-        compute_metrics: takes an `EvalPrediction`, returns a dict of metrics; or torchmetrics metrics, updated batch by
-            batch.
+        compute_metrics: takes an `EvalPrediction`, returns a dict of metrics; or torchmetrics metrics, updated with
+            each batch.
         processing_class: tokenizer or processor, saved with the model.
-        data_collator: turns a list of samples into a batch; used by a `TrainerDataModule` that was given none.
+        data_collator: turns a list of samples into a batch; used by a `TrainerDataModule` without a collator.
         compute_loss_func: takes outputs, labels and `num_items_in_batch`, returns the loss.
-        preprocess_logits_for_metrics: applied to the logits (and labels) of each batch before they are kept.
-        optimizers: optimizer and schedule to use instead of those that the arguments name.
+        preprocess_logits_for_metrics: applied to the logits (and labels) of each batch before they are stored.
+        optimizers: optimizer and schedule to use instead of those of the arguments.
         optimizer_cls_and_kwargs: optimizer class and keywords to use instead.
         generation_kwargs: keywords of the model's `generate` under `predict_with_generate`.
 
@@ -90,7 +90,7 @@ class TransformersModule(DeferredClosureModule):
 
     def __init__(
         self,
-        # LightningCLI takes the first kind that fits: text, for the dotted name of a function, is the last of these.
+        # LightningCLI takes the first type that fits, so `str`, for names of functions, is late.
         model: nn.Module | Callable[..., Any] | str | Mapping[str, Any] | None = None,
         args: dict[str, Any] | TrainingArguments | None = None,
         *,
@@ -106,7 +106,7 @@ class TransformersModule(DeferredClosureModule):
     ):
         super().__init__()
         self.args = resolve_arguments(args)
-        # Not as a part of the module: what a metric holds is neither trained nor kept in checkpoints.
+        # No submodule: metrics are neither trained nor saved.
         vars(self)["compute_metrics"] = compute_metrics
         self.processing_class = processing_class
         self.data_collator = data_collator
@@ -119,10 +119,10 @@ class TransformersModule(DeferredClosureModule):
         self._model_factory: Any = None
         self._loss_settings: ModuleLossSettings | None = None
         self._tensor_parallel_size = 1
-        # The first micro-batch of the current optimizer step, and the loss of its micro-batches so far.
+        # First micro-batch and sum of losses of the current optimizer step.
         self._window: MicroBatch | None = None
         self._window_loss: Any = 0.0
-        self._has_divided_the_loss = False
+        self._is_loss_divided = False
         self.evaluations = Evaluations(make_streaming_metrics(compute_metrics))
         self._preparations = ExitStack()
         self._step_was_skipped = False
@@ -130,40 +130,40 @@ class TransformersModule(DeferredClosureModule):
         resolved = resolve_model(model, model_class)
         if resolved is None:
             self._model_factory = model
-            self._keep_hyper_parameters()
+            self._save_hyper_parameters()
         else:
-            self._adopt(resolved)
+            self._set_model(resolved)
 
-    def _adopt(self, model: nn.Module) -> None:
+    def _set_model(self, model: nn.Module) -> None:
         self.model = model
         self._loss_settings = None
         config: Any = getattr(model, "config", None)
         if config is not None:
             config.use_cache = self.args.use_cache
         generation.prepare(self.args, model, self.generates)
-        self._keep_hyper_parameters()
+        self._save_hyper_parameters()
 
-    def _keep_hyper_parameters(self) -> None:
+    def _save_hyper_parameters(self) -> None:
         self.save_hyperparameters(get_displayed_hyper_parameters(type(self), self.args, self._source_name))
 
     # ---- The model ---------------------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model, so that the module can be used in its place in your own loop."""
+        """Call the model, for your own training loop."""
         return self.model(*args, **kwargs)
 
     def configure_model(self) -> None:
-        """Make the model, if a function does, and let a ModelParallelStrategy shard it; each once.
+        """Create the model of a function, and shard it for a ModelParallelStrategy.
 
         Raises:
-            TypeError: `configure_callbacks` has left `RunHooks` out, without which a run would go wrong.
+            TypeError: `configure_callbacks` of a subclass omits `RunHooks`.
         """
         if self.model is None:
-            self._adopt(call_model_factory(self._model_factory))
+            self._set_model(call_model_factory(self._model_factory))
         pl_trainer = self.attached_trainer()
         if pl_trainer is not None and not has_run_hooks(pl_trainer):
             raise TypeError(
-                f"{type(self).__name__}.configure_callbacks() leaves out the callback with which TransformersModule "
+                f"{type(self).__name__}.configure_callbacks() omits the callback with which TransformersModule "
                 "prepares the model and computes metrics: let it return [*super().configure_callbacks(), ...]."
             )
         self._tensor_parallel_size = shard_model(self.model, getattr(pl_trainer, "strategy", None), self.args)
@@ -180,37 +180,36 @@ class TransformersModule(DeferredClosureModule):
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the arguments, which Lightning's learning rate finder sets."""
+        """The learning rate of the arguments; writable for Lightning's learning rate finder."""
         return self.args.learning_rate
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
         self.args.learning_rate = value
-        self._keep_hyper_parameters()
+        self._save_hyper_parameters()
 
     @property
     def label_names(self) -> list[str]:
-        """The inputs that are labels."""
+        """The names of inputs that are labels."""
         return self.loss_settings.label_names
 
     @property
     def rank(self) -> int:
-        """Rank of this process among all processes."""
+        """Rank among all processes."""
         pl_trainer = self.attached_trainer()
         return get_rank() if pl_trainer is None else pl_trainer.global_rank
 
     @property
     def generates(self) -> bool:
-        """Whether predictions are what the model generates."""
+        """Whether predictions are generated tokens."""
         return generation.is_generation_requested(self.args)
 
     @property
     def has_own_prediction_outputs(self) -> bool:
-        """Whether a subclass overrides `prediction_outputs`."""
         return type(self).prediction_outputs is not TransformersModule.prediction_outputs
 
     def attached_trainer(self) -> pl.Trainer | None:
-        """Return the lightning.Trainer that runs the module; None in your own loop, or Fabric's."""
+        """Return the lightning.Trainer of the module; None in your own loop or Fabric's."""
         try:
             trainer = self.trainer
         except RuntimeError:
@@ -218,7 +217,7 @@ class TransformersModule(DeferredClosureModule):
         return trainer if isinstance(trainer, pl.Trainer) else None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Callbacks that average weights copy the module, without what belongs to the current run.
+        # For averages of weights, without the state of the run.
         return {**super().__getstate__(), "_preparations": ExitStack(), "_window": None}
 
     # ---- Hooks for subclasses ----------------------------------------------------------------------------------------
@@ -230,47 +229,47 @@ class TransformersModule(DeferredClosureModule):
 
         Parameters:
             inputs: the batch, on the module's device.
-            num_items_in_window: label tokens in the window of the optimizer step; the sum of the batch's losses is
-                divided by it. In a lightning.Trainer with `average_tokens_across_devices` it counts the tokens of all
-                processes. If it is None, the loss is the mean over the batch.
+            num_items_in_window: label tokens in the window of the optimizer step, the divisor of the sum of losses. In
+                a lightning.Trainer with `average_tokens_across_devices` it counts the tokens of all processes. If it
+                is None, the loss is the mean over the batch.
 
         Returns:
-            the loss, and the model's outputs, from which predictions are taken in evaluations.
+            the loss, and the model's outputs, which evaluations take predictions from.
         """
         return losses.compute_loss_and_outputs(self.loss_settings, self.model, inputs, num_items_in_window)
 
     def prediction_outputs(self, inputs: dict[str, Any], wants_loss: bool = True) -> tuple[Any, Any, Any]:
-        """Return loss, predictions and labels of one batch of an evaluation; override to change what a prediction is.
+        """Return loss, predictions and labels of an evaluation batch; override for other predictions.
 
         Parameters:
             inputs: the batch, on the module's device.
-            wants_loss: false in `predict`, which needs nothing but predictions.
+            wants_loss: false in `predict`, which needs only predictions.
 
         Returns:
-            the three; None for what is missing. Predictions are logits, or generated tokens.
+            the three, or None for a missing value. Predictions are logits or generated tokens.
         """
         settings = self.loss_settings
-        can_give_loss = can_compute_loss(inputs, settings.label_names, settings.can_return_loss)
-        gives_loss = wants_loss and can_give_loss
+        can_compute_loss = can_compute_loss(inputs, settings.label_names, settings.can_return_loss)
+        should_compute_loss = wants_loss and can_compute_loss
         if self.generates:
-            return self._generated_outputs(inputs, gives_loss)
+            return self._generate_outputs(inputs, should_compute_loss)
         labels, value = None, None
-        if gives_loss:
+        if should_compute_loss:
             labels = extract_labels(inputs, settings.label_names)
             value, outputs = self._loss_of(inputs, self.items_in_window([inputs]))
         else:
             outputs = self.model(**inputs)
         are_compared = self.compute_metrics is not None and self.preprocess_logits_for_metrics is None
         compared = settings.label_names if are_compared else None
-        has_loss = gives_loss or (can_give_loss and contains_loss(outputs))
+        has_loss = should_compute_loss or (can_compute_loss and contains_loss(outputs))
         return value, extract_logits(outputs, get_ignored_outputs(self.model), labels, has_loss, compared), labels
 
-    def _generated_outputs(self, inputs: dict[str, Any], gives_loss: bool) -> tuple[Any, Any, Any]:
+    def _generate_outputs(self, inputs: dict[str, Any], should_compute_loss: bool) -> tuple[Any, Any, Any]:
         keywords = generation.merge_generation_keywords(self.args, self.generation_kwargs)
         size = self.loss_settings.args.world_size
         tokens = generation.generate_tokens(self.model, inputs, keywords, size, self.processing_class)
         tokens, labels = generation.pad_tokens_and_labels(self.model, tokens, inputs.get("labels"), self._pad_tokens)
-        value = self._loss_of(inputs, None)[0] if gives_loss else None
+        value = self._loss_of(inputs, None)[0] if should_compute_loss else None
         return value, tokens, labels
 
     def _pad_tokens(self, tokens: torch.Tensor, length: int) -> torch.Tensor:
@@ -279,20 +278,20 @@ class TransformersModule(DeferredClosureModule):
         )
 
     def optimizer_groups(self) -> list[dict[str, Any]]:
-        """Return the parameter groups: all parameters of the module, norms and biases without weight decay."""
+        """Return the module's parameters in groups, norms and biases without weight decay."""
         return parameter_groups(self, get_decayed_parameter_names(self), self.args.weight_decay)
 
     # ---- Training ----------------------------------------------------------------------------------------------------
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Add what the module does at the hooks of a run; a subclass adds its own callbacks to `super()`'s."""
+        """Add `RunHooks`; a subclass adds its callbacks to the result of `super()`."""
         if not has_run_hooks(self.trainer):
-            # Before all others, which read what it logs.
+            # Other callbacks read its logs.
             self.trainer.callbacks.insert(0, RunHooks())  # type: ignore[attr-defined]
         return []
 
     def check_run(self, pl_trainer: pl.Trainer, stage: str) -> None:
-        """Refuse what a training cannot do, and warn of arguments that the module does not act on."""
+        """Raise an error for an unsupported training, and warn of arguments that the module ignores."""
         if stage != "fit":
             return
         if getattr(self, "_compiler_ctx", None) is not None:
@@ -311,7 +310,7 @@ class TransformersModule(DeferredClosureModule):
         warn_of_ignored_arguments(self.args, pl_trainer)
 
     def prepare_training(self) -> None:
-        """Prepare the model as the arguments say, in the order of a Trainer, and put it into training mode."""
+        """Prepare the model in the order of a Trainer, and put it into training mode."""
         self.undo_preparations()
         apply_liger_kernels(self.model, self.args)
         enable_activation_checkpointing(self.model, self.args)
@@ -321,19 +320,16 @@ class TransformersModule(DeferredClosureModule):
         set_training_mode(self.model)
 
     def undo_preparations(self) -> None:
-        """Undo what was done to the model for the length of the training."""
+        """Undo the preparations for a training."""
         self._preparations.close()
 
     def on_train_start(self) -> None:
-        """Put the optimizers of a trial into training mode, for which Lightning has removed the callbacks."""
+        """Put optimizers into training mode in Lightning's trials, which remove `RunHooks`."""
         if not has_run_hooks(self.trainer):
             self.set_optimizer_modes("train")
 
     def set_optimizer_modes(self, mode: str) -> None:
-        """Put optimizers that have modes into a mode, "train" or "eval".
-
-        Schedule-free optimizers train other weights than they are evaluated with.
-        """
+        """Set "train" or "eval" in optimizers with modes, such as schedule-free optimizers."""
         for optimizer in self.trainer.optimizers:
             if callable(getattr(optimizer, mode, None)):
                 getattr(optimizer, mode)()
@@ -341,35 +337,35 @@ class TransformersModule(DeferredClosureModule):
     def items_in_window(self, window: list[Any]) -> torch.Tensor | int | None:
         """Count the label tokens of an optimizer step's micro-batches; None if the loss is not divided by them.
 
-        All processes call this. Without a lightning.Trainer each counts its own tokens.
+        A collective call in a lightning.Trainer; otherwise each process counts its own tokens.
 
         Parameters:
             window: the micro-batches of the step.
         """
         settings = self.loss_settings
         if not settings._loss_reduction.is_known and (self.training or settings.args.loss_normalization == EXACT):
-            is_own = type(self).compute_loss is not TransformersModule.compute_loss
-            settings._loss_reduction = detect_loss_reduction(settings, self.model, window, self.device, is_own)
+            is_overridden = type(self).compute_loss is not TransformersModule.compute_loss
+            settings._loss_reduction = detect_loss_reduction(settings, self.model, window, self.device, is_overridden)
         has_labels = all(isinstance(batch, Mapping) and "labels" in batch for batch in window)
         if not (has_labels or settings._loss_reduction.is_exact):
             return None
         return losses.items_in_window(settings, window, self.device)
 
     def _open_window(self, inputs: dict[str, Any], batch_idx: int, accumulation: int) -> MicroBatch:
-        """Return the first micro-batch of an optimizer step, from a loader of windows or from a look ahead."""
+        """Return the first micro-batch of an optimizer step, with batches of a window loader or prefetched batches."""
         pl_trainer = self.attached_trainer()
-        drawn = getattr(getattr(pl_trainer, "train_dataloader", None), "handed_out", {}).get(batch_idx)
-        if drawn is not None:
-            return drawn
-        # A training may resume in the middle of a window, whose remaining micro-batches then count for themselves.
-        others = accumulation - batch_idx % accumulation - 1
-        upcoming = [] if pl_trainer is None else peek_batches(pl_trainer, others)
+        micro_batch = getattr(getattr(pl_trainer, "train_dataloader", None), "handed_out", {}).get(batch_idx)
+        if micro_batch is not None:
+            return micro_batch
+        # After a resume within a window, the rest is a window.
+        remaining = accumulation - batch_idx % accumulation - 1
+        upcoming = [] if pl_trainer is None else peek_batches(pl_trainer, remaining)
         has_names = all(isinstance(batch, Mapping) for batch in upcoming)
         number = self.items_in_window([inputs, *upcoming]) if has_names else None
         return MicroBatch(None, True, not upcoming, 1 + len(upcoming), number, 0.0)
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> torch.Tensor:
-        """Forward pass of a micro-batch; logs `train_loss` of the window with which the optimizer steps."""
+        """Return the loss of a micro-batch; log `train_loss` of its window with the last micro-batch."""
         pl_trainer, settings, inputs = self.attached_trainer(), self.loss_settings, get_model_inputs(batch)
         accumulation = 1 if pl_trainer is None else pl_trainer.accumulate_grad_batches
         window = self._window
@@ -380,8 +376,8 @@ class TransformersModule(DeferredClosureModule):
         value, _ = self._loss_of(inputs, number)
         value = losses.scale_for_accumulation(settings, value, number)
         self._window_loss = self._window_loss + value.detach()
-        # Lightning divides it next, by any number.
-        self._has_divided_the_loss = True
+        # `backward` reverts Lightning's division.
+        self._is_loss_divided = True
         if pl_trainer is None or (batch_idx + 1) % accumulation == 0 or pl_trainer.is_last_batch:
             self._window = None
             self._log_train_loss(self._window_loss)
@@ -395,42 +391,42 @@ class TransformersModule(DeferredClosureModule):
         pl_trainer: Any = self.attached_trainer()
         if pl_trainer is None or not pl_trainer.training:
             return
-        # Processes wait for each other if loggers or callbacks read it; in between, each bar shows its process's loss.
+        # Synchronized only for loggers and callbacks; bars show their process's loss.
         is_read = (pl_trainer.global_step + 1) % max(pl_trainer.log_every_n_steps, 1) == 0
         is_read = is_read or is_monitored("train_loss", pl_trainer.callbacks)
-        # Lightning reads it from the device after each micro-batch if it is for a bar.
-        shown = bool(getattr(pl_trainer.progress_bar_callback, "is_enabled", pl_trainer.progress_bar_callback))
-        self.log("train_loss", value, prog_bar=shown, on_step=True, on_epoch=False, sync_dist=is_read, batch_size=1)
+        # A bar copies the value to the host after each micro-batch.
+        has_bar = bool(getattr(pl_trainer.progress_bar_callback, "is_enabled", pl_trainer.progress_bar_callback))
+        self.log("train_loss", value, prog_bar=has_bar, on_step=True, on_epoch=False, sync_dist=is_read, batch_size=1)
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """Run backward on the loss before Lightning has divided it, unless a subclass's `training_step` made it."""
+        """Run backward without Lightning's division of the loss, except for a subclass's `training_step`."""
         pl_trainer = self.attached_trainer() if self.automatic_optimization else None
         division = 1 if pl_trainer is None else pl_trainer.accumulate_grad_batches
-        if division > 1 and self._has_divided_the_loss:
-            # The backward pass of the division divides this number by itself: exactly 1 is left.
+        if division > 1 and self._is_loss_divided:
+            # The division's backward pass makes it exactly 1.
             kwargs["gradient"] = torch.full_like(loss, division)
-        self._has_divided_the_loss = False
+        self._is_loss_divided = False
         super().backward(loss, *args, **kwargs)
 
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """Clip to the lightning.Trainer's `gradient_clip_val`, or if that is None to a 2-norm of `max_grad_norm`.
+        """Clip to the lightning.Trainer's `gradient_clip_val`, by default to a 2-norm of `max_grad_norm`.
 
-        Lightning itself refuses to clip with a fused optimizer under mixed precision, the defaults of a Trainer.
+        Lightning refuses to clip with a fused optimizer under mixed precision, a Trainer's default.
         """
         bound = self.args.max_grad_norm if gradient_clip_val is None else gradient_clip_val
         if bound <= 0:
             return
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        # Lightning leaves it to a fused optimizer, which would do so in its step.
+        # A fused optimizer would unscale in its step.
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
             scaler.unscale_(optimizer)
         root: Any = self.trainer.strategy.model
         if gradient_clip_val is not None and gradient_clip_algorithm == "value":
             nn.utils.clip_grad_value_(self.parameters(), bound)
         elif callable(getattr(root, "clip_grad_norm_", None)):
-            # FullyShardedDataParallel, whose parameters are parts of one long vector, sums over the processes.
+            # FSDP 1 reduces the norm of its shards.
             root.clip_grad_norm_(bound)
         else:
             clip_gradient_norm(self.parameters(), bound)
@@ -438,9 +434,9 @@ class TransformersModule(DeferredClosureModule):
     # ---- Optimizer and schedule --------------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> Any:
-        """Make the optimizer and the schedule that the arguments name; the schedule ends with the run.
+        """Create optimizer and schedule of the arguments; the schedule ends with the run.
 
-        A schedule that follows a metric steps once in an epoch, with that metric of the validation.
+        A metric-driven schedule steps once in an epoch, with the metric of the validation.
         """
         optimizer, schedule = self.optimizer_and_schedule(count_training_steps(self.trainer))
         config = {"scheduler": schedule, "interval": "step"}
@@ -450,21 +446,21 @@ class TransformersModule(DeferredClosureModule):
         return {"optimizer": optimizer, "lr_scheduler": config}
 
     def optimizer_and_schedule(self, num_training_steps: float | None = None) -> tuple[Any, Any]:
-        """Make optimizer and schedule, for your own loop too.
+        """Create optimizer and schedule, also for your own loop.
 
         Parameters:
             num_training_steps: optimizer steps of the whole training.
 
         Returns:
-            the two; the schedule steps once for each optimizer step.
+            optimizer and schedule, which steps once for each optimizer step.
 
         Raises:
-            ValueError: the schedule needs to know the number of steps, or the optimizer has its own backward pass.
+            ValueError: the schedule needs the number of steps, or the optimizer has its own backward pass.
         """
         optimizer, schedule = self.given_optimizers
         if optimizer is None:
-            chosen = self.optimizer_cls_and_kwargs or get_optimizer_class_and_keywords(self.args, self.model)
-            optimizer = build_optimizer(self.model, self.optimizer_groups(), *chosen)
+            cls_and_kwargs = self.optimizer_cls_and_kwargs or get_optimizer_class_and_keywords(self.args, self.model)
+            optimizer = build_optimizer(self.model, self.optimizer_groups(), *cls_and_kwargs)
             if has_fused_backward(optimizer):
                 raise ValueError(
                     f"optim={self.args.optim!r} updates the weights in a backward pass that a lightning.Trainer "
@@ -475,7 +471,6 @@ class TransformersModule(DeferredClosureModule):
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
     ) -> None:
-        """Run forward, backward and step in one, as Lightning does; the step finds gradients in place."""
         scale = self._loss_scale()
         if scale is not None and isinstance(getattr(optimizer, "optimizer", optimizer), torch.optim.LBFGS):
             raise ValueError("LBFGS cannot train with precision='16-mixed': choose 'bf16-mixed', or another optimizer.")
@@ -483,7 +478,7 @@ class TransformersModule(DeferredClosureModule):
         self._step_was_skipped = scale is not None and self._loss_scale() < scale
 
     def step_optimizer(self, optimizer: Any, closure: Callable[[], Any] | None = None, loss: Any = None) -> None:
-        """Step an optimizer whose gradients are there; it may run forward and backward again, but not accumulate."""
+        """Step an optimizer, which may repeat the closure without accumulation."""
         if closure is None:
             optimizer.step()
             return
@@ -494,7 +489,7 @@ class TransformersModule(DeferredClosureModule):
                 raise ValueError(
                     "The optimizer repeats the backward pass within its step, and "
                     f"accumulate_grad_batches={accumulation} would add the gradients up. Set accumulate_grad_batches=1 "
-                    "and larger batches, or choose another one."
+                    "and larger batches, or choose another optimizer."
                 )
             return closure()
 
@@ -502,7 +497,6 @@ class TransformersModule(DeferredClosureModule):
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether loss scaling has left the last optimizer step out."""
         return self._step_was_skipped
 
     def _loss_scale(self) -> Any:
@@ -529,20 +523,21 @@ class TransformersModule(DeferredClosureModule):
             map_location: the device for the weights.
             hparams_file, strict: as in `LightningModule.load_from_checkpoint`.
             weights_only: false loads any Python object, and may run any code of the file.
-            kwargs: keywords of the module, which come before what the checkpoint says. A model that is none of
-                transformers' classes has to be given as `model=`.
+            kwargs: keywords of the module, which override the checkpoint's. `model=` is required for models of other
+                classes than transformers'.
 
         Returns:
-            the module, of the class that this is called on.
+            the module, an instance of the class.
 
         Raises:
-            ValueError: the folder is damaged, or the checkpoint does not say how its model is made.
+            ValueError: the folder is damaged, or the checkpoint does not describe its model.
         """
         kwargs = {**read_init_kwargs(checkpoint_path, cls), **kwargs}
         if not isinstance(checkpoint_path, (str, os.PathLike)) or not Path(checkpoint_path).is_dir():
-            # Reading a checkpoint runs no code unless that is asked for.
-            only = True if weights_only is None else weights_only
-            return super().load_from_checkpoint(checkpoint_path, map_location, hparams_file, strict, only, **kwargs)
+            weights_only = True if weights_only is None else weights_only
+            return super().load_from_checkpoint(
+                checkpoint_path, map_location, hparams_file, strict, weights_only, **kwargs
+            )
         folder = Path(checkpoint_path)
         if kwargs.get("model") is None and (folder / "config.json").is_file():
             kwargs["model"] = resolve_model(folder, kwargs.get("model_class"))
@@ -554,11 +549,11 @@ class TransformersModule(DeferredClosureModule):
         return module if map_location is None else module.to(map_location)
 
     def export_pretrained(self, directory: str | os.PathLike[str], max_shard_size: int | str | None = None) -> None:
-        """Write the model, and the processing class, to a folder that `from_pretrained` loads; all processes call this.
+        """Write model and processing class to a folder for `from_pretrained`, in a collective call.
 
         Parameters:
-            directory: the folder; it appears when it is complete.
-            max_shard_size: bytes, or text such as "5GB", beyond which weights are spread over several files.
+            directory: the folder, which is written atomically.
+            max_shard_size: maximum size of a weights file, in bytes or as text such as "5GB".
 
         Raises:
             ValueError: there is no model yet, or its weights cannot be gathered.
@@ -568,29 +563,29 @@ class TransformersModule(DeferredClosureModule):
         export_model(self.model, self.processing_class, Path(directory), max_shard_size, strategy, self.rank)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load weights, whether parts of the module are compiled, or were then, or not."""
+        """Load weights of compiled or other parts."""
         materialize_expanded_tensors(self)
         return super().load_state_dict(match_to_model(self, state_dict)[0], strict, assign)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Mark a checkpoint of weights alone too, for which Lightning calls no callback."""
+        """Add metadata to a checkpoint of weights too, for which Lightning calls no callback."""
         self.mark_checkpoint(checkpoint)
 
     def mark_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Note in a checkpoint what wrote it, and how the model is made."""
+        """Add metadata to a checkpoint."""
         checkpoint[MARK] = checkpoint_metadata(self.model, self.args, self.trainer)
-        # Under names that do not say which parts are compiled.
+        # Without marks of compiled parts.
         weights = checkpoint["state_dict"].items()
         checkpoint["state_dict"] = {name.replace(f"{COMPILED_PART}.", ""): value for name, value in weights}
-        shown = checkpoint.setdefault(self.CHECKPOINT_HYPER_PARAMS_KEY, {})
-        if isinstance(shown.get("model"), nn.Module):
-            # A subclass that keeps its options has kept the model too, which could not be loaded safely.
-            del shown["model"]
+        hyper_parameters = checkpoint.setdefault(self.CHECKPOINT_HYPER_PARAMS_KEY, {})
+        if isinstance(hyper_parameters.get("model"), nn.Module):
+            # From `save_hyperparameters` of a subclass; a pickled model is not safe to load.
+            del hyper_parameters["model"]
 
     # ---- Evaluation --------------------------------------------------------------------------------------------------
 
     def begin_evaluation(self, stage: str) -> None:
-        """Forget the evaluation before, and put optimizers that have modes into evaluation mode."""
+        """Reset evaluations, and put optimizers into evaluation mode."""
         self.evaluations.begin(self.trainer, stage)
         self.set_optimizer_modes("eval")
 
@@ -606,15 +601,15 @@ class TransformersModule(DeferredClosureModule):
         """Return the logits of a batch, or generated tokens under `predict_with_generate`.
 
         Parameters:
-            batch: what the loader hands out.
-            batch_idx: its number, from 0.
-            dataloader_idx: the number of its loader, from 0.
+            batch: a batch of the loader.
+            batch_idx: its index.
+            dataloader_idx: the index of its loader.
         """
         return self.prediction_outputs(get_model_inputs(batch), wants_loss=False)[1]
 
 
 def _module_hook(act: Callable[..., None]) -> Any:
-    """Return a hook that acts on a TransformersModule, and leaves other modules alone."""
+    """Return a hook that calls a function on a TransformersModule only."""
 
     def hook(self: pl.Callback, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any) -> None:
         if isinstance(pl_module, TransformersModule):
@@ -624,17 +619,16 @@ def _module_hook(act: Callable[..., None]) -> Any:
 
 
 class RunHooks(pl.Callback):
-    """Prepares a module for its training, begins and ends its evaluations, and marks its checkpoints.
+    """A callback that prepares a TransformersModule, runs its evaluations, and adds metadata to checkpoints.
 
-    These are no hooks of the module, since in Lightning a subclass that has such a hook does not call `super()`. The
-    callback has no state, and leaves other modules alone that its lightning.Trainer runs afterwards.
+    No hooks of the module, since subclasses override those without `super()`.
     """
 
     setup = _module_hook(lambda module, trainer, stage: module.check_run(trainer, stage))
     on_fit_start = _module_hook(lambda module, trainer: module.prepare_training())
     on_fit_end = on_exception = _module_hook(lambda module, trainer, *error: module.undo_preparations())
     on_train_start = _module_hook(lambda module, trainer: module.set_optimizer_modes("train"))
-    # An optimizer with modes leaves the weights that are meant to be used.
+    # Schedule-free optimizers then leave the averaged weights.
     on_train_end = _module_hook(lambda module, trainer: module.set_optimizer_modes("eval"))
     on_validation_epoch_start = _module_hook(lambda module, trainer: module.begin_evaluation(VALIDATION))
     on_test_epoch_start = _module_hook(lambda module, trainer: module.begin_evaluation(TEST))
@@ -646,5 +640,4 @@ class RunHooks(pl.Callback):
 
 
 def has_run_hooks(pl_trainer: pl.Trainer) -> bool:
-    """Return whether a lightning.Trainer has `RunHooks` among its callbacks."""
     return any(isinstance(callback, RunHooks) for callback in pl_trainer.callbacks)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The model of a module: its inputs, loss settings, training mode and shards, and the schedule of its training."""
+"""The preparation of a module's model: inputs, loss settings, training mode, sharding and schedule."""
 
 from __future__ import annotations
 
@@ -25,17 +25,13 @@ from littrainer.runtime.notes import kind_of
 from littrainer.strategies.mixed_precision import AUTOCAST_DTYPES
 
 UNKNOWN_LENGTH = (
-    "How many steps there are is not known: the loader has no length, or training has no end. Give "
+    "The number of steps is unknown: the loader has no length, or training has no end. Give "
     "lightning.Trainer(max_steps=...), or choose lr_scheduler_type='constant'."
 )
 
 
 def get_model_inputs(batch: Any) -> dict[str, Any]:
-    """Return the entries of a batch.
-
-    Raises:
-        TypeError: the batch is no mapping.
-    """
+    """Return a batch as a dict; raise a TypeError if it is no mapping."""
     if not isinstance(batch, Mapping):
         raise TypeError(
             f"TransformersModule was handed {kind_of(batch)} as a batch, and calls its model with the batch's entries "
@@ -47,7 +43,7 @@ def get_model_inputs(batch: Any) -> dict[str, Any]:
 
 
 class ModuleLossSettings:
-    """The `training.loss.LossSettings` of a model in a module."""
+    """The `LossSettings` of a model in a module."""
 
     loss_is_scaled_for_ga: bool | None = None
     current_gradient_accumulation_steps = 1
@@ -61,7 +57,7 @@ class ModuleLossSettings:
         tensor_parallel_size: int,
     ):
         facts = read_model_facts(model)
-        # The number of processes is that of the lightning.Trainer, which is 1 without a trainer.
+        # The module sets the world size of its lightning.Trainer later.
         self.args = SimpleNamespace(
             world_size=1,
             average_tokens_across_devices=args.average_tokens_across_devices,
@@ -76,33 +72,29 @@ class ModuleLossSettings:
         self.shifts_labels = self._loss_shifts_labels = facts.shifts_labels
 
     def get_tp_size(self) -> int:
-        """Return the number of processes that compute each layer together."""
         return self.tensor_parallel_size
 
 
-def set_training_mode(model: nn.Module, is_whole: bool = True) -> None:
-    """Put a model into training mode if it is in evaluation mode, and each model of transformers within it.
+def set_training_mode(model: nn.Module, is_root: bool = True) -> None:
+    """Put a model, and models of transformers within it, into training mode.
 
-    `from_pretrained` leaves a model in evaluation mode. Other parts in evaluation mode are meant to be in it.
+    `from_pretrained` returns evaluation mode. Other submodules keep their mode.
     """
-    is_loaded = is_a(model, "model of transformers")
-    if not model.training and (is_whole or is_loaded):
+    is_pretrained = is_a(model, "model of transformers")
+    if not model.training and (is_root or is_pretrained):
         model.train()
-    elif not is_loaded:
-        for part in model.children():
-            set_training_mode(part, is_whole=False)
+    elif not is_pretrained:
+        for child in model.children():
+            set_training_mode(child, is_root=False)
 
 
 def shard_model(model: nn.Module, strategy: Any, args: TrainingArguments) -> int:
-    """Shard a model as a ModelParallelStrategy says, by its tensor parallel plan and by FSDP2, unless it is sharded.
-
-    Return the number of processes that compute each layer together.
-    """
+    """Shard a model by a ModelParallelStrategy, and return the size of tensor parallelism."""
     if not isinstance(strategy, ModelParallelStrategy):
         return 1
     mesh: Any = strategy.device_mesh
-    shards, together = mesh["data_parallel"].size(), mesh["tensor_parallel"].size()
-    if together > 1:
+    shards, tensor_parallel_size = mesh["data_parallel"].size(), mesh["tensor_parallel"].size()
+    if tensor_parallel_size > 1:
         from littrainer.strategies.tensor_parallel import parallelize_by_plan
 
         parallelize_by_plan(model, mesh["tensor_parallel"])
@@ -111,26 +103,26 @@ def shard_model(model: nn.Module, strategy: Any, args: TrainingArguments) -> int
 
         plan: Any = get_sharding_plan(args)
         if plan is None:
-            # The plan of `fsdp=True`.
+            # As with `fsdp=True`.
             sharded_args: Any = copy.copy(args)
             sharded_args.fsdp, sharded_args.fsdp_config = True, args.fsdp_config or {"version": 2}
             plan = get_sharding_plan(sharded_args)
-        computes_in = AUTOCAST_DTYPES.get(strategy.precision_plugin.precision)
-        shard(model, plan, mesh["data_parallel"], strategy.root_device, computes_in)
-    return together
+        forward_dtype = AUTOCAST_DTYPES.get(strategy.precision_plugin.precision)
+        shard(model, plan, mesh["data_parallel"], strategy.root_device, forward_dtype)
+    return tensor_parallel_size
 
 
 # ---- The schedule ----------------------------------------------------------------------------------------------------
 
 
 def count_training_steps(pl_trainer: pl.Trainer) -> float:
-    """Return the optimizer steps of a training, under a changing accumulation too, which Lightning does not count."""
+    """Return the optimizer steps, also with a GradientAccumulationScheduler, which Lightning ignores."""
     if pl_trainer.limit_train_batches == 0:
         return 0
     steps, epochs = pl_trainer.estimated_stepping_batches, pl_trainer.max_epochs or 0
     batches = pl_trainer.num_training_batches
     callbacks: list[Any] = pl_trainer.callbacks  # type: ignore[attr-defined]
-    scheduler = next((found for found in callbacks if isinstance(found, GradientAccumulationScheduler)), None)
+    scheduler = next((callback for callback in callbacks if isinstance(callback, GradientAccumulationScheduler)), None)
     if scheduler is None or epochs < 1 or batches == math.inf:
         return steps
     steps = sum(math.ceil(batches / scheduler.get_accumulate_grad_batches(epoch)) for epoch in range(epochs))
@@ -138,7 +130,7 @@ def count_training_steps(pl_trainer: pl.Trainer) -> float:
 
 
 def make_schedule(args: TrainingArguments, optimizer: Any, num_training_steps: float | None) -> Any:
-    """Return the schedule that arguments name; a ValueError if it needs the number of steps, and that is not known."""
+    """Return the schedule; raise a ValueError if it needs an unknown number of steps."""
     options: Any = args.lr_scheduler_kwargs
     steps = None
     if num_training_steps is not None and 0 <= num_training_steps < math.inf:

@@ -1,4 +1,4 @@
-"""Trial steps, after which the Trainer is restored: for `lr_find`, `scale_batch_size` and `check`."""
+"""Trial steps with a Trainer that is restored afterwards, for `lr_find`, `scale_batch_size` and `check`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import copy
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from littrainer.data.limits import DEVELOPMENT_RUN, check_order_is_fixed, is_ove
 from littrainer.data.loaders import find_batch_size
 from littrainer.data.resume.progress import get_generator_states, set_generator_states
 from littrainer.data.resume.rng import get_rng_states, set_rng_states
-from littrainer.lightning_adapter.run_lightning import fit
+from littrainer.lightning_adapter.run_lightning import TrainerContext, fit
 from littrainer.loop.checks import check_before_training
 from littrainer.loop.model_preparation import prepare_model_for_training
 from littrainer.loop.overrides import find_overrides
@@ -26,69 +26,88 @@ from littrainer.loop.run import TrainingRun
 from littrainer.model.traversal import find_model_device
 from littrainer.strategies.full_state import is_sharded
 
-# Keywords for `lightning.Trainer` whose results belong to the training alone.
 TRAINING_ONLY_KEYWORDS = ("callbacks", "logger", "max_time", "profiler", DEVELOPMENT_RUN)
-# The trial takes steps and does nothing else, and a loss that is not finite is logged as it is.
+# A trial logs nonfinite losses unchanged.
 TRIAL_ARGUMENTS: dict[str, Any] = {
     "eval_on_start": False,
     "enable_jit_checkpoint": False,
     "logging_nan_inf_filter": False,
 }
-# Hooks of these optimizers step in the backward pass, each for a parameter, and stay on the parameters.
+# Their hooks cannot be removed from the parameters.
 OPTIMIZERS_IN_BACKWARD = ("layerwise", "lomo")
-# Types of attributes whose content is restored, and how many of an object, since rows of data are no state.
-CONTAINERS, MAX_CONTAINERS = (dict, list, set, OrderedDict, defaultdict, deque), 10_000
+# Restored attributes, up to a number for each object, since data is no state.
+CONTAINERS = (dict, list, set, OrderedDict, defaultdict, deque)
+MAX_CONTAINERS = 10_000
 
 
-def check_can_try(trainer: Any, method: str) -> None:
-    """Refuse trial steps of a method if what they change could not be restored, or a training would be refused too."""
+class TrialContext(TrainerContext, Protocol):
+    """The members of a Trainer that trial steps use."""
+
+    lr_scheduler: Any
+    train_dataset: Any
+    update_guard: Any
+    is_fsdp_enabled: Any
+    is_deepspeed_enabled: Any
+    _train_batch_size: Any
+    _tr_loss: Any
+
+    def get_tp_size(self) -> int: ...
+    def get_train_dataloader(self) -> Any: ...
+    def is_world_process_zero(self) -> bool: ...
+    def set_initial_training_values(self, args: Any, dataloader: Any) -> Any: ...
+
+
+def check_can_try(trainer: TrialContext, method: str) -> None:
+    """Raise an error if the Trainer could not be restored, or could not train."""
     if trainer.is_in_train or trainer.lightning_module is not None:
         raise RuntimeError(f"{method}() was called while this Trainer trains: call it before train(), or after it.")
     if trainer.model is None:
         raise RuntimeError(f"{method}() needs a model, and this Trainer has none until train() makes one.")
-    is_split = is_sharded(trainer.model) or trainer.get_tp_size() > 1
-    splits = {"fsdp": trainer.is_fsdp_enabled, "deepspeed": trainer.is_deepspeed_enabled, "a strategy": is_split}
-    split_by = next((name for name, is_used in splits.items() if is_used), None)
-    if split_by is not None:
+    has_shards = is_sharded(trainer.model) or trainer.get_tp_size() > 1
+    causes = {"fsdp": trainer.is_fsdp_enabled, "deepspeed": trainer.is_deepspeed_enabled, "a strategy": has_shards}
+    cause = next((name for name, is_used in causes.items() if is_used), None)
+    if cause is not None:
         raise NotImplementedError(
-            f"{method}() needs the whole model in each process, to put it back as it was, and {split_by} splits it: "
-            "call it in a run of one process, or with DDP."
+            f"{method}() needs the whole model in each process, to restore it, and {cause} splits it: call it in a run "
+            "of one process, or with DDP."
         )
     optimizer = str(getattr(trainer.args.optim, "value", trainer.args.optim))
     if any(part in optimizer for part in OPTIMIZERS_IN_BACKWARD):
         raise NotImplementedError(
-            f"{method}() cannot take back the steps of optim={optimizer!r}, which are taken in the backward pass: try "
-            "it with another optimizer of the same kind."
+            f"{method}() cannot undo the steps of optim={optimizer!r} in the backward pass: call it with another "
+            "optimizer of the same kind."
         )
     check_before_training(trainer)
 
 
 @contextlib.contextmanager
-def restore_trainer_after(trainer: Any, callbacks: Iterable[Any] = (), with_model: bool = True) -> Iterator[None]:
-    """Restore the Trainer, and attributes of callbacks, after a block of trial steps, however the block ends.
+def restore_trainer_after(
+    trainer: TrialContext, callbacks: Iterable[Any] = (), with_model: bool = True
+) -> Iterator[None]:
+    """Restore the Trainer, and attributes of callbacks, after a block of trial steps.
 
-    The steps run on the Trainer itself, since callbacks and functions of the script may refer to it. Without
-    `with_model` model and optimizer stay as the steps leave them.
+    Trial steps run on no copy, since callbacks may refer to the Trainer. Without `with_model` model and optimizer are
+    not restored.
     """
     model = trainer.model
     parts = [trainer, trainer.args, trainer.control, trainer.callback_handler, trainer.accelerator, *callbacks]
-    with contextlib.ExitStack() as restored:
-        restored.callback(set_rng_states, get_rng_states(gpu=trainer.args.device.type == "cuda"))
+    with contextlib.ExitStack() as stack:
+        stack.callback(set_rng_states, get_rng_states(gpu=trainer.args.device.type == "cuda"))
         if with_model:
             for part in (trainer.optimizer, trainer.lr_scheduler):
                 if part is not None:
-                    restored.callback(part.load_state_dict, copy.deepcopy(part.state_dict()))
-            restored.enter_context(_restore_tensors(model))
+                    stack.callback(part.load_state_dict, copy.deepcopy(part.state_dict()))
+            stack.enter_context(_restore_tensors(model))
             parts += [*(getattr(model, name, None) for name in ("config", "generation_config")), *model.modules()]
         for part in parts:
             if hasattr(part, "__dict__"):
-                restored.enter_context(_restore_attributes(part))
+                stack.enter_context(_restore_attributes(part))
         trainer.session = trainer.session.next()
         yield
 
 
 def strip_to_bare_training(args: Any, keywords: dict[str, Any], **changed: Any) -> None:
-    """Let a training take steps and nothing else, and change further arguments; within `restore_trainer_after`."""
+    """Disable all of a training except its steps, within `restore_trainer_after`."""
     lightning = {name: value for name, value in (args.lightning or {}).items() if name not in TRAINING_ONLY_KEYWORDS}
     vars(args).update(TRIAL_ARGUMENTS | {"lightning": lightning} | changed)
     for name in TRAINING_ONLY_KEYWORDS:
@@ -96,13 +115,9 @@ def strip_to_bare_training(args: Any, keywords: dict[str, Any], **changed: Any) 
 
 
 class _StepLimit(TrainerCallback):
-    """Ends a training after some optimizer steps, and refuses a loader of the script that ignores the batch size.
+    """A callback that ends a training after some steps, and checks the batch size, if any, of a script's loader."""
 
-    Parameters:
-        batch_size: samples in a micro-batch; None does not check them.
-    """
-
-    def __init__(self, trainer: Any, steps: int, batch_size: int | None):
+    def __init__(self, trainer: TrialContext, steps: int, batch_size: int | None):
         self.trainer, self.steps, self.batch_size = trainer, steps, batch_size
         self._is_unchecked = batch_size is not None and bool(find_overrides(trainer, ["get_train_dataloader"]))
 
@@ -111,7 +126,7 @@ class _StepLimit(TrainerCallback):
         control.should_training_stop = control.should_training_stop or state.global_step >= self.steps
 
     def on_substep_end(self, *_: Any, **__: Any) -> None:
-        # The last micro-batch of the data may be smaller than the first.
+        # The last micro-batch may be smaller.
         size = find_batch_size(self.trainer.lightning_module.micro_batch.inputs) if self._is_unchecked else None
         self._is_unchecked = False
         if size not in (None, self.batch_size):
@@ -122,18 +137,18 @@ class _StepLimit(TrainerCallback):
 
 
 def take_steps(
-    trainer: Any,
+    trainer: TrialContext,
     steps: int,
     accumulation: int,
     callback: TrainerCallback | None = None,
     batch_size: int | None = None,
 ) -> None:
-    """Take optimizer steps on the training data, which is repeated if need be, within `restore_trainer_after`.
+    """Take optimizer steps on the training data, within `restore_trainer_after`.
 
     Parameters:
-        accumulation: micro-batches in an optimizer step.
-        callback: receives the events of the training; it may end the training.
-        batch_size: samples in a micro-batch, of which a loader of the script has to have as many.
+        accumulation: micro-batches of an optimizer step.
+        callback: receives the events of the training, and may end it.
+        batch_size: samples of a micro-batch, also in a script's loader.
     """
     changed = {"max_steps": steps, "gradient_accumulation_steps": accumulation}
     strip_to_bare_training(trainer.args, trainer.lightning_keywords, **changed)
@@ -147,7 +162,7 @@ def take_steps(
         loader = trainer.get_train_dataloader()
         if is_overfit_run(trainer):
             check_order_is_fixed(loader)
-        own_generators = get_generator_states(loader)
+        states = get_generator_states(loader)
         plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, loader))
         run = session.run = TrainingRun(trainer, loader, plan, None, None, None)
         run.prepare_state()
@@ -155,13 +170,13 @@ def take_steps(
             fit(trainer, run)
             run.step.drain_flag_sync()
         finally:
-            set_generator_states(loader, own_generators)
+            set_generator_states(loader, states)
     session.is_in_train = False
 
 
 @contextlib.contextmanager
 def _restore_attributes(part: Any) -> Iterator[None]:
-    """Restore an object's attributes, and the content of those that are plain containers, however deep."""
+    """Restore an object's attributes, and containers among them at any depth."""
     containers: list[Any] = [vars(part)]
     contents: dict[int, tuple[Any, Any]] = {}
     for value in containers:
@@ -172,14 +187,14 @@ def _restore_attributes(part: Any) -> Iterator[None]:
         yield
     finally:
         for value, content in contents.values():
-            # Both are not compared, since entries may have no truth value.
+            # Entries may have no truth value to compare.
             value.clear()
             value.extend(content) if isinstance(value, (list, deque)) else value.update(content)
 
 
 @contextlib.contextmanager
 def _restore_tensors(model: nn.Module) -> Iterator[None]:
-    """Remove gradients, and restore them, weights and buffers, whose copies are in the host's memory."""
+    """Remove gradients in the block, then restore them, weights and buffers."""
     device = find_model_device(model)
     values = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in (*model.parameters(), *model.buffers())]
     gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in model.parameters()]

@@ -1,1 +1,1 @@
-"""Lightning as the engine: its Trainer from arguments, the module, the callbacks that hear hooks, the fast loops."""
+"""The layer over Lightning: its Trainer built from arguments, the LightningModule, hook callbacks and the fast loop."""

@@ -1,10 +1,8 @@
-"""Lightning's loop over the micro-batches of an epoch, without what nobody listens to.
+"""Lightning's loop over the micro-batches of an epoch, without calls of empty hooks.
 
-For each micro-batch Lightning announces some twenty hooks to callbacks, module and strategy, most of which do nothing,
-which takes 830 of the 1450 Python calls of an optimizer step of a two-layer model. `FastEpochLoop` does the same work
-in the same order for whoever listens: callbacks, loggers and what is logged with `self.log` behave as in Lightning's
-own loop. That one remains in use if something else may listen, as a profiler or a debug log, with FSDP's first version
-and DeepSpeed, which step otherwise, and in releases that tests/lightning_adapter/ has not compared (`SUPPORTED_RELEASES`).
+Empty hooks take 830 of the 1450 Python calls of an optimizer step of a two-layer model. Callbacks, loggers and
+`self.log` behave the same. Lightning's own loop stays in use with profilers, debug logs, FSDP 1, DeepSpeed and untested
+releases.
 """
 
 from __future__ import annotations
@@ -28,17 +26,16 @@ from littrainer.runtime.interruptions import UserStopIteration
 from littrainer.strategies.data_parallel import ResidentDDPStrategy
 from littrainer.strategies.single_device import ResidentSingleDeviceStrategy
 
-# Releases whose own loop, and what it calls, is the one that this one was compared with.
+# Compared with Lightning's loop in tests/lightning_adapter.
 SUPPORTED_RELEASES = frozenset(
     {
         *("2.5.0", "2.5.0.post0", "2.5.1", "2.5.1.post0", "2.5.2", "2.5.3", "2.5.4", "2.5.5", "2.5.6"),
         *("2.6.0", "2.6.1", "2.6.4", "2.6.5", "2.6.6"),
     }
 )
-# Strategies and precision plugins that do nothing around a micro-batch.
+# Without work around a micro-batch.
 PLAIN_STRATEGIES = (ResidentSingleDeviceStrategy, ResidentDDPStrategy)
 PLAIN_PRECISIONS = (Precision, ForwardMixedPrecision)
-# What callbacks may hear of during a micro-batch.
 HOOKS = (
     "on_train_batch_start",
     "on_before_zero_grad",
@@ -47,7 +44,7 @@ HOOKS = (
     "on_before_optimizer_step",
     "on_train_batch_end",
 )
-# What Lightning calls on the module too; a script that sets one of these on it, or a callback, gets Lightning's loop.
+# Lightning calls these on the module too; setting one on the instance selects Lightning's loop.
 MODULE_HOOKS = (
     *HOOKS,
     "on_before_batch_transfer",
@@ -61,34 +58,30 @@ MODULE_HOOKS = (
 
 
 class FastEpochLoop(_TrainingEpochLoop):
-    """The loop over one epoch; whether it may be fast is found out when an epoch begins.
+    """A loop that decides for each epoch whether it can be fast.
 
-    Profiler, debug log, strategy, precision plugin and loader are looked at there, once for the whole epoch. Callbacks,
-    their hooks and those of them that are set on the module, `max_steps` and `should_stop` are followed at once; other
-    methods that are set on the module, from the next micro-batch on.
+    Later changes of callbacks, `max_steps` and `should_stop` take effect at once, methods set on the module at the next
+    micro-batch.
     """
 
     _is_fast = False
     _has_stepped = False
-    # Of the epoch that runs; in between, nothing may keep a loader and its worker processes.
+    # Only during an epoch, so that no loader with worker processes outlives it.
     _module: Any = None
     _batches: Any = None
     _strategy: Any = None
 
     def run(self, data_fetcher: Any) -> None:
-        """One epoch."""
         try:
             super().run(data_fetcher)
         finally:
             self._module = self._batches = self._strategy = None
 
     def on_run_start(self, data_fetcher: Any) -> None:
-        """An epoch begins, its first micro-batch has not been drawn."""
         super().on_run_start(data_fetcher)
         self._is_fast = self._can_be_fast(data_fetcher)
         if self._is_fast:
             self._module = self.trainer.lightning_module
-            # The loader's own iterator, out of Lightning's wrappers for several loaders.
             self._batches = data_fetcher.combined_loader._iterator.iterators[0]
             self._strategy = self.trainer.strategy
 
@@ -101,7 +94,7 @@ class FastEpochLoop(_TrainingEpochLoop):
             and vars(pl_trainer.lightning_module).keys().isdisjoint(MODULE_HOOKS)
             and (
                 type(pl_trainer.strategy) in PLAIN_STRATEGIES
-                # Asked of the strategy, since importing it takes time where no model is split.
+                # Not by class, since importing the sharding strategies takes time.
                 or getattr(pl_trainer.strategy, "has_only_post_backward_hooks", False)
             )
             and getattr(pl_trainer.strategy, "_model_averager", None) is None
@@ -119,24 +112,22 @@ class FastEpochLoop(_TrainingEpochLoop):
         )
 
     def _notify(self, hook: str, *args: Any) -> None:
-        """Call a hook of the callbacks that have it at this moment, in order, as Lightning does; then the module's."""
-        pl_trainer, module, nothing = self.trainer, self._module, getattr(pl.Callback, hook)
-        # Not over a copy: a callback that another one adds is called for the same hook.
+        """Call a hook of callbacks, then of the module, in Lightning's order."""
+        pl_trainer, module, empty_hook = self.trainer, self._module, getattr(pl.Callback, hook)
+        # Without a copy, for callbacks that callbacks add.
         for callback in pl_trainer.callbacks:  # type: ignore[attr-defined]
-            found = getattr(callback, hook)
-            # What `overrides_hook` says, without a call of it for each hook.
-            if getattr(found, "__func__", found) is not nothing and callable(found):
-                # `self.log` goes by it. What follows a hook sets its own before anything can log, so that nothing
-                # needs to be put back.
+            method = getattr(callback, hook)
+            # `overrides_hook`, inlined for speed.
+            if getattr(method, "__func__", method) is not empty_hook and callable(method):
+                # `self.log` reads the name.
                 module.__dict__["_current_fx_name"] = hook
-                found(pl_trainer, module, *args)
+                method(pl_trainer, module, *args)
         if hook in module.__dict__:
             module.__dict__["_current_fx_name"] = hook
             getattr(module, hook)(*args)
 
     @property
     def done(self) -> bool:
-        """Whether the epoch has ended."""
         if not self._is_fast or self.trainer.should_stop or self.max_steps != -1:
             return super().done
         return self._is_end_of_epoch()
@@ -146,15 +137,13 @@ class FastEpochLoop(_TrainingEpochLoop):
         return progress.is_last_batch or progress.current.ready == self.trainer.fit_loop.max_batches
 
     def on_iteration_done(self) -> None:
-        """What a restart has left is done with after the first micro-batch."""
         is_resuming = getattr(self, "_resuming_from_checkpoint", False)
         if not self._is_fast or self._restarting or self._loaded_from_state_dict or is_resuming:
             super().on_iteration_done()
 
     def advance(self, data_fetcher: Any) -> None:
-        """One micro-batch."""
         if self._is_fast and not self._module.__dict__.keys().isdisjoint(MODULE_HOOKS):
-            # Somebody has set one in the middle of the epoch. Both loops draw from the same iterator and count alike.
+            # Both loops share the iterator and the counters.
             self._is_fast = False
         if not self._is_fast:
             super().advance(data_fetcher)
@@ -175,25 +164,25 @@ class FastEpochLoop(_TrainingEpochLoop):
         current.ready += 1
         connector = pl_trainer._logger_connector
         connector._first_loop_iter = connector._first_loop_iter is None
-        # What `self.log` finds the batch size in.
+        # `self.log` reads the batch size from the batch.
         results.batch, results.batch_size, results.dataloader_idx = batch, None, None
         self._notify("on_train_batch_start", batch, batch_idx)
         total.started += 1
         current.started += 1
-        steps = current.ready % pl_trainer.accumulate_grad_batches == 0 or self._is_end_of_epoch()
-        self._has_stepped = steps
+        should_step = current.ready % pl_trainer.accumulate_grad_batches == 0 or self._is_end_of_epoch()
+        self._has_stepped = should_step
         outputs: Any
         try:
             if module.automatic_optimization:
-                outputs = self._optimize(batch, batch_idx, steps)
+                outputs = self._optimize(batch, batch_idx, should_step)
             else:
                 outputs = self.manual_optimization.run(OrderedDict(batch=batch, batch_idx=batch_idx))
         except StopIteration as error:
-            # Lightning's loop around this one would take it for the end of the data.
+            # Lightning would take it for the end of the data.
             raise UserStopIteration from error
         total.processed += 1
         current.processed += 1
-        if steps:
+        if should_step:
             self._step_schedulers()
         if self._is_end_of_epoch():
             self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
@@ -209,7 +198,6 @@ class FastEpochLoop(_TrainingEpochLoop):
             connector.update_train_step_metrics()
 
     def on_advance_end(self, data_fetcher: Any) -> None:
-        """The micro-batch is done."""
         if not self._is_fast:
             super().on_advance_end(data_fetcher)
             return
@@ -219,26 +207,24 @@ class FastEpochLoop(_TrainingEpochLoop):
                 if config.reduce_on_plateau:
                     self.update_lr_schedulers("step", update_plateau_schedulers=True)
                     break
-            # The step under which Lightning logs.
             self._batches_that_stepped += 1
         if pl_trainer.should_stop:
             self._save_loggers_on_train_batch_end()
 
-    def _optimize(self, batch: Any, batch_idx: int, steps: bool) -> dict[str, Any]:
-        """Automatic optimization: forward and backward pass, and the optimizer's step where it is due."""
+    def _optimize(self, batch: Any, batch_idx: int, should_step: bool) -> dict[str, Any]:
         if not torch.is_grad_enabled():
             with torch.enable_grad():
-                return self._optimize(batch, batch_idx, steps)
-        if not steps:
+                return self._optimize(batch, batch_idx, should_step)
+        if not should_step:
             block: Any = getattr(self._strategy, "block_backward_sync", None)
             if block is None:
                 return self._forward_and_backward(batch, batch_idx)
             with block():
                 return self._forward_and_backward(batch, batch_idx)
         module = self._module
-        counted: Any = self.automatic_optimization.optim_progress.optimizer.step
-        counted.total.ready += 1
-        counted.current.ready += 1
+        progress: Any = self.automatic_optimization.optim_progress.optimizer.step
+        progress.total.ready += 1
+        progress.current.ready += 1
         outputs = self._forward_and_backward(batch, batch_idx)
         scaling, optimizer = module.scaling, self._strategy.optimizers[0]
         if scaling is not None:
@@ -246,8 +232,8 @@ class FastEpochLoop(_TrainingEpochLoop):
         self._notify("on_before_optimizer_step", optimizer)
         module.__dict__["_current_fx_name"] = "optimizer_step"
         module.step.update(module.step_optimizer, module.step_unmanaged_scheduler)
-        counted.total.completed += 1
-        counted.current.completed += 1
+        progress.total.completed += 1
+        progress.current.completed += 1
         return outputs
 
     def _forward_and_backward(self, batch: Any, batch_idx: int) -> dict[str, Any]:
@@ -255,7 +241,7 @@ class FastEpochLoop(_TrainingEpochLoop):
         module.__dict__["_current_fx_name"] = "training_step"
         is_zeroed = batch_idx % self.trainer.accumulate_grad_batches == 0
         loss = module.step.forward_micro_batch(batch)
-        # Lightning's own loop clears gradients here; the Trainer does behind the step.
+        # Lightning clears gradients here, the Trainer after the step.
         if is_zeroed:
             self._notify_zero_grad()
         scaled = loss if module.scaling is None else module.scaling.scaler.scale(loss)
@@ -264,46 +250,45 @@ class FastEpochLoop(_TrainingEpochLoop):
         module.backward(scaled)
         self._notify("on_after_backward")
         self._strategy.post_backward(scaled)
-        # The Trainer's own events, which are always there, do not look at it.
+        # The Trainer's two callbacks ignore the outputs.
         return {"loss": loss.detach().clone()} if len(self.trainer.callbacks) > 2 else {}  # type: ignore[attr-defined]
 
     def _notify_zero_grad(self) -> None:
-        counted: Any = self.automatic_optimization.optim_progress.optimizer.zero_grad
+        progress: Any = self.automatic_optimization.optim_progress.optimizer.zero_grad
         counts: Any
-        for counts in (counted.total, counted.current):
+        for counts in (progress.total, progress.current):
             counts.ready += 1
         self._notify("on_before_zero_grad", self._strategy.optimizers[0])
-        for counts in (counted.total, counted.current):
+        for counts in (progress.total, progress.current):
             counts.started += 1
             counts.completed += 1
 
     def _step_schedulers(self) -> None:
-        configs = self._strategy.lr_scheduler_configs
         if not self._module.automatic_optimization:
             return
-        counted: Any = self.scheduler_progress
-        for config in configs:
+        progress: Any = self.scheduler_progress
+        for config in self._strategy.lr_scheduler_configs:
             if config.reduce_on_plateau or config.interval != "step":
                 continue
             if config.frequency == 1 or self.batch_progress.current.ready % config.frequency == 0:
-                counted.total.ready += 1
-                counted.current.ready += 1
+                progress.total.ready += 1
+                progress.current.ready += 1
                 self._module.__dict__["_current_fx_name"] = "lr_scheduler_step"
                 self._module.lr_scheduler_step(config.scheduler, None)
-                counted.total.completed += 1
-                counted.current.completed += 1
+                progress.total.completed += 1
+                progress.current.completed += 1
 
 
 def overrides_hook(callback: Any, hook: str) -> bool:
-    """Whether a Lightning callback does anything at a hook."""
-    # Asked of the callback itself, which may make up its hooks.
-    found = getattr(callback, hook)
-    return callable(found) and getattr(found, "__func__", found) is not getattr(pl.Callback, hook)
+    """Return whether a Lightning callback has a non-empty hook."""
+    # On the instance, which may create hooks in `__getattr__`.
+    method = getattr(callback, hook)
+    return callable(method) and getattr(method, "__func__", method) is not getattr(pl.Callback, hook)
 
 
 def use_fast_loop(lightning_trainer: pl.Trainer) -> None:
-    """Let a training that has not begun run through `FastEpochLoop`, where the release of Lightning is a known one."""
+    """Use `FastEpochLoop` if Lightning's release is supported."""
     fit_loop: Any = lightning_trainer.fit_loop
     if pl.__version__ in SUPPORTED_RELEASES and type(fit_loop.epoch_loop) is _TrainingEpochLoop:
-        own = fit_loop.epoch_loop
-        fit_loop.epoch_loop = FastEpochLoop(lightning_trainer, own.min_steps, own.max_steps)
+        epoch_loop = fit_loop.epoch_loop
+        fit_loop.epoch_loop = FastEpochLoop(lightning_trainer, epoch_loop.min_steps, epoch_loop.max_steps)

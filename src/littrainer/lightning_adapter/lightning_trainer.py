@@ -1,4 +1,4 @@
-"""From training arguments to a `lightning.Trainer`, and from what its callbacks log to the Trainer's history."""
+"""The builder of `lightning.Trainer`, and the logger that adds values of its callbacks to the history."""
 
 from __future__ import annotations
 
@@ -41,21 +41,22 @@ from littrainer.lightning_adapter.lightning_internals import (
     restore_progress,
 )
 from littrainer.lightning_adapter.module import AfterUserCallbacks, BeforeUserCallbacks
-from littrainer.lightning_adapter.precision import precision_plugin
+from littrainer.lightning_adapter.precision import build_precision_plugin
 from littrainer.runtime.log_filter import quiet_lightning
 from littrainer.strategies.user_strategy import adapt_strategy
 from littrainer.tracking.lightning_loggers import add_logger_trackers, get_shared_loggers
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.lightning_adapter.run_lightning import TrainerContext
     from littrainer.loop.run import TrainingRun
 
 logger = logging.getLogger(__name__)
 
-# Keywords of lightning.Trainer that are the same for each training, with the reason.
+# Keyword of lightning.Trainer -> fixed value and reason.
 FIXED_KEYWORDS: dict[str, tuple[Any, str]] = {
     "max_steps": (-1, "the Trainer's own flow callback stops at max_steps"),
-    "logger": (False, "it gets those of the trackers that the Trainer reports to"),
+    "logger": (False, "it gets the loggers of the trackers that the Trainer reports to"),
     "enable_checkpointing": (False, "the Trainer saves checkpoints, in the transformers format"),
     "enable_progress_bar": (False, "the Trainer's callbacks show progress"),
     "enable_model_summary": (False, "a Trainer prints none"),
@@ -64,7 +65,7 @@ FIXED_KEYWORDS: dict[str, tuple[Any, str]] = {
     "inference_mode": (False, "predictions may be used in later computations with gradients"),
     "log_every_n_steps": (1, "what a Lightning callback logs is due at each step"),
 }
-# Keywords that follow from how the processes were started, with the reason.
+# Keyword that follows from the launcher -> value and reason.
 LAUNCHER_KEYWORDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "devices": (lambda args: args.visible_device_count, "each process of this node trains on one device"),
     "num_nodes": (
@@ -72,7 +73,7 @@ LAUNCHER_KEYWORDS: dict[str, tuple[Callable[[Any], Any], str]] = {
         "as many nodes as the launcher has started processes on",
     ),
 }
-# Keywords of lightning.Trainer that a user cannot set besides the arguments, with what to set instead.
+# Keyword that training arguments decide -> advice.
 DECIDED_BY_ARGUMENTS: dict[str, str] = {
     "max_epochs": "set num_train_epochs",
     "min_epochs": "set num_train_epochs",
@@ -92,58 +93,57 @@ DECIDED_BY_ARGUMENTS: dict[str, str] = {
     "reload_dataloaders_every_n_epochs": "override get_train_dataloader",
     "inference_mode": "evaluation runs under no_grad",
 }
-# As check_val_every_n_epoch: Lightning never validates by itself, and callbacks look for metrics after evaluations.
+# A check_val_every_n_epoch that never validates, but lets callbacks read metrics after evaluations.
 NEVER_VALIDATE = 2**62
-# Lightning reads max_epochs into a loop counter; a stream's sys.maxsize of epochs means no limit.
+# For streams, whose number of epochs is about sys.maxsize.
 NO_EPOCH_LIMIT = -1
 
 
 def lightning_keywords(args: TrainingArguments, further: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The keywords for `lightning.Trainer` that training arguments stand for.
+    """Return the keywords of `lightning.Trainer` for training arguments.
 
     Parameters:
-        further: keywords given to the Trainer, added to those of `args.lightning`.
+        further: keywords given to the Trainer, in addition to `args.lightning`.
 
     Raises:
-        ValueError: a further keyword is one that training arguments decide.
+        ValueError: training arguments decide a further keyword.
     """
     keywords = {name: value for name, (value, _) in FIXED_KEYWORDS.items()}
     for table in (DERIVED_KEYWORDS, LAUNCHER_KEYWORDS):
         keywords.update({name: derive(args) for name, (derive, _) in table.items()})
     in_arguments: Any = args.lightning
-    given = {**(in_arguments or {}), **(further or {})}
-    for name in given:
+    user_keywords = {**(in_arguments or {}), **(further or {})}
+    for name in user_keywords:
         if name in DECIDED_BY_ARGUMENTS:
             raise ValueError(
                 f"lightning={{{name!r}: ...}} is decided by training arguments: {DECIDED_BY_ARGUMENTS[name]}."
             )
-    keywords.update(given)
-    return keywords
+    return keywords | user_keywords
 
 
-def build_lightning_trainer(trainer: Any, run: TrainingRun | None) -> pl.Trainer:
+def build_lightning_trainer(trainer: TrainerContext, run: TrainingRun | None) -> pl.Trainer:
     """Return a new `lightning.Trainer` for a training, or for evaluation if `run` is None.
 
     Raises:
-        TypeError: a further keyword is none of Lightning's.
-        ValueError: Lightning refuses the value of one.
+        TypeError: a keyword is unknown to Lightning.
+        ValueError: Lightning refuses the value of a keyword.
     """
-    # Lightning reads torch's older switch, where a script has set the newer one alone.
+    # Lightning reads torch's older setting.
     if (precision := get_matmul_precision()) in ("tf32", "ieee"):
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     keywords = lightning_keywords(trainer.args, trainer.lightning_keywords)
     keywords["strategy"] = adapt_strategy(keywords.get("strategy", "auto"), trainer)
-    # Where callbacks write that are not told where to.
+    # For callbacks.
     keywords.setdefault("default_root_dir", trainer.args.output_dir if run is None else run.folder)
     if trainer.overrides_training_step():
-        # Lightning accepts no other number in manual optimization, where it does not count micro-batches anyway.
+        # The only number that Lightning accepts in manual optimization.
         keywords["accumulate_grad_batches"] = 1
-    callbacks = _user_callbacks(trainer.lightning_callbacks, keywords)
+    callbacks = _collect_callbacks(trainer.lightning_callbacks, keywords)
     add_logger_trackers(trainer, trainer.callback_handler)
     keywords["logger"] = get_shared_loggers(trainer.callback_handler.callbacks)
     if callbacks and not keywords["logger"]:
-        owner: Any = weakref.ref(trainer)
-        keywords["logger"] = [HistoryLogger(lambda: owner().state)]
+        trainer_ref: Any = weakref.ref(trainer)
+        keywords["logger"] = [HistoryLogger(lambda: trainer_ref().state)]
     if run is None:
         callbacks = [callback for callback in callbacks if not is_lightning_class(callback, *ONLY_IN_TRAINING)]
     else:
@@ -153,39 +153,37 @@ def build_lightning_trainer(trainer: Any, run: TrainingRun | None) -> pl.Trainer
         keywords["plugins"] = add_checkpoint_io(
             plugins, trainer.model, checkpoints, lambda: run.trainer._build_saved_training()
         )
-    # Lightning asks for these where a callback is a bar, or saves; it adds its own only if there is none.
+    # Lightning requires these for such callbacks.
     for name, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):
         if any(isinstance(callback, kind) for callback in callbacks):
             keywords[name] = True
     trained_model = trainer.model if trainer.is_in_train else None
     scaler = trainer.accelerator.scaler
-    plugin = precision_plugin(keywords["precision"], keywords["strategy"], trainer.args, scaler, trained_model)
+    plugin = build_precision_plugin(keywords["precision"], keywords["strategy"], trainer.args, scaler, trained_model)
     if plugin is not None:
-        # In the place of the plugin that Lightning would make for that precision.
         del keywords["precision"]
         keywords["plugins"] = [*to_list(keywords.get("plugins")), plugin]
-    built = _construct(callbacks, keywords)
+    lightning_trainer = _construct(callbacks, keywords)
     if run is not None:
-        use_fast_loop(built)
+        use_fast_loop(lightning_trainer)
         if run.checkpoint is not None:
-            restore_progress(built, epochs=run.first_epoch, optimizer_steps=trainer.state.global_step)
-    return built
+            restore_progress(lightning_trainer, epochs=run.first_epoch, optimizer_steps=trainer.state.global_step)
+    return lightning_trainer
 
 
-def _user_callbacks(of_trainer: list[Callback], keywords: dict[str, Any]) -> list[Callback]:
-    """Lightning callbacks of the user's, from all places; takes those among the keywords out of them."""
-    callbacks = [*of_trainer, *to_list(keywords.pop("callbacks", None))]
+def _collect_callbacks(trainer_callbacks: list[Callback], keywords: dict[str, Any]) -> list[Callback]:
+    """Return the user's callbacks, and remove those of the keywords."""
+    callbacks = [*trainer_callbacks, *to_list(keywords.pop("callbacks", None))]
     for callback in callbacks:
         reject_unsupported_callback(callback)
-    longest = keywords.pop("max_time", None)
-    if longest is not None:
-        # Lightning would add it behind the Trainer's own events, which then could not end an optimizer step first.
-        callbacks.append(Timer(longest))
+    max_time = keywords.pop("max_time", None)
+    if max_time is not None:
+        # Before the Trainer's last callback, which completes the optimizer step.
+        callbacks.append(Timer(max_time))
     return callbacks
 
 
 def _prepare_callbacks(callbacks: list[Callback], run: TrainingRun, keywords: dict[str, Any]) -> list[Callback]:
-    """Let the run have its length, and the callbacks its events around them."""
     if run.checkpoint is not None:
         check_can_resume(callbacks)
     check_average_begins(callbacks, run.plan.max_steps, run.plan.num_train_epochs)
@@ -206,44 +204,43 @@ def _prepare_callbacks(callbacks: list[Callback], run: TrainingRun, keywords: di
 def _construct(callbacks: list[Callback], keywords: dict[str, Any]) -> pl.Trainer:
     for name in LIMIT_KEYWORDS:
         keywords.pop(name, None)
-    known = _keywords_of(pl.Trainer)
+    accepted = _get_keywords(pl.Trainer)
     for name in keywords:
-        if name not in known:
+        if name not in accepted:
             raise TypeError(
-                f"lightning={{{name!r}: ...}} is no keyword of lightning.Trainer ({suggest_name(name, known)})."
+                f"lightning={{{name!r}: ...}} is no keyword of lightning.Trainer ({suggest_name(name, accepted)})."
             )
     with quiet_lightning(), cached_entry_points():
         try:
-            built = pl.Trainer(callbacks=callbacks, **keywords)
+            lightning_trainer = pl.Trainer(callbacks=callbacks, **keywords)
         except MisconfigurationException as error:
             raise ValueError(
                 f"lightning.Trainer refuses a keyword, one given as `lightning` or one that follows from the training "
                 f"arguments: {error}"
             ) from None
-    save_on_all_ranks(built.strategy)
-    disable_signal_handling(built)
-    disable_auto_resume(built)
-    return built
+    save_on_all_ranks(lightning_trainer.strategy)
+    disable_signal_handling(lightning_trainer)
+    disable_auto_resume(lightning_trainer)
+    return lightning_trainer
 
 
 @functools.cache
-def _keywords_of(cls: type) -> frozenset[str]:
+def _get_keywords(cls: type) -> frozenset[str]:
     return frozenset(inspect.signature(cls).parameters)
 
 
 def to_list(value: Any) -> list[Any]:
-    """Return what may be one thing, several or None as a list."""
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 class _DiscardingExperiment(DummyExperiment):
-    has_told = False
+    has_warned = False
 
     def nop(self, *args: Any, **kwargs: Any) -> None:
-        if not self.has_told:
-            self.has_told = True
+        if not self.has_warned:
+            self.has_warned = True
             logger.warning(
                 "A Lightning callback writes to `logger.experiment`, and no tracker is there to keep that. Set "
                 "report_to to the one it is made for."
@@ -251,48 +248,41 @@ class _DiscardingExperiment(DummyExperiment):
 
 
 class HistoryLogger(Logger):
-    """Adds what Lightning's callbacks log to `state.log_history`, which checkpoints keep and reports show.
+    """A logger that adds values of Lightning's callbacks to `state.log_history`.
 
-    They may log at every micro-batch, and checkpoints would hold an entry for each. So only the newest values are kept,
-    and added when the Trainer logs. Nothing is printed, and no event of the Trainer's callbacks comes of it.
-
-    Parameters:
-        state: returns the state whose history it is.
+    Callbacks may log at every micro-batch; only the newest values are added, when the Trainer logs.
     """
 
     def __init__(self, state: Callable[[], TrainerState]):
         super().__init__()
         self._state = state
-        # Name -> the optimizer step at which it was logged last, and its value.
+        # Name -> optimizer step and value.
         self._newest: dict[str, tuple[int, float]] = {}
         self._experiment = _DiscardingExperiment()
 
     @property
     def name(self) -> str:
-        """None, so that it makes no folder of callbacks that save."""
+        """Empty, so that callbacks create no folder for it."""
         return ""
 
     @property
     def version(self) -> str:
-        """None, as there is no name."""
         return ""
 
     @property
     def experiment(self) -> Any:
-        """Takes what callbacks write to the object of a service, as pictures, and keeps nothing of it; says so once."""
+        """A substitute for a service's object, which discards all values with one warning."""
         return self._experiment
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Keep values until the Trainer logs; newer ones of a name take the place of older ones."""
-        # Lightning's step is a number of batches in some cases. Its epoch counts complete ones only.
-        now = self._state().global_step
+        # Lightning's step may count batches.
+        current_step = self._state().global_step
         numbers = {name: value for name, value in metrics.items() if is_number(value) and name not in COUNTS}
-        self._newest.update((name, (now, float(value))) for name, value in numbers.items())
+        self._newest.update((name, (current_step, float(value))) for name, value in numbers.items())
 
     def add_to_history(self) -> None:
-        """Add what is new to the history, as one entry for each optimizer step."""
         for step in sorted({step for step, _ in self._newest.values()}):
-            values = {name: value for name, (of, value) in self._newest.items() if of == step}
+            values = {name: value for name, (value_step, value) in self._newest.items() if value_step == step}
             self._state().log_history.append({**values, "step": step})
         self._newest = {}
 

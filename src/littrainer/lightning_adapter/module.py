@@ -1,8 +1,7 @@
-"""What Lightning's loops call: the LightningModule that carries a Trainer's model, and the callbacks around the user's.
+"""The LightningModule around a Trainer's model, and the callbacks before and after the user's callbacks.
 
-Automatic optimization is the engine: it is the mode that spans all strategies. A subclass that overrides
-`training_step` has another contract (forward, backward, return the detached loss), which needs Lightning's manual
-optimization. Both modes share everything but who calls backward and who steps the optimizer.
+Automatic optimization works with all strategies. An overridden `training_step` runs backward itself, in manual
+optimization.
 """
 
 from __future__ import annotations
@@ -39,51 +38,49 @@ from littrainer.strategies.model_wrapping import rewrap_after_unfreezing
 
 if TYPE_CHECKING:
     from littrainer.evaluation.loop import EvaluationLoop
+    from littrainer.lightning_adapter.run_lightning import TrainerContext
     from littrainer.loop.run import TrainingRun
 
 
-# Values of `accumulate_grad_batches`: step after this micro-batch, and never.
 STEP_NOW = 1
 DO_NOT_STEP = 2**62
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 def convert_stop_iteration(hook: Hook) -> Hook:
-    """Decorates a hook that calls user code."""
+    """Convert a StopIteration of user code, which Lightning would catch."""
 
     @functools.wraps(hook)
-    def carrying(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
             return hook(*args, **kwargs)
         except StopIteration as error:
             raise UserStopIteration from error
 
-    return carrying  # type: ignore[return-value]
+    return wrapper  # type: ignore[return-value]
 
 
 class DeferredClosureModule(pl.LightningModule):
-    """The base of the LightningModules of a Trainer and of Lightning's users: how optimizer and schedule step."""
+    """A LightningModule that runs forward and backward before the optimizer's step."""
 
     model: Any
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether loss scaling has left the last optimizer step out."""
+        """Whether loss scaling skipped the last optimizer step."""
         raise NotImplementedError
 
     def step_optimizer(self, optimizer: Any, closure: Callable[[], Any] | None = None, loss: Any = None) -> None:
-        """Step an optimizer whose gradients are there."""
         raise NotImplementedError
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
     ) -> None:
-        """Run forward, backward and step in one, as Lightning does; the step finds gradients in place."""
-        stepped = ClosureFirstOptimizer(getattr(optimizer, "optimizer", optimizer), self.step_optimizer)
-        self.trainer.strategy.optimizer_step(stepped, optimizer_closure or (lambda: None))
+        closure_first = ClosureFirstOptimizer(getattr(optimizer, "optimizer", optimizer), self.step_optimizer)
+        self.trainer.strategy.optimizer_step(closure_first, optimizer_closure or (lambda: None))
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        """Step a schedule with a metric, or with each optimizer step that was not skipped."""
+        """Step a schedule with a metric, or after an optimizer step that was not skipped."""
         if metric is not None:
             scheduler.step(metric)
         elif not self.step_was_skipped and not is_metric_driven(scheduler):
@@ -91,34 +88,32 @@ class DeferredClosureModule(pl.LightningModule):
 
 
 class TrainerModule(DeferredClosureModule):
-    """Carries a Trainer's model, and hands each step to the Trainer's overridable methods.
+    """A module that calls the overridable methods of a Trainer in each step.
 
     Parameters:
-        trainer: the Trainer.
-        run: the training that fit is to carry out; None for evaluation and prediction.
+        run: the training; None for evaluation and prediction.
     """
 
     owner = weak_property("_owner")
 
-    def __init__(self, trainer: Any, run: TrainingRun | None = None):
+    def __init__(self, trainer: TrainerContext, run: TrainingRun | None = None):
         super().__init__()
         self.model = trainer.model
         self.owner = trainer
         self.run = run
         self.step: Any = None if run is None else run.step
-        # What steps in this training: looked at again where a script may have put something else in its place.
+        # Compared with the Trainer's, which a script may replace.
         self._optimizer: Any = None
         self._updates_during_backward = False
         self._schedule: Any = None
         self._is_scheduler_managed = False
-        # The precision plugin of fp16, which unscales gradients before they are clipped.
+        # The precision plugin under fp16.
         self.scaling: GradScalerMixin | None = None
-        # The one at hand; None before the first one.
         self.micro_batch: MicroBatch | None = None
         self.automatic_optimization = not trainer.overrides_training_step()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainerModule:
-        # Callbacks that average weights copy the module; the Trainer, with its data, is not part of the model.
+        # Callbacks that average weights copy the module, without the Trainer.
         for shared in (self.run, self.step, self._optimizer, self._schedule, self.micro_batch, self.scaling):
             memo[id(shared)] = shared
         copied = type(self).__new__(type(self))
@@ -128,63 +123,54 @@ class TrainerModule(DeferredClosureModule):
 
     @property
     def backbone(self) -> nn.Module:
-        """The part of the model below its head, which Lightning's `BackboneFinetuning` freezes and unfreezes.
+        """The part of the model below its head, for Lightning's `BackboneFinetuning`.
 
         Raises:
-            AttributeError: the model has no module of that kind.
+            AttributeError: the model has no backbone.
         """
-        found = find_backbone(self.model)
-        if found is None:
+        backbone = find_backbone(self.model)
+        if backbone is None:
             raise AttributeError(f"{type(self.model).__name__} has neither a `backbone` nor a head on a base model.")
-        return found
+        return backbone
 
     @property
     def flops_per_batch(self) -> float | None:
-        """Floating-point operations of the current micro-batch, which Lightning's `ThroughputMonitor` asks for.
-
-        None in evaluations, and where the model does not count its parameters.
-        """
+        """Floating-point operations of a micro-batch, for Lightning's `ThroughputMonitor`; None if unknown."""
         if self.micro_batch is None or not self.trainer.training:
             return None
         return float(self.owner.floating_point_ops(self.micro_batch.inputs)) or None
 
     def configure_model(self) -> None:
-        """Let a strategy split the model between the processes, in place; Lightning asks before each run."""
+        """Shard the model in place if the strategy does."""
         parallelize = getattr(self.trainer.strategy, "parallelize", None)
         if parallelize is not None:
             parallelize(self.model)
 
     @convert_stop_iteration
     def configure_optimizers(self) -> Any:
-        """The Trainer's optimizer and schedule; the schedule steps with the optimizer."""
         optimizer, schedule = self.step.run.optimizer_and_schedule()
         self._optimizer, self._schedule = optimizer, schedule
         self._updates_during_backward = has_fused_backward(optimizer)
         plugin = self.trainer.precision_plugin
         is_scaling = isinstance(plugin, GradScalerMixin) and plugin.scaler is not None
         self.scaling = plugin if is_scaling else None  # type: ignore[assignment]
-        # Lightning takes torch's schedules only; any other object with the same methods is stepped here, and one that
-        # steps with an evaluation's metric in the Trainer.
+        # Lightning steps torch's schedules, this module others, and the Trainer metric-driven schedules.
         self._is_scheduler_managed = isinstance(schedule, LRScheduler) and not is_metric_driven(schedule)
         if not self._is_scheduler_managed:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def sync_replaced_optimizer_and_scheduler(self) -> None:
-        """Go on with the `training_step`, optimizer or schedule that a script has set; called when an epoch begins.
-
-        Later in the epoch the two last are looked at again at each optimizer step.
-        """
-        manual = self.owner.overrides_training_step()
-        if manual is self.automatic_optimization:
-            self.automatic_optimization = not manual
+        """Use a `training_step`, optimizer or schedule that a script has replaced."""
+        is_manual = self.owner.overrides_training_step()
+        if is_manual is self.automatic_optimization:
+            self.automatic_optimization = not is_manual
             set_optimizer_step_count(self.trainer, self.owner.state.global_step)
         self.sync_optimizer()
         self._sync_scheduler()
         rewrap_after_unfreezing(self.owner)
 
     def sync_optimizer(self) -> Any:
-        """The optimizer that steps next, from here on Lightning's too."""
         if self.owner.optimizer is not self._optimizer:
             self._optimizer = self.owner.optimizer
             self._updates_during_backward = has_fused_backward(self._optimizer)
@@ -200,14 +186,13 @@ class TrainerModule(DeferredClosureModule):
             self._schedule = schedule
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Leave the batch where it is: the Trainer's overridable `_prepare_inputs` moves it."""
+        """Do nothing: the Trainer's `_prepare_inputs` moves the batch."""
         return batch
 
     @convert_stop_iteration
     def training_step(self, micro_batch: MicroBatch, batch_idx: int) -> torch.Tensor:
-        """Forward pass of a micro-batch; in manual optimization also backward and optimizer step."""
         if not self.automatic_optimization:
-            # In automatic optimization Lightning asks its strategy for this context.
+            # Lightning enters this context in automatic optimization.
             with getattr(self.trainer.strategy, "block_backward_sync", nullcontext)():
                 loss = self.step.forward_micro_batch(micro_batch, by_training_step=True)
             if micro_batch.closes_window:
@@ -216,23 +201,20 @@ class TrainerModule(DeferredClosureModule):
                 self.step.update(self._step_and_count, self._step_all_schedulers)
             return loss
         loss = self.step.forward_micro_batch(micro_batch)
-        # Lightning divides the loss by this number next. The Trainer has divided by the true window already, and
-        # multiplying back would not be exact, so there is nothing left to divide until the backward pass begins.
+        # Lightning's divisor of the loss, which the Trainer has divided already.
         self.trainer.accumulate_grad_batches = 1
         return loss
 
     @property
     def should_sync_gradients(self) -> bool:
-        """Whether several processes exchange gradients in the backward pass of the current micro-batch."""
         micro_batch = self.micro_batch
         if micro_batch is None or micro_batch.is_last_drawn:
             return True
         return bool(self.owner.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False))
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """Backward pass; the optimizer's own where it has one that updates the weights as it goes, as LOMO has."""
         if self.step.splitter is not None:
-            # Done together with the forward pass.
+            # The splitter ran backward with the forward pass.
             return
         if not self.automatic_optimization:
             self.step.speed.enter("backward")
@@ -247,13 +229,12 @@ class TrainerModule(DeferredClosureModule):
             raise
 
     def on_before_backward(self, loss: torch.Tensor) -> None:
-        """The division of the loss is past: whether to step is asked for again after the backward pass."""
+        """Decide on the step, after Lightning's division of the loss."""
         if self.micro_batch is not None:
             self.set_window(self.micro_batch)
 
     def set_window(self, micro_batch: MicroBatch) -> None:
-        """Let Lightning step the optimizer after this micro-batch exactly if it closes its window."""
-        # Past torch's search among parameters and buffers for what a module is given.
+        # Faster than torch's `__setattr__`.
         self.__dict__["micro_batch"] = micro_batch
         self.trainer.accumulate_grad_batches = STEP_NOW if micro_batch.closes_window else DO_NOT_STEP
 
@@ -264,7 +245,6 @@ class TrainerModule(DeferredClosureModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip as the Trainer does, which notes the norm and then fires `on_pre_optimizer_step`."""
         self.step.clip()
 
     @convert_stop_iteration
@@ -275,14 +255,13 @@ class TrainerModule(DeferredClosureModule):
         optimizer: Any,
         optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
-        """Run forward, backward and step in one, as Lightning does; then `on_optimizer_step`."""
         self.sync_optimizer()
         super().optimizer_step(epoch, batch_idx, self.optimizers(), optimizer_closure)
         self.step.after_optimizer_step()
         self.step_unmanaged_scheduler()
 
     def step_optimizer(self, *_: Any) -> None:
-        """Step the Trainer's optimizer with gradients that are complete and clipped; weights change nowhere else."""
+        """Step the optimizer after clipping; weights change only here."""
         optimizer = self.sync_optimizer()
         if self.step.is_step_skipped or self._updates_during_backward:
             mark_optimizer_stepped(optimizer)
@@ -294,18 +273,16 @@ class TrainerModule(DeferredClosureModule):
             optimizer.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients in a training. Lightning asks for it before an evaluation too; there they stay."""
         if self.run is not None:
             clear_gradients(self.model)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
-        """Do nothing: gradients are cleared after the optimizer step, where callbacks can still see them."""
+        """Do nothing: the Trainer clears gradients after its callbacks."""
 
     lr_scheduler_step = convert_stop_iteration(DeferredClosureModule.lr_scheduler_step)
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether loss scaling has left the last optimizer step out."""
         return self.owner.accelerator.optimizer_step_was_skipped
 
     def _step_and_count(self) -> None:
@@ -314,7 +291,7 @@ class TrainerModule(DeferredClosureModule):
             super().optimizer_step(0, 0, optimizer)
 
     def _step_all_schedulers(self) -> None:
-        # In manual optimization Lightning leaves it to the module to step schedules, those of callbacks too.
+        # Lightning steps no schedules in manual optimization, not even those of callbacks.
         self._sync_scheduler()
         ends_epoch = self.micro_batch is not None and self.micro_batch.epoch_fraction >= 1
         for interval in ("step", "epoch") if ends_epoch else ("step",):
@@ -324,7 +301,6 @@ class TrainerModule(DeferredClosureModule):
         self.step_unmanaged_scheduler()
 
     def step_unmanaged_scheduler(self) -> None:
-        """Step the schedule unless Lightning does, which takes torch's schedules only."""
         self._sync_scheduler()
         if not self._is_scheduler_managed:
             self.lr_scheduler_step(self._schedule, None)
@@ -337,25 +313,18 @@ class TrainerModule(DeferredClosureModule):
 
     @convert_stop_iteration
     def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        """Predict a batch of an evaluation that Lightning runs.
-
-        Returns:
-            this process's loss, predictions and labels, for callbacks.
-        """
         outputs = self._evaluation.step(batch)
-        # Each sample has the batch's loss.
+        # The batch's loss, repeated for each sample.
         loss = None if outputs.losses is None else outputs.losses[0]
         return {"loss": loss, "predictions": outputs.predictions, "labels": outputs.labels}
 
     @convert_stop_iteration
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        """Predict a batch of a prediction that Lightning runs, and return this process's predictions for callbacks."""
         outputs = self._evaluation.step(batch)
         set_batch_indices(self.trainer, self._evaluation.find_sample_indices(batch))
         return outputs.predictions
 
     def on_validation_start(self) -> None:
-        """Let progress bars show how many batches an evaluation or a prediction has."""
         if get_user_callbacks(self.trainer):
             set_displayed_batch_count(self.trainer, self._evaluation.num_batches)
 
@@ -363,7 +332,7 @@ class TrainerModule(DeferredClosureModule):
 
     @convert_stop_iteration
     def on_validation_epoch_end(self) -> None:
-        """Show callbacks the metrics, outside of fit; inside it, their last hook waits until the Trainer has logged."""
+        """Publish metrics outside of fit; inside it the Trainer publishes its logs."""
         if self.run is None and get_user_callbacks(self.trainer):
             publish(self.trainer, self._evaluation.finish().metrics or {})
 
@@ -371,84 +340,67 @@ class TrainerModule(DeferredClosureModule):
 
 
 class _Events(pl.Callback):
-    # Any, since loop/run.py imports the engine.
-    def __init__(self, run: Any):
+    def __init__(self, run: TrainingRun):
         self.run = run
         self._is_stop_requested = False
 
 
 class BeforeUserCallbacks(_Events):
-    """Calls a training for what Lightning does next, before all other Lightning callbacks.
-
-    Parameters:
-        run: the training.
-    """
+    """The first callback, which begins each part of a training."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Callbacks are set up next; some make ready for evaluations, if there are any."""
         set_validation_enabled(trainer, pl_module, has_validation=True)
 
     @convert_stop_iteration
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Callbacks are set up."""
         set_validation_enabled(trainer, pl_module, has_validation=False)
         self.run.restore_lightning_callbacks()
 
     @convert_stop_iteration
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Model and optimizer are set up."""
         self.run.restore()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """An evaluation or the end comes next, for which callbacks that average weights put theirs in place."""
+        """Update unstarted averages, before callbacks swap them in."""
         sync_unstarted_average(trainer, pl_module)
 
     on_train_end = on_validation_start
 
     @convert_stop_iteration
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """An epoch comes next."""
         self.run.begin_epoch(trainer.current_epoch)
 
     @convert_stop_iteration
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: MicroBatch, batch_idx: int) -> None:
-        """A micro-batch comes next."""
         if batch_idx == 0:
             skipped = self.run.pop_skipped_micro_batches()
             if skipped:
-                # A resumed epoch does not draw them again, and Lightning ends an epoch by the number of all.
+                # Lightning counts skipped micro-batches too.
                 trainer.fit_loop.epoch_loop.batch_progress.increment_by(skipped)
         pl_module.set_window(batch)
         self.run.step.begin_micro_batch(batch)
 
 
 class AfterUserCallbacks(_Events):
-    """Calls a training for what Lightning has done, after all other Lightning callbacks.
+    """The last callback, which ends each part of a training, so that checkpoints see all callbacks at the same step.
 
-    Their state belongs to the same step then, when an evaluation or a checkpoint follows. A stop that either side asks
-    for is passed on to the other.
-
-    Parameters:
-        run: the training.
+    Stop requests are exchanged between Lightning and the Trainer.
     """
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Callbacks have the states of a checkpoint. Where one asks to stop now, Lightning would not begin at all."""
+        """Keep a stop request of a checkpoint, with which Lightning would not begin."""
         self._note_stop(trainer)
 
     @convert_stop_iteration
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The first epoch comes next."""
         self.run.begin()
         if self._is_stop_requested:
             self.run.step.trainer.control.should_training_stop = True
-        # What a Trainer callback asks for when training begins is done after the first micro-batch; here ends what a
-        # Lightning callback, or work left over by the checkpoint, has ended.
+        # A Trainer callback's request takes effect after the first micro-batch.
         if self._is_stop_requested or self.run.evaluation_due is not None or self.run.epoch_end_is_due:
             self._stop_if_requested(trainer)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Callbacks have made their changes for an epoch."""
         pl_module.sync_replaced_optimizer_and_scheduler()
         if get_user_callbacks(trainer):
             self.run.note_schedule([config.scheduler for config in trainer.lr_scheduler_configs])
@@ -457,7 +409,6 @@ class AfterUserCallbacks(_Events):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: MicroBatch, batch_idx: int
     ) -> None:
-        """A micro-batch is done, the optimizer and its schedule have stepped where it was the last of its window."""
         self._note_stop(trainer)
         if self._is_stop_requested and batch.closes_window:
             self.run.step.trainer.control.should_training_stop = True
@@ -466,7 +417,6 @@ class AfterUserCallbacks(_Events):
 
     @convert_stop_iteration
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """An epoch is done."""
         self._note_stop(trainer)
         if self._is_stop_requested:
             self.run.step.trainer.control.should_training_stop = True
@@ -474,7 +424,7 @@ class AfterUserCallbacks(_Events):
         self._stop_if_requested(trainer)
 
     def _note_stop(self, pl_trainer: pl.Trainer) -> None:
-        # Lightning would stop within the window of an optimizer step. The Trainer stops where one is complete.
+        # Lightning would stop within the window.
         if pl_trainer.should_stop:
             self._is_stop_requested = True
             pl_trainer.should_stop = False
@@ -485,5 +435,4 @@ class AfterUserCallbacks(_Events):
 
 
 def get_user_callbacks(pl_trainer: pl.Trainer) -> list[Any]:
-    """Return the Lightning callbacks of the user."""
     return [callback for callback in pl_trainer.callbacks if not isinstance(callback, _Events)]  # type: ignore[attr-defined]

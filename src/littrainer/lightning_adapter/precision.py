@@ -1,4 +1,4 @@
-"""The precision plugins that Lightning needs for a Trainer's mixed precision, one kind for each kind of strategy."""
+"""Precision plugins of Lightning for a Trainer's mixed precision."""
 
 from __future__ import annotations
 
@@ -23,23 +23,19 @@ if TYPE_CHECKING:
 
 
 class _PassThroughPrecision(Precision):
-    """What a Trainer does by itself, and its plugin therefore does not: autocast, and the move of each batch."""
+    """A plugin without autocast and conversion; the Trainer does both."""
 
     @contextmanager
     def forward_context(self) -> Iterator[None]:
-        """Nothing to enter: the model does so."""
         yield
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        """The module in the number formats that its user has given it."""
         return module
 
     def convert_input(self, data: Any) -> Any:
-        """The batch as it is: the Trainer's overridable `_prepare_inputs` makes of it what the model gets."""
         return data
 
     def convert_output(self, data: Any) -> Any:
-        """The outputs as they are: the model's forward returns what a Trainer computes with."""
         return data
 
 
@@ -47,7 +43,6 @@ class _ScaledPrecision(GradScalerMixin, _PassThroughPrecision):
     def optimizer_step(  # type: ignore[override]
         self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any
     ) -> Any:
-        """Backward pass and clipping, then a step, unless the scaler finds gradients that are not finite."""
         if self.scaler is None:
             return super().optimizer_step(optimizer, model=model, closure=closure, **kwargs)
         closure()
@@ -58,15 +53,13 @@ class _ScaledPrecision(GradScalerMixin, _PassThroughPrecision):
 
 
 class ForwardMixedPrecision(_ScaledPrecision, MixedPrecision):
-    """Lightning's mixed precision for a model whose forward enters autocast by itself, or computes in half precision.
-
-    Lightning would run the whole step under autocast, loss and metrics included, where a Trainer runs the model alone.
-    Gradients are unscaled before they are clipped, with any optimizer.
+    """Lightning's mixed precision with autocast around the model's forward only, and gradients unscaled before
+    clipping.
     """
 
 
 class ForwardFSDPPrecision(_ScaledPrecision, FSDPPrecision):
-    """The same for version 1 of FSDP, whose strategy asks its plugin what parameters are gathered in."""
+    """The same for FSDP 1, whose strategy reads the dtype of gathered parameters here."""
 
     def __init__(self, precision: Any, scaler: torch.amp.GradScaler | None = None):
         FSDPPrecision.__init__(self, precision)
@@ -74,28 +67,24 @@ class ForwardFSDPPrecision(_ScaledPrecision, FSDPPrecision):
 
     @property
     def mixed_precision_config(self) -> Any:
-        """What parameters are gathered and gradients reduced in; None for the model's own number formats."""
         return None if self.precision == FULL_PRECISION else super().mixed_precision_config
 
 
 class TrainerDeepSpeedPrecision(_PassThroughPrecision, DeepSpeedPrecision):
-    """Backward pass and step by the Trainer's own engine, which is around the user's model."""
+    """A plugin with the backward pass and step of the Trainer's DeepSpeed engine."""
 
-    # The optimizer that has stepped last.
     _optimizer: Any = None
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether gradients of fp16 were not finite at the last step."""
         return bool(getattr(self._optimizer, "step_was_skipped", False))
 
     def unscale(self, optimizer: Any) -> None:
-        """Do nothing: the engine has divided its scale out."""
+        """Do nothing: the engine unscales."""
 
     def backward(self, tensor: torch.Tensor, model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        """Backward pass, and with the last micro-batch of a window the step."""
         if model.automatic_optimization:
-            # The Trainer has divided by the true size of the window.
+            # The Trainer has divided the loss.
             kwargs["scale_wrt_gas"] = False
         engine, closes_window = model.owner.deepspeed, model.owner.accelerator.sync_gradients
         engine.set_gradient_accumulation_boundary(is_boundary=closes_window)
@@ -104,28 +93,26 @@ class TrainerDeepSpeedPrecision(_PassThroughPrecision, DeepSpeedPrecision):
             engine.step()
 
     def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:  # type: ignore[override]
-        """Do what surrounds the step that the engine has taken within the backward pass."""
+        """Run the closure, in which the engine steps."""
         self._optimizer = optimizer
         result = closure()
         self._after_closure(model, optimizer)
-        # A schedule watches whether its optimizer steps.
+        # Schedules check that their optimizer steps.
         optimizer.step()
         return result
 
 
-def precision_plugin(
+def build_precision_plugin(
     precision: Any, strategy: Any, args: TrainingArguments, scaler: Any, trained_model: nn.Module | None
 ) -> Precision | None:
-    """Return the plugin for one of Lightning's precisions under a strategy; None if Lightning's own choice does.
+    """Return the plugin for a precision and a strategy, or its name; None for Lightning's default.
 
     Parameters:
-        precision: as `lightning.Trainer` takes it.
-        strategy: the strategy, or its name.
-        scaler: the Trainer's gradient scaler, since its scale outlives a training; None if none is needed.
+        scaler: the Trainer's gradient scaler, whose scale outlives a training.
         trained_model: the model in a training, else None.
 
     Raises:
-        ValueError: no plugin does both.
+        ValueError: fp16 cannot be combined with the strategy.
     """
     if isinstance(strategy, TrainerDeepSpeedStrategy):
         return TrainerDeepSpeedPrecision(precision)
@@ -133,21 +120,23 @@ def precision_plugin(
         return ForwardFSDPPrecision(precision, scaler)
     if precision == FULL_PRECISION:
         return None
-    beside_split = _describe_mixed_sharding(args, trained_model) if precision == "16-mixed" else None
-    if beside_split is not None:
+    mixed_sharding = _describe_mixed_sharding(args, trained_model) if precision == "16-mixed" else None
+    if mixed_sharding is not None:
         raise ValueError(
-            f"fp16=True does not go with {beside_split}: losses would have to be scaled for gradients that are split "
-            "between processes and for whole ones at once. Set bf16=True."
+            f"fp16=True does not go with {mixed_sharding}: loss scaling does not support sharded and replicated "
+            "gradients at once. Set bf16=True."
         )
     return ForwardMixedPrecision(precision, args.device.type, scaler)
 
 
 def _describe_mixed_sharding(args: TrainingArguments, trained_model: nn.Module | None) -> str | None:
-    """What leaves some gradients whole and splits others between processes; None if nothing does."""
+    """Return the setting that mixes sharded and replicated gradients."""
     if tensor_parallel_size(args) > 1:
         return "tensor parallelism (tp_size)"
     plan = get_sharding_plan(args)
     if plan is None or trained_model is None:
         return None
-    is_trained = any(one.requires_grad for one in find_ignored_parameters(trained_model, plan.ignored_modules))
+    is_trained = any(
+        parameter.requires_grad for parameter in find_ignored_parameters(trained_model, plan.ignored_modules)
+    )
     return f"ignored_modules={plan.ignored_modules!r} of fsdp_config, which are trained" if is_trained else None

@@ -1,4 +1,4 @@
-"""How a `lightning.Trainer` is run: to fit, to validate and to predict."""
+"""Runs of a `lightning.Trainer`: fit, validate and predict."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from littrainer.callbacks.lightning_callbacks import is_lightning_class
 from littrainer.callbacks.lightning_metrics import DeferredValidationEnd
@@ -26,24 +26,47 @@ from littrainer.strategies.full_state import is_sharded
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
+    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.callbacks.handler import CallbackHandler
+    from littrainer.callbacks.state import TrainerControl, TrainerState
     from littrainer.evaluation.loop import EvaluationLoop
     from littrainer.loop.run import TrainingRun
 
-# Hooks of callbacks that Lightning calls during an evaluation inside fit.
 VALIDATION_HOOKS = tuple(
     f"on_validation_{moment}" for moment in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")
 )
 
 
+class TrainerContext(Protocol):
+    """The members of a Trainer that this package uses."""
+
+    args: TrainingArguments
+    model: Any
+    model_wrapped: Any
+    optimizer: Any
+    accelerator: Any
+    session: Any
+    state: TrainerState
+    control: TrainerControl
+    callback_handler: CallbackHandler
+    lightning_callbacks: list[Any]
+    lightning_keywords: dict[str, Any]
+    lightning_module: Any
+    deferred_validation_end: Any
+    is_in_train: Any
+
+    def overrides_training_step(self) -> bool: ...
+
+
 @dataclass(slots=True)
 class LightningState:
-    """What Lightning carries trainings and evaluations out with.
+    """The Lightning objects of trainings and evaluations.
 
     Attributes:
-        trainer: the `lightning.Trainer` of the last training, or of an evaluation that Lightning ran before it.
-        module: what fit is carrying out right now; None outside of training.
-        evaluation: the evaluation or prediction that is running, the innermost one.
-        deferred_validation_end: which evaluations are one validation to Lightning callbacks.
+        trainer: of the last training, or of an earlier evaluation.
+        module: fitted at present; None outside of training.
+        evaluation: the innermost running evaluation or prediction.
+        deferred_validation_end: evaluations that are one validation for Lightning callbacks.
     """
 
     trainer: pl.Trainer | None = None
@@ -52,22 +75,18 @@ class LightningState:
     deferred_validation_end: DeferredValidationEnd = field(default_factory=DeferredValidationEnd)
 
     def __del__(self, modules: dict[str, Any] = sys.modules) -> None:
-        # Its parts refer to it, so without this nothing but the garbage collector would free it.
+        # Only the garbage collector would free its reference cycles.
         if self.trainer is not None and (internals := modules.get("littrainer.lightning_adapter.lightning_internals")):
             internals.weaken_back_references(self.trainer)
 
     def end_without_callbacks(self) -> None:
-        """Keep the exception that takes the training out of fit, and is no error, from callbacks."""
+        """Hide the exception that ends fit without an error from callbacks."""
         lightning_trainer: Any = self.trainer
         lightning_trainer.callbacks = []
 
 
 def import_lightning() -> None:
-    """Load all of Lightning that a training needs.
-
-    The Trainer calls this before it seeds: what these imports draw from Python's random generator must not change the
-    numbers of a training.
-    """
+    """Import Lightning before seeding, since imports draw random numbers."""
     if "littrainer.lightning_adapter.lightning_trainer" not in sys.modules:
         load_in_thread(_import_all)
 
@@ -77,12 +96,11 @@ def _import_all() -> None:
         import littrainer.lightning_adapter.lightning_trainer  # noqa: F401
 
 
-def fit(trainer: Any, run: TrainingRun) -> None:
-    """Carry out a training with Lightning; the model is left on its device."""
+def fit(trainer: TrainerContext, run: TrainingRun) -> None:
     from littrainer.lightning_adapter.lightning_trainer import build_lightning_trainer
     from littrainer.lightning_adapter.module import TrainerModule
 
-    # A lightning.Trainer that has been fitted does nothing when it is fitted again.
+    # A second fit of a lightning.Trainer does nothing.
     state = trainer.session.lightning
     lightning_trainer = state.trainer = build_lightning_trainer(trainer, run)
     module = state.module = TrainerModule(trainer, run)
@@ -102,11 +120,8 @@ def fit(trainer: Any, run: TrainingRun) -> None:
         shut_down_workers(run.windows.loader)
 
 
-def evaluate(trainer: Any, evaluation: EvaluationLoop) -> None:
-    """Run an evaluation or a prediction over all batches.
-
-    That is a plain loop, unless a callback or a keyword of Lightning may listen.
-    """
+def evaluate(trainer: TrainerContext, evaluation: EvaluationLoop) -> None:
+    """Run an evaluation, with Lightning's loops only if callbacks or keywords need them."""
     state = trainer.session.lightning
     running = state.module
     outer, state.evaluation = state.evaluation, evaluation
@@ -118,7 +133,7 @@ def evaluate(trainer: Any, evaluation: EvaluationLoop) -> None:
                 with name_failed_process("the evaluation"):
                     evaluation.run()
                 if running is not None:
-                    # The round ends with it, although no callback is called.
+                    # Ends the validation, without callbacks.
                     trainer.deferred_validation_end.add(lambda is_monitoring: None)
             elif running is None:
                 _evaluate_with_lightning(trainer, evaluation)
@@ -128,13 +143,12 @@ def evaluate(trainer: Any, evaluation: EvaluationLoop) -> None:
         state.evaluation = outer
 
 
-def _has_listeners(trainer: Any) -> bool:
-    """Return whether a callback of Lightning's may listen to an evaluation, or a keyword is for its loops."""
+def _has_listeners(trainer: TrainerContext) -> bool:
     running = trainer.session.lightning.module
     if get_lightning_keywords(trainer):
         return True
     if running is None:
-        # Outside of fit Lightning calls `setup` and `teardown` of callbacks around each evaluation too.
+        # Outside of fit, evaluations also call `setup` and `teardown`.
         return bool(trainer.lightning_callbacks)
     from littrainer.lightning_adapter.fast_training_loop import overrides_hook
     from littrainer.lightning_adapter.module import get_user_callbacks
@@ -144,7 +158,7 @@ def _has_listeners(trainer: Any) -> bool:
     )
 
 
-def _evaluate_inside_fit(trainer: Any, lightning_trainer: pl.Trainer, evaluation: EvaluationLoop) -> None:
+def _evaluate_inside_fit(trainer: TrainerContext, lightning_trainer: pl.Trainer, evaluation: EvaluationLoop) -> None:
     from littrainer.lightning_adapter.lightning_internals import evaluate_inside_fit
 
     end = evaluate_inside_fit(
@@ -153,7 +167,7 @@ def _evaluate_inside_fit(trainer: Any, lightning_trainer: pl.Trainer, evaluation
     trainer.deferred_validation_end.add(end)
 
 
-def _evaluate_with_lightning(trainer: Any, evaluation: EvaluationLoop) -> None:
+def _evaluate_with_lightning(trainer: TrainerContext, evaluation: EvaluationLoop) -> None:
     from littrainer.lightning_adapter.lightning_internals import weaken_back_references
     from littrainer.lightning_adapter.lightning_trainer import build_lightning_trainer
     from littrainer.lightning_adapter.module import TrainerModule
@@ -171,16 +185,16 @@ def _evaluate_with_lightning(trainer: Any, evaluation: EvaluationLoop) -> None:
                 lightning_trainer.validate(module, dataloaders=batches, verbose=False)
         _add_to_history(lightning_trainer)
     finally:
-        # Lightning keeps what it has iterated last.
+        # Lightning keeps the stream.
         batches.evaluation = None
         weaken_back_references(lightning_trainer)
 
 
 class BatchStream:
-    """The batches of an evaluation, as Lightning's loops iterate them.
+    """The batches of an evaluation for Lightning's loops, with an unreachable length.
 
-    The length is never reached: without any, Lightning prefetches a batch, which changes the order of random draws, and
-    at the loader's own it stops, even if the loader has more.
+    Without length Lightning prefetches, which changes the order of random draws; at the loader's length it stops, even
+    if there are more batches.
     """
 
     UNREACHABLE_LENGTH = 2**40
@@ -195,8 +209,8 @@ class BatchStream:
         return iter(()) if self.evaluation is None else self.evaluation.batches()
 
 
-def shard_for_evaluation(trainer: Any) -> None:
-    """Let the strategy shard the model, if it does and no training has; a collective call."""
+def shard_for_evaluation(trainer: TrainerContext) -> None:
+    """Shard an unsharded model outside of training, in a collective call."""
     name = strategy_name(trainer.args)
     is_running = trainer.session.lightning.module is not None
     if is_running or name not in SHARDING_STRATEGIES or is_sharded(trainer.model_wrapped):
@@ -206,17 +220,16 @@ def shard_for_evaluation(trainer: Any) -> None:
     from littrainer.lightning_adapter.module import TrainerModule
 
     lightning_trainer = build_lightning_trainer(trainer, run=None)
-    # The evaluation itself calls their `setup` and `teardown`.
     lightning_trainer.callbacks = []  # type: ignore[attr-defined]
     with quiet_lightning():
-        # Lightning sets the strategy up before it finds that there is nothing to evaluate.
+        # Sets up the strategy; there is nothing to evaluate.
         lightning_trainer.validate(TrainerModule(trainer), dataloaders=[], verbose=False)
     weaken_back_references(lightning_trainer)
 
 
 @contextmanager
-def group_validations(trainer: Any) -> Iterator[None]:
-    """What is evaluated within it is one validation to Lightning callbacks that monitor metrics."""
+def group_validations(trainer: TrainerContext) -> Iterator[None]:
+    """Group evaluations into one validation for callbacks that monitor metrics."""
     with (
         trainer.session.speed.during("evaluation"),
         trainer.deferred_validation_end.round(lambda: propagate_stop(trainer)),
@@ -225,22 +238,21 @@ def group_validations(trainer: Any) -> Iterator[None]:
         yield
 
 
-def swap_in_weights_for(use: str, module: Any) -> AbstractContextManager[None]:
-    """Within it the model of a module that is fitted, or of None, has the weights to "evaluate" or to "save"."""
+def swap_in_weights_for(purpose: str, module: Any) -> AbstractContextManager[None]:
+    """Give a fitted model the weights to "evaluate" or to "save" in the block."""
     callbacks = [] if module is None else module.trainer.callbacks
     averaging = next((callback for callback in callbacks if hasattr(callback, "swap_in_weights_for")), None)
-    return nullcontext() if averaging is None else averaging.swap_in_weights_for(use, module)
+    return nullcontext() if averaging is None else averaging.swap_in_weights_for(purpose, module)
 
 
-def propagate_stop(trainer: Any) -> None:
-    """Let training end where a Lightning callback has asked for it."""
+def propagate_stop(trainer: TrainerContext) -> None:
     running = trainer.lightning_module
     if running is not None and running.trainer.should_stop:
         trainer.control.should_training_stop = True
 
 
-def publish(trainer: Any, logs: dict[str, Any]) -> None:
-    """Show Lightning callbacks what the Trainer logs while it trains, before it is in the history."""
+def publish(trainer: TrainerContext, logs: dict[str, Any]) -> None:
+    """Publish logs to Lightning callbacks, before they are in the history."""
     running = trainer.lightning_module
     if running is None:
         return
@@ -255,19 +267,18 @@ def _add_to_history(lightning_trainer: pl.Trainer) -> None:
     from littrainer.lightning_adapter.lightning_trainer import HistoryLogger
 
     for logger in lightning_trainer.loggers:
-        # A shared logger would have to look up its run, to answer isinstance.
+        # `isinstance` would make a shared logger look up its run.
         if type(logger) is HistoryLogger:
             logger.add_to_history()
 
 
 def _restore_trained_weights(lightning_trainer: pl.Trainer) -> None:
-    # Training may go on after an evaluation that was broken off, as when a signal asks for a checkpoint.
+    # Training may continue after a signal.
     for callback in lightning_trainer.callbacks:  # type: ignore[attr-defined]
         if is_lightning_class(callback, "WeightAveraging"):
             callback.on_validation_epoch_end(lightning_trainer, lightning_trainer.lightning_module)
 
 
 def is_lightning_callback(callback: Any) -> bool:
-    """Whether a callback, or a class of callbacks, is of Lightning's kind."""
     classes = loaded_classes("lightning callback")
     return isinstance(callback, classes) or (isinstance(callback, type) and issubclass(callback, classes))

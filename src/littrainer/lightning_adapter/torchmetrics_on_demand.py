@@ -1,10 +1,8 @@
-"""Loading Lightning without what torchmetrics loads with it.
+"""An import of Lightning without torchmetrics' metrics.
 
-Lightning needs two base classes of torchmetrics. The package that they lie in loads all of its metrics, and for some of
-these scipy and the models of transformers, where they are installed: more CPU time than `import torch` takes, for a
-training that may use neither. So a package that has not run stands in `sys.modules` while Lightning is imported, and is
-taken out then. Whoever imports torchmetrics afterwards imports it as any other package, by the import system's own ways
-with names, threads and failures; only that it runs in the module that Lightning got, which has the parts loaded for it.
+Lightning needs two base classes of torchmetrics, whose package also imports scipy and models of transformers, slower
+than `import torch`. So a placeholder is in `sys.modules` while Lightning is imported. A later `import torchmetrics`
+runs the package in the same module object.
 """
 
 from __future__ import annotations
@@ -22,63 +20,59 @@ from types import ModuleType
 from typing import Any
 
 PACKAGE = "torchmetrics"
-# The base class and its tools import each other, which works out where the tools come first.
+# Imported first, since the base class and its utilities import each other.
 COMES_FIRST = "torchmetrics.utilities"
-# What Lightning takes from the package -> where it lies.
+# Name -> module.
 NEEDED_BY_LIGHTNING = {
     "Metric": "torchmetrics.metric",
     "MetricCollection": "torchmetrics.collections",
     "__version__": "torchmetrics.__about__",
 }
-# The logger that these parts take from the package.
 LOGGER = "_logger"
 
-# Nothing is imported by who holds it.
-_taking_out = threading.Lock()
+# Never held during an import.
+_removal_lock = threading.Lock()
 
 
 @contextlib.contextmanager
 def torchmetrics_on_demand() -> Iterator[None]:
-    """Within it Lightning may be imported; torchmetrics as a whole is loaded when it is next imported after that.
-
-    Where torchmetrics is loaded already, nothing is different.
-    """
-    package = None if PACKAGE in sys.modules else _not_yet_run()
-    # Another thread may have begun to import it meanwhile.
+    """Import Lightning in the block without all of torchmetrics."""
+    package = None if PACKAGE in sys.modules else _make_placeholder()
+    # Another thread may import the package.
     if package is None or sys.modules.setdefault(PACKAGE, package) is not package:
         yield
         return
-    sys.meta_path.insert(0, _RunsInTheSameModule(package))
+    sys.meta_path.insert(0, _PlaceholderFinder(package))
     try:
         yield
     finally:
-        _take_out(package)
+        _remove(package)
 
 
-def _not_yet_run() -> ModuleType | None:
+def _make_placeholder() -> ModuleType | None:
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.loader is None:
         return None
     package = importlib.util.module_from_spec(spec)
     if type(package) is not ModuleType:
-        # Somebody else has ideas about when it is loaded.
+        # Another tool loads the package lazily.
         return None
-    package.__class__ = _NotYetRun
+    package.__class__ = _Placeholder
     return package
 
 
-def _take_out(package: ModuleType) -> None:
-    with _taking_out:
+def _remove(package: ModuleType) -> None:
+    with _removal_lock:
         if type(package) is not ModuleType and sys.modules.get(PACKAGE) is package:
             del sys.modules[PACKAGE]
 
 
-class _NotYetRun(ModuleType):
-    """The package for Lightning: the parts that it loads are loaded one by one."""
+class _Placeholder(ModuleType):
+    """The package during the import of Lightning."""
 
     def __getattr__(self, name: str) -> Any:
-        if type(self) is not ModuleType and not _can_be_had(name, self):
-            _take_out(self)
+        if type(self) is not ModuleType and not _load_name(name, self):
+            _remove(self)
             importlib.import_module(PACKAGE)
         try:
             return self.__dict__[name]
@@ -86,21 +80,21 @@ class _NotYetRun(ModuleType):
             raise AttributeError(f"module {PACKAGE!r} has no attribute {name!r}") from None
 
 
-class _RunsInTheSameModule:
-    """Finds the package, and loads it, where it is imported after Lightning."""
+class _PlaceholderFinder:
+    """A finder and loader that runs the package in the placeholder."""
 
     def __init__(self, package: ModuleType) -> None:
         assert package.__spec__ is not None, f"{PACKAGE} was made from its spec"
-        self.package, self.own_spec = package, package.__spec__
+        self.package = package
+        self.spec = package.__spec__
 
     def __getattr__(self, name: str) -> Any:
-        # What else the package's loader can do.
-        return getattr(self.own_spec.loader, name)
+        return getattr(self.spec.loader, name)
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if fullname != PACKAGE:
             return None
-        spec = copy.copy(self.own_spec)
+        spec = copy.copy(self.spec)
         spec.loader = self  # type: ignore[assignment]
         return spec
 
@@ -109,7 +103,7 @@ class _RunsInTheSameModule:
         return self.package
 
     def exec_module(self, module: ModuleType) -> None:
-        loader = self.own_spec.loader
+        loader = self.spec.loader
         assert module.__spec__ is not None and loader is not None, f"{PACKAGE} was made from its spec"
         module.__spec__.loader = loader
         loader.exec_module(module)
@@ -117,7 +111,7 @@ class _RunsInTheSameModule:
             sys.meta_path.remove(self)
 
 
-def _can_be_had(name: str, package: ModuleType) -> bool:
+def _load_name(name: str, package: ModuleType) -> bool:
     if name == LOGGER:
         package.__dict__[name] = logging.getLogger(PACKAGE)
         return True
@@ -127,6 +121,6 @@ def _can_be_had(name: str, package: ModuleType) -> bool:
         importlib.import_module(COMES_FIRST)
         package.__dict__[name] = getattr(importlib.import_module(NEEDED_BY_LIGHTNING[name]), name)
     except (ImportError, AttributeError):
-        # Another release may have it elsewhere; the package as a whole knows.
+        # Another layout: load the whole package.
         return False
     return True
