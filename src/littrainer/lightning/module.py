@@ -249,8 +249,8 @@ class TransformersModule(DeferredClosureModule):
             the three, or None for a missing value. Predictions are logits or generated tokens.
         """
         settings = self.loss_settings
-        can_compute_loss = can_compute_loss(inputs, settings.label_names, settings.can_return_loss)
-        should_compute_loss = wants_loss and can_compute_loss
+        has_labels = can_compute_loss(inputs, settings.label_names, settings.can_return_loss)
+        should_compute_loss = wants_loss and has_labels
         if self.generates:
             return self._generate_outputs(inputs, should_compute_loss)
         labels, value = None, None
@@ -261,7 +261,7 @@ class TransformersModule(DeferredClosureModule):
             outputs = self.model(**inputs)
         are_compared = self.compute_metrics is not None and self.preprocess_logits_for_metrics is None
         compared = settings.label_names if are_compared else None
-        has_loss = should_compute_loss or (can_compute_loss and contains_loss(outputs))
+        has_loss = should_compute_loss or (has_labels and contains_loss(outputs))
         return value, extract_logits(outputs, get_ignored_outputs(self.model), labels, has_loss, compared), labels
 
     def _generate_outputs(self, inputs: dict[str, Any], should_compute_loss: bool) -> tuple[Any, Any, Any]:
