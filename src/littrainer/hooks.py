@@ -20,8 +20,8 @@ from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer import session
 from littrainer.arguments.choices import HPSearchBackend, SaveStrategy
-from littrainer.arguments.deepspeed import asks_for_deepspeed, settle_deepspeed
-from littrainer.arguments.sharding import sharding_plan
+from littrainer.arguments.deepspeed import has_deepspeed, update_deepspeed
+from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.callbacks.early_stopping import restore_patience
 from littrainer.callbacks.handler import restore_callbacks
 from littrainer.checkpoint import reader
@@ -259,9 +259,9 @@ class OverridePoints:
         self.accelerator = AcceleratorFacade(self.args)
         # `accelerator.gather` instead, as some subclasses set it for one loop, lets a last batch count as a full one.
         self._reset_gather_function()
-        settle_deepspeed(self.args)
-        self.is_deepspeed_enabled = asks_for_deepspeed(self.args)
-        self.is_fsdp_enabled = sharding_plan(self.args) is not None
+        update_deepspeed(self.args)
+        self.is_deepspeed_enabled = has_deepspeed(self.args)
+        self.is_fsdp_enabled = get_sharding_plan(self.args) is not None
 
     def _inner_training_loop(
         self: Any,

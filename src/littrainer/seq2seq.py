@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.compat.v4_trainer import accepts_earlier_keywords
+from littrainer.compat.v4_trainer import accept_earlier_keywords
 from littrainer.evaluation import generation
 from littrainer.evaluation.results import PredictionOutput
 from littrainer.loop.overrides import of_the_package
@@ -33,7 +33,7 @@ class Seq2SeqTrainer(Trainer):
     # Keywords of `generate` while an `evaluate` or `predict` goes on; the values of the script's prediction loop.
     _gen_kwargs: dict[str, Any] = {}  # noqa: RUF012
 
-    @accepts_earlier_keywords(tokenizer="processing_class")
+    @accept_earlier_keywords(tokenizer="processing_class")
     def __init__(
         self,
         model: nn.Module | None = None,

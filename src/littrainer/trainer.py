@@ -24,7 +24,7 @@ from littrainer.checkpoint.layout import TRAINER_STATE_NAME, make_output_dir
 from littrainer.checkpoint.remote import send_files
 from littrainer.checkpoint.run_record import facts_of_run, write_run_record
 from littrainer.compat.trainer_attributes import TrainerAttributes
-from littrainer.compat.v4_trainer import EarlierTrainerMembers, accepts_earlier_keywords
+from littrainer.compat.v4_trainer import EarlierTrainerMembers, accept_earlier_keywords
 from littrainer.data.collators import default_collator_for
 from littrainer.data.columns import DroppedColumns, naming_dropped_columns
 from littrainer.data.loaders import count_examples
@@ -50,7 +50,7 @@ from littrainer.model.facts import parameters_without_embeddings
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
 from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
 from littrainer.optim.schedules import get_scheduler
-from littrainer.redirection.redirect import collect_garbage_as_usual
+from littrainer.redirection.redirect import restore_gc_threshold
 from littrainer.runtime.notes import EVALUATION, SAVE, part_of_training
 from littrainer.runtime.remote_folder import local_folder
 from littrainer.runtime.tracebacks import ShortTraceback
@@ -101,7 +101,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
     # Whether `compute_loss` already divides by the window; None: it does where `num_items_in_batch` reached the model.
     loss_is_scaled_for_ga: bool | None = None
 
-    @accepts_earlier_keywords(tokenizer="processing_class")
+    @accept_earlier_keywords(tokenizer="processing_class")
     def __init__(
         self,
         model: nn.Module | None = None,
@@ -193,7 +193,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         if config is not None:
             config.use_cache = args.use_cache
         self.session.memory.stop(CONSTRUCTION)
-        collect_garbage_as_usual()
+        restore_gc_threshold()
 
     def _validate_args(self) -> None:
         checks.check_construction(self)
@@ -356,7 +356,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
 
     # ---- Training ---------------------------------------------------------------------------------------------------
 
-    @accepts_earlier_keywords(model_path="resume_from_checkpoint")
+    @accept_earlier_keywords(model_path="resume_from_checkpoint")
     def train(
         self,
         resume_from_checkpoint: str | bool | None = None,

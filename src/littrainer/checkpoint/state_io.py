@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from littrainer.arguments.deepspeed import asks_for_deepspeed
-from littrainer.arguments.sharding import sharding_plan
+from littrainer.arguments.deepspeed import has_deepspeed
+from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.checkpoint.layout import (
     FSDP_OPTIMIZER_NAME,
     FSDP_WEIGHTS_NAME,
@@ -215,7 +215,7 @@ class FsdpStateIO(GatheredStateIO):
         if model is self.training.model:
             model = self.training.sharded_model
         if not is_sharded(model):
-            plan = sharding_plan(self.args)
+            plan = get_sharding_plan(self.args)
             # The others may get them when the model is sharded.
             reads_weights = self.is_first or plan is None or not plan.cpu_ram_efficient_loading
             if reads_weights and not (has_parts and to_resume):
@@ -384,10 +384,10 @@ class DeepSpeedStateIO(FullStateIO):
 
 def state_io_for(training: TrainingObjects) -> FullStateIO:
     """Return how checkpoints hold weights and the optimizer's state under the strategy at this moment."""
-    plan = sharding_plan(training.args)
-    if asks_for_deepspeed(training.args):
+    plan = get_sharding_plan(training.args)
+    if has_deepspeed(training.args):
         return DeepSpeedStateIO(training)
     if plan is not None:
-        is_in_parts = plan.saves_shards and is_sharded(training.sharded_model)
+        is_in_parts = plan.has_sharded_checkpoints and is_sharded(training.sharded_model)
         return ShardedStateIO(training) if is_in_parts else FsdpStateIO(training)
     return GatheredStateIO(training) if is_sharded(training.model) else FullStateIO(training)

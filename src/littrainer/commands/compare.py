@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from littrainer.arguments.shown_arguments import default_texts, is_same
+from littrainer.arguments.shown_arguments import format_defaults, is_same
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.weights import holds_weights
 from littrainer.commands.command_line import BAD_INPUT, BadInput, CommandParser
@@ -70,7 +70,7 @@ def causes(one: Run, other: Run) -> list[tuple[str, str, str]]:
     """Return the name and both values of each argument and fact that differed from the start."""
     found = []
     if one.arguments is not None and other.arguments is not None:
-        left, right = ({**default_texts(), **arguments} for arguments in (one.arguments, other.arguments))
+        left, right = ({**format_defaults(), **arguments} for arguments in (one.arguments, other.arguments))
         # One side may have arguments that the other side does not know.
         names = [name for name in left if name in right and name not in NAMES_OF_THE_RUN]
         found = [(name, left[name], right[name]) for name in names if not is_same(left[name], right[name])]

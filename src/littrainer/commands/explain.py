@@ -149,8 +149,8 @@ def explanation(trainer: Trainer, args: TrainingArguments, words: Sequence[str] 
         args: the arguments whose values are shown.
         words: the command line; arguments that are named there come first.
     """
-    from littrainer.arguments.normalization import trackers_in
-    from littrainer.arguments.report_to import tracker_label
+    from littrainer.arguments.normalization import list_trackers
+    from littrainer.arguments.report_to import format_tracker
     from littrainer.lightning_adapter import lightning_trainer
 
     def reason(name: str) -> str:
@@ -170,7 +170,7 @@ def explanation(trainer: Trainer, args: TrainingArguments, words: Sequence[str] 
     window = "each micro-batch" if micro_batches == 1 else f"{micro_batches} micro-batches"
     mode = "manual" if trainer.overrides_training_step() else "automatic"
     precision = lightning.precision_plugin
-    trackers = ", ".join(map(tracker_label, trackers_in(trainer.args.report_to))) or "none"
+    trackers = ", ".join(map(format_tracker, list_trackers(trainer.args.report_to))) or "none"
     parts = [
         ("strategy", f"{type(lightning.strategy).__name__} on {trainer.args.device}"),
         ("precision plugin", f"{type(precision).__name__} ({precision.precision})"),
@@ -183,7 +183,7 @@ def explanation(trainer: Trainer, args: TrainingArguments, words: Sequence[str] 
     options = {word.partition("=")[0].replace("-", "_") for word in words}
     named = {name: value for name, value in args.to_dict().items() if {f"__{name}", f"__no_{name}"} & options}
     changed = [
-        (f"{name}={value!r}", f"{SPECS[name].place.value}: {_purpose_of(name)}")
+        (f"{name}={value!r}", f"{SPECS[name].reader.value}: {_purpose_of(name)}")
         for name, value in (named | changed_arguments(args)).items()
     ]
     sections = {
@@ -238,7 +238,7 @@ def program(args: TrainingArguments, script: str | None = None) -> str:
         elif name == "metric_for_best_model" and value not in ("loss", "eval_loss"):
             left_out.append(f"- {name}: {sentence} Give TransformersModule the compute_metrics that returns it.")
         elif name in ABOUT_DATA or name in ACTED_ON or name == "max_grad_norm":
-            in_arguments.append(f'    "{name}": {value!r},  # {SPECS[name].place.value}: {sentence}\n')
+            in_arguments.append(f'    "{name}": {value!r},  # {SPECS[name].reader.value}: {sentence}\n')
         elif name not in IN_KEYWORDS:
             instead = f" Instead: {LEFT_TO_LIGHTNING[name]}." if name in LEFT_TO_LIGHTNING else ""
             left_out.append(f"- {name}: {sentence}{instead}")

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from littrainer.arguments.secrets import without_secrets
-from littrainer.arguments.shown_arguments import as_text
+from littrainer.arguments.secrets import redact_secrets
+from littrainer.arguments.shown_arguments import format_value
 from littrainer.callbacks.log_history import EVALUATION, TRAINING, History, Point, logged_values, read_history
 from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.layout import (
@@ -232,7 +232,7 @@ def _read_search(record: Path, name: str) -> Search:
             f"{record} is not a readable record of a search ({error}); give a folder whose file is intact."
         ) from error
     for trial in search.stored.trials:
-        trial.parameters = without_secrets(trial.parameters)
+        trial.parameters = redact_secrets(trial.parameters)
     return search
 
 
@@ -315,12 +315,14 @@ def _add_arguments(run: Run, places: list[Path]) -> None:
             run.arguments = read_arguments(path)
             return
         record = json.loads(path.read_text("utf-8"))
-        run.arguments = {name: as_text(value) for name, value in without_secrets(record["arguments"]).items()}
+        run.arguments = {name: format_value(value) for name, value in redact_secrets(record["arguments"]).items()}
         facts = {**record.get("environment", {}), **record.get("versions", {}), **record.get("code", {})}
         for name, described in record.get("data", {}).items():
             facts |= {f"{name} attributes": described.pop("attributes", None), f"{name} data": described}
         facts[FIRST_WEIGHTS] = record.get("model")
-        run.environment = {name: as_text(fact).strip("{}") for name, fact in facts.items() if fact not in (None, {})}
+        run.environment = {
+            name: format_value(fact).strip("{}") for name, fact in facts.items() if fact not in (None, {})
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         run.notes.append(f"The arguments are not known: {path} is not readable ({type(error).__name__}: {error}).")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from littrainer.arguments.shown_arguments import away_from_defaults, default_texts, is_same
+from littrainer.arguments.shown_arguments import format_defaults, is_same, select_non_default
 from littrainer.callbacks.log_history import COSTS, EVALUATION, SPEED_PREFIX, TRAINING, advice_on, shares_of_time
 from littrainer.commands.report_charts import ABSENT, Chart, duration, short_number, split_metrics
 from littrainer.commands.report_folders import Run, Search
@@ -215,8 +215,8 @@ def _training_tables(runs: list[Run]) -> Iterator[Table]:
     yield Table("Where the time goes", ["", *names], _rows_of([_speed_of(run) for run in runs]), note)
     yield Table("Environment", ["", *names], _rows_of([run.environment for run in runs]))
     known = [run.arguments for run in runs if run.arguments is not None]
-    defaults = default_texts()
-    changed = dict.fromkeys(name for texts in known for name in away_from_defaults(texts, defaults))
+    defaults = format_defaults()
+    changed = dict.fromkeys(name for texts in known for name in select_non_default(texts, defaults))
     if len(runs) == 1 and known:
         shown = [[name, known[0][name], defaults.get(name, "not known here")] for name in changed]
         yield Table("Arguments that differ from their defaults", ["argument", "value", "default"], shown)

@@ -21,9 +21,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.destinations import lightning_precision
-from littrainer.arguments.secrets import holds_a_secret
-from littrainer.arguments.shown_arguments import as_text
+from littrainer.arguments.destinations import get_lightning_precision
+from littrainer.arguments.secrets import is_secret_name
+from littrainer.arguments.shown_arguments import format_value
 from littrainer.callbacks.log_history import COSTS, EVALUATION, OF_THE_WHOLE_TRAINING, TRAINING, Point, read_history
 from littrainer.distributed.layout import data_parallel_size
 from littrainer.hub.repository import CARD_NAME, text_of, without_tokens
@@ -89,7 +89,7 @@ def write_card(
         return
     content = _generate(args, state, model, datasets_of(evaluated_on, given), badges, given)
     # The Hub shows the card to everybody.
-    secrets = [getattr(args, field.name, None) for field in dataclasses.fields(args) if holds_a_secret(field.name)]
+    secrets = [getattr(args, field.name, None) for field in dataclasses.fields(args) if is_secret_name(field.name)]
     content = without_tokens(content, *secrets)
     content = _complete_by_peft(model, content) if has_adapters else content
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -209,7 +209,7 @@ def _generate(
         "## Training procedure",
         *_section("### Training hyperparameters", hyperparameters(args, state)),
         "### How it was trained",
-        f"By Lightning: {strategy_name(args)}, {devices}, precision {lightning_precision(args)}.",
+        f"By Lightning: {strategy_name(args)}, {devices}, precision {get_lightning_precision(args)}.",
         *_table_of_results(state.log_history),
         *_section("### Framework versions", framework_versions(), separator=" "),
     ]
@@ -269,8 +269,8 @@ def hyperparameters(args: TrainingArguments, state: TrainerState) -> dict[str, s
     batch_size = state.train_batch_size or args.train_batch_size
     accumulation, by_tokens = args.gradient_accumulation_steps, args.max_tokens_per_batch
     total = batch_size * data_parallel_size(args) * accumulation
-    settings = f", optim_args={as_text(args.optim_args)}" if args.optim_args else ""
-    if "adam" in as_text(args.optim).lower():
+    settings = f", optim_args={format_value(args.optim_args)}" if args.optim_args else ""
+    if "adam" in format_value(args.optim).lower():
         settings = f" with betas=({args.adam_beta1}, {args.adam_beta2}), epsilon={args.adam_epsilon}{settings}"
     known = {
         "learning_rate": args.learning_rate,
@@ -281,7 +281,7 @@ def hyperparameters(args: TrainingArguments, state: TrainerState) -> dict[str, s
         "num_devices": args.world_size if args.world_size > 1 else None,
         "gradient_accumulation_steps": accumulation if accumulation > 1 else None,
         "total_train_batch_size": total if total != batch_size and not by_tokens else None,
-        "optimizer": f"{as_text(args.optim)}{settings}",
+        "optimizer": f"{format_value(args.optim)}{settings}",
         "lr_scheduler_type": args.lr_scheduler_type,
         "lr_scheduler_warmup_steps": args.warmup_steps or None,
         "training_steps": args.max_steps if args.max_steps > 0 else None,
@@ -290,7 +290,7 @@ def hyperparameters(args: TrainingArguments, state: TrainerState) -> dict[str, s
         "label_smoothing_factor": args.label_smoothing_factor or None,
         "weight_decay": args.weight_decay or None,
     }
-    return {name: as_text(value) for name, value in known.items() if value is not None}
+    return {name: format_value(value) for name, value in known.items() if value is not None}
 
 
 def framework_versions() -> dict[str, str]:

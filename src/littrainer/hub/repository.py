@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.secrets import masked, without_secrets
+from littrainer.arguments.secrets import mask_secret, redact_secrets
 from littrainer.runtime.notes import add_note
 from littrainer.runtime.tracebacks import error_and_reasons
 
@@ -157,8 +157,8 @@ def known_tokens(*given: Any) -> list[str]:
 def without_tokens(text: str, *given: Any) -> str:
     """Return a text without any of the tokens that are given or logged in, and without what looks like one."""
     for token in known_tokens(*given):
-        text = text.replace(token, masked("hub_token"))
-    plain: str = without_secrets(HUB_TOKEN.sub(masked("hub_token"), text))
+        text = text.replace(token, mask_secret("hub_token"))
+    plain: str = redact_secrets(HUB_TOKEN.sub(mask_secret("hub_token"), text))
     return plain
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from littrainer.arguments.accelerator_config import AcceleratorConfig
-from littrainer.arguments.earlier_names import EARLIER_NAMES, unknown_names_message
-from littrainer.arguments.secrets import holds_a_secret
+from littrainer.arguments.earlier_names import EARLIER_NAMES, format_unknown_names
+from littrainer.arguments.secrets import is_secret_name
 from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments, TrainingArguments
 from littrainer.runtime.notes import kind_of
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class ModuleArguments(Seq2SeqTrainingArguments):
     """Training arguments that leave processes, devices, and when to evaluate and to save, to Lightning."""
 
-    decides_the_run: ClassVar[bool] = False
+    is_for_trainer: ClassVar[bool] = False
 
 
 def arguments_from(given: TrainingArguments | Mapping[str, Any] | None) -> TrainingArguments:
@@ -45,7 +45,7 @@ def arguments_from(given: TrainingArguments | Mapping[str, Any] | None) -> Train
     known = names_of_arguments()
     unknown = [name for name in given if name not in known and name not in EARLIER_NAMES]
     if unknown:
-        raise TypeError(unknown_names_message("args", unknown, known))
+        raise TypeError(format_unknown_names("args", unknown, known))
     args = ModuleArguments(**given)
     earlier = [EARLIER_NAMES[name].replaced_by for name in given if name in EARLIER_NAMES]
     vars(args)["given_names"] = [*given, *earlier]
@@ -66,7 +66,7 @@ def changed_arguments(args: TrainingArguments) -> dict[str, Any]:
     return {
         name: value
         for name, value in args.to_dict().items()
-        if name in default and value != default[name] and is_plain(value) and not holds_a_secret(name)
+        if name in default and value != default[name] and is_plain(value) and not is_secret_name(name)
         # `to_dict` returns the settings of an object.
         if not (name == "generation_config" and isinstance(value, dict))
     }

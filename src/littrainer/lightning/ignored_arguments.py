@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import WarningCache, rank_zero_warn
 
-from littrainer.arguments.specifications import SPECS, Place
+from littrainer.arguments.specifications import SPECS, ArgumentReader
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.lightning.arguments import changed_arguments
 
@@ -98,10 +98,12 @@ LEFT_TO_LIGHTNING: dict[str, str] = {
 ABOUT_DATA = frozenset(
     name
     for name, spec in SPECS.items()
-    if spec.place in (Place.LOADER, Place.SAMPLER) or name in ("seed", "remove_unused_columns")
+    if spec.reader in (ArgumentReader.LOADER, ArgumentReader.SAMPLER) or name in ("seed", "remove_unused_columns")
 ) - set(LEFT_TO_LIGHTNING)
 # Acted on by `TransformersModule`; scripts read the others.
-ACTED_ON = frozenset(name for name, spec in SPECS.items() if spec.place != Place.SCRIPT and name != "output_dir") - {
+ACTED_ON = frozenset(
+    name for name, spec in SPECS.items() if spec.reader != ArgumentReader.SCRIPT and name != "output_dir"
+) - {
     *ABOUT_DATA,
     *LEFT_TO_LIGHTNING,
 }

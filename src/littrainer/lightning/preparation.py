@@ -14,7 +14,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 
 from littrainer.arguments.choices import SchedulerType
-from littrainer.arguments.sharding import sharding_plan
+from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.loop.loss import smoother_for
 from littrainer.loop.loss_normalization import UNKNOWN, LossHead
@@ -109,12 +109,12 @@ def split_model(model: nn.Module, strategy: Any, args: TrainingArguments) -> int
     if shards > 1 and not is_a(model, "resharding module"):
         from littrainer.strategies.sharded import shard
 
-        plan: Any = sharding_plan(args)
+        plan: Any = get_sharding_plan(args)
         if plan is None:
             # The plan of `fsdp=True`.
             sharded_args: Any = copy.copy(args)
             sharded_args.fsdp, sharded_args.fsdp_config = True, args.fsdp_config or {"version": 2}
-            plan = sharding_plan(sharded_args)
+            plan = get_sharding_plan(sharded_args)
         computes_in = FORWARD_TYPES.get(strategy.precision_plugin.precision)
         shard(model, plan, mesh["data_parallel"], strategy.root_device, computes_in)
     return together

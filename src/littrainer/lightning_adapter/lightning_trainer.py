@@ -19,8 +19,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from littrainer.arguments.choices import IntervalStrategy
 from littrainer.arguments.destinations import DERIVED_KEYWORDS
-from littrainer.arguments.did_you_mean import suggestion
-from littrainer.arguments.process import matmul_precision
+from littrainer.arguments.did_you_mean import suggest_name
+from littrainer.arguments.process import get_matmul_precision
 from littrainer.callbacks.lightning_callbacks import (
     ONLY_IN_TRAINING,
     check_average_begins,
@@ -129,7 +129,7 @@ def build_lightning_trainer(trainer: Any, run: TrainingRun | None) -> pl.Trainer
         ValueError: Lightning refuses the value of one.
     """
     # Lightning reads torch's older switch, where a script has set the newer one alone.
-    if (precision := matmul_precision()) in ("tf32", "ieee"):
+    if (precision := get_matmul_precision()) in ("tf32", "ieee"):
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     keywords = lightning_keywords(trainer.args, trainer.lightning_keywords)
     keywords["strategy"] = fitted_strategy(keywords.get("strategy", "auto"), trainer)
@@ -210,7 +210,7 @@ def _built(callbacks: list[Callback], keywords: dict[str, Any]) -> pl.Trainer:
     for name in keywords:
         if name not in known:
             raise TypeError(
-                f"lightning={{{name!r}: ...}} is no keyword of lightning.Trainer ({suggestion(name, known)})."
+                f"lightning={{{name!r}: ...}} is no keyword of lightning.Trainer ({suggest_name(name, known)})."
             )
     with quiet_lightning(), cached_entry_points():
         try:

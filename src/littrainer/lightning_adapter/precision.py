@@ -12,7 +12,7 @@ from lightning.pytorch.strategies import FSDPStrategy
 from torch import nn
 
 from littrainer.arguments.destinations import FULL_PRECISION
-from littrainer.arguments.sharding import sharding_plan
+from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.distributed.layout import tensor_parallel_size
 from littrainer.optim.stepping import GradScalerMixin
 from littrainer.strategies.deepspeed import TrainerDeepSpeedStrategy
@@ -146,7 +146,7 @@ def _whole_beside_split(args: TrainingArguments, trained_model: nn.Module | None
     """What leaves some gradients whole and splits others between processes; None if nothing does."""
     if tensor_parallel_size(args) > 1:
         return "tensor parallelism (tp_size)"
-    plan = sharding_plan(args)
+    plan = get_sharding_plan(args)
     if plan is None or trained_model is None:
         return None
     is_trained = any(one.requires_grad for one in ignored_parameters(trained_model, plan.ignored_modules))

@@ -12,17 +12,17 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from littrainer.arguments.accelerator_config import settle_accelerator_config
+from littrainer.arguments.accelerator_config import normalize_accelerator_config
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
-from littrainer.arguments.deepspeed import check_settled
+from littrainer.arguments.deepspeed import check_deepspeed_unchanged
 from littrainer.arguments.rules import (
-    check_health_arguments,
+    apply_global_batch_size,
     check_loader_processes,
+    check_nonfinite_arguments,
     check_values,
     refuse_unsupported,
-    settle_global_batch_size,
 )
-from littrainer.arguments.sharding import check_processes, sharding_plan
+from littrainer.arguments.sharding import check_processes, get_sharding_plan
 from littrainer.data.limits import check_limits, further_keywords
 from littrainer.data.loaders import has_length
 from littrainer.distributed.group import ensure_process_group
@@ -167,7 +167,7 @@ def check_arguments(args: TrainingArguments) -> None:
     """Refuse arguments that cannot be right or are not supported, and apply the log level."""
     # Scripts set fields after construction too.
     check_values(args)
-    settle_accelerator_config(args)
+    normalize_accelerator_config(args)
     check_loader_processes(args)
     refuse_unsupported(args)
     # Reading it refuses what it cannot be.
@@ -321,7 +321,7 @@ def check_before_training(trainer: Any) -> None:
     if os.environ.get(CHECKED_PROCESS, str(os.getpid())) != str(os.getpid()):
         raise RuntimeError("`littrainer check` lets no child process train: check a script that calls train() itself.")
     refuse_unsupported(trainer.args)
-    settle_global_batch_size(trainer.args)
+    apply_global_batch_size(trainer.args)
     # Methods may have been set on the instance since it was made.
     refuse_ignored_overrides(trainer)
     accept_earlier_signatures(trainer)
@@ -330,9 +330,9 @@ def check_before_training(trainer: Any) -> None:
             f'loss_normalization="exact" and {type(trainer).__name__}, whose compute_loss or training_step does not '
             "take num_items_in_batch: add that parameter, and divide the sum of the micro-batch's losses by it."
         )
-    check_settled(trainer.args, trainer.is_deepspeed_enabled)
-    is_version_1 = getattr(sharding_plan(trainer.args), "version", None) == 1
-    check_health_arguments(trainer.args, splits_weights=is_version_1 or tensor_parallel_size(trainer.args) > 1)
+    check_deepspeed_unchanged(trainer.args, trainer.is_deepspeed_enabled)
+    is_version_1 = getattr(get_sharding_plan(trainer.args), "version", None) == 1
+    check_nonfinite_arguments(trainer.args, splits_weights=is_version_1 or tensor_parallel_size(trainer.args) > 1)
     needs_whole_model = trainer.args.auto_micro_batch or trainer.args.ema_decay is not None
     is_split = needs_whole_model and (
         trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.get_tp_size() > 1

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from littrainer.arguments.rules import check_health_arguments
+from littrainer.arguments.rules import check_nonfinite_arguments
 from littrainer.callbacks.lightning_states import restore_lightning_callbacks
 from littrainer.callbacks.state import TrainerState, is_exportable
 from littrainer.checkpoint.reader import read_state
@@ -270,7 +270,7 @@ class TrainingRun:
         handler = trainer.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
         session, state, health = trainer.session, trainer.state, self.step.health
-        check_health_arguments(trainer.args, trainer.optimizer)
+        check_nonfinite_arguments(trainer.args, trainer.optimizer)
         session.loss = RunningLoss(trainer.args.device, state.global_step, health.values)
         if health.rollback_counts:
             # Metrics are about the whole call of `train()`, as far as it counts.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer.arguments.process import matmul_precision
+from littrainer.arguments.process import get_matmul_precision
 from littrainer.callbacks.log_history import SPEED_PREFIX, TIME_PARTS, advice_on
 from littrainer.data.loaders import first_dimension
 from littrainer.data.packing import tokens_in_documents
@@ -45,7 +45,7 @@ PEAKS: dict[str, tuple[float, float, float]] = {
 def peak_of(device: torch.device, is_half: bool) -> float | None:
     """Return the most operations a second that a device can do, in 16 bits or not; None if that is not known."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    kind = 0 if is_half else 1 if matmul_precision() in ("high", "medium", "tf32") else 2
+    kind = 0 if is_half else 1 if get_matmul_precision() in ("high", "medium", "tf32") else 2
     return next((peaks[kind] for part, peaks in PEAKS.items() if re.search(rf"\b{part}\b", name)), None)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from littrainer.arguments.did_you_mean import suggestion
+from littrainer.arguments.did_you_mean import suggest_name
 from littrainer.distributed.failures import is_running
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.weak_attributes import without_callers_frames
@@ -66,7 +66,7 @@ def run_hp_search_optuna(
     study_names = inspect.signature(optuna.create_study).parameters.keys() - {"direction", "directions"}
     optimize_names = inspect.signature(optuna.Study.optimize).parameters.keys() - {"self", "func", "n_trials"}
     for name in kwargs.keys() - study_names - optimize_names:
-        near = suggestion(name, ["direction", *study_names, *optimize_names])
+        near = suggest_name(name, ["direction", *study_names, *optimize_names])
         raise TypeError(
             f"hyperparameter_search was given {name}, which neither optuna.create_study nor optuna.Study.optimize "
             f"takes ({near})."

@@ -11,7 +11,7 @@ from typing import Any
 
 from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.arguments.choices import HPSearchBackend
-from littrainer.arguments.did_you_mean import suggestion
+from littrainer.arguments.did_you_mean import suggest_name
 from littrainer.checkpoint.remote import send_files
 from littrainer.loop.overrides import own_methods
 from littrainer.runtime.nested_values import map_nested
@@ -93,7 +93,7 @@ def _check_direction(direction: Any) -> str | list[str]:
     names = [str(getattr(entry, "name", entry)).lower() for entry in (direction if has_several else [direction])]
     for name in names:
         if name not in DIRECTIONS:
-            near = suggestion(name, DIRECTIONS)
+            near = suggest_name(name, DIRECTIONS)
             raise ValueError(f"direction={direction!r} is neither 'minimize' nor 'maximize' ({near}).")
     return names if has_several else names[0]
 

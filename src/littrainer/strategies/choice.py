@@ -9,8 +9,8 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from littrainer.arguments.deepspeed import asks_for_deepspeed
-from littrainer.arguments.sharding import sharding_plan
+from littrainer.arguments.deepspeed import has_deepspeed
+from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.distributed.layout import tensor_parallel_size
 
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ class TrainedModel(Protocol):
 
 
 def _fsdp_version(args: Any) -> int | None:
-    plan = sharding_plan(args)
+    plan = get_sharding_plan(args)
     return None if plan is None else plan.version
 
 
 # Name -> whether arguments ask for it, its module here, and the function in it that makes it. The first that is asked
 # for is taken.
 STRATEGIES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
-    "DeepSpeed": (asks_for_deepspeed, "deepspeed", "TrainerDeepSpeedStrategy"),
+    "DeepSpeed": (has_deepspeed, "deepspeed", "TrainerDeepSpeedStrategy"),
     "FSDP version 1": (lambda args: _fsdp_version(args) == 1, "sharded_v1", "FirstVersionStrategy"),
     "FSDP": (lambda args: _fsdp_version(args) == 2, "model_parallel", "ResidentModelParallelStrategy"),
     "tensor parallel": (lambda args: tensor_parallel_size(args) > 1, "model_parallel", "ResidentModelParallelStrategy"),

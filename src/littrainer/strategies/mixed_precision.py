@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from littrainer.arguments.deepspeed import asks_for_deepspeed
-from littrainer.arguments.destinations import lightning_precision
+from littrainer.arguments.deepspeed import has_deepspeed
+from littrainer.arguments.destinations import get_lightning_precision
 from littrainer.runtime.nested_values import map_nested
 from littrainer.runtime.weak_attributes import WeaklyBound
 
@@ -24,9 +24,9 @@ HALF_TYPES = (torch.float16, torch.bfloat16)
 
 def forward_type(args: Any) -> torch.dtype | None:
     """What the forward pass computes in under autocast; None for the model's own precision, as under DeepSpeed."""
-    if asks_for_deepspeed(args):
+    if has_deepspeed(args):
         return None
-    return FORWARD_TYPES.get(lightning_precision(args))
+    return FORWARD_TYPES.get(get_lightning_precision(args))
 
 
 def run_forward_in(model: nn.Module, device_type: str, dtype: torch.dtype) -> None:

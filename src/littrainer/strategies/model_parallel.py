@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
-from littrainer.arguments.sharding import sharding_plan
+from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.distributed.layout import (
     data_parallel_size,
     device_mesh,
@@ -64,7 +64,7 @@ class ResidentModelParallelStrategy(InPlaceStrategy, ModelParallelStrategy):
         )
         self.cluster_environment = LaunchedProcesses(args)
         self.trained = trained
-        self.plan = sharding_plan(args)
+        self.plan = get_sharding_plan(args)
         layout = process_layout(args)
         self._sizes = (layout.replicas, layout.shards) if self.plan is None else sharding_sizes(args)
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from littrainer.arguments.process import NO_COMPILATION
-from littrainer.arguments.sharding import sharding_plan
+from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.model.traversal import move_to
 from littrainer.strategies.mixed_precision import forward_type, run_forward_in
 
@@ -44,7 +44,7 @@ def prepared_model(
     """
     model = trainer.model
     dtype = forward_type(trainer.args)
-    plan = sharding_plan(trainer.args)
+    plan = get_sharding_plan(trainer.args)
     # What is sharded computes in half precision by the policy that it is sharded with.
     if dtype is not None and (plan is None or plan.version == 1):
         run_forward_in(model, trainer.args.device.type, dtype)

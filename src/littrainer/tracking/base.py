@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from littrainer.arguments.report_to import require_installed, tracker_label, trackers_in
-from littrainer.arguments.secrets import without_secrets
+from littrainer.arguments.report_to import format_tracker, list_trackers, require_installed
+from littrainer.arguments.secrets import redact_secrets
 from littrainer.callbacks.base import TrainerCallback
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
 
@@ -270,16 +270,16 @@ def model_config_of(model: Any) -> dict[str, Any]:
     config = getattr(model, "config", None)
     if config is None:
         return {}
-    return without_secrets(dict(config) if isinstance(config, dict) else config.to_dict())
+    return redact_secrets(dict(config) if isinstance(config, dict) else config.to_dict())
 
 
 def shown_arguments(args: Any) -> dict[str, Any]:
     """Return the training arguments as plain values, with secrets masked."""
-    shown = {**args.to_dict(), "report_to": [tracker_label(tracker) for tracker in trackers_in(args.report_to)]}
+    shown = {**args.to_dict(), "report_to": [format_tracker(tracker) for tracker in list_trackers(args.report_to)]}
     if "lightning" in shown:
         # Loggers and plugins among its values may have secrets as attributes.
         shown["lightning"] = json.loads(json.dumps(args.lightning, default=_path_or_class_name))
-    return without_secrets(shown)
+    return redact_secrets(shown)
 
 
 def _path_or_class_name(value: Any) -> str:

@@ -8,7 +8,7 @@ import os
 import socket
 from typing import Any
 
-from littrainer.arguments.secrets import without_secrets
+from littrainer.arguments.secrets import redact_secrets
 from littrainer.tracking.base import TrackerCallback, as_number, shown_arguments, warn_of_left_out, with_tracked_names
 
 
@@ -67,7 +67,7 @@ class TensorBoardCallback(TrackerCallback):
         config: Any = getattr(model, "config", None)
         if hasattr(config, "to_json_string"):
             values = json.loads(config.to_json_string())
-            shown = without_secrets(values)
+            shown = redact_secrets(values)
             text = config.to_json_string() if shown is values else json.dumps(shown, indent=2, sort_keys=True)
             self.tb_writer.add_text("model_config", text)
 
