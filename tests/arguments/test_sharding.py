@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from littrainer.arguments.sharding import KEYS, OTHER_NAMES, ShardingPlan, check_processes, get_sharding_plan
+from littrainer.arguments.sharding import KEY_ALIASES, KEYS, ShardingPlan, check_processes, get_sharding_plan
 from tests.scenarios.trainers import quiet_arguments
 
 # Key -> a value other than its default, and further keys that it needs.
@@ -72,7 +72,7 @@ def test_words_of_transformers_4_and_files_are_understood_also_if_they_are_set_a
 
 
 def test_every_key_has_another_value_here() -> None:
-    assert OTHER_VALUES.keys() == KEYS.keys() >= set(OTHER_NAMES.values())
+    assert OTHER_VALUES.keys() == KEYS.keys() >= set(KEY_ALIASES.values())
     page = Path(__file__).parents[2].joinpath("docs", "scale.md").read_text(encoding="utf-8")
     for name, default in ((field.name, field.default) for field in dataclasses.fields(ShardingPlan)):
         shown = "none" if default is None or name == "auto_wrap_policy" else f"`{default}`"
