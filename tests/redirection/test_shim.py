@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from littrainer.redirection.names import REPLACED
-from littrainer.redirection.shim import Binding, ShimLoader, bindings_in
+from littrainer.redirection.shim import Binding, ShimLoader, parse_bindings
 
 ORIGINAL = """
 from __future__ import annotations
@@ -119,4 +119,4 @@ SOURCES: dict[str, dict[str, Binding]] = {
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_what_a_module_binds_is_read_from_its_source(source: str) -> None:
-    assert bindings_in(source, "package.module") == SOURCES[source]
+    assert parse_bindings(source, "package.module") == SOURCES[source]

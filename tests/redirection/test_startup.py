@@ -36,10 +36,10 @@ def test_spawned_processes_and_subprocesses_are_redirected_and_load_nothing_heav
 
 def test_a_redirected_process_looks_for_garbage_less_often(tmp_path: Path) -> None:
     done = run_python("-c", "import gc, littrainer.auto; print(gc.get_threshold()[0])", cwd=tmp_path)
-    assert int(done.stdout) == redirect.STARTUP_THRESHOLD, done.stderr
+    assert int(done.stdout) == redirect.STARTUP_GC_THRESHOLD, done.stderr
 
 
-@pytest.mark.parametrize(("found", "left"), [(redirect.STARTUP_THRESHOLD, redirect._usual_threshold), (5, 5)])
+@pytest.mark.parametrize(("found", "left"), [(redirect.STARTUP_GC_THRESHOLD, redirect._default_gc_threshold), (5, 5)])
 def test_with_a_trainer_garbage_is_looked_for_as_usual(tmp_path: Path, found: int, left: int) -> None:
     before = gc.get_threshold()
     gc.set_threshold(found, *before[1:])
