@@ -50,7 +50,7 @@ the micro-batch.
 
 
 def arguments_page() -> str:
-    """The page as Markdown, one table for each topic, ending with a newline."""
+    """Return the page as Markdown, with a table for each topic."""
     return "\n".join(
         [
             INTRODUCTION.format(refused=_refused()),
@@ -100,7 +100,6 @@ def _topic_tables() -> list[str]:
 
 
 def _refused() -> str:
-    """A sentence on the arguments that take only some of transformers' values."""
     (name,) = SUPPORTED_VALUES
     values = " or ".join(f"`{value}`" for value in SUPPORTED_VALUES[name])
     return f"Only `{name}` takes fewer values than in transformers: {values}, or `NotImplementedError`."
