@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration, filled in from arguments, and the plugin that libraries read."""
+"""DeepSpeed's configuration and plugin."""
 
 from __future__ import annotations
 
@@ -43,12 +43,11 @@ class Setting(NamedTuple):
 
     @property
     def initial_value(self) -> Any:
-        """Return the value for a configuration without the key."""
         return self.default if self.launched is None else self.launched
 
     @property
     def variable(self) -> str:
-        """Return the environment variable of `accelerate launch`."""
+        """Return the variable of `accelerate launch`."""
         return f"{PREFIX if self.key.startswith('zero') else 'ACCELERATE_'}{self.name.upper()}"
 
 
@@ -69,8 +68,7 @@ SETTINGS = (
 )
 OFFLOAD_DEVICES = ("cpu", "nvme")
 
-# Dotted key -> source of the value for errors, and function from arguments and micro-batch size to the value. A
-# different value in the configuration raises an error.
+# Dotted key -> source for errors, and function from arguments and micro-batch size to the value.
 FROM_ARGUMENTS: dict[str, tuple[str, Callable[[Any, int], Any]]] = {
     "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", lambda args, size: size),
     "gradient_accumulation_steps": ("gradient_accumulation_steps", lambda args, size: args.gradient_accumulation_steps),
@@ -105,10 +103,10 @@ FROM_HIDDEN_SIZE: dict[str, tuple[Callable[[int], int], bool]] = {
 
 
 class DeepSpeedConfig:
-    """Configuration of DeepSpeed, with the members of transformers' HfTrainerDeepSpeedConfig.
+    """Configuration of DeepSpeed, in place of transformers' HfTrainerDeepSpeedConfig.
 
     Parameters:
-        config_file_or_dict: a dict, which is copied, the path of a JSON file, or JSON text.
+        config_file_or_dict: dict, path of a JSON file, or JSON text.
 
     Raises:
         ValueError: the value is invalid, or has no section `zero_optimization`.
@@ -131,8 +129,6 @@ class DeepSpeedConfig:
                 self.fill_only(setting.key, setting.initial_value)
         self.fill_only("scheduler.params.warmup_min_lr", 0)
         self.set_stage_and_offload()
-
-    # ---- Queries -----------------------------------------------------------------------------------------------------
 
     def find_config_node(self, ds_key_long: str) -> tuple[dict[str, Any] | None, str]:
         """Return the section of a dotted key, None if it is missing, and the key within the section."""
@@ -190,17 +186,8 @@ class DeepSpeedConfig:
             return torch.bfloat16
         return torch.float16 if self.is_true("fp16.enabled") else torch.float32
 
-    # ---- Filling in --------------------------------------------------------------------------------------------------
-
     def fill_match(self, ds_key_long: str, hf_val: Any, hf_key: str | None = None, must_match: bool = True) -> None:
-        """Replace "auto" by the arguments' value, and record a different value in `mismatches`.
-
-        Parameters:
-            ds_key_long: dotted key.
-            hf_val: value of the arguments.
-            hf_key: name of the argument.
-            must_match: record a different value.
-        """
+        """Replace "auto" by the arguments' value; if it must match, record a different value in `mismatches`."""
         node, key = self.find_config_node(ds_key_long)
         if node is None:
             return
@@ -220,9 +207,8 @@ class DeepSpeedConfig:
         """Fill in the values of training arguments.
 
         Parameters:
-            args: training arguments.
             auto_find_batch_size: accept different batch sizes, since they change.
-            micro_batch_size: samples per micro-batch of a process; by default those of the arguments.
+            micro_batch_size: samples per process, by default those of the arguments.
         """
         self.mismatches = []
         size = args.per_device_train_batch_size if micro_batch_size is None else micro_batch_size
@@ -241,11 +227,7 @@ class DeepSpeedConfig:
         self.set_mixed_precision(args.mixed_precision)
 
     def set_mixed_precision(self, mixed_precision: str) -> None:
-        """Set the precision of the engine, unless the configuration has a section for it.
-
-        Parameters:
-            mixed_precision: `no`, `bf16` or `fp16`.
-        """
+        """Set the precision, `no`, `bf16` or `fp16`, unless the configuration sets it."""
         sections: dict[str, dict[str, Any]] = {"fp16": {"enabled": True, "auto_cast": True}, "bf16": {"enabled": True}}
         for name, enabled in sections.items():
             section = self.config.setdefault(name, enabled if name == mixed_precision else {"enabled": False})
@@ -253,12 +235,7 @@ class DeepSpeedConfig:
                 section["enabled"] = name == mixed_precision
 
     def trainer_config_finalize(self, args: Any, model: Any, num_training_steps: int) -> None:
-        """Fill in the values that depend on the model and the length of the training.
-
-        Parameters:
-            args: training arguments.
-            model: the model, whose config has the hidden size.
-            num_training_steps: optimizer steps of the training.
+        """Fill in the values that depend on the model's hidden size and the length of the training.
 
         Raises:
             ValueError: values differ from the arguments, or are still "auto".
@@ -296,11 +273,7 @@ class DeepSpeedConfig:
                 self.del_config_sub_tree(key)
 
     def del_config_sub_tree(self, ds_key_long: str, must_exist: bool = False) -> None:
-        """Delete a section or a value.
-
-        Raises:
-            ValueError: it is missing and `must_exist` is set.
-        """
+        """Delete a section or a value; raise ValueError if it must exist and is missing."""
         node, key = self.find_config_node(ds_key_long)
         if node is not None and key in node:
             del node[key]
@@ -334,7 +307,7 @@ class DeepSpeedPlugin:
     """Substitute for accelerate's DeepSpeedPlugin.
 
     Parameters:
-        hf_ds_config: the configuration; libraries may change its dict, `deepspeed_config`.
+        hf_ds_config: the configuration.
         zero3_init: let `from_pretrained` shard models in stage 3.
     """
 
@@ -345,7 +318,6 @@ class DeepSpeedPlugin:
 
     @property
     def deepspeed_config(self) -> dict[str, Any]:
-        """Return the configuration as a dict."""
         return self.hf_ds_config.config
 
     @deepspeed_config.setter
@@ -377,7 +349,7 @@ class DeepSpeedPlugin:
             self.set_deepspeed_weakref()
 
     def set_deepspeed_weakref(self) -> None:
-        """Register the configuration for `from_pretrained`, which then shards models in stage 3, or unregister it."""
+        """Register or unregister the configuration for `from_pretrained`, which shards models in stage 3."""
         with contextlib.suppress(ImportError):
             integration = importlib.import_module("transformers.integrations.deepspeed")
             if self.hf_ds_config.is_zero3() and not self.zero3_init_flag:
@@ -387,15 +359,10 @@ class DeepSpeedPlugin:
                 integration.set_hf_deepspeed_config(self.hf_ds_config)
 
     def select(self, _from_accelerator_state: bool = False) -> None:
-        """Activate this plugin."""
         self.set_deepspeed_weakref()
 
     def set_moe_leaf_modules(self, model: Any) -> None:
-        """Mark modules of the classes in `transformer_moe_cls_names` as leaves, which DeepSpeed gathers at once.
-
-        Raises:
-            ValueError: the model has no module of such a class.
-        """
+        """Mark modules of `transformer_moe_cls_names` as leaves, which DeepSpeed gathers at once."""
         if not self.transformer_moe_cls_names:
             return
         classes = {type(module).__name__: type(module) for module in model.modules()}
@@ -438,10 +405,7 @@ def _parse_value(text: str) -> Any:
 
 
 def set_up_deepspeed(args: Any) -> None:
-    """Set `hf_deepspeed_config` and `deepspeed_plugin` if arguments or the launcher enable DeepSpeed.
-
-    While the arguments exist, `from_pretrained` shards models in stage 3.
-    """
+    """Set `hf_deepspeed_config` and `deepspeed_plugin` if arguments or the launcher enable DeepSpeed."""
     launched = read_launcher_config()
     config = args.deepspeed or launched
     if not config:
@@ -449,14 +413,12 @@ def set_up_deepspeed(args: Any) -> None:
     _check_installed()
     adopt_config(args, DeepSpeedConfig(config), launched is None or not os.environ.get(ZERO3_INIT) or is_on(ZERO3_INIT))
     if args.deepspeed_plugin.zero3_init_flag:
-        # `from_pretrained` gives each process its shard.
         from littrainer.distributed.group import start_deepspeed_communication
 
         start_deepspeed_communication(args)
 
 
 def adopt_config(args: Any, config: DeepSpeedConfig, zero3_init: bool = True) -> None:
-    """Set the configuration of arguments and activate its plugin."""
     config.trainer_config_process(args, args.auto_find_batch_size)
     args.hf_deepspeed_config, args.deepspeed_plugin = config, DeepSpeedPlugin(config, zero3_init)
     args.deepspeed_plugin.select()
@@ -473,11 +435,7 @@ def update_deepspeed(args: Any) -> None:
 
 
 def check_deepspeed_unchanged(args: Any, is_enabled: bool) -> None:
-    """Raise ValueError if `deepspeed` changed after the Trainer was made, or conflicts with other arguments.
-
-    Parameters:
-        is_enabled: whether the Trainer was made for DeepSpeed.
-    """
+    """Raise ValueError if `deepspeed` differs from that of the Trainer, or conflicts with other arguments."""
     plugin = args.deepspeed_plugin
     is_unchanged = plugin is not None and plugin.hf_ds_config.given == args.deepspeed
     if args.deepspeed and not (is_enabled and is_unchanged):

@@ -31,12 +31,12 @@ class EarlierName:
     Parameters:
         advice: end of the sentence "X is no longer an argument: ...".
         replaced_by: the new argument; without it only `idle` values are accepted.
-        idle: values without effect, the former default first.
+        idle: values without effect, first the former default.
         kind: type of the command-line option.
-        convert: returns the new argument's value for an earlier value and the current arguments.
-        read: returns the earlier value for the new argument's value.
-        extends: whether the value adds to the new argument instead of replacing it.
-        harmless: whether no value changes a run's results, so that each is dropped.
+        convert: converts an earlier value to the new value, by the current arguments.
+        read: converts the new value to the earlier value.
+        extends: add to the new argument instead of replacing it.
+        harmless: drop every value.
     """
 
     advice: str
@@ -60,7 +60,6 @@ class EarlierName:
         return {self.replaced_by: self.convert(value, current)}
 
     def get_value(self, args: Any) -> Any:
-        """Return the value of the earlier argument."""
         return self.idle[0] if self.replaced_by is None else self.read(getattr(args, self.replaced_by))
 
 
@@ -71,7 +70,7 @@ def _renamed(name: str, kind: type = str) -> EarlierName:
 def _entry(
     name: str, key: str, kind: type = bool, idle: tuple[Any, ...] = (None,), is_list: bool = False
 ) -> EarlierName:
-    """Return the rule of an argument that became an entry of a dict, or an item of a list entry."""
+    """Return the rule of an argument that became an entry of a dict."""
 
     def entries_of(config: Any) -> dict[str, Any]:
         return config.to_dict() if isinstance(config, AcceleratorConfig) else read_mapping(config or {}, name)
@@ -201,7 +200,7 @@ def translate_earlier_names(cls: type, keywords: Mapping[str, Any]) -> dict[str,
         try:
             translation = rule.translate(name, value, functools.partial(_get_current, cls, today))
             for new_name, new_value in translation.items():
-                # Command-line parsers pass every argument, so a default is no contradiction.
+                # Command-line parsers also pass defaults.
                 present = _get_current(cls, today, new_name)
                 if not rule.extends and present not in (new_value, _get_default(cls, new_name)):
                     contradiction = f"{_format(name, value)} contradicts {_format(new_name, present)}"
@@ -239,10 +238,7 @@ def _format(name: str, value: Any) -> str:
 
 
 def apply_fields_with_earlier_names(args: Any) -> None:
-    """Translate fields with earlier names that a script's dataclass declares again.
-
-    The new argument overrides the field's default; another value of the field raises ValueError.
-    """
+    """Translate fields with earlier names in a script's dataclass, unless the new argument overrides a default."""
     cls = type(args)
     for name, field in cls.__dataclass_fields__.items():
         rule = EARLIER_NAMES.get(name)
@@ -299,8 +295,7 @@ class EarlierAttribute:
 class AcceptsEarlierNames:
     """Base of argument classes whose constructors and attributes accept earlier names and reject unknown names.
 
-    `__new__` wraps the constructors, since the dataclass decorator generates them after `__init_subclass__`.
-    Constructors with `**kwargs` are not wrapped.
+    `__new__` wraps the constructors, which the dataclass decorator generates after `__init_subclass__`.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:

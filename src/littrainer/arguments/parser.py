@@ -39,8 +39,8 @@ else:
 class HfArgumentParser(_Parser):
     """Parser whose options are the fields of dataclasses, and which returns instances of the dataclasses.
 
-    It extends transformers' parser: it accepts argument names and choices of earlier releases, and text or a boolean
-    for `str | bool`; an error ends the program with exit status 2 and a line with the nearest option.
+    In addition to transformers' parser it accepts earlier argument names and choices, and text for `str | bool`; an
+    error ends the program with exit status 2 and a line with the nearest option.
 
     Parameters:
         dataclass_types: a dataclass or several.
@@ -89,7 +89,7 @@ class HfArgumentParser(_Parser):
             )
 
     def _get_option_tuples(self, option_string: str) -> Any:
-        # Two spellings of the same option, and earlier names, do not make an abbreviation ambiguous.
+        # Spellings of the same option, and earlier names, are not ambiguous.
         matches = {id(match[0]): match for match in reversed(super()._get_option_tuples(option_string))}
         distinct = list(reversed(matches.values()))
         return [match for match in distinct if match[0].help is not argparse.SUPPRESS] or distinct
@@ -123,7 +123,7 @@ class HfArgumentParser(_Parser):
         self._add_earlier_names()
         dataclass_types, self.dataclass_types = self.dataclass_types, []
         try:
-            # Without dataclasses transformers' method returns all values, earlier names included, in a namespace.
+            # Without dataclasses all values are returned in a namespace.
             *namespaces, remaining = super().parse_args_into_dataclasses(
                 args, True, look_for_args_file, args_filename, args_file_flag
             )
@@ -150,7 +150,7 @@ class HfArgumentParser(_Parser):
         return super().parse_known_args(args, namespace)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse like argparse; the error about an unknown option suggests the nearest option.
+        """Parse like argparse; an error suggests the nearest option.
 
         Parameters:
             args: the command line's texts; by default those of the process.

@@ -1,4 +1,4 @@
-"""Properties of arguments that depend on the process: device, ranks, log level, accelerate's state."""
+"""Device, ranks and log level of the process, and accelerate's state."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _warn_of_idle_gpus(count: int) -> None:
 
 
 class ProcessFacts(ArgumentFields):
-    """Properties of TrainingArguments that depend on the process, computed on access."""
+    """Properties of TrainingArguments that depend on the process."""
 
     @property
     def world_size(self) -> int:
@@ -63,7 +63,7 @@ class ProcessFacts(ArgumentFields):
 
     @property
     def parallel_mode(self) -> ParallelMode:
-        """Return `DISTRIBUTED` for several processes, else `NOT_PARALLEL`; a process never uses several GPUs."""
+        """Return `DISTRIBUTED` or `NOT_PARALLEL`; a process never uses several GPUs."""
         return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
 
     @functools.cached_property
@@ -103,14 +103,13 @@ class ProcessFacts(ArgumentFields):
 
     @property
     def visible_device_count(self) -> int:
-        """Return how many devices of this node's processes this process sees: all, or only its GPU."""
+        """Return the devices that this process sees: those of the node's processes, or its GPU."""
         import torch
 
         count = self.local_world_size
         return min(count, torch.cuda.device_count()) if self.device.type == "cuda" else count
 
     def _warn_of_idle_gpus(self) -> None:
-        """Log once how to train on all GPUs if a process without a launcher uses one GPU of several."""
         if self.device.type == "cuda" and not environment.is_launched():
             import torch
 
@@ -143,7 +142,7 @@ class ProcessFacts(ArgumentFields):
 
     @property
     def n_gpu(self) -> int:
-        """Return the number of GPUs of this process: 1, or 0 on a CPU."""
+        """Return the GPUs of this process: 1, or 0 on a CPU."""
         return self._n_gpu
 
     @property
@@ -166,7 +165,7 @@ class ProcessFacts(ArgumentFields):
 
     @property
     def place_model_on_device(self) -> bool | None:
-        """Return whether the Trainer moves the model; None lets it decide. Subclasses may override it."""
+        """Return whether the Trainer moves the model; None lets it decide."""
         return None
 
     @property
@@ -185,12 +184,7 @@ class ProcessFacts(ArgumentFields):
         return (self.local_process_index if self.save_on_each_node else self.process_index) == 0
 
     def get_process_log_level(self) -> int:
-        """Return the `logging` level of this process.
-
-        Returns:
-            the number of `log_level` in a process that logs, else of `log_level_replica`; for `passive` the current
-            level of transformers' logger, by default WARNING.
-        """
+        """Return the `logging` level of this process; for `passive` that of transformers' logger."""
         name = self.log_level if self.should_log else self.log_level_replica
         if name == "passive":
             return logging.getLogger("transformers").getEffectiveLevel()
@@ -198,11 +192,11 @@ class ProcessFacts(ArgumentFields):
 
     @contextlib.contextmanager
     def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
-        """Run a block in the main process first and then in the others, so that they read its cache.
+        """Run a block in the main process first, so that the others read its cache.
 
         Parameters:
-            local: let the first process of each node run first, not only that of the first node.
-            desc: description of the block for the debug log.
+            local: run first in the first process of each node.
+            desc: description for the debug log.
 
         Raises:
             RuntimeError: several processes have no process group.
@@ -257,12 +251,11 @@ class DistributedType(str, Enum):
 
 
 def is_accelerate_loaded() -> bool:
-    """Return whether this process has imported accelerate's state."""
     return hasattr(sys.modules.get("accelerate.state"), "AcceleratorState")
 
 
 def distributed_type(args: ProcessFacts) -> Any:
-    """Return accelerate's DistributedType of the training; littrainer's without accelerate."""
+    """Return accelerate's DistributedType; littrainer's without accelerate."""
     kind = DistributedType.NO
     if has_deepspeed(args):
         kind = DistributedType.DEEPSPEED
@@ -274,12 +267,10 @@ def distributed_type(args: ProcessFacts) -> Any:
 
 
 def partial_state(args: ProcessFacts, load: bool = False) -> Any:
-    """Return accelerate's PartialState for these arguments; None without accelerate.
-
-    A different state is replaced, as in transformers, unless `use_configured_state` is set.
+    """Return accelerate's PartialState, replaced if it differs from the arguments and is not configured.
 
     Parameters:
-        load: import accelerate if it is installed.
+        load: import accelerate; without it return None if accelerate is not loaded.
     """
     if load:
         with contextlib.suppress(ImportError):
@@ -374,7 +365,7 @@ def _set_tf32(args: Any) -> None:
 
 
 def get_matmul_precision() -> str:
-    """Return the precision of float32 matrix products by torch's older or newer switch."""
+    """Return the precision of float32 matrix products."""
     import torch
 
     try:

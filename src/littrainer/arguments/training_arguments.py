@@ -38,11 +38,7 @@ class Serialization(ProcessFacts):
             cls.__repr__ = Serialization.__repr__  # type: ignore[method-assign]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return each argument as a plain value: choices and dtypes by name, tokens masked.
-
-        Returns:
-            A new dict; its nested dicts are copies too.
-        """
+        """Return a deep copy of the arguments as plain values: choices and dtypes by name, tokens masked."""
         shown = self._get_shown_values()
         return {field.name: _plain(shown[field.name]) for field in dataclasses.fields(self) if field.init}
 
@@ -52,11 +48,11 @@ class Serialization(ProcessFacts):
         return {name: mask_secret(name) if name.endswith(SECRET_ENDING) else getattr(self, name) for name in names}
 
     def to_json_string(self) -> str:
-        """Return `to_dict()` as indented JSON; objects without a JSON form become text."""
+        """Return `to_dict()` as indented JSON, with other objects as text."""
         return json.dumps(self.to_dict(), indent=2, default=str)
 
     def to_sanitized_dict(self) -> dict[str, Any]:
-        """Return `to_dict()` and the batch sizes of this process as numbers, booleans or text, for trackers."""
+        """Return `to_dict()` and the batch sizes of this process as numbers, booleans or text."""
         values = self.to_dict()
         values["train_batch_size"] = self.train_batch_size
         values["eval_batch_size"] = self.eval_batch_size
@@ -95,8 +91,8 @@ def _plain(value: Any) -> Any:
 class TrainingArguments(Serialization, GroupedSetters, AcceptsEarlierNames):
     """Arguments of a training run, with the names, order and defaults of transformers.
 
-    The module `fields` defines them by topic, with a help text each. After construction they are normalized: choices
-    are enum members, JSON text is a dict, `~` in paths is expanded, and derived values are filled in.
+    The constructor normalizes them: choices become enum members, JSON text becomes a dict, `~` in paths is expanded,
+    and derived values are filled in.
 
     Raises:
         TypeError: a name is unknown; the message suggests the nearest name.
@@ -124,7 +120,6 @@ class TrainingArguments(Serialization, GroupedSetters, AcceptsEarlierNames):
         report_errors_to_agent()
         is_copy = is_copy_of_normalized(self)
         unpack_containers(self)
-        # A copy is translated already.
         if not is_copy:
             apply_fields_with_earlier_names(self)
         check_values(self)
@@ -139,7 +134,7 @@ class TrainingArguments(Serialization, GroupedSetters, AcceptsEarlierNames):
         # Raise errors before a script loads its model.
         requested_sizes(self)
         if self.is_for_trainer:
-            # Scripts call torch.distributed once they have arguments.
+            # For scripts that call torch.distributed.
             self._init_process_group()
         precision = "fp16" if self.fp16 else "bf16" if self.bf16 else None
         self.mixed_precision: str = precision or os.environ.get("ACCELERATE_MIXED_PRECISION") or "no"
@@ -152,24 +147,20 @@ class TrainingArguments(Serialization, GroupedSetters, AcceptsEarlierNames):
         if self.is_for_trainer:
             apply_hardware_choices(self)
         set_up_deepspeed(self)
-        # Loggers and collectives of accelerate require it.
+        # For loggers and collectives of accelerate.
         partial_state(self)
 
     def _validate_args(self) -> None:
         """Raise ValueError for invalid combinations; scripts override it."""
         validate(self)
 
-    # Read by copies of transformers' loop.
     _no_sync_in_gradient_accumulation = property(lambda self: not self.deepspeed)
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
-        """Return the optimizer steps of the linear warmup.
+        """Return the optimizer steps of the linear warmup: `warmup_steps`, below 1 a share of the run, rounded up.
 
         Parameters:
-            num_training_steps: optimizer steps of the whole run.
-
-        Returns:
-            `warmup_steps` from 1 up, else that share of the run, rounded up.
+            num_training_steps: optimizer steps of the run.
         """
         if self.warmup_steps >= 1:
             return int(self.warmup_steps)

@@ -16,8 +16,7 @@ from littrainer.redirection.shim import ShimLoader
 def replace_early_imports() -> None:
     """Replace imported modules by shims, and warn about names that other modules have imported from them.
 
-    Attributes that transformers' package objects have cached are deleted, so that the next access finds the shims.
-    Modules with classes derived from replaced classes are imported again on access.
+    Cached attributes of transformers' package objects, and modules of derived classes, are deleted for a new import.
     """
     early = {name: sys.modules[name] for name in REPLACED if name in sys.modules}
     names = {fullname.rpartition(".")[0] for fullname in (*REPLACED, *DERIVED)}

@@ -1,9 +1,7 @@
 """Redirection of imports of transformers' Trainer API to littrainer.
 
-The first finder in `sys.meta_path` handles imports of the modules in `littrainer.redirection.names`, also by
-transformers itself, which replaces its package object while it is imported.
-
-Every Python process that a script starts imports this module, so it must import quickly.
+A finder in `sys.meta_path` also redirects imports by transformers, which replaces its package object while it loads.
+Child processes import this module, so it must load quickly.
 """
 
 from __future__ import annotations
@@ -73,8 +71,7 @@ def is_installed() -> bool:
 def install() -> None:
     """Redirect transformers' Trainer API to littrainer in this process and its Python child processes.
 
-    Repeated calls have no effect. Names that modules have imported from transformers before are listed in a
-    `RuntimeWarning`, since they do not change.
+    Repeated calls have no effect. A `RuntimeWarning` lists names that modules have imported before.
     """
     if not is_installed():
         sys.meta_path.insert(0, RedirectFinder())

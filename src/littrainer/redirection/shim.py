@@ -1,8 +1,7 @@
 """Shim modules that replace transformers' modules of the Trainer API in sys.modules.
 
-Names are resolved on access: littrainer's from `littrainer.redirection.names`, imported names from the modules that the
-source of transformers' module imports them from, so that a function of `transformers.utils` in `transformers.trainer`
-does not load the Trainer. Only access to a name defined in transformers' module runs that module, outside sys.modules.
+Names are resolved on access: littrainer's from `littrainer.redirection.names`, imported names by the import statements
+in the source of transformers' module. Only a name defined there runs that module, outside sys.modules.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ class ShimLoader(Loader):
 
     @property
     def bindings(self) -> dict[str, Binding]:
-        """Return the bindings in transformers' module, now or in transformers 4; empty without a source."""
+        """Return the bindings of transformers' module; empty without a source."""
         if self._bindings is None:
             source = self.get_source(self.fullname)
             self._bindings = {**self.earlier, **parse_bindings(source, self.fullname)} if source else {}
@@ -112,7 +111,7 @@ class ShimLoader(Loader):
             return load_target(self.targets[name])
         missing = AttributeError(f"module {self.fullname!r} has no attribute {name!r}")
         if self.original_spec is None or (name.startswith("__") and name != "__version__"):
-            # The import system probes for these names; do not parse the source for them.
+            # Do not parse the source for probes of the import system.
             raise missing
         binding = self.bindings.get(name, Binding())
         if self.bindings and name not in self.bindings and "__getattr__" not in self.bindings:

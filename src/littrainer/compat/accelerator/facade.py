@@ -1,4 +1,4 @@
-"""Class of `trainer.accelerator`: the members that Trainer subclasses use, without accelerate."""
+"""Class of `trainer.accelerator`."""
 
 from __future__ import annotations
 
@@ -76,10 +76,7 @@ WITHOUT_EFFECT: dict[str, str] = {
 
 
 class AcceleratorFacade:
-    """Accelerator of a Trainer and its subclasses; docs/api/compatibility.md lists its members.
-
-    Methods have the parameters of accelerate's Accelerator.
-    """
+    """Substitute for accelerate's Accelerator; docs/api/compatibility.md lists its members."""
 
     split_batches = DelegatedAttribute("dataloader_config")
     dispatch_batches = DelegatedAttribute("dataloader_config")
@@ -108,7 +105,7 @@ class AcceleratorFacade:
         # `num_steps` is 1, since the Trainer accumulates.
         settings = {name: value for name, value in kwargs.items() if ACCUMULATION_DEFAULTS.get(name) is not value}
         self.gradient_state = GradientView(self._running, {**settings, "num_steps": 1})
-        # Libraries, for instance in callbacks, expect accelerate's state.
+        # Libraries expect accelerate's state.
         shared_accelerator_state(args)
 
     # ---- Processes ---------------------------------------------------------------------------------------------------
@@ -148,7 +145,7 @@ class AcceleratorFacade:
         return collectives.pad_across_processes(tensor, dim, pad_index, pad_first)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Return nested tensors reduced by `sum`, `mean` or `max`; `scale` is for TPUs, as in accelerate."""
+        """Reduce nested tensors by `sum`, `mean` or `max`; `scale` is for TPUs."""
         return collectives.reduce_across_processes(tensor, reduction)
 
     @contextmanager
@@ -162,7 +159,7 @@ class AcceleratorFacade:
             self.evaluated_loader = outer
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Gather without the samples that pad the last batch; gather values other than tensors as objects."""
+        """Gather tensors or objects, without the samples that pad the last batch."""
         rows = self._count_rows()
         if rows is None and collectives.get_world_size() == 1:
             return input_data
@@ -182,7 +179,7 @@ class AcceleratorFacade:
     def _count_rows(self) -> int | None:
         if self.evaluated_loader is not None or self.samples_in_last_batch is not None:
             return self.samples_in_last_batch
-        # As in transformers, all micro-batches of the last window count the rows of the last micro-batch.
+        # As in transformers, for all micro-batches of the last window.
         state = self.gradient_state
         return state.remainder if state.end_of_dataloader and state.remainder > 0 else None
 
@@ -190,7 +187,7 @@ class AcceleratorFacade:
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """Return the divisor of `backward`: 1, since the Trainer accumulates, unless a script sets it."""
+        """Return the divisor of `backward`, 1 unless a script sets it."""
         return self.gradient_state.num_steps
 
     @gradient_accumulation_steps.setter
@@ -227,18 +224,17 @@ class AcceleratorFacade:
         return torch.autocast(self._args.device.type, dtype=dtype, **settings)
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """Compute gradients, in an overridden `training_step` through Lightning's precision plugin and strategy."""
+        """Compute gradients, in a training through Lightning's precision plugin and strategy."""
         kwargs.pop("learning_rate", None)
         if self.gradient_accumulation_steps != 1:
             loss = loss / self.gradient_accumulation_steps
         if self.module is not None and not self.module.automatic_optimization:
             self.module.manual_backward(loss, **kwargs)
         else:
-            # An additional backward pass in automatic optimization, or outside training.
             (loss if self.scaler is None else self.scaler.scale(loss)).backward(**kwargs)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
-        """Unscale the fp16 gradients of optimizers, by default of all, unless they are unscaled."""
+        """Unscale the fp16 gradients of optimizers, by default of all."""
         if self.scaler is None:
             return
         main = None if self.module is None else self.module.trainer.optimizers[0]
@@ -253,7 +249,7 @@ class AcceleratorFacade:
                 self.scaler.unscale_(scaled)
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> torch.Tensor:
-        """Clip gradients and return their previous norm, over all shards; DeepSpeed has clipped them already."""
+        """Clip gradients and return their norm; DeepSpeed has clipped them already."""
         strategy: Any = None if self.module is None else self.module.trainer.strategy
         engine = getattr(strategy, "deepspeed_engine", None)
         if engine is not None:
@@ -299,7 +295,7 @@ class AcceleratorFacade:
     # ---- Preparing ---------------------------------------------------------------------------------------------------
 
     def prepare(self, *objects: Any, device_placement: Any = None) -> Any:
-        """Prepare loaders, models, optimizers and schedules in any order; return other objects unchanged."""
+        """Prepare loaders, models, optimizers and schedules in any order."""
         methods = (
             (DataLoader, self.prepare_data_loader),
             (nn.Module, self.prepare_model),
@@ -317,7 +313,7 @@ class AcceleratorFacade:
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        """Move a model to the device, and set up mixed precision, DDP and compilation by the arguments."""
+        """Set up device, mixed precision, DDP and compilation of a model."""
         args = self._args
         if has_deepspeed(args) and not evaluation_mode:
             _refuse_second_engine(model)
@@ -341,7 +337,7 @@ class AcceleratorFacade:
     def prepare_data_loader(
         self, data_loader: DataLoader, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
     ) -> DataLoader:
-        """Return a loader of this process's shard of the data, with the Trainer's order and prefetch."""
+        """Return a loader of this process's shard of the data."""
         settings = self.dataloader_config
         prepared: Any = prepare_loader(self._args, data_loader, settings, slice_fn_for_dispatch)
         if isinstance(prepared, LookaheadLoader):
@@ -370,7 +366,7 @@ class AcceleratorFacade:
     def unwrap_model(
         self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
     ) -> nn.Module:
-        """Return the user's model inside data-parallel wrappers, by default with `torch.compile`'s wrapper."""
+        """Return the user's model, by default with `torch.compile`'s wrapper."""
         if is_compiled(model):
             inner: Any = self.unwrap_model(model._orig_mod, keep_fp32_wrapper, keep_torch_compile)  # type: ignore[arg-type]
             if not keep_torch_compile:
@@ -453,7 +449,7 @@ def _create_scaler(args: TrainingArguments) -> torch.amp.GradScaler:
     plan = get_sharding_plan(args)
     if plan is None or plan.version > 1:
         return torch.amp.GradScaler(args.device.type)
-    # Gradients of FSDP version 1 are shards without a mesh, so the scaler must reduce over all processes.
+    # Gradients of FSDP version 1 are shards.
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
     return ShardedGradScaler(args.device.type)
@@ -486,10 +482,10 @@ UNSUPPORTED_SETTINGS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def wrap_accelerator(new: Any, args: TrainingArguments, current: Any) -> Any:
-    """Return the facade for an accelerator that a script has set instead of the current facade.
+    """Return the facade for an accelerator that a script has set.
 
     Raises:
-        NotImplementedError: the accelerator has settings that would be ignored.
+        NotImplementedError: settings would be ignored.
         ValueError: its precision differs from that of the arguments.
     """
     if is_a(new, "accelerator"):

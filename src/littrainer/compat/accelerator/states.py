@@ -49,10 +49,7 @@ class DelegatedAttribute:
 
 
 def shared_accelerator_state(args: TrainingArguments, load: bool = False) -> Any:
-    """Return accelerate's AcceleratorState of the process, set up with these arguments for libraries.
-
-    Return None if accelerate is not loaded and `load` is false, or if the process group would have to be started.
-    """
+    """Return accelerate's AcceleratorState, set up with these arguments; None if it cannot be set up now."""
     if partial_state(args, load) is None:
         return None
     accelerator_state: Any = sys.modules["accelerate.state"].AcceleratorState
