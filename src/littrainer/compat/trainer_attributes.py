@@ -50,7 +50,7 @@ class _ComputedUntilSet:
     def __init__(self, compute: Callable[[Any], Any]):
         self.compute = compute
 
-    def __get__(self, instance: Any, owner: type) -> Any:
+    def __get__(self, instance: Any, cls: type) -> Any:
         return self if instance is None else self.compute(instance)
 
 
