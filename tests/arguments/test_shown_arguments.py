@@ -10,7 +10,7 @@ from littrainer.arguments.shown_arguments import (
     format_defaults,
     format_value,
     is_same,
-    select_non_default,
+    select_non_defaults,
 )
 
 # Derived from use_cpu or the machine.
@@ -26,7 +26,7 @@ def test_non_default_arguments_are_selected_with_those_of_a_subclass_last() -> N
         for name, value in {"temperature": 0.5, **args.to_dict()}.items()
         if name[-6:] != "_token"
     }
-    changed = select_non_default(texts, format_defaults())
+    changed = select_non_defaults(texts, format_defaults())
     assert {name: value for name, value in changed.items() if name not in DERIVED} == {
         "output_dir": "out",
         "learning_rate": "0.25",

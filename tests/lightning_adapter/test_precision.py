@@ -131,8 +131,8 @@ def test_scaling_is_the_same_in_lightnings_own_loop(
     tmp_path: Path, kind: type[Trainer], accumulation: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
-    for releases in (fast_training_loop.KNOWN_RELEASES, frozenset[str]()):
-        monkeypatch.setattr(fast_training_loop, "KNOWN_RELEASES", releases)
+    for releases in (fast_training_loop.SUPPORTED_RELEASES, frozenset[str]()):
+        monkeypatch.setattr(fast_training_loop, "SUPPORTED_RELEASES", releases)
         torch.manual_seed(0)
         trainer = scaled_trainer(tmp_path, Overflowing(1), kind, gradient_accumulation_steps=accumulation)
         scaled: list[Any] = []

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from littrainer.distributed.environment import FALSE_WORDS, TRUE_WORDS
+from littrainer.distributed.environment import FALSE_VALUES, TRUE_VALUES
 
 
 def truth(value: Any) -> bool:
     """Return the boolean for a spelling of JSON, Python or environment variables."""
     text = str(value).strip().lower()
-    if value is None or text not in (*TRUE_WORDS, *FALSE_WORDS):
+    if value is None or text not in (*TRUE_VALUES, *FALSE_VALUES):
         raise ValueError("give true or false")
-    return text in TRUE_WORDS
+    return text in TRUE_VALUES
 
 
 def convert_nested_text(value: Any) -> Any:

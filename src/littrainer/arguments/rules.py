@@ -20,7 +20,7 @@ from littrainer.arguments.did_you_mean import suggest_name
 from littrainer.arguments.fields import ArgumentFields, list_topics
 from littrainer.arguments.normalization import CHOICE_FIELDS, METRIC_DRIVEN_SCHEDULES
 from littrainer.arguments.specifications import SPECS
-from littrainer.distributed.environment import refused_variables
+from littrainer.distributed.environment import get_refused_variables
 from littrainer.distributed.layout import data_parallel_size
 
 MAX_INTEGER = 2**63 - 1
@@ -384,7 +384,9 @@ def refuse_unsupported(args: Any) -> None:
         texts = [_get_text(item) for item in (value if isinstance(value, list) else [value])]
         if not set(texts) <= set(supported):
             unsupported.append(f"{name}={texts!r} (choose from {', '.join(supported)})")
-    unsupported += [f"environment variable {name}={value} (unset it)" for name, value in refused_variables().items()]
+    unsupported += [
+        f"environment variable {name}={value} (unset it)" for name, value in get_refused_variables().items()
+    ]
     if unsupported:
         raise NotImplementedError(
             f"littrainer does not carry out {'; '.join(unsupported)}. "

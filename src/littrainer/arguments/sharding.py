@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.arguments.did_you_mean import suggest_name
 from littrainer.arguments.json_values import read_mapping, truth
-from littrainer.distributed.environment import FALSE_WORDS, TRUE_WORDS, USE_FSDP, is_launched
+from littrainer.distributed.environment import FALSE_VALUES, TRUE_VALUES, USE_FSDP, is_launched
 
 if TYPE_CHECKING:
     from littrainer.arguments.fields import ArgumentFields
@@ -74,7 +74,7 @@ def get_sharding_plan(args: Any) -> ShardingPlan | None:
 
 def is_launched_with_fsdp() -> bool:
     """Return whether `accelerate launch` enables FSDP."""
-    return SET_BY_ARGUMENTS not in os.environ and os.environ.get(USE_FSDP, "").strip().lower() in TRUE_WORDS
+    return SET_BY_ARGUMENTS not in os.environ and os.environ.get(USE_FSDP, "").strip().lower() in TRUE_VALUES
 
 
 def normalize_sharding(args: ArgumentFields) -> None:
@@ -183,7 +183,7 @@ def _make_choice_parser(*choices: str) -> Callable[[Any], str]:
 
 def _parse_resharding(value: Any) -> bool | str:
     # 1 is FULL_SHARD in version 1 and True in version 2.
-    if str(value).strip().lower() in (*TRUE_WORDS, *FALSE_WORDS):
+    if str(value).strip().lower() in (*TRUE_VALUES, *FALSE_VALUES):
         return truth(value)
     try:
         return _make_choice_parser(*SHARDING_STRATEGIES)(value)
@@ -278,7 +278,7 @@ def _parse_options(fsdp: Any) -> list[str] | None:
         return None
     members = fsdp.split() if isinstance(fsdp, str) else list(fsdp)
     options = [str(getattr(member, "value", member)).strip().lower() for member in members]
-    if len(options) == 1 and options[0] in (*TRUE_WORDS, *FALSE_WORDS):
+    if len(options) == 1 and options[0] in (*TRUE_VALUES, *FALSE_VALUES):
         return [] if truth(options[0]) else None
     for option in options:
         if option not in FSDP_OPTIONS:
@@ -324,7 +324,7 @@ def _make_plan(config: Mapping[str, Any], source: str) -> ShardingPlan:
     values: dict[str, Any] = {}
     for alias, value in config.items():
         if alias in TPU_KEYS:
-            if value and str(value).strip().lower() not in FALSE_WORDS:
+            if value and str(value).strip().lower() not in FALSE_VALUES:
                 raise NotImplementedError(
                     f"littrainer does not carry out {source} with {alias}={value!r}: it trains on CPUs and GPUs. "
                     "Leave that out, or run the script with plain `python` to train with transformers."

@@ -21,9 +21,9 @@ from littrainer.arguments.process import ProcessFacts, apply_hardware_choices, p
 from littrainer.arguments.rules import apply_global_batch_size, check_values, refuse_unsupported, validate
 from littrainer.arguments.secrets import mask_secret
 from littrainer.arguments.sharding import normalize_sharding
-from littrainer.distributed.environment import adopt_launcher_variables
+from littrainer.distributed.environment import set_torchrun_variables
 from littrainer.distributed.failures import report_errors_to_agent
-from littrainer.distributed.layout import requested_sizes
+from littrainer.distributed.layout import get_requested_sizes
 
 SECRET_ENDING = "_token"
 
@@ -116,7 +116,7 @@ class TrainingArguments(Serialization, GroupedSetters, AcceptsEarlierNames):
     default_optim: ClassVar[str] = "adamw_torch_fused"
 
     def __post_init__(self) -> None:
-        adopt_launcher_variables()
+        set_torchrun_variables()
         report_errors_to_agent()
         is_copy = is_copy_of_normalized(self)
         unpack_containers(self)
@@ -132,7 +132,7 @@ class TrainingArguments(Serialization, GroupedSetters, AcceptsEarlierNames):
         normalize(self, [*self._VALID_DICT_FIELDS, "lightning"])
         self._validate_args()
         # Raise errors before a script loads its model.
-        requested_sizes(self)
+        get_requested_sizes(self)
         if self.is_for_trainer:
             # For scripts that call torch.distributed.
             self._init_process_group()

@@ -27,18 +27,18 @@ from littrainer.compat.accelerator.states import (
     build_parallelism_config,
     shared_accelerator_state,
 )
-from littrainer.data.loaders import LookaheadLoader, prepare_loader
+from littrainer.data.loaders import PrefetchLoader, prepare_loader
 from littrainer.distributed import collectives
-from littrainer.distributed.layout import process_layout, tensor_parallel_size
+from littrainer.distributed.layout import get_process_layout, tensor_parallel_size
 from littrainer.loop.out_of_memory import free_memory
 from littrainer.model.facts import WRAPPERS
-from littrainer.model.traversal import move_to
-from littrainer.optim.stepping import clip_by_norm
+from littrainer.model.traversal import move_model
+from littrainer.optim.stepping import clip_gradient_norm
 from littrainer.runtime.lazy_isinstance import is_a
-from littrainer.runtime.nested_values import truncated
-from littrainer.strategies.mixed_precision import forward_type, restore_forward, run_forward_in
-from littrainer.strategies.model_wrapping import compile_keywords, is_compiled
-from littrainer.strategies.shards import is_sharded, whole_state_dict
+from littrainer.runtime.nested_values import truncate_nested
+from littrainer.strategies.full_state import get_full_state_dict, is_sharded
+from littrainer.strategies.mixed_precision import autocast_forward, get_autocast_dtype, restore_forward
+from littrainer.strategies.model_wrapping import get_compile_keywords, is_compiled
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -170,7 +170,7 @@ class AcceleratorFacade:
             data = collectives.gather_objects_across_processes(input_data, copies)
             if rows is not None and type(data) is list:
                 return data[:rows]
-        return data if rows is None else truncated(data, rows)
+        return data if rows is None else truncate_nested(data, rows)
 
     def gather_each_sample(self, tensor: Any) -> Any:
         """Gather each sample once if tensor-parallel processes predict it together."""
@@ -203,7 +203,7 @@ class AcceleratorFacade:
     def scaler(self) -> torch.amp.GradScaler | None:
         """Return the GradScaler of fp16 on a GPU; else None."""
         # A training sets its scaler before the first step.
-        if self._scaler is None and self.module is None and forward_type(self._args) is torch.float16:
+        if self._scaler is None and self.module is None and get_autocast_dtype(self._args) is torch.float16:
             self._scaler = _create_scaler(self._args)
         return self._scaler
 
@@ -217,7 +217,7 @@ class AcceleratorFacade:
 
     def autocast(self, autocast_handler: Any = None) -> AbstractContextManager[Any]:
         """Return the autocast context of the model's forward; AutocastKwargs may disable it."""
-        dtype = forward_type(self._args)
+        dtype = get_autocast_dtype(self._args)
         if dtype is None:
             return nullcontext()
         settings = {} if autocast_handler is None else autocast_handler.to_kwargs()
@@ -260,7 +260,7 @@ class AcceleratorFacade:
         for wrapper in () if strategy is None else (strategy.model, self.module.owner.model_wrapped):
             if hasattr(wrapper, "clip_grad_norm_") and {*map(id, wrapper.parameters())} == {*map(id, tensors)}:
                 return wrapper.clip_grad_norm_(max_norm, norm_type)
-        return clip_by_norm(tensors, max_norm, norm_type)
+        return clip_gradient_norm(tensors, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
         """Clip each gradient to the range from `-clip_value` to `clip_value`."""
@@ -270,11 +270,11 @@ class AcceleratorFacade:
     def no_sync(self, model: Any) -> AbstractContextManager[Any]:
         """Return a context without gradient synchronization of a model."""
         # Imports Lightning, which a Trainer needs only to train.
-        from littrainer.strategies.single_device import without_gradient_sync
+        from littrainer.strategies.single_device import disable_gradient_sync
 
         plugin = self._args.deepspeed_plugin
         # From stage 2 DeepSpeed shards gradients during backward.
-        return nullcontext() if plugin is not None and plugin.zero_stage >= 2 else without_gradient_sync(model)
+        return nullcontext() if plugin is not None and plugin.zero_stage >= 2 else disable_gradient_sync(model)
 
     @contextmanager
     def accumulate(self, *models: nn.Module) -> Iterator[None]:
@@ -319,16 +319,16 @@ class AcceleratorFacade:
             _refuse_second_engine(model)
         if getattr(model, "_is_accelerate_prepared", False):
             return model
-        dtype = forward_type(args)
+        dtype = get_autocast_dtype(args)
         if dtype is not None:
-            run_forward_in(model, args.device.type, dtype)
+            autocast_forward(model, args.device.type, dtype)
         if device_placement is not False:
-            move_to(model, args.device)
+            move_model(model, args.device)
         prepared: Any = model
         trains = any(parameter.requires_grad for parameter in model.parameters())
         if collectives.get_world_size() > 1 and trains and not evaluation_mode:
             prepared = DistributedDataParallel(model, device_ids=None if args.device.type == "cpu" else [args.device])
-        keywords = compile_keywords(args)
+        keywords = get_compile_keywords(args)
         if keywords is not None and not is_compiled(prepared):
             prepared = torch.compile(prepared, **keywords)
         prepared._is_accelerate_prepared = True
@@ -340,10 +340,10 @@ class AcceleratorFacade:
         """Return a loader of this process's shard of the data."""
         settings = self.dataloader_config
         prepared: Any = prepare_loader(self._args, data_loader, settings, slice_fn_for_dispatch)
-        if isinstance(prepared, LookaheadLoader):
+        if isinstance(prepared, PrefetchLoader):
             prepared.gradient_state = self.gradient_state
             if device_placement is not False:
-                prepared.hand_out_on(self._args.device, settings)
+                prepared.set_destination(self._args.device, settings)
         return prepared
 
     def prepare_optimizer(
@@ -396,7 +396,7 @@ class AcceleratorFacade:
             return consolidated()
         if unwrap:
             model = self.unwrap_model(model, keep_torch_compile=False)
-        return whole_state_dict(model) if is_sharded(model) else model.state_dict()
+        return get_full_state_dict(model) if is_sharded(model) else model.state_dict()
 
     # ---- State and settings ------------------------------------------------------------------------------------------
 
@@ -473,7 +473,7 @@ def _refuse_second_engine(model: nn.Module) -> None:
 UNSUPPORTED_SETTINGS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "deepspeed_plugin": ("set deepspeed to its configuration", has_deepspeed),
     "fsdp_plugin": ("set fsdp and fsdp_config", lambda args: get_sharding_plan(args) is not None),
-    "parallelism_config": ("set parallelism_config", lambda args: process_layout(args).is_given),
+    "parallelism_config": ("set parallelism_config", lambda args: get_process_layout(args).is_given),
     "megatron_lm_plugin": ("pass a strategy as lightning={...}", lambda args: False),
     "autocast_handler": ("override autocast_smart_context_manager", lambda args: False),
     "scaler_handler": ("pass lightning={'plugins': ...} with a precision plugin", lambda args: False),

@@ -10,7 +10,7 @@ from littrainer.arguments.deepspeed import has_deepspeed
 from littrainer.arguments.process import distributed_type, partial_state
 from littrainer.arguments.sharding import get_fsdp_plugin_keywords, get_sharding_plan
 from littrainer.data.loaders import current_loader
-from littrainer.distributed.layout import process_layout
+from littrainer.distributed.layout import get_process_layout
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -21,7 +21,7 @@ def build_parallelism_config(args: TrainingArguments) -> Any:
     config: Any = args.parallelism_config
     if config is not None and not isinstance(config, Mapping):
         return config
-    layout = process_layout(args)
+    layout = get_process_layout(args)
     if not layout.is_given:
         return None
     from accelerate import ParallelismConfig
